@@ -17,7 +17,7 @@ from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.delivery.subscribe import held_by, known_to, open_group
+from sandq.broker.delivery.subscribe import Known, held_by, known_to, open_group, size_of
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all, read_all
@@ -203,8 +203,7 @@ class Broker:
         await open_group(deliveries, request.group, request.start)
         known = await known_to(request)
         await read_all([delivery.host for delivery in deliveries])
-        look = partial(held_by, deliveries, request, known, self.limits)  # at what `read_all` waited for: in any lane
-        lost_pushes = await self._runner.ask(look, group=deliveries[0].host.number, patient=False)
+        lost_pushes = await self._lost_pushes(deliveries, request, known)
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
         if deliveries != self.led(request.topic):
@@ -216,6 +215,20 @@ class Broker:
         for delivery in deliveries:
             delivery.attach(subscription)
         return subscription, sorted(delivery.partition for delivery in deliveries)
+
+    async def _lost_pushes(
+        self, deliveries: list[PartitionLeader], request: Subscribe, known: Known
+    ) -> list[tuple[PartitionLeader, Delivery]]:
+        """What a consumer was leased and does not know of, in these partitions, whose state is known by now."""
+        found: list[tuple[PartitionLeader, Delivery]] = []
+        left = self.limits.in_flight_bytes_per_connection
+        while deliveries and left > 0:
+            # In the lane of the first: that one at least is not half way through an entry.
+            look = partial(held_by, deliveries, request, known, left)
+            more, deliveries = await self._runner.ask(look, group=deliveries[0].host.number, patient=False)
+            found += more
+            left -= sum(size_of(held) for _, held in more)
+        return found
 
     async def take(self, request: Lease, caller: Caller, congested: Callable[[], bool]) -> list[Delivery]:
         """Lease what is due, once, without a subscription, to be sent at once. Raises UnknownTopic, InvalidRequest,

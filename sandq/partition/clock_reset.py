@@ -111,6 +111,7 @@ class ClockResets:
         self._shared = shared
         self._groups = group_state.groups
         self._waiting = group_state.waiting
+        self._ttl = group_state.ttl
         self._log = log
         self._settlement = settlement
         self._jobs = jobs
@@ -279,9 +280,10 @@ class ClockResets:
                 continue  # it went to the log with that of another group
             message = load_kept(offset, value)
             wanted_ms = self._kept_wanted_ms(message, view)
-            if wanted_ms > self._now().new_ms and self._is_blocked(offset, view):
-                # No consumer of that group was given it yet: it must not come before its time.
-                placing.put_back(_Message(offset, message.id, wanted_ms, None, message.created_ms, message.fields))
+            again = placing.as_moved(_Message(offset, message.id, wanted_ms, None, message.created_ms, message.fields))
+            if again.wanted_ms > self._now().new_ms and self._comes_of_itself(offset, view):
+                # It must not come before its time, whatever becomes of it until then; and its ttl counts from there.
+                placing.put_back(again)
                 continue
             new = self._own_place(message.id, index, place, view)
             regrouped.take(group, offset, new, wanted_ms, view)
@@ -310,6 +312,11 @@ class ClockResets:
         ms, is_delay = message.wanted
         wanted_ms = offsets.deliver_ms(message.offset) if ms is None else ms
         return wanted_ms - max(asked_ms - self._now().new_ms, 0) if is_delay else wanted_ms
+
+    def _comes_of_itself(self, offset: bytes, view: View) -> bool:
+        """Whether some group has a message that only groups keep as it came from the log, and was not redriven."""
+        keys = [rows.of_group(rows.KEPT, group_id, offset) for group_id in self._groups.by_id]
+        return any((row := view.get(key)) is not None and not rows.is_immortal(row) for key in keys)
 
     def _is_blocked(self, offset: bytes, view: View) -> bool:
         """Whether a message's key blocks it in some group."""
@@ -436,7 +443,9 @@ class _Regrouped:
     def store(self, view: View) -> None:
         """Let them wait, once they are where they are now."""
         for (_, _, due_ms), (group, entry, found) in self._found.items():
-            ranges = merged(sorted(found)) if entry.kept else [Range(offset, 1) for offset in found]
+            # Of what is in one range all expires together.
+            is_one = entry.kept and not self._reset._ttl.any_expires
+            ranges = merged(sorted(found)) if is_one else [Range(offset, 1) for offset in found]
             self._reset.wait(group, entry, due_ms, ranges, view)
 
 
@@ -461,7 +470,7 @@ class _Placing:
         self.messages += entry.length
         if value[0] == rows.KIND_MESSAGE:
             at_ms = offsets.deliver_ms(entry.first)
-            message = self._as_moved(self._alone(entry.first, at_ms, value))
+            message = self.as_moved(self._alone(entry.first, at_ms, value))
             passed = self._passed(message)
             if message.wanted_ms == at_ms:
                 self._count(at_ms, at_ms)
@@ -472,11 +481,11 @@ class _Placing:
             return
         messages = self._messages(key, value, entry)
         self._log.delete_row(key, len(value), self._view)
-        self._log.state.bytes -= entry.unit * len(messages) if len(messages) < entry.length else entry.size
-        for message in map(self._as_moved, messages):
+        self._log.state.bytes -= entry.size - entry.unit * (entry.length - len(messages))
+        for message in map(self.as_moved, messages):
             self._log.state.bytes += self._move(message, self._passed(message)).size
 
-    def _as_moved(self, message: _Message) -> _Message:
+    def as_moved(self, message: _Message) -> _Message:
         """A message as its producer wants it, who may have moved it where it waits."""
         for group, _ in self._groups:
             if isinstance(entry := group.holder_of(message.offset), Waiting) and _is_moved(entry):

@@ -24,6 +24,7 @@ from sandq.partition.log.message_log import Found
 from sandq.partition.log.pieces import Message, load_kept
 from sandq.partition.log.reader import LogReader, cursor_before
 from sandq.partition.rows import Range
+from sandq.partition.shared_state import TURN_ITEMS
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 
@@ -172,7 +173,9 @@ class PartitionQueries:
             places, last = self._logged(state, from_ms, until_ms, after)
         shown: list[Shown] = []
         size = 0
-        for message in self._load(places, from_ms, until_ms):
+        for looked_at, message in enumerate(self._load(places, from_ms, until_ms)):
+            if looked_at % TURN_ITEMS == TURN_ITEMS - 1:
+                self._machine.shared.give_way()
             if len(shown) >= limit or size >= PAGE_BYTES:
                 return shown, cursor_before(message.offset)
             found_state = self._state(message.offset)

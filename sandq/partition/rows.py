@@ -282,6 +282,11 @@ def kept_row(
     return pack(*row) if is_delay is None else pack(*row, is_delay)
 
 
+def is_immortal(kept: bytes) -> bool:
+    """Whether the ttl of a message that a group keeps counts no more."""
+    return bool(unpack(kept)[3])
+
+
 def kept_entry(offset: bytes, row: bytes) -> LogEntry:
     """What leasing needs of a message that a group keeps."""
     message_id, _, fields, *_ = unpack(row)

@@ -15,7 +15,7 @@ import trio
 
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.broker.turns import TURN_WORK, Turn
+from sandq.broker.turns import SHARED_WORK, Turn
 from sandq.model.caller import NODE, Caller, host_of
 from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
@@ -426,10 +426,10 @@ class Connection:
                 if more:
                     # There is more, most often, and it waits for its turn here: that is not the client's time.
                     with self._not_counted():
-                        await trio.lowlevel.checkpoint()
+                        await self.turn.end()
                 else:
                     await trio.lowlevel.wait_readable(self._fd)
-                self.turn.begin()
+                    self.turn.begin()
                 size = RECEIVE_FEW_BYTES if incoming.is_waited_for else RECEIVE_BYTES
                 data = os.read(self._fd, size)
             except BlockingIOError:
@@ -446,15 +446,17 @@ class Connection:
                     await self._gate()
             came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(data)
             try:
-                frames = reader.feed(data, TURN_WORK)
+                most = self.turn.left
+                frames = reader.feed(data, most)
                 if self._is_half and frames:
                     self._came_whole()
                 while True:
                     await self._handle(frames, came_at, came_bytes - reader.buffered_bytes)
-                    if len(frames) < TURN_WORK:
+                    if len(frames) < most:
                         break
                     came_bytes = reader.buffered_bytes
-                    frames = reader.feed(b"", TURN_WORK)
+                    most = max(self.turn.left, SHARED_WORK)
+                    frames = reader.feed(b"", most)
             except WrongPort as error:
                 self._wrong_port(error)
                 return

@@ -1,6 +1,7 @@
 """A partition on three nodes under every fault there is a name for: nothing acknowledged is lost or stored twice,
 nothing is early, nothing that was acked comes again, nobody else has a message that is leased, and all replicas are the
-same. In the end everything heals and must go on.
+same. In some worlds all clocks are wrong by the same for a while, and the partition is set back. In the end everything
+heals and must go on.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def run_world(seed: int, steps: int = STEPS) -> ClusterWorld:
 @pytest.mark.parametrize("block", few_of(range(5), 2))
 def test_worlds(block: int) -> None:
     worlds = run_each(run_world, range(block * SEEDS // 5, (block + 1) * SEEDS // 5))
-    for what, least in (("crashes", 20), ("snapshots", 2), ("elections", 10), ("compared", 50)):
+    for what, least in (("crashes", 20), ("snapshots", 2), ("elections", 10), ("compared", 50), ("resets", 0)):
         assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
     oracles = [world.clients.oracle for world in worlds]
     assert sum(oracle.deliveries for oracle in oracles) > 3000

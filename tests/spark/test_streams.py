@@ -147,3 +147,29 @@ def test_mistakes_are_told(spark: Any, node: Broker, tmp_path: Path) -> None:
         reading(spark.read, node, subscribe="nothing").load().count()
     with pytest.raises(StreamingQueryException, match="a stream has no end"):
         Run(spark, node, tmp_path, subscribe="t", endingTimestamp="2030-01-01T00:00:00Z").once()
+
+
+def test_a_stream_of_before_a_clock_was_set_back_says_so(spark: Any, node: Broker, tmp_path: Path) -> None:
+    """Its position leads nowhere any more. One that is begun anew has everything once."""
+    node.create_topic("t", delete_on_ack=False)
+    fill(node, "t", range(10))
+    node.advance("1m")
+    run = Run(spark, node, tmp_path, subscribe="t", holdName="none")
+    run.once()
+    clock = node._node.clock
+    right_ms, clock.ms = clock.ms, clock.ms + 3_600_000
+    fill(node, "t", range(10, 20))
+    run.once()
+    clock.ms = right_ms
+    with node.client() as client:
+        assert client.admin.reset_clock("t", 0)["outcome"] == "begun"
+    node.advance("1m")
+    fill(node, "t", range(20, 30))
+    node.advance("1m")
+    with pytest.raises(StreamingQueryException, match="clock was set back"):
+        run.once()
+    before = run.got()
+    assert before == [*range(len(before))]
+    anew = Run(spark, node, tmp_path / "anew", subscribe="t", holdName="none")
+    anew.once()
+    assert anew.got() == [*range(30)]

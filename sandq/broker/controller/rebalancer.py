@@ -160,7 +160,7 @@ class Rebalancer:
         up = self._up()
         learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in odd)
         async for led in _in_turns(odd):
-            if led.busy or not led.host.works or led.host.group.is_changing:
+            if led.busy or not led.host.works or not led.is_fresh or led.host.group.is_changing:
                 continue
             if news(led.wanted, led.host.members) is not None:
                 led.busy = True

@@ -10,7 +10,6 @@ from sandq.broker.queries.fan_out import call_all
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.broker.turns import Turn
 from sandq.model import offsets
-from sandq.model.limits import Limits
 from sandq.partition import commands as c
 from sandq.protocol.requests import Subscribe
 
@@ -42,21 +41,32 @@ async def known_to(request: Subscribe) -> Known:
 
 
 def held_by(
-    deliveries: Sequence[PartitionLeader], request: Subscribe, known: Known, limits: Limits
-) -> list[tuple[PartitionLeader, Delivery]]:
-    """Live leases of a consumer that it does not know of, as many as its connection may hold (apply thread).
+    deliveries: Sequence[PartitionLeader], request: Subscribe, known: Known, most_bytes: int
+) -> tuple[list[tuple[PartitionLeader, Delivery]], list[PartitionLeader]]:
+    """Live leases of a consumer that it does not know of, as many as its connection may hold, and the partitions that
+    are to be looked at later: an entry of theirs is half done, and the loop has not been told yet what it leased (apply
+    thread).
 
     Those beyond run out, and come back.
     """
     found: list[tuple[PartitionLeader, Delivery]] = []
-    left = limits.in_flight_bytes_per_connection
+    later: list[PartitionLeader] = []
+    left = most_bytes
     for delivery in deliveries:
         replica = delivery.host.replica
         assert isinstance(replica, PartitionReplica)
+        if replica.is_half_way:
+            later.append(delivery)
+            continue
         tokens = known.get((delivery.host.number, delivery.partition), set())
         for held in replica.held_by(request.group, request.consumer_id, tokens):
             if left <= 0:
-                return found
-            left -= sum(len(piece.batch) for piece in held.pieces)
+                return found, []
+            left -= size_of(held)
             found.append((delivery, held))
-    return found
+    return found, later
+
+
+def size_of(held: Delivery) -> int:
+    """Bytes that its consumer's connection holds for it."""
+    return sum(len(piece.batch) for piece in held.pieces)

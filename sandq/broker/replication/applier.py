@@ -7,6 +7,7 @@ does not make who has a single one wait for all of them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from itertools import chain
 from typing import Any, Final
 
 from sandq.broker.replication.replica import Replica
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Unavailable
 from sandq.storage.stores import Stores, StoresSnapshot
 
 WRITE_ENTRIES: Final = 64
@@ -28,6 +30,11 @@ much as to apply a small entry."""
 
 SLICE_S: Final = 0.002
 """So long, at least, an entry is applied until it gives way. What is applied does not depend on it."""
+HALF_BYTES: Final = 4 << 20
+"""So many bytes of entries, and what one brings beyond, give way at once: half done, one of 1 MB takes 50 MB."""
+SHARE: Final = 4
+"""Others have had at most so many times of what the entry had that gives way to them: else who always has a large one
+to be applied would let it never come to its end. But for what they had last, which may have taken long by itself."""
 DEPTH: Final = 32
 """So many entries give way to one another at most: the last one goes on to its end."""
 
@@ -91,7 +98,7 @@ class _Run:
     untold: dict[int, Replica] = field(default_factory=dict)
     """Those of which the loop has yet to be told, and the rest of what it is told."""
     results: list[tuple[int, int, list[Any]]] = field(default_factory=list)
-    answers: list[tuple[Callable[[Any], None], Any]] = field(default_factory=list)
+    answers: list[tuple[Ask, Any]] = field(default_factory=list)
     views: list[DigestView] = field(default_factory=list)
     size: int = 0
 
@@ -120,8 +127,10 @@ class Applier:
         """What other groups have to do than those of which an entry is being applied; set by who runs it."""
         self._runs: list[_Run] = []
         """The one that is being done last; those before it have given way."""
-        self._slice_s = 0.0
-        """When the entry that is being applied went on."""
+        self._half_bytes = 0
+        """Of the entries that are being applied."""
+        self._until_s = 0.0
+        """How long what is being done goes on at least; inf: it does not give way."""
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
         """Apply in order, publish, then write if there is much: the WAL is the truth, so nobody waits for LevelDB."""
@@ -132,9 +141,12 @@ class Applier:
             if isinstance(task, Apply):
                 self._apply(task, run)
             else:
+                # A question of a partition may give way as its entries do.
+                self._until_s = math.inf if task.group is None else time.perf_counter() + SLICE_S
                 if task.group is None:
                     self.write()
-                run.answers.append((task.answered, task.call()))
+                answer = task.call()  # what was answered before it is told meanwhile
+                run.answers.append((task, answer))
         self._tell(run)
         self._runs.pop()
         applied_s = time.perf_counter()
@@ -151,12 +163,14 @@ class Applier:
         run.group = task.group
         # While it gives way others may write what is unwritten: no rows of half an entry.
         self._unwritten.pop(task.group, None)
-        self._slice_s = time.perf_counter()
+        self._until_s = time.perf_counter() + SLICE_S
+        self._half_bytes += len(task.command)
         outcome = task.replica.apply(task.index, task.command, task.wanted)
         run.group = None
         # A question among the tasks may write what is unwritten, and still the loop must learn what changed.
         run.changed[task.group] = run.untold[task.group] = self._unwritten[task.group] = task.replica
         size = len(task.command)
+        self._half_bytes -= size
         run.entries += 1
         run.size += size
         self._entries += 1
@@ -169,25 +183,35 @@ class Applier:
             self._after_entry()
 
     def give_way(self) -> None:
-        """Do what other groups have to do, if the entry that is being applied has taken long since it last did this: it
-        calls this where all that it works with may change, but for its own group."""
-        if len(self._runs) > DEPTH or time.perf_counter() - self._slice_s < SLICE_S:
+        """Do what other groups have to do, if the entry that is being applied, or the question of a group, has taken
+        long since it last did this: it calls this where all may change but for its own group."""
+        began_s = time.perf_counter()
+        if began_s < self._until_s or len(self._runs) > DEPTH or self._half_bytes > HALF_BYTES:
             return
         others = iter(self.beside())
         if (first := next(others, None)) is not None:
             self._tell(self._runs[-1])
-            self.run(chain([first], others))
-        self._slice_s = time.perf_counter()
+            try:
+                self.run(chain([first], others))
+            except (NotFound, InvalidRequest, Conflict, OutOfSequence, Unavailable) as error:
+                # Raised by another entry as a whole, which is a fault: not the answer to a command of this one.
+                raise RuntimeError(f"an entry could not be applied: {error!r}") from error
+        ended_s = time.perf_counter()
+        self._until_s = ended_s + max(SLICE_S, (ended_s - began_s) / SHARE)
 
     def _tell(self, run: _Run) -> None:
         """Tell the loop what came of a run so far. What an entry has changed by half is told when it is done, and what
-        came of those of its group before it with that."""
-        statuses = {group: replica.status() for group, replica in run.untold.items() if group != run.group}
-        results = [result for result in run.results if result[0] != run.group]
-        self._publish(Published(results, statuses, run.answers, run.size, run.views))
-        run.untold = {group: replica for group, replica in run.untold.items() if group == run.group}
-        run.results = [result for result in run.results if result[0] == run.group]
-        run.answers, run.size, run.views = [], 0, []
+        came of those of its group before it with that: no answer comes before the results that it rests on."""
+        half = run.group if run.group in run.untold else None
+        later = () if half is None else (half, None)
+        statuses = {group: replica.status() for group, replica in run.untold.items() if group != half}
+        results = [result for result in run.results if result[0] != half]
+        answers = [(ask.answered, value) for ask, value in run.answers if half is None or ask.group not in later]
+        self._publish(Published(results, statuses, answers, run.size, run.views))
+        run.untold = {group: replica for group, replica in run.untold.items() if group == half}
+        run.results = [result for result in run.results if result[0] == half]
+        run.answers = [(ask, value) for ask, value in run.answers if half is not None and ask.group in later]
+        run.size, run.views = 0, []
 
     def rest(self) -> None:
         """Nothing has come for a moment: write what is left."""

@@ -127,6 +127,9 @@ class PartitionReplica:
         if give_way is not None:
             self.machine.shared.give_way = give_way
         self._queries = PartitionQueries(self.machine, self._view)
+        self.is_half_way = False
+        """An entry is being applied, and has given way: who looks now must not take what it has granted so far for all
+        that came of it (apply thread)."""
 
     @property
     def queries(self) -> PartitionQueries:
@@ -150,7 +153,9 @@ class PartitionReplica:
         entry = commands.Entry.decode(command)
         totals = self.machine.shared.totals
         counted = totals.counted() if not wanted else None
+        self.is_half_way = True
         results = self.machine.apply(index, entry, self._view)
+        self.is_half_way = False
         if counted is not None:
             totals.set(counted)  # another node's doing, or of another life of this one: counted there
             return []
@@ -198,7 +203,7 @@ class PartitionReplica:
         table, late_ms = self._keys(now_ms)
         rows: list[bytes | None] = []
         size = 0
-        for key in keys:
+        for key in self.machine.shared.in_turns(keys):
             row = table.get(key, late_ms, self._view)
             rows.append(row)
             size += len(row or b"")

@@ -16,29 +16,10 @@ from sandq.model.members import node_of
 from sandq.partition import rows
 from sandq.protocol.requests_admin import Rebuild
 from sandq.storage.keys import store_prefix
-from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
+from tests.support.nodes.three import NAMES, ThreeNodes, compared, three_nodes
 from tests.support.waiting import until_answer, until_holds
 
 COUNT = 30
-
-
-async def compared(nodes: ThreeNodes, *, same: bool) -> tuple[str, ...]:
-    """Compare partition 0 of "t" at whoever leads it, until that is what is found; who differs."""
-
-    async def compare() -> tuple[bool | None, tuple[str, ...]]:
-        leader = await nodes.until_led()
-        digests, number = nodes.running[leader].digests, nodes.host(leader).number
-        found = await digests.compare(number)
-        # Of a node that has just come not all are heard; and who leads no more says nothing.
-        if not all_heard(leader) or nodes.leader() != leader:
-            return None, ()
-        return found, digests.different.get(number, ())
-
-    def all_heard(leader: str) -> bool:
-        return len(nodes.host(leader).members.voters) == len(nodes.running)
-
-    _, different = await until_answer(compare, lambda found: found[0] is same)
-    return different
 
 
 def flip(nodes: ThreeNodes, name: str) -> None:

@@ -14,7 +14,7 @@ from sandq.model.config import NodeConfig, load_config
 from sandq.node import Serving, run_node
 from tests.support.nodes.patient import patient_client
 from tests.support.ports import free_port
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 NAMES = ("node1", "node2", "node3")
 
@@ -125,6 +125,25 @@ async def leading(nodes: ThreeNodes) -> Serving:
     """Who leads the metadata, once somebody does: an election may be under way."""
     await until_holds(lambda: any(serving.broker.metadata_host.ready for serving in nodes.running.values()))
     return next(serving for serving in nodes.running.values() if serving.broker.metadata_host.ready)
+
+
+async def compared(nodes: ThreeNodes, *, same: bool) -> tuple[str, ...]:
+    """Compare partition 0 of "t" at whoever leads it, until that is what is found; who differs."""
+
+    async def compare() -> tuple[bool | None, tuple[str, ...]]:
+        leader = await nodes.until_led()
+        digests, number = nodes.running[leader].digests, nodes.host(leader).number
+        found = await digests.compare(number)
+        # Of a node that has just come not all are heard; and who leads no more says nothing.
+        if not all_heard(leader) or nodes.leader() != leader:
+            return None, ()
+        return found, digests.different.get(number, ())
+
+    def all_heard(leader: str) -> bool:
+        return len(nodes.host(leader).members.voters) == len(nodes.running)
+
+    _, different = await until_answer(compare, lambda found: found[0] is same)
+    return different
 
 
 @asynccontextmanager

@@ -33,15 +33,16 @@ Answer = Callable[[Any], None]
 
 
 class NodeClock(VirtualClock):
-    """A node's guarded clock: as far from the true time as its wall clock is."""
+    """A node's guarded clock: as far from the true time as its wall clock is, and as those of all nodes are."""
 
-    def __init__(self, true: VirtualClock, offset_ms: int) -> None:
+    def __init__(self, true: VirtualClock, offset_ms: int, wrong_ms: Callable[[], int]) -> None:
         self._true = true
+        self._wrong_ms = wrong_ms
         self._offset_ms = offset_ms
 
     @property
     def ms(self) -> int:
-        return self._true.ms + self._offset_ms
+        return self._true.ms + self._offset_ms + self._wrong_ms()
 
 
 def topic_of(names: tuple[str, ...], settings: dict[str, Any], kind: str = TIMER) -> Topic:
@@ -62,7 +63,7 @@ class LevelledLog(NodeLog):
 
 class ClusterNode(Stepped):
     def __init__(self, world: ClusterWorld, name: str, plan: Plan) -> None:
-        self.clock = NodeClock(world.clock, world.offsets_ms[name])
+        self.clock = NodeClock(world.clock, world.offsets_ms[name], lambda: world.wrong_ms)
         super().__init__(world.rng, self.clock)
         self.name, self.plan = name, plan
         self._network = world.network

@@ -14,10 +14,15 @@ from typing import Any
 from sandq.broker.replication import node_log
 from sandq.broker.replication.applier import Apply
 from sandq.metadata.records import Topic
+from sandq.model import offsets
 from sandq.model.errors import StorageFailed
 from sandq.model.features import KNOWN
 from sandq.model.members import node_of
+from sandq.model.names import TIMER
 from sandq.model.settings import parse_settings
+from sandq.partition import clock_reset
+from sandq.partition import commands as c
+from sandq.partition.levels import CLOCK_RESET
 from sandq.partition.log import trim
 from sandq.raft import Group, core, hooks
 from sandq.storage.faulty_files import Plan
@@ -35,8 +40,13 @@ DRIFT_MS = 100
 """The clock of a node is as far from the true time, at most: those of two nodes twice as far apart."""
 RAISE_CHANCE = 0.002
 """That the cluster comes to the next feature level, in a step: in the midst of most worlds."""
+WRONG_CHANCE = 0.01
+"""That the clocks of all nodes come to be wrong by the same, in a step, in worlds where they do."""
+RIGHT_CHANCE = 0.02
 HEALED_MS = 60_000
 """After the last fault everything is done by then."""
+FLOOR_AHEAD_MS = 2_000
+"""By so much a partition's floor is ahead of its leader's clock when an operator has it set back."""
 BUSY_STEPS = 400
 """After it, in which there is still something produced; in the midst of them another node takes over."""
 
@@ -49,11 +59,18 @@ class ClusterWorld:
         """Of its own: what is drawn of it leaves the rest of the world as it is."""
         self.level = self.level_rng.choice((1, 1, 2))
         """The feature level that the cluster has come to; nodes learn of it by and by."""
+        self.clock_rng = random.Random(f"clocks of {seed}")
+        """Likewise."""
+        self.wrong_ms = 0
+        """How far the clocks of all nodes are ahead."""
+        self.resets = 0
         undo_time = hooks.replace_time(lambda: self.clock.ms / 1000, rng)
         self._undo = [undo_time]
         self.set(core, "MAX_APPEND_BYTES", rng.choice((100, 1000, 1 << 20)))
         self.set(node_log, "KEPT_BYTES", rng.choice((100, 2000)))
         self.set(node_log, "LAG_BYTES", rng.choice((500, 5000, 1 << 20)))
+        for limit in ("STEP_ROWS", "STEP_MESSAGES"):
+            self.set(clock_reset, limit, self.clock_rng.choice((2, 1000)))
         self.set(trim, "PIN_MS", self.level_rng.choice((300, 2000, 60_000)))
         self._pin_bytes = rng.choice((0, 300, 1 << 20))
         self.set(node_log, "LAG_WAL_BYTES", rng.choice((20_000, 1 << 20)))
@@ -62,6 +79,9 @@ class ClusterWorld:
         self._sync_pace = rng.choice((0.3, 0.8))
         self._crash_chance = rng.choice((0.001, 0.005, 0.02))
         self.topic = self.make_topic()
+        self.clocks_go_wrong = self.topic.kind == TIMER and self.clock_rng.random() < 0.4
+        if self.clocks_go_wrong and self.clock_rng.random() < 0.8:
+            self.level = KNOWN.highest  # else mostly too late for a reset
         self.offsets_ms = {name: rng.choice((-DRIFT_MS, 0, DRIFT_MS)) for name in NAMES}
         self.lease_ahead_ms = rng.choice((5, 50))
         self.segment_bytes = rng.choice((4096, 65_536))
@@ -116,8 +136,15 @@ class ClusterWorld:
         return len(self._leaders)
 
     def applied(self, name: str, task: Apply) -> None:
+        if self.clocks_go_wrong and task.index not in self._canon:
+            self._note_reset(task)
         known = self._canon.setdefault(task.index, task.command)
         assert known == task.command, f"{name} applies {task.command!r} at {task.index}, others {known!r}"
+
+    def _note_reset(self, task: Apply) -> None:
+        commands = c.Entry.decode(task.command).commands if task.command else ()  # a new leader's is empty
+        if any(isinstance(command, c.ClockReset) for command in commands):
+            self.clients.oracle.set_back(offsets.token(task.index + 1, 0))  # what the entry itself leased ends, too
 
     def look(self) -> None:
         for node in self.nodes.values():
@@ -233,6 +260,11 @@ class ClusterWorld:
             if self.nodes.get(name) is node:
                 node.timers.fire()
         self._spread_level()
+        if self.clocks_go_wrong:
+            if not calm:
+                self._disturb_clocks()
+            if self.clock_rng.random() < 0.1:
+                self._set_clock_back()
         for chance, action in ((0.1, self._checkpoint), (0.1, self._sweep), (0.02, self.compare)):
             if rng.random() < chance:
                 action()
@@ -246,6 +278,31 @@ class ClusterWorld:
         for node in self.nodes.values():
             if node.node_log.known_level < self.level and rng.random() < 0.05:
                 node.learn_level(self.level)
+
+    def _disturb_clocks(self) -> None:
+        """Let the clocks of all nodes go ahead by the same for a while; then an operator has them right again, and the
+        partition set back."""
+        rng = self.clock_rng
+        if self.wrong_ms:
+            if rng.random() < RIGHT_CHANCE:
+                self.wrong_ms = 0
+        elif self.clocks_go_wrong and rng.random() < WRONG_CHANCE and self._knows_resets():
+            self.wrong_ms = rng.choice((5_000, 3_600_000))
+
+    def _knows_resets(self) -> bool:
+        """Whether what is stored from now on says when it is wanted."""
+        return all(node.host.status.level >= CLOCK_RESET for node in self.nodes.values())
+
+    def _set_clock_back(self) -> None:
+        node = next((node for node in self.nodes.values() if node.host.ready), None)
+        if node is None or self.wrong_ms or node.host.status.floor_ms - node.clock.ms < FLOOR_AHEAD_MS:
+            return
+
+        def done(result: Any) -> None:
+            if isinstance(result, dict):
+                self.resets += result["outcome"] == clock_reset.BEGUN
+
+        node.call(c.ClockReset(node.clock.ms), done)
 
     def _send_snapshots(self) -> None:
         for node in list(self.nodes.values()):
@@ -276,6 +333,7 @@ class ClusterWorld:
         for name in NAMES:
             if name not in self.nodes:
                 self.start(name, Plan())
+        self.wrong_ms = 0
         self.network.repeats = 0.0
         self.network.renew()
         until_ms, moved = self.clock.ms + HEALED_MS, False

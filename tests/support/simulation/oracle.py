@@ -8,10 +8,10 @@ from typing import Protocol
 from sandq.broker.replication.replica import Delivery
 from sandq.model import offsets
 from sandq.model.batch import Batch
-from sandq.model.errors import NotLeader, StorageFailed, TimedOut
+from sandq.model.errors import NotLeader, StorageFailed, TimedOut, Unavailable
 
 GROUPS = ("a", "b")
-UNKNOWN = (StorageFailed, TimedOut, NotLeader)
+UNKNOWN = (StorageFailed, TimedOut, NotLeader, Unavailable)
 """Answers after which what was asked for may have been done, or may be done yet, or not."""
 
 
@@ -41,6 +41,8 @@ class Sent:
     """Moves that were asked for and not answered: it may stand in its old place or in a new one."""
     vague: bool = False
     """A move was never answered, or is a job's: where it stands is not known any more."""
+    placed_anew: bool = False
+    """The partition's clock was set back since it was sent: it may stand elsewhere than its producer is told."""
     excused: bool = False
     """It may come or not: a cancel was not answered, or a job may have taken it."""
     cancelled: bool = False
@@ -77,6 +79,8 @@ class Oracle:
     """Group -> payloads that need not come, for the group was put elsewhere."""
     seeks: dict[str, int] = field(default_factory=lambda: dict.fromkeys(GROUPS, 0))
     """Group -> seeks under way: what is leased may be taken away at any moment."""
+    set_back_token: int = 0
+    """Leases with smaller tokens ended when the partition's clock was set back."""
     deliveries: int = 0
     redeliveries: int = 0
     seen: set[tuple[str, bytes]] = field(default_factory=set)
@@ -91,12 +95,12 @@ class Oracle:
             assert not sent.cancelled, f"{payload!r} was cancelled and comes"
             assert now_ms >= sent.not_before_ms, f"{payload!r} is {sent.not_before_ms - now_ms} ms early"
             assert now_ms >= offsets.deliver_ms(offset), f"{payload!r} comes before its place in the log"
-            if not sent.moving and not sent.vague:
+            if not sent.moving and not sent.vague and not sent.placed_anew:
                 assert sent.offset in (None, offset), f"{payload!r} is at another offset than its producer was told"
                 assert sent.seen_at in (None, offset) or sent.offset, f"{payload!r} was stored twice"
                 sent.seen_at = offset
             assert payload not in self.acked[group], f"{payload!r} was acked in {group} and comes again"
-            holder = self.holders.get((group, payload))
+            holder = self._holder(group, payload)
             self._check_order(group, sent, delivery)
             if holder is not None and holder[0] != delivery.token and not self.seeks[group]:
                 assert holder[1] <= self.clock.reached_ms, f"{payload!r} is leased twice at once in {group}"
@@ -107,11 +111,23 @@ class Oracle:
             self.seen.add((group, payload))
         return found
 
+    def _holder(self, group: str, payload: bytes) -> tuple[int, int, str] | None:
+        holder = self.holders.get((group, payload))
+        return None if holder is None or holder[0] < self.set_back_token else holder
+
+    def set_back(self, token: int) -> None:
+        """The partition's clock is set back: leases with smaller tokens end, and messages are placed anew."""
+        self.set_back_token = max(self.set_back_token, token)
+        for sent in self.sent.values():
+            sent.placed_anew = True
+
     def _check_order(self, group: str, sent: Sent, delivery: Delivery) -> None:
         """In a topic ordered by key nobody else holds a message of this key."""
         if not self.ordered or sent.key is None or self.seeks[group]:
             return
         for (of_group, payload), holder in self.holders.items():
+            if holder[0] < self.set_back_token:
+                continue
             unsure = (payload, holder[0]) in self.unsure[group]
             if of_group == group and payload != sent.payload and self.sent[payload].key == sent.key and not unsure:
                 assert holder[1] <= self.clock.reached_ms, (

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sandq.model import offsets
+from sandq.model.batch import Column
 from sandq.model.errors import Conflict, InvalidRequest, Unavailable
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
@@ -415,6 +416,61 @@ def test_message_of_a_whole_batch_that_waits_copied_aside_goes_by_its_own_instan
     assert sorted(bench.values(bench.lease(at=HOUR, ms=YEAR))) == ["a", "b"][: 2 if comes == HOUR else 1]
     assert bench.lease(at=comes - 1, ms=YEAR) == []
     assert bench.values(bench.lease(at=comes)) == ["b"][: comes > HOUR]
+
+
+def test_what_waits_copied_aside_expires_each_by_its_own_ttl() -> None:
+    """Those that a reset puts one behind the other, too."""
+    bench = Bench(level=4)
+    bench.open()
+    wrong = YEAR + 60_000
+    bench.apply(wrong, c.Append(batch_of(["a", "b", "c"], ttls=[None, HOUR, 3 * HOUR]), split=True))
+    for lease in bench.lease(at=wrong):
+        bench.nack(lease.token, at=wrong, delay=2 * HOUR)
+    bench.trim(at=wrong + HOUR - 1)
+    assert bench.rows(rows.LOG) == [] and len(bench.rows(rows.KEPT)) == 3
+    set_back(bench, 3000, restart=True)
+    bench.apply(3000 + HOUR, c.Expire())
+    assert [dead.fields[Column.VALUE] for dead in bench.dead()] == [b"b"]
+    assert sorted(bench.values(bench.lease(at=3000 + 2 * HOUR))) == ["a", "c"]
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_what_waits_before_its_own_time_does_not_expire_before_it(trimmed: bool) -> None:
+    """A consumer got it too early, and gave it back: its ttl counts from its time, be it copied aside or not."""
+    bench = Bench(level=4)
+    bench.open()
+    bench.apply(1000, c.Append(batch_of(["a"], due=[2 * HOUR], ttls=[HOUR]), split=True))
+    bench.nack(bench.one(at=2 * HOUR).token, at=2 * HOUR, delay=HOUR // 2)
+    if trimmed:
+        bench.trim(at=2 * HOUR + 61_000)
+    assert (bench.rows(rows.LOG) == []) == trimmed
+    set_back(bench, 3000, restart=True)
+    bench.apply(2 * HOUR - 1, c.Expire())
+    assert bench.dead() == [] and bench.lease(at=2 * HOUR - 1) == []
+    assert bench.values(bench.lease(at=2 * HOUR)) == ["a"]
+
+
+def test_time_of_what_was_copied_aside_lasts_over_two_resets() -> None:
+    bench = Bench(level=4)
+    bench.open()
+    bench.append("a", at=1000, due=[2 * HOUR])
+    for now in (3000, HOUR):
+        bench.nack(bench.one(at=3 * HOUR).token, at=3 * HOUR, delay=0)
+        bench.trim(at=3 * HOUR + 61_000)
+        assert bench.rows(rows.LOG) == []
+        set_back(bench, now, restart=True)
+    assert bench.lease(at=2 * HOUR - 1) == []
+    assert bench.values(bench.lease(at=2 * HOUR)) == ["a"]
+
+
+def test_bytes_of_a_batch_of_which_some_was_cancelled_are_counted_to_the_last() -> None:
+    bench = Bench(level=4)
+    bench.open()
+    for count in (5, 6, 7):
+        base, _ = bench.append(*"abcdefg"[:count], at=YEAR)
+        bench.cancel(base, at=YEAR)
+    set_back(bench, 3000)
+    assert bench.status().bytes == sum(len(row) for _, row in bench.rows(rows.LOG))
 
 
 @pytest.mark.parametrize("other_waits", [False, True])

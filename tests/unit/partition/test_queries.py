@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sandq.model import offsets
 from sandq.partition.queries import PartitionQueries
+from sandq.partition.shared_state import TURN_ITEMS
 from tests.support.partition.key_bench import KeyBench
 
 HOUR = 3_600_000
@@ -35,3 +36,14 @@ def test_a_redriven_message_whose_row_was_compacted_is_listed_from_the_groups_ow
     assert [value for _, value in held(bench, "leased")] == [b"1", b"1"], "beside one that is in the log"
     bench.nack(lease.token, at=2 * HOUR, delay=60_000)
     assert held(bench, "waiting") == [(first, b"1")]
+
+
+def test_a_long_page_gives_way_to_other_partitions() -> None:
+    bench = KeyBench()
+    for number in range(3 * TURN_ITEMS):
+        bench.set(f"{number}", "1")
+    gave_way: list[bool] = []
+    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    page, _ = PartitionQueries(bench.machine, bench.view).page(None, *ALL_TIMES, None, 1000, None, True)
+    assert len(page) == 3 * TURN_ITEMS
+    assert len(gave_way) == 3

@@ -12,7 +12,6 @@ from sandq.broker.delivery.subscribe import held_by, known_to
 from sandq.broker.queries.fan_out import GROUP_WORK, answers_of, read_all
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.turns import TURN_WORK
-from sandq.model.limits import DEFAULT
 from sandq.protocol.requests import Subscribe
 
 PARTITIONS = 3000
@@ -69,7 +68,8 @@ async def test_what_a_consumer_holds_is_gone_through_once() -> None:
             return super().__iter__()
 
     class Replica(PartitionReplica):
-        def __init__(self) -> None: ...
+        def __init__(self) -> None:
+            self.is_half_way = False
 
         def held_by(self, group: str, consumer: str, known: set[int]) -> Iterator[Any]:
             looked.append(known)
@@ -81,5 +81,10 @@ async def test_what_a_consumer_holds_is_gone_through_once() -> None:
         SimpleNamespace(host=SimpleNamespace(number=number + 1, replica=Replica()), partition=number)
         for number in range(3)
     ]
-    assert held_by(leaders, request, await known_to(request), DEFAULT) == []
-    assert looked == [{5, 6}, {7}, set()] and times == 1
+    known = await known_to(request)
+    leaders[1].host.replica.is_half_way = True
+    assert held_by(leaders, request, known, 1) == ([], leaders[1:2]), "its lease is told when its entry is done"
+    assert looked == [{5, 6}, set()]
+    leaders[1].host.replica.is_half_way = False
+    assert held_by(leaders[1:2], request, known, 1) == ([], [])
+    assert looked[2:] == [{7}] and times == 1

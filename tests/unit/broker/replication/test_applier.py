@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from sandq.broker.replication import applier
 from sandq.broker.replication.applier import (
     DEPTH,
+    SHARE,
+    SLICE_S,
     WRITE_BYTES,
     WRITE_ENTRIES,
     WRITE_ROW_BYTES,
@@ -22,6 +25,7 @@ from sandq.broker.replication.applier import (
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
+from sandq.model.errors import NotFound
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.view import Change
@@ -191,3 +195,117 @@ def test_entries_give_way_to_one_another_so_deep_and_no_deeper(bed: Bed, monkeyp
     assert len(deepest) == DEPTH and len(waiting) == 1
     told = [number for published in bed.told for number in published.statuses]
     assert told == [*range(DEPTH, -1, -1)], "the last one that came is through first"
+
+
+def test_a_question_of_a_group_gives_way_and_one_of_none_does_not(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of no group comes behind everything: nobody else may change anything meanwhile."""
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    asked: list[int] = []
+
+    def beside() -> list[Apply]:
+        asked.append(0)
+        return []
+
+    bed.applier.beside = beside
+    bed.applier.run([Ask(bed.applier.give_way, asked.append, 0)])
+    assert len(asked) == 1
+    bed.applier.run([Ask(bed.applier.give_way, asked.append)])
+    assert len(asked) == 1
+
+
+def test_a_question_that_gave_way_is_answered(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    answers: list[list[Any]] = []
+    asked = Applier(bed.stores, lambda told: answers.append([value for _, value in told.answers]))
+    asked.beside = lambda: [Apply(1, bed.replicas[1], 1, b"x", True)]
+    asked.run([Ask(lambda: "first", answers.append, 0), Ask(asked.give_way, answers.append, 0)])
+    assert answers == [["first"], [], [None]]
+
+
+def test_no_more_bytes_of_entries_are_half_done(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    monkeypatch.setattr(applier, "HALF_BYTES", 10)
+    bed.replicas = [Counter(number) for number in range(5)]
+    for replica in bed.replicas:
+        replica.half_way = bed.applier.give_way
+    waiting = [bed.entry(number, 4) for number in range(1, 5)]
+    bed.applier.beside = lambda: [waiting.pop(0)]
+    bed.applier.run([bed.entry(0, 4)])
+    assert [number for published in bed.told for number in published.statuses] == [2, 1, 0]
+    bed.applier.run([bed.entry(0, 4)])
+    assert not waiting, "those that are done count no more"
+
+
+def test_no_answer_comes_before_the_results_that_it_rests_on(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked between two entries of a group, or of all, is told with what came of the first of them."""
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    long, other = bed.replicas
+    bed.applier.beside = lambda: [Apply(1, other, 2, b"x", True)]
+    asked = [Ask(lambda at=at: at, lambda value: None, group) for at, group in enumerate([0, None, 1])]
+
+    def tasks() -> Iterator[Apply | Ask]:
+        yield bed.entry(0)
+        yield bed.entry(1)
+        yield from asked
+        long.half_way = bed.applier.give_way
+        yield bed.entry(0)
+
+    bed.applier.run(tasks())
+    assert [(told.results, [value for _, value in told.answers]) for told in bed.told] == [
+        ([(1, 1, [1])], [2]),
+        ([(1, 2, [2])], []),
+        ([(0, 1, [1]), (0, 2, [2])], [0, 1]),
+    ]
+
+
+def test_who_always_has_a_long_entry_keeps_no_other_from_its_end(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longer others took, the longer an entry goes on before it gives way again."""
+    now_s = 0.0
+    monkeypatch.setattr(applier, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    work_s = 200 * SLICE_S
+    nested = 0
+
+    def work() -> None:
+        nonlocal now_s
+        for _ in range(200):
+            now_s += SLICE_S
+            bed.applier.give_way()
+
+    for replica in bed.replicas:
+        replica.half_way = work
+
+    def beside() -> Iterator[Apply]:
+        nonlocal nested
+        nested += 1
+        bed.applier.beside = tuple
+        yield bed.entry(1)
+        bed.applier.beside = beside
+
+    bed.applier.beside = beside
+    bed.applier.run([bed.entry(0)])
+    assert nested <= SHARE + 1
+    assert now_s <= (SHARE + 2) * work_s + 1e-9
+
+
+def test_replica_says_that_an_entry_of_it_is_half_done() -> None:
+    said: list[bool] = []
+    settings = parse_settings({}).record()
+    replica = PartitionReplica(MemoryStores(), 1, 1, 0, settings, give_way=lambda: said.append(replica.is_half_way))
+    batch = encode({Column.VALUE: [b"a"], Column.UNIQUE_KEY: [b"u"]})
+    replica.apply(1, c.Entry(T, [c.Append(batch, split=True)]).encode(), True)
+    assert said and all(said) and not replica.is_half_way
+
+
+def test_an_entry_that_cannot_be_applied_is_no_answer_to_one_that_gives_way(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    long, other = bed.replicas
+
+    def fail() -> None:
+        raise NotFound("a fault of the state machine")
+
+    long.half_way, other.half_way = bed.applier.give_way, fail
+    bed.applier.beside = lambda: [bed.entry(1)]
+    with pytest.raises(RuntimeError, match="a fault of the state machine"):
+        bed.applier.run([bed.entry(0)])

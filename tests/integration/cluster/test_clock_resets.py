@@ -1,0 +1,218 @@
+"""A partition's clock is set back in a cluster: of mixed versions; while nodes stop, restart, and lead in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+import sandq
+from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.replication import node_log
+from sandq.errors import Conflict
+from sandq.model.features import KNOWN, Levels
+from sandq.partition import clock_reset
+from sandq.partition import commands as c
+from sandq.partition.levels import CLOCK_RESET
+from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.three import NAMES, ThreeNodes, compared
+from tests.support.simulation.oracle import messages_of
+from tests.support.waiting import until_holds
+
+HOUR_S = 3600
+BEFORE = Levels(1, CLOCK_RESET - 1)
+"""What a version knows that sets no clock back."""
+
+
+@contextmanager
+def wrong_clocks(nodes: ThreeNodes, ahead_s: int) -> Iterator[None]:
+    """Let whoever leads stamp entries by a clock that is wrong by so much."""
+    logs = [(node.broker.node_log, node.broker.node_log._now_ms) for node in nodes.running.values()]
+    for log, now_ms in logs:
+        log._now_ms = lambda now_ms=now_ms: now_ms() + ahead_s * 1000  # type: ignore[misc]
+    yield
+    for log, now_ms in logs:
+        log._now_ms = now_ms
+
+
+async def until_level(nodes: ThreeNodes, level: int) -> None:
+    """All replicas of the partition go by the rules of this level."""
+    names = list(nodes.running)
+    await until_holds(lambda: nodes.leader() is not None and {nodes.host(n).status.level for n in names} == {level})
+
+
+async def taken(client: sandq.Client, group: str, count: int) -> list[bytes]:
+    """Take and ack what is due, which is so many messages, and no more."""
+    leases, got = client.leases("t", group), []
+    while len(got) < count:
+        messages = await leases.take(count, wait="30s")
+        assert await leases.ack(messages) == []
+        got += [message.value for message in messages]
+    assert await leases.take(1) == []
+    return sorted(got)
+
+
+async def test_reset_waits_until_all_nodes_know_it(tmp_path: Path, hand: HandClock) -> None:
+    names = NAMES[:2]
+    async with found_nodes(tmp_path, *names, hand=hand, levels=BEFORE) as nodes, nodes.connect() as client:
+        await client.admin.create_topic("t", replicas=2)
+        await until_level(nodes, BEFORE.highest)
+        with wrong_clocks(nodes, 24 * HOUR_S):
+            await (await client.produce_many("t", [b"%d" % at for at in range(3)]))
+        for at, name in enumerate(names):
+            # Whichever of them leads, of the old version or of the new one.
+            with pytest.raises(Conflict, match=f"needs feature level 4, and the cluster is at {BEFORE.highest}"):
+                await client.admin.reset_clock("t", 0)
+            assert {nodes.host(name).status.clock_epoch for name in names} == {0}
+            await nodes.stop(name)
+            await nodes.start(name)
+            await nodes.until_led()
+            if at == 0:
+                await until_holds(
+                    lambda: all(n.broker.metadata.nodes["node1"].levels == KNOWN for n in nodes.running.values())
+                )
+                assert {node.broker.node_log.feature_level for node in nodes.running.values()} == {BEFORE.highest}
+        await until_level(nodes, KNOWN.highest)
+        await client.produce("t", b"now")
+        assert await client.leases("t", "g").take() == [], "the floor is a day ahead still"
+        assert (await client.admin.reset_clock("t", 0))["outcome"] == "begun"
+        # A batch has all that its producer sent, also one of before the level.
+        assert await taken(client, "g", 4) == [b"0", b"1", b"2", b"now"]
+        assert await compared(nodes, same=True) == ()
+        assert {nodes.host(name).status.clock_epoch for name in names} == {1}
+
+
+class Steps:
+    """How many steps of a reset may be proposed yet, by all nodes together. Whoever leads stops then, between two."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: int | None = 0
+        """None: no limit."""
+        self.stopped = trio.Event()
+        self._waiting: list[PartitionLeader] = []
+        upkeep = PartitionLeader._upkeep
+
+        def limited(leader: PartitionLeader) -> None:
+            if leader.host.status.reset is None or self.left is None:
+                upkeep(leader)
+            elif self.left:
+                self.left -= 1
+                upkeep(leader)
+            else:
+                self._waiting.append(leader)
+                self.stopped.set()
+
+        monkeypatch.setattr(PartitionLeader, "_upkeep", limited)
+
+    def allow(self, steps: int | None) -> None:
+        self.left, self.stopped = steps, trio.Event()
+        waiting, self._waiting = self._waiting, []
+        for leader in waiting:
+            if not leader.closed and leader.host.works:
+                leader._upkeep()
+
+
+async def test_reset_goes_on_under_other_leaders_from_a_snapshot_and_after_a_restart(
+    tmp_path: Path, hand: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_log, "KEPT_BYTES", 0)
+    monkeypatch.setattr(node_log, "LAG_BYTES", 0)
+    for limit in ("STEP_ROWS", "STEP_MESSAGES"):
+        monkeypatch.setattr(clock_reset, limit, 2)
+    steps = Steps(monkeypatch)
+    async with found_nodes(tmp_path, *NAMES, hand=hand) as nodes, nodes.connect() as client:
+        await until_holds(lambda: {n.broker.node_log.feature_level for n in nodes.running.values()} == {KNOWN.highest})
+        await client.admin.create_topic("t", replicas=3, backoff={"first": "1m"})
+        await until_level(nodes, KNOWN.highest)
+        await produce_and_settle(nodes, client, hand)
+        behind = next(name for name in NAMES if name != nodes.leader())
+        await nodes.stop(behind)
+
+        steps.allow(4)
+        assert (await client.admin.reset_clock("t", 0))["outcome"] == "begun"
+        await steps.stopped.wait()
+        first = await nodes.until_led()
+        for node in nodes.running.values():
+            await node.broker._runner.checkpoint()
+        await nodes.start(behind)
+        await until_holds(lambda: is_resetting(nodes, behind))
+        pointer = nodes.running[behind].broker.node_log.pointers.get(nodes.host(behind).number)
+        assert pointer is not None and pointer.snapshot_index > 0, "the log had been cut: it came as a snapshot"
+
+        await nodes.stop(first)
+        assert await nodes.until_led() != first
+        steps.allow(4)
+        await steps.stopped.wait()
+        await nodes.start(first)
+        await until_holds(lambda: is_resetting(nodes, first))
+        for name in (behind, first):
+            await led_by(nodes, name)
+            steps.allow(4)
+            await steps.stopped.wait()
+        steps.allow(None)
+        await until_holds(lambda: {nodes.host(name).status.reset for name in NAMES} == {None})
+
+        assert {nodes.host(name).status.clock_epoch for name in NAMES} == {1}
+        assert await compared(nodes, same=True) == ()
+        await check_delivered(client, hand)
+        assert await compared(nodes, same=True) == ()
+
+
+def is_resetting(nodes: ThreeNodes, name: str) -> bool:
+    """Whether a node, which may have just come, is known to be in the midst of it."""
+    known = nodes.running[name].broker.catalog.topics
+    return "t" in known and known["t"].partitions[0].host.status.reset is not None
+
+
+async def led_by(nodes: FoundNodes, name: str) -> None:
+    """Hand the partition over to a node."""
+    while (leader := await nodes.until_led()) != name:
+        nodes.host(leader).hand_over({name})
+        await until_holds(lambda: nodes.leader() not in (None, leader))
+        nodes.host(leader).stay()
+
+
+NOW, SOON, LATER = (range(first, first + 10) for first in (0, 100, 200))
+AHEAD = range(300, 310)
+
+
+def named(numbers: Iterable[int]) -> list[bytes]:
+    return sorted(b"%d" % number for number in numbers)
+
+
+async def produce_and_settle(nodes: ThreeNodes, client: sandq.Client, hand: HandClock) -> None:
+    """Messages of before, and of while the clock was two hours ahead, some for now and some for later. Group "done" has
+    acked those for now and for soon, of which the latter came too early, "half" every other one, "new" has none."""
+    for number in NOW:
+        await client.produce("t", b"%d" % number)
+    for number in SOON:
+        await client.produce("t", b"%d" % number, delay="1h")
+    for number in LATER:
+        await client.produce("t", b"%d" % number, delay="3h")
+    with wrong_clocks(nodes, 2 * HOUR_S):
+        for number in AHEAD:
+            await client.produce("t", b"%d" % number)
+        host = nodes.host(await nodes.until_led())
+        # By hand, for the leader's timers go by the clock that is right.
+        for group in ("done", "half"):
+            await host.call(c.OpenGroup(group, "earliest"))
+            room = [c.Grant("consumer", 100, HOUR_S * 1000)]
+            deliveries = await host.call(c.Lease(group, hand.now_ms() + 2 * HOUR_S * 1000, room))
+            found = [(delivery, *message) for delivery in deliveries for message in messages_of(delivery)]
+            assert sorted(value for _, _, value in found) == named([*NOW, *SOON, *AHEAD])
+            for delivery, offset, value in found:
+                if group == "done" or int(value) % 2:
+                    assert await host.call(c.Ack([(delivery.token, [[offset, 1]])])) == [None]
+
+
+async def check_delivered(client: sandq.Client, hand: HandClock) -> None:
+    """Everything comes once, at its instant, to groups that have not acked it."""
+    for due, seen, hours in (([*NOW, *AHEAD], True, 1), (SOON, True, 2), (LATER, False, 0)):
+        for group in ("done", "half", "new"):
+            expected = [n for n in due if not seen or group == "new" or (group == "half" and n % 2 == 0)]
+            assert await taken(client, group, len(expected)) == named(expected), group
+        hand.forward(hours * HOUR_S + 1)

@@ -1,0 +1,93 @@
+"""Who has much to do stands in line: a round of the loop is no longer for many of them than for a few."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import trio
+
+from sandq.broker.turns import FIRST_WORK, SHARED_WORK, TURN_WORK, Turn
+
+ROUNDS = 60
+
+
+async def work_of_rounds(many: int) -> tuple[list[int], list[int]]:
+    """How much is done in each round of the loop while so many tasks have more to do than there is time; and how much
+    each of them did."""
+    rounds: Counter[int] = Counter()
+    each = [0] * many
+    number = 0
+
+    async def busy(at: int) -> None:
+        turn = Turn()
+        while True:
+            rounds[number] += 1
+            each[at] += 1
+            await turn.spend(1)
+
+    async with trio.open_nursery() as nursery:
+        for at in range(many):
+            nursery.start_soon(busy, at)
+        for number in range(ROUNDS):  # noqa: B007 - the tasks read it
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    return [rounds[number] for number in range(5, ROUNDS - 1)], each
+
+
+async def test_one_alone_has_all_of_it() -> None:
+    rounds, _ = await work_of_rounds(1)
+    assert TURN_WORK * (len(rounds) - 1) <= sum(rounds) <= TURN_WORK * (len(rounds) + 1)
+
+
+@pytest.mark.parametrize("many", [2, 8, 16])
+async def test_a_round_is_as_long_for_many_as_for_two(many: int) -> None:
+    rounds, each = await work_of_rounds(many)
+    # Within a round tasks have any order: between two looks there may be two of them.
+    assert SHARED_WORK * (len(rounds) - 1) <= sum(rounds) <= SHARED_WORK * (len(rounds) + 1)
+    assert max(each) - min(each) <= SHARED_WORK, "and each has its turn"
+
+
+async def test_who_has_little_to_do_goes_past_them() -> None:
+    passed = []
+    async with trio.open_nursery() as nursery:
+
+        async def busy() -> None:
+            turn = Turn()
+            while True:
+                await turn.spend(1)
+
+        for _ in range(16):
+            nursery.start_soon(busy)
+        for _ in range(5):
+            await trio.lowlevel.checkpoint()
+        turn = Turn()
+        for _ in range(FIRST_WORK - 1):
+            await turn.spend(1)
+            passed.append(turn.left)
+        nursery.cancel_scope.cancel()
+    assert passed == [*range(FIRST_WORK - 1, 0, -1)], "it never had to wait"
+
+
+@pytest.mark.parametrize("is_next", [True, False])
+async def test_who_is_cancelled_in_line_keeps_nobody_up(is_next: bool) -> None:
+    order: list[str] = []
+    async with trio.open_nursery() as nursery:
+
+        async def wait(name: str, scope: trio.CancelScope) -> None:
+            with scope:
+                await Turn().end()
+                order.append(name)
+
+        scopes = {name: trio.CancelScope() for name in "abc"}
+        for name, scope in scopes.items():
+            nursery.start_soon(wait, name, scope)
+        with trio.CancelScope() as own:
+            own.cancel()
+            await Turn().end()
+        for name in "abc" if is_next else "b":
+            scopes[name].cancel()
+    assert set(order) <= {"a", "b", "c"}
+    turn = Turn()
+    await turn.end()
+    assert turn.left == TURN_WORK, "nobody is in line any more"
