@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 import sandq
+from sandq.model.ports import DEFAULT_SERVER, HTTP_PORT, LOCAL_HOST
 from sandq.tools.running import Root
 
 EXIT_AT_ONCE = 130
@@ -117,6 +118,39 @@ def recover(config_file: Path | None, lost: tuple[str, ...], dry_run: bool, yes:
         forced = [found for found in recover(config, lost) if found.is_forced]
         names = ", ".join(lost)
         click.echo(f"{len(forced)} groups have {config.node.id} as their only member; start it, and remove {names}")
+
+
+@main.command()
+@click.option(
+    "--server",
+    "servers",
+    metavar="HOST:PORT[,..]",
+    multiple=True,
+    default=(DEFAULT_SERVER,),
+    show_default=True,
+    help="Client ports of nodes; any finds the others.",
+)
+@click.option("--listen", metavar="HOST:PORT", help=f"Where HTTP is served; listen.http ({LOCAL_HOST}:{HTTP_PORT}).")
+@click.option("--config", "config_file", type=_FILE, help="YAML file with its limits, and who may ask.")
+@click.pass_context
+def http(context: click.Context, servers: tuple[str, ...], listen: str | None, config_file: Path | None) -> None:
+    """Serve HTTP for a cluster from a process of its own, until it is told to stop (SIGINT or SIGTERM).
+
+    \b
+      sandq http --server 10.0.0.1:7170,10.0.0.2:7170 --listen 127.0.0.1:2108
+
+    It stores nothing, and there may be as many as are wanted. /healthz and /metrics are its own; it is ready while a
+    node answers it. Of the file, and of the environment (SANDQ_...), it takes listen.http, http, limits.http_...,
+    limits.memory_bytes and shutdown_grace, with the meaning they have for a node.
+    """
+    from sandq.model.config import load_config
+    from sandq.tools.http_gateway import serve_gateway
+
+    options = context.find_root().params
+    addresses = tuple(server for several in servers for server in several.split(",") if server)
+    with _errors():
+        config = load_config(config_file or options["config_file"], os.environ, is_node=False)
+        serve_gateway(addresses, listen, config, options["log_format"], options["log_level"])
 
 
 @main.group()

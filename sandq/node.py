@@ -586,7 +586,7 @@ async def _serving_http(
         sandq.__version__,
     )
     async with serve_http(
-        listeners, settings, broker.limits, node, metrics.http_request, broker.node_log.memory.http
+        listeners, settings, broker.limits, node, metrics.http_requests.observe, broker.node_log.memory.http
     ):
         yield
 

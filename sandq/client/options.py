@@ -20,6 +20,8 @@ class Options:
     # Connecting to one address, and the answer to a request that is not a produce or an ack.
     connect_timeout_s: float = 10.0
     timeout_s: float = 10.0
+    # To begin although no server answers yet, and to go on looking for one; requests wait for it.
+    starts_alone: bool = False
     # A produce or a queued ack is tried again for this long; then it fails with the last error.
     delivery_timeout_s: float = 120.0
 

@@ -226,9 +226,9 @@ async def test_topics_beyond_the_limit_share_a_label(tmp_path: Path) -> None:
 
 
 async def test_http_requests_are_told_of(node: Serving) -> None:
-    node.metrics.http_request("GET", "/topics/{topic}", 200, 0.002)
-    node.metrics.http_request("GET", "/topics/{topic}", 404, 0.2)
-    node.metrics.http_request("BREW", "(none)", 405, 0.001)
+    node.metrics.http_requests.observe("GET", "/topics/{topic}", 200, 0.002)
+    node.metrics.http_requests.observe("GET", "/topics/{topic}", 404, 0.2)
+    node.metrics.http_requests.observe("BREW", "(none)", 405, 0.001)
     found = await scrape(node)
     assert found("http_requests_total", method="GET", route="/topics/{topic}", status="404") == 1
     assert found("http_request_duration_seconds_count", method="GET", route="/topics/{topic}") == 2
@@ -268,7 +268,7 @@ async def test_openmetrics_parses_with_its_own_parser(walked: tuple[Serving, san
 async def test_a_label_may_hold_anything(tmp_path: Path) -> None:
     async with run_node(small_config(tmp_path)) as node:
         odd = 'a"b\\c\nd'
-        node.metrics.http_request("GET", odd, 200, 0.1)
+        node.metrics.http_requests.observe("GET", odd, 200, 0.1)
         assert (await scrape(node))("http_requests_total", method="GET", route=odd, status="200") == 1
 
 

@@ -54,6 +54,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             size(bounds.HEAD_BYTES),
             f"{bounds.HEADERS_MOST} headers",
         ),
+        "an HTTP connection without a request": (f"{bounds.IDLE_S:g} s",),
         "an HTTP body": (f"{guards.BODY_S:g} s {slow}", size(guards.CONTROL_BYTES)),
         "JSON": (
             f"{strict.PARTS_MOST:,} parts",

@@ -66,6 +66,10 @@ class Cluster:
         """Connect to the first server that answers and belongs to a cluster, or to those that do not yet. One server:
         its error as it is; several: what each said."""
         self._tasks = tasks
+        if self.options.starts_alone:
+            tasks.start_soon(self._meet)
+            tasks.start_soon(self._refresh)
+            return
         errors = []
         for server in self._servers:
             try:
@@ -236,6 +240,17 @@ class Cluster:
             connection.close()
             await connection.run()
         link.add(server)
+
+    async def _meet(self) -> None:
+        """Look for a first node until one answers."""
+        attempt = 0
+        while True:
+            await self._try_servers()
+            if self._links:
+                self._notify()
+                return
+            await anyio.sleep(self.options.back_off_s(attempt))
+            attempt += 1
 
     async def _open(self, address: Address, timeout_s: float) -> Connection:
         host, port = address

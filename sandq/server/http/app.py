@@ -12,8 +12,10 @@ from sandq.broker.memory_budget import Account
 from sandq.server.http import problems, routes_groups, routes_keys, routes_messages, routes_node, routes_topics
 from sandq.server.http.gateway import Gateway
 from sandq.server.http.guards import Guard, Observe, Rules
+from sandq.server.http.hot_routes import HotRoutes
 from sandq.server.http.strict import known_query
 
+_HOT = (routes_messages.produce, routes_groups.lease, routes_groups.ack)
 _DESCRIPTION = """Topics, messages and consumer groups of a sandq cluster. Any node answers for all of it.
 
 Bodies are JSON, whatever their content type says. Errors are `application/problem+json`; `code` tells them apart, and
@@ -57,10 +59,10 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-    inner: Any = app
+    inner: Any = HotRoutes(app, [route for route in app.state.routes if route.endpoint in _HOT])
     if rules.origins:
         inner = CORSMiddleware(
-            app,
+            inner,
             allow_origins=sorted(rules.origins),
             allow_methods=["*"],
             allow_headers=["*"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 SEND_BYTES = 262_144
@@ -21,8 +22,25 @@ GRACE_S = 3.0
 """Requests under way when the node stops have so long, and their answers as long again to be taken."""
 IDLE_S = 75
 """A connection without a request for so long is closed."""
+REFUSED_S: Final = 1.0
+"""Who finds no place, or is not understood, has so long to take the answer."""
 FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: text/plain\r\n"
     b"Content-Length: 45\r\n\r\nthis node has no room for another connection\n"
 )
 """What a connection is told for which there is no place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Those of one server, in seconds."""
+
+    head_s: float = HEAD_S
+    idle_s: float = IDLE_S
+    refused_s: float = REFUSED_S
+    crowded_stall_s: float = CROWDED_STALL_S
+    send_stall_s: float = SEND_STALL_S
+    grace_s: float = GRACE_S
+    """For requests under way when the server stops."""
+    leave_s: float = GRACE_S
+    """For the answer to a client that says nothing more, and for those that are half taken when the server stops."""

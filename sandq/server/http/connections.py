@@ -311,12 +311,13 @@ async def serve_http(
     account: Account,
 ) -> AsyncIterator[None]:
     """Serves inside the block. The client port must be served already: what is asked here is asked there."""
-    async with running_app(settings, limits, node, observe, account) as (app, ending), trio.open_nursery() as nursery:
-        nursery.start_soon(HttpServer(app, limits.http_connections, account).serve, listeners, ending)
+    async with running_app(settings, limits, node, observe, account) as running, trio.open_nursery() as nursery:
+        server = HttpServer(running.app, limits.http_connections, account)
+        nursery.start_soon(server.serve, listeners, running.ending)
         try:
             yield
         finally:
-            ending.set()
+            running.ending.set()
 
 
 def _config() -> Config:

@@ -351,8 +351,8 @@ class _Exchange:
             tasks.cancel_scope.cancel()
 
     async def _throw_away(self) -> None:
-        while True:
-            await self._receive()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import anyio
 from starlette.types import ASGIApp
 
 from sandq.broker.memory_budget import ADDRESS_SHARE, Account
-from sandq.client import connect_with
+from sandq.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
 
-GATEWAY_S = 10.0
-"""A request that the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
+GATEWAY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,40 @@ class HttpSettings:
     servers: tuple[str, ...]
     """Client ports, through which everything is asked."""
     version: str
+    timeout_s: float = GATEWAY_S
+    """What the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
+    starts_alone: bool = False
+    """Whether it serves also before any of them answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningApp:
+    """`ending`: to be set when it is to end, so that nobody waits any more."""
+
+    app: ASGIApp
+    client: Client
+    ending: anyio.Event
 
 
 @asynccontextmanager
 async def running_app(
     settings: HttpSettings, limits: Limits, node: Node, observe: Observe, account: Account
-) -> AsyncIterator[tuple[ASGIApp, anyio.Event]]:
-    """The application with its client inside the block, and what ends requests that wait when it is set.
+) -> AsyncIterator[RunningApp]:
+    """The application, with its client, inside the block.
 
-    The client port must be served already: what is asked here is asked there.
+    The client port must be served already, unless the settings say otherwise: what is asked here is asked there.
     """
-    options = Options(timeout_s=GATEWAY_S, delivery_timeout_s=GATEWAY_S, connect_timeout_s=GATEWAY_S)
+    options = Options(
+        timeout_s=settings.timeout_s,
+        delivery_timeout_s=settings.timeout_s,
+        connect_timeout_s=settings.timeout_s,
+        starts_alone=settings.starts_alone,
+    )
     names = settings.names | {"localhost"}
     fits = int(BODY_SHARE * ADDRESS_SHARE * account.share_bytes) // BODY_COPIES
     body = (limits.http_body_bytes, "limits.http_body_bytes"), (fits, "limits.memory_bytes")
     rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body))
     ending = anyio.Event()
     async with connect_with(options, settings.servers, "sandq-http") as client:
-        yield create_app(Gateway(client, node, settings.version, ending), rules, observe, account), ending
+        app = create_app(Gateway(client, node, settings.version, ending), rules, observe, account)
+        yield RunningApp(app, client, ending)

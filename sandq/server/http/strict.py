@@ -134,7 +134,7 @@ class Route(APIRoute):
         return handler
 
 
-def known_query(request: Request) -> None:
+async def known_query(request: Request) -> None:
     """Parameters that a route does not have are refused, like unknown members of a body; so is what is no UTF-8."""
     try:
         unquote_to_bytes(request.scope["query_string"]).decode()

@@ -74,6 +74,8 @@ CLIENTS: Final = (
     Metric("sandq_requests_in_flight", GAUGE, (), "Requests that are not answered yet."),
     Metric("sandq_requests_total", COUNTER, ("type", "result"), "Requests answered; `ok`, or the code of the error."),
     Metric("sandq_request_duration_seconds", HISTOGRAM, ("type",), "From a request's arrival to its answer."),
+)
+HTTP: Final = (
     Metric("sandq_http_requests_total", COUNTER, ("method", "route", "status"), "HTTP requests answered."),
     Metric("sandq_http_request_duration_seconds", HISTOGRAM, ("method", "route"), "How long HTTP requests took."),
 )
@@ -160,4 +162,4 @@ MEMBERS: Final = (
     Metric("sandq_gossip_malformed_total", COUNTER, (), "Messages, and packets, that could not be read or decrypted."),
     Metric("sandq_gossip_stalls_total", COUNTER, (), "Times that gossip was held up for over 250 ms by this node."),
 )
-EVERY: Final = (*NODE, *CLIENTS, *TOPICS, *GROUPS, *STORAGE, *MEMBERS)
+EVERY: Final = (*NODE, *CLIENTS, *HTTP, *TOPICS, *GROUPS, *STORAGE, *MEMBERS)

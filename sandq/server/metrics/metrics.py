@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from sandq.model.errors import StorageFailed, Unavailable
 from sandq.server import logs
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
+from sandq.server.metrics.http_requests import HttpRequests
 from sandq.server.metrics.members import tell_members
 from sandq.server.metrics.text import Exposition
 from sandq.server.metrics.topics import Board, GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
@@ -42,7 +42,6 @@ REFRESH_S = 5.0
 """How often partitions in which nothing happens are asked what came due."""
 REFRESH_PARTITIONS = 100
 """Of one question: others come between."""
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 DEAD_REASONS = ("nacked", "lease_expired", "expired")
 _OF_TOPIC = (
     ("sandq_messages_in_total", "stored"),
@@ -110,8 +109,7 @@ class Metrics:
         """By group number: the status it is an addition to, the second up to which it is known, messages."""
         self._rendering = trio.Lock()
         ProcessCollector(registry=self.registry)
-        self._http_requests: Counter[tuple[str, str, str]] = Counter()
-        self._http_durations: dict[tuple[str, str], Histogram] = {}
+        self.http_requests = HttpRequests()
 
     # -- what others call -----------------------------------------------------------------------------------------
 
@@ -125,15 +123,6 @@ class Metrics:
         """The text for Prometheus, and its content type: OpenMetrics where the Accept header asks for it."""
         async with self._rendering:
             return await trio.to_thread.run_sync(self._text, self._see(), accept)
-
-    def http_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """An HTTP request was answered. `route`: its template, of which there are few."""
-        method = method if method in METHODS else "other"
-        self._http_requests[method, route, str(status)] += 1
-        durations = self._http_durations.get((method, route))
-        if durations is None:
-            durations = self._http_durations[method, route] = Histogram(SECONDS)
-        durations.observe(seconds)
 
     async def refresh(self) -> None:
         """Learn what came due in partitions in which nothing happened since."""
@@ -265,11 +254,7 @@ class Metrics:
             told.histogram(timer, durations, told.labels(timer, kind))
         for labels, count in failures:
             told.value(counter, count, told.labels(counter, *labels))
-        counter, timer = "sandq_http_requests_total", "sandq_http_request_duration_seconds"
-        for request, count in sorted(list(self._http_requests.items())):
-            told.value(counter, count, told.labels(counter, *request))
-        for route, durations in sorted(list(self._http_durations.items()), key=_first):
-            told.histogram(timer, durations, told.labels(timer, *route))
+        self.http_requests.tell(told)
 
     def _tell_storage(self, seen: _Seen, told: Exposition) -> None:
         stats, node_log = self._stats, self._broker.node_log

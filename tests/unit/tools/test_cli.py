@@ -118,18 +118,34 @@ def test_wrong_usage(args: list[str]) -> None:
     assert result.exit_code == 2 and "Usage: sandq" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("args", "env", "words"),
+    [
+        (["--listen", "here"], {}, "--listen: 'here' is not an address"),
+        (["--server", "a:b"], {}, "'a:b' is not a server"),
+        (["--server", ","], {}, "--server: at least one"),
+        ([], {"SANDQ_LISTEN__HTTP": "none"}, "listen.http is none"),
+        ([], {"SANDQ_LIMITS__HTTP_WAITING": "0"}, "SANDQ_LIMITS__HTTP_WAITING"),
+        (["--config", "nowhere.yaml"], {}, "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_what_a_gateway_is_told_wrongly(args: list[str], env: dict[str, str], words: str) -> None:
+    result = run("http", *args, env=env)
+    assert result.exit_code == 1 and words in result.stderr and result.stdout == ""
+
+
 def test_did_you_mean() -> None:
     assert "'check-config'" in run("chek-config").stderr
     assert "--config" in run("--confg", "x").stderr
 
 
-@pytest.mark.parametrize("args", [[], ["check-config"], ["doctor"], ["wal"], ["wal", "dump"]], ids=" ".join)
+@pytest.mark.parametrize("args", [[], ["check-config"], ["doctor"], ["http"], ["wal"], ["wal", "dump"]], ids=" ".join)
 def test_help_has_an_example_and_imports_no_node(args: list[str]) -> None:
     code = (
         "import sys; from sandq.cli import main\n"
         f"try: main({[*args, '--help']!r})\n"
         "except SystemExit: pass\n"
-        "names = ('trio', 'plyvel', 'pysyncobj', 'fastapi', 'hypercorn', 'pydantic', 'yaml', 'structlog')\n"
+        "names = ('trio', 'plyvel', 'pysyncobj', 'fastapi', 'hypercorn', 'uvicorn', 'pydantic', 'yaml', 'structlog')\n"
         "print([name for name in names if name in sys.modules])"
     )
     environ = os.environ | {"PYTHONPATH": str(ROOT)}

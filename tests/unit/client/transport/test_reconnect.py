@@ -37,6 +37,28 @@ TOKEN = 5 << 16
 ID = offsets.to_text(offsets.pack(NOW_MS, 1, 0, 0))
 
 
+def test_a_client_that_may_starts_before_its_server(run: Any) -> None:
+    async def body() -> None:
+        async with anyio.create_task_group() as tasks:
+            server, other = FakeServer(), FakeServer()
+            for each in (server, other):
+                each.add_topic("t", 1)
+                await each.start(tasks)
+                await each.stop()
+            servers = (other.address, server.address)
+            with pytest.raises(ConnectionLost):
+                async with connect_with(Options(**QUICK), servers, "test"):
+                    pass
+            async with connect_with(Options(**QUICK, starts_alone=True), servers, "test") as client:
+                with pytest.raises(Unavailable):
+                    await client.admin.topic("t")
+                await server.start(tasks)
+                assert (await client.admin.topic("t")).name == "t"
+            tasks.cancel_scope.cancel()
+
+    run(body)
+
+
 def test_held_messages_survive_a_cut(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=10) as subscription:

@@ -1,0 +1,118 @@
+"""HTTP alone: a gateway in a process of its own, a client of a cluster like any other, on asyncio (uvloop)."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+
+from sandq.broker.memory_budget import HTTP_SHARE, Account
+from sandq.client import Client
+from sandq.model.errors import SandqError, StartupError
+from sandq.model.limits import Limits
+from sandq.server.http.bounds import Deadlines
+from sandq.server.http.fast_connections import FastHttpServer
+from sandq.server.http.serve import HttpSettings, running_app
+from sandq.server.metrics.catalog import HTTP
+from sandq.server.metrics.http_requests import HttpRequests
+from sandq.server.metrics.text import Exposition
+
+LOOK_S: Final = 0.5
+"""How often the cluster is asked how it is."""
+STALE_S: Final = 2.0
+"""What it said so long ago is not believed any more."""
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets for each address of a host. Raises StartupError."""
+    found: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            name = (str(address[0]), found[0].getsockname()[1] if found and port == 0 else port)
+            found.append(socket.create_server(name, family=family, dualstack_ipv6=False))
+    except OSError as error:
+        for listener in found:
+            listener.close()
+        if error.errno == errno.EADDRINUSE:
+            why = f"{host}:{port} is in use by another process: stop it, or --listen on another port"
+            raise StartupError(why) from None
+        raise StartupError(f"cannot listen on {host}:{port} (--listen): {error.strerror or error}") from None
+    return found
+
+
+class GatewayState:
+    """How a gateway is: alive, as long as it answers; ready, while the cluster answers it."""
+
+    def __init__(self, requests: HttpRequests) -> None:
+        self._requests = requests
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._reason: str | None = "the cluster has not answered yet"
+        self._told = 0.0
+
+    async def run(self, client: Client) -> None:
+        """Looks at the cluster until it is cancelled."""
+        while True:
+            with anyio.move_on_after(STALE_S):
+                try:
+                    waiting = (await client.admin.cluster())["waiting"]
+                except SandqError as error:
+                    waiting = error.message
+                self._reason, self._told = waiting, anyio.current_time()
+            await anyio.sleep(LOOK_S)
+
+    def failure(self) -> str | None:
+        """It stores nothing."""
+        return None
+
+    def stalled(self) -> str | None:
+        """Who answers does not stand still."""
+        return None
+
+    def ready(self) -> str | None:
+        """Why the cluster cannot be asked; None when it can."""
+        if self._reason is None and anyio.current_time() - self._told > STALE_S:
+            return "no node of the cluster answers"
+        return self._reason
+
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
+        """What Prometheus reads, and its content type."""
+        return await anyio.to_thread.run_sync(self._text, accept)
+
+    def _text(self, accept: str) -> tuple[bytes, str]:
+        encode, content_type = choose_encoder(accept)
+        told = Exposition(HTTP, openmetrics=content_type.startswith("application/openmetrics-text"))
+        self._requests.tell(told)
+        return told.text(encode(self._registry)), content_type
+
+
+async def serve_alone(
+    listeners: list[socket.socket],
+    settings: HttpSettings,
+    limits: Limits,
+    deadlines: Deadlines,
+    stop: anyio.Event,
+    on_ready: Callable[[], None],
+) -> None:
+    """Serve on these listeners, and close them, until `stop`, and until what is under way then is done."""
+    requests = HttpRequests()
+    state = GatewayState(requests)
+    account = Account(limits.memory_bytes * HTTP_SHARE)
+    async with (
+        running_app(settings, limits, state, requests.observe, account) as running,
+        anyio.create_task_group() as watching,
+    ):
+        watching.start_soon(state.run, running.client)
+        async with anyio.create_task_group() as serving:
+            server = FastHttpServer(running.app, limits.http_connections, account, deadlines)
+            await serving.start(server.serve, listeners, running.ending)
+            on_ready()
+            await stop.wait()
+            running.ending.set()
+        watching.cancel_scope.cancel()

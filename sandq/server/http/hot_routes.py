@@ -1,0 +1,90 @@
+"""Requests that come most, past the layers that cost more than their work.
+
+FastAPI tries one route after the other, solves what each depends on, and runs its endpoint behind middlewares. Here the
+path says the endpoint, and that is all. What is not plain is left to FastAPI: a query, a body that is large, empty or
+wrong. So routes, their models and `/openapi.json` are written once, and mistakes are told by it alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from json import JSONDecodeError
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from starlette.types import Message, Receive, Scope, Send
+
+from sandq.model.errors import SandqError, TooLarge
+from sandq.server.http import problems
+from sandq.server.http.strict import THREAD_BYTES, read_json
+
+_NAME = re.compile(r"{(\w+)}")
+
+
+class HotRoutes:
+    """`routes`: of the application; POST, with names in their paths, a body and an answer in JSON."""
+
+    def __init__(self, app: FastAPI, routes: Iterable[APIRoute]) -> None:
+        self._app = app
+        self._routes = [(re.compile(_NAME.sub(r"(?P<\1>[^/]+)", route.path)), route) for route in routes]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._find(scope)
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        route, names = found
+        message: Message | None = await receive()
+        body = _meant(route, message or {})
+        if body is not None:
+            scope.update({"app": self._app, "route": route, "path_params": names})
+            response = await _answer(route, Request(scope, receive), {**names, "body": body})
+            await response(scope, receive, send)
+            return
+
+        async def receive_again() -> Message:
+            nonlocal message
+            first, message = message, None
+            return await receive() if first is None else first
+
+        await self._app(scope, receive_again, send)
+
+    def _find(self, scope: Scope) -> tuple[APIRoute, dict[str, str]] | None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["query_string"]:
+            return None
+        for pattern, route in self._routes:
+            match = pattern.fullmatch(scope["path"])
+            if match is not None:
+                return route, match.groupdict()
+        return None
+
+
+def _meant(route: APIRoute, message: Message) -> Any:
+    """What a body is to the route; None when that is not plain."""
+    body = message.get("body", b"")
+    if not body or len(body) > THREAD_BYTES or message.get("more_body", False) or route.body_field is None:
+        return None
+    try:
+        said = read_json(body)
+    except (JSONDecodeError, TooLarge):
+        return None
+    meant, mistakes = route.body_field.validate(said)
+    return None if mistakes else meant
+
+
+async def _answer(route: APIRoute, request: Request, arguments: dict[str, Any]) -> Response:
+    try:
+        found = await route.endpoint(request, **arguments)
+    except SandqError as error:
+        return problems.of_error(request.state.request_id, error)
+    if isinstance(found, Response):
+        return found
+    field = route.response_field
+    assert field is not None
+    shown, mistakes = field.validate(found)
+    assert not mistakes, mistakes
+    content = field.serialize_json(shown, exclude_unset=True)
+    return Response(content, route.status_code or 200, media_type="application/json")

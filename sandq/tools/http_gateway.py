@@ -1,0 +1,85 @@
+"""`sandq http`: the HTTP API in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import anyio
+import structlog
+
+import sandq
+from sandq.client.options import parse_server
+from sandq.model.config import Address, NodeConfig
+from sandq.model.errors import InvalidRequest
+from sandq.server import logs, open_files
+from sandq.server.http.alone import bind, serve_alone
+from sandq.server.http.bounds import Deadlines
+from sandq.server.http.serve import HttpSettings
+
+EXIT_AT_ONCE = 130
+"""Told a second time to stop."""
+
+
+def serve_gateway(
+    servers: tuple[str, ...], listen: str | None, config: NodeConfig, log_format: str, log_level: str
+) -> None:
+    """Serve until SIGINT or SIGTERM. Raises SandqError: an option is wrong, or the port is taken."""
+    host, port = _address(listen, config)
+    if not servers:
+        raise InvalidRequest("--server: at least one HOST:PORT is expected")
+    for server in servers:
+        parse_server(server)
+    names = frozenset(name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name)
+    origins = frozenset(config.http.allowed_origins)
+    settings = HttpSettings(names, origins, servers, sandq.__version__, starts_alone=True)
+    deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)
+    people = logs.set_up(log_format, log_level, "http")
+    log = structlog.get_logger("sandq.http")
+
+    def say(line: str) -> None:
+        if people is not None:
+            people.write(f"{line}\n")
+
+    async def run() -> None:
+        listeners = bind(host, port)
+        at = listeners[0].getsockname()
+        address = f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}"
+        stop = anyio.Event()
+
+        def on_ready() -> None:
+            say(f"sandq {sandq.__version__}: HTTP for {', '.join(servers)}")
+            say(f"HTTP: {address}")
+            log.info("ready", servers=servers, http=address)
+
+        async def until_told() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for number in signals:
+                    if stop.is_set():
+                        os._exit(EXIT_AT_ONCE)
+                    say("stopping")
+                    log.info("stopping", signal=signal.Signals(number).name)
+                    stop.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(until_told)
+            await serve_alone(listeners, settings, config.limits, deadlines, stop, on_ready)
+            tasks.cancel_scope.cancel()
+
+    try:
+        open_files.raise_limit()
+        anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
+        log.info("stopped")
+    finally:
+        logs.finish()
+
+
+def _address(listen: str | None, config: NodeConfig) -> Address:
+    if listen is not None:
+        try:
+            return Address.parse(listen)
+        except ValueError as error:
+            raise InvalidRequest(f"--listen: {error}") from None
+    if config.listen.http is None:
+        raise InvalidRequest("listen.http is none: say where HTTP is served, by --listen HOST:PORT")
+    return config.listen.http

@@ -1,0 +1,122 @@
+"""`sandq http` as a process: without a node, with one, told to stop, and where it cannot listen."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.gateway import GatewayProcess
+from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S, wait_until
+
+MakeNode = Callable[..., NodeProcess]
+MakeGateway = Callable[..., GatewayProcess]
+
+
+@pytest.fixture
+def make_gateway(tmp_path: Path) -> Iterator[MakeGateway]:
+    """Makes gateways that end with the test."""
+    made: list[GatewayProcess] = []
+
+    def make(*options: str, **environ: str) -> GatewayProcess:
+        made.append(GatewayProcess(tmp_path, *options, **environ))
+        return made[-1]
+
+    yield make
+    for gateway in made:
+        gateway.close()
+
+
+def test_it_serves_while_a_node_answers_and_says_503_while_none_does(
+    make_node: MakeNode, make_gateway: MakeGateway
+) -> None:
+    """The node is the second of two servers; it comes after the gateway, goes, and comes again."""
+    node = make_node()
+    gateway = make_gateway("--server", f"127.0.0.1:{free_port()},{node.address}")
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as web:
+        message = {"text": "kept", "unique_key": "one"}
+
+        def status(method: str, path: str, json: object = None) -> int:
+            return web.request(method, path, json=json).status_code
+
+        assert (status("GET", "/healthz"), status("GET", "/readyz")) == (200, 503)
+        refused = web.post("/topics", json={"name": "t"})
+        assert (refused.status_code, refused.json()["code"], refused.json()["retriable"]) == (503, "UNAVAILABLE", True)
+        node.start()
+        wait_until(lambda: status("GET", "/readyz") == 200)
+        # Who asks again is told that it was done before, if the answer to that took too long.
+        wait_until(lambda: status("POST", "/topics", {"name": "t"}) in (201, 409))
+        wait_until(lambda: status("POST", "/topics/t", message) in (201, 409))
+        assert node.stop() == 0
+        wait_until(lambda: status("GET", "/readyz") == 503)
+        assert status("GET", "/healthz") == 200
+        node.start()
+        wait_until(lambda: status("GET", "/readyz") == 200)
+        wait_until(lambda: "kept" in web.get("/topics/t/messages?values=true").text)
+    gateway.tell_to_stop()
+    assert gateway.ended() == 0
+
+
+def test_told_to_stop_it_answers_what_is_under_way_and_takes_nothing_new(make_gateway: MakeGateway) -> None:
+    gateway = make_gateway("--server", f"127.0.0.1:{free_port()}", SANDQ_SHUTDOWN_GRACE="4m")
+    head = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection(gateway.address, timeout=PATIENCE_S) as client, client.makefile("rb") as answer:
+        client.sendall(head)
+        assert answer.readline().startswith(b"HTTP/1.1 100 ") and answer.readline() == b"\r\n"
+        gateway.tell_to_stop()
+        wait_until(lambda: not takes_connections(gateway.address))
+        client.sendall(b"{}")
+        said = answer.read()
+        assert said.startswith(b"HTTP/1.1 400 ") and b"\r\nconnection: close\r\n" in said and b"name" in said, said
+    assert gateway.ended() == 0
+    assert gateway.event("stopped")
+
+
+def say(gateway: GatewayProcess, data: bytes) -> bytes:
+    """What it answers, until it closes the connection."""
+    with socket.create_connection(gateway.address, timeout=PATIENCE_S) as client, client.makefile("rb") as answer:
+        client.sendall(data)
+        return answer.read()
+
+
+def takes_connections(address: tuple[str, int]) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
+
+
+def test_what_a_node_may_be_told_a_gateway_may_be_told(make_gateway: MakeGateway, tmp_path: Path) -> None:
+    """Limits, and who may ask: by a file, that need not say what a node must, and by the environment."""
+    (tmp_path / "gateway.yaml").write_text("limits: {http_body_bytes: 64KiB}\nhttp: {allowed_hosts: [q.example]}\n")
+    gateway = make_gateway("--config", "gateway.yaml", SANDQ_HTTP__ALLOWED_ORIGINS="https://a.example")
+    with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as web:
+        found = say(gateway, b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65537\r\n\r\n")
+        assert found.startswith(b"HTTP/1.1 413 ") and b"limits.http_body_bytes" in found, found
+        assert web.get("/healthz", headers={"host": "q.example"}).status_code == 200
+        assert web.get("/healthz", headers={"host": "r.example"}).status_code == 403
+        assert web.get("/healthz", headers={"origin": "https://a.example"}).status_code == 200
+        assert web.get("/healthz", headers={"origin": "https://b.example"}).status_code == 403
+
+
+def test_a_port_that_is_taken_is_said_in_a_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "sandq.cli", "http", "--listen", address],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == f"sandq: {address} is in use by another process: stop it, or --listen on another port\n"

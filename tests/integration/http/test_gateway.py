@@ -1,0 +1,220 @@
+"""The gateway on uvloop: what uvicorn does not bound is bounded, and nothing outlasts its client."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from sandq.model.config_types import Address
+from sandq.node import Serving, run_node
+from sandq.server.http import alone, guards
+from sandq.server.http.fast_connections import AHEAD_BYTES
+from tests.support.nodes.gateway import PATIENT, gateway
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
+
+GET = b"GET /topics/t HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+LAST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+
+
+def lease(wait: str) -> bytes:
+    body = f'{{"wait": "{wait}"}}'.encode()
+    return (
+        b"POST /topics/t/groups/g/lease HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    ) + body
+
+
+@pytest.fixture
+async def small(tmp_path: Path) -> AsyncIterator[Serving]:
+    """A node with topic "t", and limits that are soon reached."""
+    limits = {"LIMITS__HTTP_CONNECTIONS": "4", "LIMITS__HTTP_REQUESTS": "8", "LIMITS__HTTP_WAITING": "3"}
+    async with run_node(small_config(tmp_path, **limits)) as node, connected(node) as api:
+        await api.admin.create_topic("t")
+        yield node
+
+
+def gateway_of(node: Serving, **deadlines: float) -> AbstractAsyncContextManager[Address]:
+    """With deadlines that do not come in a test, but for these."""
+    return gateway(f"127.0.0.1:{node.client_port}", node.broker.limits, replace(PATIENT, **deadlines))
+
+
+@pytest.fixture
+async def at(small: Serving) -> AsyncIterator[Address]:
+    async with gateway_of(small) as address:
+        yield address
+
+
+async def everything(stream: trio.SocketStream) -> bytes:
+    answer = b""
+    with trio.fail_after(PATIENCE_S):
+        while piece := await stream.receive_some(65536):
+            answer += piece
+    return answer
+
+
+async def said(at: Address, data: bytes) -> bytes:
+    async with await trio.open_tcp_stream(*at) as stream:
+        await stream.send_all(data)
+        return await everything(stream)
+
+
+def waiting(node: Serving) -> bool:
+    """Whether a request waits for messages there."""
+    return node.broker.node_log.memory.watchers.bytes > 0
+
+
+async def test_half_a_head_has_its_time(small: Serving) -> None:
+    async with gateway_of(small, head_s=0.05) as at:
+        assert await said(at, b"GET /healthz HT") == b""
+        answer = await said(at, HEALTH + b"GET /healthz HT")
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1 ") == 1
+
+
+async def test_a_connection_without_a_request_has_its_time(small: Serving) -> None:
+    async with gateway_of(small, idle_s=0.05) as at:
+        assert await said(at, b"") == b""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /healthz HTTP/1.1\r\nX: " + b"y" * 100_000,
+        b"GET /" + b"x" * 100_000,
+        b"GET /healthz HTTP/1.1\r\n" + b"X: y\r\n" * 101 + b"\r\n",
+        b"POST /topics HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: y\r\n" * 10_000,
+    ],
+    ids=["header", "path", "headers", "trailers"],
+)
+async def test_a_head_is_no_larger_than_it_may_be(at: Address, data: bytes) -> None:
+    answer = await said(at, data)
+    assert answer.count(b"HTTP/1.1 ") == 1 and answer.split()[1] in (b"431", b"408", b"400"), answer[:200]
+
+
+async def test_what_is_no_request_is_refused_behind_the_answers_to_what_came_before(at: Address) -> None:
+    answer = await said(at, GET + HEALTH + b"nonsense\r\n\r\n" + HEALTH)
+    assert [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"400"]
+
+
+async def test_a_flood_of_requests_on_one_connection_is_answered_whole_and_in_order(at: Address) -> None:
+    async with await trio.open_tcp_stream(*at) as stream, trio.open_nursery() as nursery:
+        count = 4 * AHEAD_BYTES // len(HEALTH)
+        nursery.start_soon(stream.send_all, HEALTH * count + LAST)
+        answer = await everything(stream)
+    assert answer.count(b"HTTP/1.1 200 OK") == count + 1
+
+
+async def test_who_is_gone_while_its_lease_waits_leaves_nothing(
+    small: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it closes its connection or that is reset, and whatever it sent behind the lease."""
+    asked: list[str] = []
+    call = guards.Guard.__call__
+
+    async def noted(guard: guards.Guard, scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await call(guard, scope, receive, send)
+
+    monkeypatch.setattr(guards.Guard, "__call__", noted)
+    for is_reset in (True, False):
+        async with gateway_of(small, **({} if is_reset else {"leave_s": 0.05})) as at:
+            stream = await trio.open_tcp_stream(*at)
+            await stream.send_all(lease("60s") + 500 * GET)
+            await until_holds(lambda: waiting(small))
+            if is_reset:
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await stream.aclose()
+            await until_holds(lambda: not waiting(small))
+    assert asked == ["/topics/t/groups/g/lease"] * 2
+
+
+async def test_the_connection_that_was_idle_for_longest_gives_way(at: Address) -> None:
+    streams = []
+    for _ in range(5):
+        stream = await trio.open_tcp_stream(*at)
+        await stream.send_all(HEALTH)
+        assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200 ")
+        streams.append(stream)
+    assert await everything(streams[0]) == b"", "three of four are for one address"
+    await streams[-1].send_all(LAST)
+    assert (await everything(streams[-1])).startswith(b"HTTP/1.1 200 ")
+    for stream in streams:
+        await stream.aclose()
+
+
+async def test_one_address_has_three_quarters_of_the_places_to_wait(small: Serving) -> None:
+    limits = replace(small.broker.limits, http_connections=100, http_waiting=4)
+    answers: list[bytes] = []
+
+    async def ask(at: Address) -> None:
+        async with await trio.open_tcp_stream(*at) as stream:
+            await stream.send_all(lease("60s"))
+            answers.append(await stream.receive_some(65536))
+
+    async with gateway(f"127.0.0.1:{small.client_port}", limits) as at, trio.open_nursery() as nursery:
+        for _ in range(4):
+            nursery.start_soon(ask, at)
+        await until_holds(lambda: answers)
+        nursery.cancel_scope.cancel()
+    assert answers[0].startswith(b"HTTP/1.1 503 ") and b"limits.http_waiting" in answers[0], answers
+
+
+async def test_who_takes_nothing_of_its_answer_is_cut_off(small: Serving) -> None:
+    listing = b"GET /topics/t/messages?values=true HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n"
+    async with connected(small) as api:
+        for _ in range(12):
+            await api.produce_many("t", [{"value": b"x" * 900_000, "delay": "1h"}])
+    async with (
+        gateway_of(small, crowded_stall_s=0.02, send_stall_s=0.02) as at,
+        await trio.open_tcp_stream(*at) as stream,
+        httpx.AsyncClient(base_url=f"http://{at}", timeout=PATIENCE_S) as client,
+    ):
+        await stream.send_all(listing)
+        told = 'sandq_http_requests_total{method="GET",route="/topics/{topic}/messages"'
+        await until_answer(lambda: metrics(client), lambda text: told in text)
+
+
+async def metrics(client: httpx.AsyncClient) -> str:
+    return (await client.get("/metrics")).text
+
+
+async def test_it_ends_what_waits_and_answers_it(small: Serving) -> None:
+    async with gateway_of(small) as address:
+        stream = await trio.open_tcp_stream(*address)
+        await stream.send_all(lease("60s"))
+        await until_holds(lambda: waiting(small))
+    answer = await everything(stream)
+    assert answer.startswith(b"HTTP/1.1 503 ") and b"connection: close" in answer, answer
+    await stream.aclose()
+
+
+async def test_it_is_ready_while_the_cluster_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "LOOK_S", 0.01)
+    stop = trio.Event()
+
+    async def run(task_status: trio.TaskStatus[Serving]) -> None:
+        async with run_node(small_config(tmp_path)) as node:
+            task_status.started(node)
+            await stop.wait()
+
+    async with trio.open_nursery() as nursery:
+        node = await nursery.start(run)
+        async with (
+            gateway_of(node) as address,
+            httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as client,
+        ):
+            await until_answer(lambda: client.get("/readyz"), lambda found: found.status_code == 200)
+            assert (await client.get("/healthz")).status_code == 200
+            stop.set()
+            await until_answer(lambda: client.get("/readyz"), lambda found: found.status_code == 503)
+            assert (await client.get("/healthz")).status_code == 200

@@ -1,0 +1,68 @@
+"""A gateway of HTTP on uvloop, in a thread of the test's process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from typing import Final
+
+import anyio
+import pytest
+import trio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from sandq.model.config_types import Address
+from sandq.model.limits import Limits
+from sandq.server.http.alone import bind, serve_alone
+from sandq.server.http.bounds import Deadlines
+from sandq.server.http.serve import HttpSettings
+from tests.support.waiting import PATIENCE_S
+
+INSIDE, ALONE = "inside", "alone"
+by_both = pytest.mark.parametrize("web_node", [INSIDE, ALONE], indirect=True)
+"""For tests of what HTTP is, whichever server speaks it."""
+
+
+PATIENT: Final = Deadlines(*[PATIENCE_S] * len(fields(Deadlines)))
+"""It goes by the machine's clock, whatever clock the test has: what its deadlines do is shown by tests that shorten one
+of them."""
+
+
+@asynccontextmanager
+async def gateway(server: str, limits: Limits, deadlines: Deadlines = PATIENT) -> AsyncIterator[Address]:
+    """Where it serves, inside the block; `server`: the client port of a node."""
+    listeners = bind("127.0.0.1", 0)
+    address = Address(*listeners[0].getsockname()[:2])
+    settings = HttpSettings(frozenset(), frozenset(), (server,), "0.0.0", PATIENCE_S)
+    ready, ended = trio.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+    stops: list[tuple[BlockingPortal, anyio.Event]] = []
+
+    async def serve(portal: BlockingPortal) -> None:
+        stops.append((portal, anyio.Event()))
+        await serve_alone(listeners, settings, limits, deadlines, stops[0][1], lambda: token.run_sync_soon(ready.set))
+
+    def run() -> None:
+        with start_blocking_portal("asyncio", {"use_uvloop": True}) as portal:
+            portal.call(serve, portal)
+
+    async def run_in_thread() -> None:
+        try:
+            await trio.to_thread.run_sync(run)
+        finally:
+            ended.set()
+            ready.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_in_thread)
+        with trio.fail_after(PATIENCE_S):
+            await ready.wait()
+        try:
+            yield address
+        finally:
+            with trio.CancelScope(shield=True):
+                if not ended.is_set():
+                    portal, stop = stops[0]
+                    portal.start_task_soon(stop.set)
+                await ended.wait()

@@ -1,0 +1,54 @@
+"""A gateway of HTTP in a process of its own, as `sandq http` starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from sandq.model.config_types import Address
+from tests.support.paths import ROOT
+from tests.support.waiting import PATIENCE_S, wait_until
+
+
+class GatewayProcess:
+    """It listens on a port that is free, and its log goes to a file."""
+
+    def __init__(self, directory: Path, *options: str, **environ: str) -> None:
+        self._log = directory / "gateway.log"
+        with self._log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sandq.cli", "http", "--listen", "127.0.0.1:0", *options],
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | environ,
+                stdout=out,
+                stderr=out,
+                cwd=directory,
+            )
+        wait_until(lambda: self._process.poll() is not None or self.event("ready"))
+        ready = self.event("ready")
+        assert ready is not None, self._log.read_text()
+        self.url = ready["http"]
+        self.address = Address.parse(self.url.removeprefix("http://"))
+
+    def event(self, name: str) -> dict[str, str] | None:
+        """The line of its log about that, if there is one."""
+        lines = self._log.read_text().split("\n")[:-1]
+        found = [line for line in map(json.loads, lines) if line["event"] == name]
+        return found[0] if found else None
+
+    def tell_to_stop(self) -> None:
+        """SIGTERM, and wait until it knows."""
+        self._process.send_signal(signal.SIGTERM)
+        wait_until(lambda: self.event("stopping"))
+
+    def ended(self) -> int:
+        """Wait for its end; the exit code."""
+        return self._process.wait(timeout=PATIENCE_S)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self.ended()

@@ -1,0 +1,94 @@
+"""The parts of uvicorn that `fast_connections` overrides or uses are as they were when it was written (ADR 25)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import re
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http import flow_control, httptools_impl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from sandq.broker.memory_budget import Account
+from sandq.server.http.bounds import Deadlines
+from sandq.server.http.fast_connections import FastHttpServer, _Connection
+from tests.support.paths import ROOT
+
+READ = "read what changed in uvicorn, then fast_connections and ADR 25, and put it here as it is now"
+OVERRIDDEN = {
+    "__init__": ["self", "config", "server_state", "app_state", "_loop"],
+    "connection_made": ["self", "transport"],
+    "connection_lost": ["self", "exc"],
+    "eof_received": ["self"],
+    "shutdown": ["self"],
+    "data_received": ["self", "data"],
+    "on_message_begin": ["self"],
+    "on_header": ["self", "name", "value"],
+    "on_headers_complete": ["self"],
+    "on_body": ["self", "body"],
+    "on_message_complete": ["self"],
+    "_start_asgi_task": ["self", "cycle", "app"],
+    "on_response_complete": ["self"],
+    "pause_writing": ["self"],
+    "resume_writing": ["self"],
+}
+CALLED = {"_unset_keepalive_if_required": ["self"], "timeout_keep_alive_handler": ["self"]}
+OF_A_CONNECTION = [
+    "app",
+    "app_state",
+    "client",
+    "config",
+    "cycle",
+    "flow",
+    "headers",
+    "loop",
+    "parser",
+    "pipeline",
+    "timeout_keep_alive_task",
+    "transport",
+]
+OF_A_CYCLE = ["disconnected", "keep_alive", "message_event", "more_body", "response_complete", "response_started"]
+
+
+@pytest.mark.parametrize("name", [*OVERRIDDEN, *CALLED])
+def test_a_method_is_there_and_takes_what_it_took(name: str) -> None:
+    method = HttpToolsProtocol.__dict__.get(name)
+    assert method is not None, f"HttpToolsProtocol.{name} is gone: {READ}"
+    assert list(inspect.signature(method).parameters) == {**OVERRIDDEN, **CALLED}[name], f"{name}: {READ}"
+
+
+def test_all_that_is_overridden_is_named_here_and_in_the_decision() -> None:
+    ours = {name for name in vars(_Connection) if name in vars(HttpToolsProtocol)} - {"__module__", "__doc__"}
+    assert ours == set(OVERRIDDEN)
+    page = (ROOT / "docs/adr/0025-http-has-a-process-of-its-own.md").read_text()
+    assert {name for name in [*ours, *CALLED] if f"`{name}`" not in page} == {"__init__"}
+
+
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+def test_what_is_looked_at_is_there() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        server = FastHttpServer(nothing, 1, Account(0), Deadlines())
+        protocol = HttpToolsProtocol(server.config, server.state, {}, loop)
+    finally:
+        loop.close()
+    assert [name for name in OF_A_CONNECTION if name not in vars(protocol)] == [], READ
+    cycle = inspect.getsource(RequestResponseCycle.__init__)
+    assert [name for name in OF_A_CYCLE if f"self.{name} = " not in cycle] == [], READ
+    flow = flow_control.FlowControl
+    assert [name for name in ("drain", "pause_reading", "resume_reading") if not hasattr(flow, name)] == [], READ
+    assert {"connections", "default_headers"} <= set(vars(ServerState())), READ
+    assert STATUS_LINE[431].startswith(b"HTTP/1.1 431 ") and STATUS_LINE[431].endswith(b"\r\n")
+
+
+def test_it_does_what_it_did() -> None:
+    """Names may stay where the order of things changes; on which `fast_connections` relies as well."""
+    code = "".join(map(inspect.getsource, (HttpToolsProtocol, RequestResponseCycle, flow_control.FlowControl)))
+    digest = hashlib.sha256(re.sub(r"\s+", " ", code).encode()).hexdigest()[:16]
+    assert digest == "08d283fea07d7abb", f"{httptools_impl.__name__}: {READ}"
