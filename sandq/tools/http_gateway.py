@@ -13,6 +13,7 @@ from sandq.client.options import parse_server
 from sandq.model.config import Address, NodeConfig
 from sandq.model.errors import InvalidRequest
 from sandq.server import logs, open_files
+from sandq.server.collector import collect_rarely
 from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
@@ -48,6 +49,7 @@ def serve_gateway(
         stop = anyio.Event()
 
         def on_ready() -> None:
+            collect_rarely()
             say(f"sandq {sandq.__version__}: HTTP for {', '.join(servers)}")
             say(f"HTTP: {address}")
             log.info("ready", servers=servers, http=address)
