@@ -7,8 +7,8 @@ from typing import Final
 
 YOUNG_OBJECTS: Final = 20_000
 """More objects made than freed, before the youngest are looked at. An answer of 1,000 messages is some thousands: by
-Python's own bound of 700 the collector goes through all objects there are every few answers, and stops the process for a
-tenth of a second and more."""
+Python's own bound of 700 the collector goes through all objects there are every few answers, and stops the process
+for a tenth of a second and more."""
 ROUNDS: Final = 20
 """Of a generation, before the next older one is looked at."""
 
