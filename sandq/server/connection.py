@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -49,12 +50,17 @@ CONNECTION_SHARE = 1 / 8
 """What a connection may have of all answers ..."""
 CONNECTION_REQUESTS_SHARE = 1 / 4
 """... and of all requests that are not answered."""
+AT_ONCE = 64
+"""Requests of a connection that are worked on at once, but for those that wait for something to happen: what it asks
+beyond comes after them, or all of it would have a part of every round of the loop."""
 REQUEST_BYTES = 512
 """What a request that is worked on takes, about, beside the bytes of its frame ..."""
 PARSED_COPIES = 8
 """... which take so many times as much as what they say, but for batches: an item of a few bytes is an object."""
 WAITING_BYTES = 4096
 """What a request that waits for something to happen takes, about, beside what it names."""
+SAID_BITS = 4
+"""A frame is a unit of work, and one more for each 16 bytes of it, which most often are an item; but for batches."""
 UNIT_BITS = 10
 """An answer is a unit of work for each 1,024 bytes, beside what it cost to make: a turn gives 1 MiB, and the last."""
 REFUSAL_WORK = 4
@@ -118,6 +124,10 @@ class Connection:
         self.add_hint: Callable[[SandqError], None] = lambda error: None
         """Adds to an error what its receiver may want to know; set by the session."""
         self.turn = Turn()
+        self._at_once = 0
+        """Requests that are worked on, but for those that wait for something to happen, ..."""
+        self._later: deque[Callable[[], Awaitable[None]]] = deque()
+        """... and those that come after them."""
         """What is done for the requests of this connection as they come."""
         self._requests: dict[int, Mark] = {}
         """Those that are not answered yet."""
@@ -355,12 +365,28 @@ class Connection:
         if len(request_ids) > self.room:
             raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
         self._working += len(request_ids)
-        self._nursery.start_soon(self._work, request_ids, work, self._request_timeout_s + wait_s)
+        timeout_s = self._request_timeout_s + wait_s
+        done = partial(self._work, request_ids, work, timeout_s, trio.current_time() + timeout_s)
+        if wait_s:
+            self._nursery.start_soon(done)
+        elif self._at_once < AT_ONCE:
+            self._at_once += 1
+            self._nursery.start_soon(self._one_after_the_other, done)
+        else:
+            self._later.append(done)
 
-    async def _work(self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]], timeout_s: float) -> None:
+    async def _one_after_the_other(self, done: Callable[[], Awaitable[None]]) -> None:
+        await done()
+        while self._later:
+            await self._later.popleft()()
+        self._at_once -= 1
+
+    async def _work(
+        self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]], timeout_s: float, deadline_s: float
+    ) -> None:
         failure: SandqError = TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown")
         try:
-            with trio.move_on_after(timeout_s) as within:
+            with trio.move_on_at(deadline_s) as within:
                 try:
                     self.reply_each(request_ids, await work())
                 except SandqError as error:
@@ -479,14 +505,15 @@ class Connection:
         kind, mark, size, unasked_bytes = -1, None, 0, 0
         produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes)
         self._count_unanswered(all_bytes)
+        other_work = 1 + (came_bytes // max(len(frames), 1) >> SAID_BITS)
         for one in frames:
             if turn.left <= 0 or self._out_bytes > most_bytes:
                 session.handled()
                 if self._out_bytes > most_bytes:
                     await self._until_sent()
                 await turn.end()
-            turn.left -= 1
             frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
+            turn.left -= 1 if frame[0] == _PRODUCE else other_work
             if frame[0] != kind:
                 kind = frame[0]
                 size = produce_bytes if kind == _PRODUCE else other_bytes

@@ -14,12 +14,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.broker.turns import TURN_WORK
+from sandq.broker.turns import SHARED_WORK, TURN_WORK
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.server import connection as connection_module
-from sandq.server.connection import FRAME_S, RECEIVE_FEW_BYTES, UNIT_BITS, Connection
+from sandq.server.connection import AT_ONCE, FRAME_S, RECEIVE_FEW_BYTES, SAID_BITS, UNIT_BITS, Connection
 from tests.support.nodes.one_connection import one_connection
+from tests.support.waiting import until_holds
 
 Handle = Callable[[Connection, Any], Awaitable[None] | None]
 
@@ -228,3 +229,51 @@ async def test_what_the_client_does_not_send_is(
         (error,) = FrameReader().feed(await client.receive_some(1000))
         assert error[:3] == [255, 0, "UNAVAILABLE"]
         assert FRAME_S <= trio.current_time() - began_s <= FRAME_S + 1
+
+
+async def test_a_frame_that_says_much_is_much_work(steps: Steps) -> None:
+    at, done, many = [], trio.Event(), 20
+    size = SHARED_WORK << SAID_BITS
+
+    def handle(connection: Connection, frame: Any) -> None:
+        at.append(steps.number)
+        if len(at) == many:
+            done.set()
+
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(1) + frames_of(many - 1, size))
+        await done.wait()
+    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK // SHARED_WORK + 1
+
+
+async def test_so_many_requests_of_a_connection_are_worked_on_at_once() -> None:
+    """And those that wait for something to happen, which take nothing meanwhile."""
+    begun, waiting, go_on, came = [], [], trio.Event(), trio.Event()
+    many = 2 * AT_ONCE
+
+    async def work() -> bytes:
+        begun.append(len(begun))
+        if len(begun) == AT_ONCE:
+            came.set()
+        await go_on.wait()
+        return encode_reply(1, None)
+
+    async def wait() -> bytes:
+        waiting.append(len(waiting))
+        await go_on.wait()
+        return encode_reply(1, None)
+
+    def handle(connection: Connection, frame: Any) -> None:
+        connection.start(1, work)
+        connection.start(2, wait, wait_s=10)
+
+    answers = b""
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(many))
+        await came.wait()
+        await until_holds(lambda: len(waiting) == many)
+        assert len(begun) == AT_ONCE
+        go_on.set()
+        while len(answers) < 2 * many * len(encode_reply(1, None)):
+            answers += await client.receive_some(1 << 16)
+    assert len(begun) == many
