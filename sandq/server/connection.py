@@ -472,7 +472,7 @@ class Connection:
                     await self._gate()
             came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(data)
             try:
-                most = self.turn.left
+                most = max(self.turn.left, 1)
                 frames = reader.feed(data, most)
                 if self._is_half and frames:
                     self._came_whole()
