@@ -98,7 +98,7 @@ class Members:
             if before is None or before > Standing.SUSPECT:
                 self._came(record)
         else:
-            self._went(record)
+            self._went(record, node.standing)
         self._on_change(node.name)
 
     def _has_room(self) -> bool:
@@ -122,8 +122,10 @@ class Members:
             if isinstance(intent, LeaveIntent):
                 record.state = State.LEAVING
 
-    def _went(self, record: Record) -> None:
-        record.state = State.LEFT if record.state == State.LEAVING else State.FAILED
+    def _went(self, record: Record, standing: Standing) -> None:
+        # Who says itself that it is dead has left, also when its leave intent was lost: datagrams carry both.
+        left = record.state == State.LEAVING or standing == Standing.LEFT
+        record.state = State.LEFT if left else State.FAILED
         self._plan_to_forget(record)
 
     def _plan_to_forget(self, record: Record) -> None:

@@ -64,10 +64,11 @@ class Follower:
 
     async def until(self, name: str, condition: Callable[[Member], bool]) -> Member:
         """The member, when it is listed like that."""
-        with trio.fail_after(PATIENCE_S):
+        with trio.move_on_after(PATIENCE_S):
             while name not in self.listed or not condition(self.listed[name]):
                 await self.read()
-        return self.listed[name]
+            return self.listed[name]
+        raise AssertionError(f"{name} was never like that in {PATIENCE_S:g} s; listed are {self.listed}")
 
 
 async def alone(bed: Bed) -> tuple[Membership, Follower]:

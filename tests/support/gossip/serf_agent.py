@@ -105,12 +105,14 @@ class SerfAgent:
 
     async def until_listed(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The member, when the agent lists it like that."""
-        with trio.fail_after(PATIENCE_S):
+        listed: dict[str, dict[str, Any]] = {}
+        with trio.move_on_after(PATIENCE_S):
             while True:
-                found = (await self.members()).get(name)
-                if found is not None and condition(found):
-                    return found
+                listed = await self.members()
+                if name in listed and condition(listed[name]):
+                    return listed[name]
                 await trio.sleep(_LOOK_S)
+        raise AssertionError(f"{name} was never like that in {PATIENCE_S:g} s; {self.name} lists {listed}")
 
     async def join(self, seed: Address) -> None:
         await self._command("join", str(seed))
@@ -159,7 +161,8 @@ class SerfAgent:
         await self._ended()
 
     def close(self) -> None:
-        """Kill it, if it is there."""
+        """Kill it, if it is there. What it said stands in the report of a test that fails."""
+        print(f"-- the agent {self.name} said:\n{self.output() if self._log.exists() else ''}")
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -81,7 +81,7 @@ LIVES: list[tuple[str, list[Word], State | None]] = [
     ("leaves and is found dead", [alive("a"), leaves("a"), dead("a")], State.LEFT),
     ("leaves before it is known", [leaves("a"), alive("a"), left("a")], State.LEFT),
     ("is known after its leave intent", [leaves("a"), alive("a")], State.LEAVING),
-    ("says that it left and no more", [alive("a"), left("a")], State.FAILED),
+    ("says that it left, and its leave intent was lost", [alive("a"), left("a")], State.LEFT),
     ("says it in the other order", [alive("a"), left("a"), leaves("a")], State.LEFT),
     ("failed and is taken out", [alive("a"), dead("a"), leaves("a", 9)], State.LEFT),
     ("failed and is forgotten at once", [alive("a"), dead("a"), leaves("a", 9, prune=True)], None),
