@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,9 +15,10 @@ from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
+from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.delivery.subscribe import Known, held_by, known_to, open_group, size_of
+from sandq.broker.delivery.subscribe import GroupOpenings, Known, held_by, known_to, size_of
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all, read_all
@@ -87,7 +88,9 @@ class Broker:
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
         self._checking = trio.CapacityLimiter(1)
-        self._turn = 0
+        self._openings = GroupOpenings()
+        self._takers: dict[tuple[str, str], GroupTakers] = {}
+        """Of LEASE requests, by topic and group."""
         self._producers_counted_s = -math.inf
         """When it was looked last whether there are too many ..."""
         self._producers_full = False
@@ -200,7 +203,7 @@ class Broker:
         subscription = Subscription(
             request.group, request.consumer_id, request.credit, lease_ms, push, congested, ended
         )
-        await open_group(deliveries, request.group, request.start)
+        await self._openings.open(request.topic, deliveries, request.group, request.start)
         known = await known_to(request)
         await read_all([delivery.host for delivery in deliveries])
         lost_pushes = await self._lost_pushes(deliveries, request, known)
@@ -240,24 +243,42 @@ class Broker:
         check_name("group", request.group)
         lease_ms = self._lease_ms(topic, request.lease_ms)
         deliveries = self.led(request.topic)
-        await open_group(deliveries, request.group, request.start)
-        self._turn += 1
-        lease_once = LeaseOnce(request, deliveries, lease_ms, self.clock, self._timers, self._turn, congested)
+        takers = self._takers_of(request)
+        lease_once = LeaseOnce(request, deliveries, takers, lease_ms, self.clock, self._timers, congested)
+        opens = partial(self._openings.open, request.topic, group=request.group, start=request.start)
         try:
-            taken = await lease_once.run()
+            with takers.joined():
+                await takers.know(deliveries, opens)
+                taken = await lease_once.run()
             # Cancelled when the answer had just come: nobody takes it.
             await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
-            self.give_back(request)
+            release(lease_once.asked, request)
             raise
+        finally:
+            self._forget(request, takers)
         for leader, delivery in taken:
             leader.stats.delivered(delivery, self.clock.now_s())
         return [delivery for _, delivery in taken]
 
-    def give_back(self, request: Lease) -> None:
-        """Nobody is there any more to get what was leased, or is being leased."""
+    def _takers_of(self, request: Lease) -> GroupTakers:
+        key = (request.topic, request.group)
+        takers = self._takers.get(key)
+        if takers is None or takers.error is not None:
+            takers = self._takers[key] = GroupTakers(*key, self.clock, self._timers)
+        return takers
+
+    def _forget(self, request: Lease, takers: GroupTakers) -> None:
+        """Unless others are there, or new ones have begun anew."""
+        key = (request.topic, request.group)
+        if not takers.in_use and self._takers.get(key) is takers:
+            del self._takers[key]
+
+    def give_back(self, request: Lease, partitions: Iterable[int]) -> None:
+        """Nobody is there any more to get what was leased in these partitions."""
         opened = self.catalog.topics.get(request.topic)
-        release(opened.partitions.values() if opened else (), request)
+        if opened is not None:
+            release([opened.partitions[number] for number in partitions if number in opened.partitions], request)
 
     def _lease_ms(self, topic: OpenTopic, asked_ms: int | None) -> int:
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]

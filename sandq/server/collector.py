@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-YOUNG_OBJECTS: Final = 20_000
-"""More objects made than freed, before the youngest are looked at. An answer of 1,000 messages is some thousands: by
-Python's own bound of 700 the collector goes through all objects there are every few answers, and stops the process
-for a tenth of a second and more."""
-ROUNDS: Final = 20
-"""Of a generation, before the next older one is looked at."""
+YOUNG_OBJECTS: Final = 5_000
+"""More objects made than freed, before the youngest are looked at, which takes some ms if all of them are in use: of
+requests that wait they are. An answer of 1,000 messages is some thousands: by Python's own bound of 700 the collector
+goes through all objects there are every few answers, and stops the process for a tenth of a second and more."""
+YOUNG_ROUNDS: Final = 5
+"""Of the youngest, before those that outlived one are looked at with them ..."""
+ROUNDS: Final = 50
+"""... and of those, before all are."""
 
 
 def collect_rarely() -> None:
@@ -18,4 +20,4 @@ def collect_rarely() -> None:
     Nothing of a request is in a cycle but by the way of an error, so little waits for it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, ROUNDS, ROUNDS)
+    gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, ROUNDS)

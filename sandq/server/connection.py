@@ -63,8 +63,10 @@ SAID_BITS = 4
 """A frame is a unit of work, and one more for each 16 bytes of it, which most often are an item; but for batches."""
 UNIT_BITS = 10
 """An answer is a unit of work for each 1,024 bytes, beside what it cost to make: a turn gives 1 MiB, and the last."""
-REFUSAL_WORK = 4
+REFUSAL_WORK = 16
 """Of an answer that says why not."""
+BEGUN_WORK = 16
+"""Of a request that a task of its own works on."""
 LAST_WORDS_S = 1.0
 _PRODUCE = int(Type.PRODUCE)
 
@@ -365,6 +367,7 @@ class Connection:
         if len(request_ids) > self.room:
             raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
         self._working += len(request_ids)
+        self.turn.left -= BEGUN_WORK
         timeout_s = self._request_timeout_s + wait_s
         done = partial(self._work, request_ids, work, timeout_s, trio.current_time() + timeout_s)
         if wait_s:
@@ -376,9 +379,12 @@ class Connection:
             self._later.append(done)
 
     async def _one_after_the_other(self, done: Callable[[], Awaitable[None]]) -> None:
+        turn = Turn()
         await done()
         while self._later:
-            await self._later.popleft()()
+            done = self._later.popleft()
+            await turn.spend(BEGUN_WORK)
+            await done()
         self._at_once -= 1
 
     async def _work(

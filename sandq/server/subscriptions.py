@@ -31,7 +31,7 @@ class Subscriptions:
         self._opening: dict[int, trio.Event] = {}
         self._takes: dict[int, trio.CancelScope] = {}
         """LEASE requests under way, by id ..."""
-        self._taken: dict[int, Lease] = {}
+        self._taken: dict[int, tuple[Lease, set[int]]] = {}
         """... and the last ones that were answered: who was cancelled meanwhile gives back what it never saw."""
 
     def notify_room(self) -> None:
@@ -112,7 +112,7 @@ class Subscriptions:
             finally:
                 del self._takes[request_id]
             if taken and not request.ack:
-                self._taken[request_id] = request
+                self._taken[request_id] = request, {delivery.partition for delivery in taken}
                 if len(self._taken) > TAKEN_KEPT:
                     del self._taken[next(iter(self._taken))]
             for delivery in taken:
@@ -141,7 +141,7 @@ class Subscriptions:
             return
         leased = self._taken.pop(request.subscription_id, None)
         if leased is not None:
-            self._broker.give_back(leased)
+            self._broker.give_back(*leased)
             self._connection.reply(request_id, encode_reply(request_id))
             return
         opening = self._opening.get(request.subscription_id)

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
-import trio
-
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.delivery.group_takers import Bell, GroupTakers
 from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
 from sandq.broker.queries.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
-from sandq.broker.timers import Timer, Timers
+from sandq.broker.timers import Timers
 from sandq.broker.turns import Turn
-from sandq.model.errors import SandqError, Unavailable, UnknownTopic
+from sandq.model.errors import SandqError, Unavailable
 from sandq.partition import commands as c
 from sandq.partition.groups.group import RESETTING, SEEKING
 from sandq.protocol.requests import Lease
@@ -39,79 +38,61 @@ def _release(delivery: PartitionLeader, request: Lease) -> None:
         delivery.host.submit(c.Release(request.group, request.consumer_id), lambda result: None)
 
 
-class _Bell:
-    """What timers ring."""
-
-    def __init__(self) -> None:
-        self.event = trio.Event()
-
-    def __call__(self) -> None:
-        self.event.set()
-
-
 class LeaseOnce:
-    """One LEASE on its way through the partitions of a topic.
-
-    It looks at all of them once; then only at those in which something changed, or came due.
-    """
+    """One LEASE on its way through the partitions of a topic."""
 
     def __init__(
         self,
         request: Lease,
         deliveries: Sequence[PartitionLeader],
+        takers: GroupTakers,
         lease_ms: int,
         clock: GuardedClock,
         timers: Timers,
-        turn: int,
         congested: Callable[[], bool],
     ) -> None:
-        """`turn`: another one for each, so that no partition is always the last. `congested()`: the connection takes
-        nothing now."""
+        """`takers` knows the `deliveries`. `congested()`: the connection takes nothing now."""
         self._request = request
+        self._deliveries = deliveries
+        self._takers = takers
         self._lease_ms = lease_ms
         self._clock = clock
         self._timers = timers
         self._congested = congested
-        self._slices = Turn()
+        self._turn = Turn()
         """Of thousands of partitions some hundred are looked at in one turn of the loop."""
-        self._bell = _Bell()
-        self._armed_ms: int | None = None
-        """For when a timer is set ..."""
-        self._armed: Timer | None = None
-        """... which is this."""
-        first = turn % len(deliveries)
-        self._deliveries = [*deliveries[first:], *deliveries[:first]]
-        self._changed: dict[PartitionLeader, None] = dict.fromkeys(self._deliveries)
-        self._due_ms: dict[PartitionLeader, int] = {}
-        """When to look at a partition again, changed or not."""
+        self.asked: dict[PartitionLeader, None] = {}
+        """Those in which it has, or may be given, something."""
 
     async def run(self) -> list[Taken]:
         """Lease what is due; when that is nothing, what is first due within `wait_ms`."""
-        deadline_ms = self._clock.now_ms() + self._request.wait_ms
-        deadline: Timer | None = None
-        try:
-            for delivery in self._deliveries:
-                delivery.watch(self._request.group, self._look_at)
-                await self._slices.spend(1)
-            await self._touch()
-            deadline = self._timers.at(deadline_ms, self._bell) if self._request.wait_ms else None
-            while True:
-                self._bell.event = trio.Event()
-                taken = await self._lease_due()
-                if taken or self._clock.now_ms() >= deadline_ms:
-                    break
-                self._set_timer(min(deadline_ms, await self._touch()))
-                await self._bell.event.wait()
-        finally:
-            # Many of these end long before their deadlines, or before a message that is due in a year.
-            for timer in (deadline, self._armed):
-                if timer is not None:
-                    timer.cancel()
-            for delivery in self._deliveries:
-                delivery.unwatch(self._request.group, self._look_at)
+        taken = await self._lease_due()
+        if not taken and self._request.wait_ms:
+            taken = await self._wait()
         if not taken:
             self._check_not_halted()
-        return await self._acked(taken) if self._request.ack and taken else taken
+            return []
+        self._takers.pass_on()
+        return await self._acked(taken) if self._request.ack else taken
+
+    async def _wait(self) -> list[Taken]:
+        bell, was_woken = Bell(), False
+        deadline_ms = self._clock.now_ms() + self._request.wait_ms
+        deadline = self._timers.at(deadline_ms, bell)
+        try:
+            while True:
+                if self._congested():
+                    self._takers.pass_on()
+                    self._timers.at(self._clock.now_ms() + RETRY_MS, bell)
+                    await bell.heard()
+                elif not self._takers.due():
+                    await self._takers.wait(bell, first=was_woken)
+                    was_woken = True
+                taken = await self._lease_due()
+                if taken or self._clock.now_ms() >= deadline_ms:
+                    return taken
+        finally:
+            deadline.cancel()  # most of these end long before
 
     def _check_not_halted(self) -> None:
         """Raises Unavailable: nothing is there only because a seek, or a clock reset, is under way."""
@@ -126,51 +107,16 @@ class LeaseOnce:
                 where = ", ".join(map(str, sorted(partitions)))
                 raise Unavailable(f"group {name!r}, partition {where}: {why}; ask again in a moment")
 
-    def _look_at(self, delivery: PartitionLeader) -> None:
-        """Something happened there."""
-        group = delivery.groups.get(self._request.group)
-        if group is not None and not delivery.closed and delivery.host.ready:
-            if group.next_ms is None:
-                self._due_ms.pop(delivery, None)
-                return
-            if group.next_ms > self._clock.now_ms():
-                self._due_ms[delivery] = group.next_ms
-                if self._armed_ms is not None and self._armed_ms <= group.next_ms:
-                    return
-        self._changed[delivery] = None
-        self._bell()
-
-    def _set_timer(self, latest_ms: int) -> None:
-        now_ms = self._clock.now_ms()
-        if self._armed_ms is not None and self._armed_ms <= now_ms:
-            self._armed_ms = None
-        at_ms = min(latest_ms, min(self._due_ms.values(), default=latest_ms))
-        if self._armed_ms is None or at_ms < self._armed_ms:
-            if self._armed is not None:
-                self._armed.cancel()
-            self._armed_ms, self._armed = at_ms, self._timers.at(at_ms, self._bell)
-
-    async def _touch(self) -> int:
-        """A group that somebody takes from is in use, whether or not there is anything. When to say so again."""
-        again_ms = []
-        for delivery in self._deliveries:
-            again_ms.append(delivery.touch(self._request.group))
-            await self._slices.spend(1)
-        return min(again_ms)
-
     async def _lease_due(self) -> list[Taken]:
-        """What could be leased of the partitions to look at."""
+        """What could be leased where something may be due."""
+        await self._takers.touch()
+        self._takers.check()
         left, left_bytes = self._request.max, TAKE_BYTES
-        now_ms = self._clock.now_ms()
-        self._changed.update(dict.fromkeys(at for at, due_ms in self._due_ms.items() if due_ms <= now_ms))
         taken: list[Taken] = []
-        while self._changed and left > 0 and left_bytes > 0:
-            await self._slices.spend(1)
-            delivery = next(iter(self._changed))
-            if self._congested():
-                self._due_ms[delivery] = self._clock.now_ms() + RETRY_MS
+        for delivery in self._takers.due():
+            if left <= 0 or left_bytes <= 0 or self._congested():
                 break
-            del self._changed[delivery]
+            await self._turn.spend(1)
             for lease in await self._lease(delivery, left):
                 taken.append((delivery, lease))
                 left -= lease.count
@@ -179,24 +125,19 @@ class LeaseOnce:
 
     async def _lease(self, delivery: PartitionLeader, limit: int) -> list[Delivery]:
         request = self._request
-        if delivery.closed:
-            raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
-        delivery.host.check_ready()
-        group = delivery.groups.get(request.group)
-        if group is None:
-            raise Unavailable(f"group {request.group!r} was deleted; ask again", group=request.group)
-        self._due_ms.pop(delivery, None)
+        self._takers.look_at(delivery)
+        self._takers.check()
+        if not self._takers.is_due(delivery):
+            return []
+        self.asked[delivery] = None
         now_ms = self._clock.now_ms()
-        if group.next_ms is None:
-            return []
-        if group.next_ms > now_ms:
-            self._due_ms[delivery] = group.next_ms
-            return []
         grant = c.Grant(request.consumer_id, limit, self._lease_ms)
         found: list[Delivery] = await delivery.host.call(c.Lease(request.group, now_ms, (grant,)))
-        if not found:
+        if found:
+            self._takers.looked_at(delivery)
+        else:
             # Due and not granted: it is another's, or the group is paused.
-            self._due_ms[delivery] = now_ms + RETRY_MS
+            self._takers.look_again(delivery, now_ms + RETRY_MS)
         return found
 
     async def _acked(self, taken: list[Taken]) -> list[Taken]:
@@ -204,7 +145,7 @@ class LeaseOnce:
         Raises when that is all of them, and not because of seeks."""
         answers = await answers_of([(delivery.host, c.Ack([(lease.token, None)])) for delivery, lease in taken])
         if any(answer != [None] for answer in answers):
-            release(self._deliveries, self._request)
+            release(self.asked, self._request)
         done = [one for one, answer in zip(taken, answers, strict=True) if answer == [None]]
         failures = [answer for answer in answers if isinstance(answer, SandqError)]
         if failures and not done:

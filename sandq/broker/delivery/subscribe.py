@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import trio
+
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all
 from sandq.broker.replication.replica import Delivery, PartitionReplica
@@ -14,10 +16,29 @@ from sandq.partition import commands as c
 from sandq.protocol.requests import Subscribe
 
 
-async def open_group(deliveries: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
-    """Make the group in the partitions where it is new. Raises NotLeader, TooManyGroups, StorageFailed."""
-    opening = [d for d in deliveries if d.host.status.groups.get(group) is None]
-    await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition))) for d in opening])
+class GroupOpenings:
+    """Makes groups where they are new: for all who ask for the same one at a time, once."""
+
+    def __init__(self) -> None:
+        self._locks: dict[tuple[str, str], trio.Lock] = {}
+
+    async def open(self, topic: str, deliveries: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
+        """Make the group in those of these partitions where it is new. Raises NotLeader, InvalidRequest,
+        StorageFailed."""
+        if not _without(group, deliveries):
+            return
+        lock = self._locks.setdefault((topic, group), trio.Lock())
+        try:
+            async with lock:
+                opening = _without(group, deliveries)
+                await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition))) for d in opening])
+        finally:
+            if not (lock.locked() or lock.statistics().tasks_waiting):
+                self._locks.pop((topic, group), None)
+
+
+def _without(group: str, deliveries: Sequence[PartitionLeader]) -> list[PartitionLeader]:
+    return [delivery for delivery in deliveries if delivery.host.status.groups.get(group) is None]
 
 
 def start_in(start: c.Position, partition: int) -> c.Position:

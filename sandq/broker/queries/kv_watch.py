@@ -7,6 +7,7 @@ A watcher that finds nothing waits on, from where it has looked to, until its ti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import outcome
 import trio
@@ -71,7 +72,8 @@ class KvWatches:
         """`nursery` outlives every watcher."""
         self._nursery = nursery
         self._runner = runner
-        self._watchers: dict[RaftGroup, list[_Watcher]] = {}
+        self._watchers: dict[RaftGroup, dict[_Watcher, None]] = {}
+        """Of each partition, those that were looked at longest ago first."""
 
     async def changes(
         self,
@@ -91,34 +93,33 @@ class KvWatches:
         watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s, room)
         watchers = self._watchers.get(host)
         if watchers is None:
-            watchers = self._watchers[host] = []
+            watchers = self._watchers[host] = {}
             self._nursery.start_soon(self._serve, host, watchers)
         elif len(watchers) >= WATCHERS_MOST:
             raise Overloaded(f"{len(watchers)} wait for changes of the same partition; ask again in a moment")
         else:
             host.look()  # wakes who looks for them
-        watchers.append(watcher)
+        watchers[watcher] = None
         try:
             await watcher.answered.wait()
         finally:
             watcher.is_given_up = True
             if watcher.size:
                 room.let_go(watcher.size)
-            if watcher in watchers:
-                watchers.remove(watcher)
+            watchers.pop(watcher, None)
         assert watcher.found is not None
         return watcher.found.unwrap()
 
-    async def _serve(self, host: RaftGroup, watchers: list[_Watcher]) -> None:
+    async def _serve(self, host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
         try:
             while watchers:
                 host.check_ready()
                 index = host.status.applied_index
-                asked = [watcher for watcher in watchers if watcher.index < index][:VISIT_WATCHERS]
+                asked = list(islice((watcher for watcher in watchers if watcher.index < index), VISIT_WATCHERS))
                 for watcher in [one for one in asked if not one.room.has_room]:
                     # There may be much for it, and nobody takes what was found before.
                     asked.remove(watcher)
-                    watchers.remove(watcher)
+                    del watchers[watcher]
                     watcher.settle(outcome.Error(Overloaded("this connection takes no answers; ask again then")))
                 if asked:
                     await self._visit(host, watchers, asked, index)
@@ -130,22 +131,26 @@ class KvWatches:
         finally:
             del self._watchers[host]
 
-    async def _visit(self, host: RaftGroup, watchers: list[_Watcher], asked: list[_Watcher], index: int) -> None:
+    async def _visit(
+        self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int
+    ) -> None:
         found = await self._runner.ask(lambda: _look(host, asked), group=host.number, patient=False)
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):
             watcher.looked(one, index, now_s)
-        looked = set(asked[: len(found)])
-        waiting = [watcher for watcher in watchers if watcher.found is None]
-        watchers[:] = sorted(waiting, key=looked.__contains__)
+            if watcher in watchers:
+                del watchers[watcher]
+                if watcher.found is None:
+                    watchers[watcher] = None
 
 
-async def _until_news(host: RaftGroup, watchers: list[_Watcher]) -> None:
+async def _until_news(host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
     """Wait until there may be something for one of them, or its time is over: then it needs no other look."""
     with trio.move_on_at(min(watcher.deadline_s for watcher in watchers)):
         await host.changed()
     index, now_s = host.status.applied_index, trio.current_time()
-    watchers[:] = [watcher for watcher in watchers if not watcher.is_over(index, now_s)]
+    for watcher in [watcher for watcher in watchers if watcher.is_over(index, now_s)]:
+        del watchers[watcher]
 
 
 def _look(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Changes]]:
@@ -154,7 +159,7 @@ def _look(host: RaftGroup, asked: Sequence[_Watcher]) -> list[outcome.Outcome[Ch
     assert isinstance(replica, PartitionReplica)
     found: list[outcome.Outcome[Changes]] = []
     looked_bytes = 0
-    for watcher in asked:
+    for watcher in replica.in_turns(asked):
         one = outcome.capture(replica.changes, watcher.watch, watcher.max_messages, watcher.max_bytes)
         found.append(one)
         looked_bytes += one.value.bytes if isinstance(one, outcome.Value) else 0

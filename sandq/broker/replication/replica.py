@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
@@ -24,6 +24,8 @@ from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import Bounds, Change, Row, View
 from sandq.storage.keys import store_prefix
 from sandq.storage.stores import Stores
+
+T = TypeVar("T")
 
 SCAN_BYTES = 1 << 40
 MACHINES: dict[str, type[TimerPartition]] = {TIMER: TimerPartition, COMPACTED: CompactedPartition}
@@ -223,6 +225,10 @@ class PartitionReplica:
         machine = self.machine
         assert isinstance(machine, CompactedPartition)
         return machine.keys, max(now_ms, machine.now_ms)
+
+    def in_turns(self, items: Sequence[T]) -> Iterable[T]:
+        """Give way now and then between items of a question (apply thread)."""
+        return self.machine.shared.in_turns(items)
 
     def changes(self, watch: Watch, max_messages: int, max_bytes: int) -> Changes:
         """As `changes` (apply thread; a compacted topic's)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from sandq.server.collector import ROUNDS, YOUNG_OBJECTS
+from sandq.server.collector import ROUNDS, YOUNG_OBJECTS, YOUNG_ROUNDS
 
 PROGRAM = """
 import gc
@@ -19,4 +19,4 @@ print(*gc.get_threshold(), gc.get_freeze_count() > before // 2, len(gc.get_objec
 def test_it_leaves_alone_what_there_is() -> None:
     """In a process of its own: the collector is everybody's."""
     said = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
-    assert said.split() == [str(YOUNG_OBJECTS), str(ROUNDS), str(ROUNDS), "True", "True"]
+    assert said.split() == [str(YOUNG_OBJECTS), str(YOUNG_ROUNDS), str(ROUNDS), "True", "True"]

@@ -15,10 +15,20 @@ from trio.testing import wait_all_tasks_blocked
 
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import SHARED_WORK, TURN_WORK
+from sandq.model.errors import NotFound
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.server import connection as connection_module
-from sandq.server.connection import AT_ONCE, FRAME_S, RECEIVE_FEW_BYTES, SAID_BITS, UNIT_BITS, Connection
+from sandq.server.connection import (
+    AT_ONCE,
+    BEGUN_WORK,
+    FRAME_S,
+    RECEIVE_FEW_BYTES,
+    REFUSAL_WORK,
+    SAID_BITS,
+    UNIT_BITS,
+    Connection,
+)
 from tests.support.nodes.one_connection import one_connection
 from tests.support.waiting import until_holds
 
@@ -277,3 +287,56 @@ async def test_so_many_requests_of_a_connection_are_worked_on_at_once() -> None:
         while len(answers) < 2 * many * len(encode_reply(1, None)):
             answers += await client.receive_some(1 << 16)
     assert len(begun) == many
+
+
+async def test_requests_that_tasks_work_on_are_begun_in_turns(steps: Steps) -> None:
+    at, done = [], trio.Event()
+    many = 300
+
+    async def work() -> bytes:
+        return encode_reply(1, None)
+
+    def handle(connection: Connection, frame: Any) -> None:
+        at.append(steps.number)
+        connection.start(1, work, wait_s=10)
+        if len(at) == many:
+            done.set()
+
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(many))
+        await done.wait()
+    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK // BEGUN_WORK
+
+
+async def test_what_waits_for_its_turn_is_worked_on_in_turns(steps: Steps) -> None:
+    """Also where it is answered at once."""
+    at: list[int] = []
+    many = AT_ONCE + 300
+
+    async def work() -> bytes:
+        at.append(steps.number)
+        return encode_reply(1, None)
+
+    def handle(connection: Connection, frame: Any) -> None:
+        connection.start(1, work)
+
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(many))
+        await until_holds(lambda: len(at) == many)
+    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK // BEGUN_WORK
+
+
+async def test_refusals_come_in_turns(steps: Steps) -> None:
+    at, done = [], trio.Event()
+    many = 300
+
+    def handle(connection: Connection, frame: Any) -> None:
+        at.append(steps.number)
+        if len(at) == many:
+            done.set()
+        raise NotFound("there is nothing")
+
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(many))
+        await done.wait()
+    assert max(at.count(turn) for turn in set(at)) <= TURN_WORK // REFUSAL_WORK

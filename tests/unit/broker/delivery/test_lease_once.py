@@ -1,56 +1,327 @@
-"""A LEASE that finds nothing says so only when that is known."""
+"""LEASE requests for one group: who waits, who is woken, what is asked for, what is given back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
-from sandq.broker.delivery.lease_once import LeaseOnce
-from sandq.model.errors import Unavailable
+from sandq.broker.delivery.group_takers import GroupTakers
+from sandq.broker.delivery.lease_once import LeaseOnce, release
+from sandq.model.errors import NotLeader, SandqError, Unavailable, UnknownTopic
+from sandq.partition import commands as c
 from sandq.partition.groups.group import RESETTING, SEEKING
 from sandq.protocol.requests import Lease
+from tests.support.simulation.stepped import VirtualClock, VirtualTimers
 
-NOW_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+TOUCH_MS = 10_000
 
 
 class Led:
-    """A partition that this node leads, with nothing for the group."""
+    """A partition that this node leads, with messages of one group that are due at once or later."""
 
-    closed = False
-    host = SimpleNamespace(ready=True, check_ready=lambda: None)
-
-    def __init__(self, partition: int, paused: str | None) -> None:
+    def __init__(self, clock: VirtualClock, partition: int = 0, *, paused: str | None = None) -> None:
+        self.clock = clock
         self.partition = partition
-        self.groups = {"g": SimpleNamespace(next_ms=None, paused=paused)}
+        self.closed = False
+        self.due_ms: list[int] = []
+        self.asked: list[str] = []
+        """Consumers, in the order in which they asked for leases."""
+        self.released: list[str] = []
+        self.touched = 0
+        self.lost: SandqError | None = None
+        self.host = self
+        self.stalled = None
+        self.watchers: list[Callable[[Any], None]] = []
+        self.groups: dict[str, Any] = {"g": SimpleNamespace(next_ms=None, paused=paused)}
 
-    def watch(self, group: str, watcher: Any) -> None:
-        pass
+    # What a leader of a partition and its host have.
 
-    def unwatch(self, group: str, watcher: Any) -> None:
-        pass
+    def watch(self, group: str, watcher: Callable[[Any], None]) -> None:
+        self.watchers.append(watcher)
+
+    def unwatch(self, group: str, watcher: Callable[[Any], None]) -> None:
+        self.watchers.remove(watcher)
 
     def touch(self, group: str) -> int:
-        return NOW_MS + 1000
+        self.touched += 1
+        return self.clock.ms + TOUCH_MS
+
+    @property
+    def ready(self) -> bool:
+        return self.lost is None
+
+    def check_ready(self) -> None:
+        if self.lost is not None:
+            raise self.lost
+
+    async def call(self, command: c.Lease) -> list[Any]:
+        (grant,) = command.grants
+        self.asked.append(grant.consumer)
+        await trio.lowlevel.checkpoint()  # it is stored
+        there = [due_ms for due_ms in self.due_ms if due_ms <= self.clock.ms][: grant.limit]
+        for due_ms in there:
+            self.due_ms.remove(due_ms)
+        if there:
+            self.changed()
+        return [SimpleNamespace(count=len(there), pieces=(), token=1)] if there else []
+
+    def submit(self, command: c.Release, done: Any) -> None:
+        self.released.append(command.consumer)
+
+    # What happens to it.
+
+    def come(self, count: int, in_ms: int = 0) -> None:
+        self.due_ms += [self.clock.ms + in_ms] * count
+        self.changed()
+
+    def changed(self) -> None:
+        if "g" in self.groups:
+            self.groups["g"].next_ms = min(self.due_ms, default=None)
+        for watcher in list(self.watchers):
+            watcher(self)
 
 
-def lease_once(*partitions: Any) -> LeaseOnce:
-    clock: Any = SimpleNamespace(now_ms=lambda: NOW_MS)
-    timers: Any = SimpleNamespace(at=lambda at_ms, call: None)
-    request = Lease("t", "g", "consumer", 10, 0, None, "earliest", False)
-    return LeaseOnce(request, partitions, 30_000, clock, timers, 0, lambda: False)
+class Room:
+    """LEASE requests for partitions, each of a consumer with a name."""
+
+    def __init__(self, nursery: trio.Nursery, partitions: int = 1) -> None:
+        self.nursery = nursery
+        self.clock = VirtualClock()
+        self.timers = VirtualTimers(self.clock)
+        self.partitions = [Led(self.clock, number) for number in range(partitions)]
+        self.takers = GroupTakers("t", "g", self.clock, self.timers)  # type: ignore[arg-type]
+        self.got: dict[str, int | SandqError] = {}
+        self.opened = 0
+        self.congested: set[str] = set()
+        self.scopes: dict[str, trio.CancelScope] = {}
+
+    async def _open(self, deliveries: Sequence[Any]) -> None:
+        self.opened += len(deliveries)
+        await trio.lowlevel.checkpoint()
+
+    async def take(self, name: str, wait_ms: int = DAY_MS, most: int = 1) -> None:
+        request = Lease("t", "g", name, most, wait_ms, None, "earliest", False)
+        deliveries: Any = self.partitions
+        timers: Any = self.timers
+        clock: Any = self.clock
+        once = LeaseOnce(request, deliveries, self.takers, 30_000, clock, timers, lambda: name in self.congested)
+        with trio.CancelScope() as self.scopes[name]:
+            try:
+                with self.takers.joined():
+                    await self.takers.know(deliveries, self._open)
+                    self.got[name] = sum(lease.count for _, lease in await once.run())
+            except SandqError as error:
+                self.got[name] = error
+            except trio.Cancelled:
+                release(once.asked, request)
+                raise
+
+    async def wait(self, *names: str, **options: Any) -> None:
+        """Until each of them waits, in this order."""
+        for name in names:
+            self.nursery.start_soon(partial(self.take, name, **options))
+            await wait_all_tasks_blocked()
+
+    def leave(self) -> None:
+        for scope in self.scopes.values():
+            scope.cancel()
+
+    async def settle(self) -> None:
+        await wait_all_tasks_blocked()
+        self.timers.fire()
+        await wait_all_tasks_blocked()
+
+    async def pass_ms(self, ms: int) -> None:
+        self.clock.ms += ms
+        await self.settle()
 
 
-async def test_nothing_is_there() -> None:
-    assert await lease_once(Led(0, None), Led(1, None)).run() == []
+@pytest.fixture
+async def room(nursery: trio.Nursery) -> Room:
+    return Room(nursery)
 
 
-async def test_nothing_is_known_while_the_group_is_put_elsewhere() -> None:
-    with pytest.raises(Unavailable, match="group 'g', partition 1, 3: a seek is under way; ask again"):
-        await lease_once(Led(0, None), Led(3, SEEKING), Led(1, SEEKING)).run()
+async def test_nothing_is_there(room: Room) -> None:
+    await room.take("a", wait_ms=0)
+    assert room.got == {"a": 0} and room.partitions[0].asked == []
 
 
-async def test_nothing_is_known_while_a_clock_is_set_back() -> None:
-    with pytest.raises(Unavailable, match="group 'g', partition 3: the partition's clock is being set back; ask again"):
-        await lease_once(Led(0, None), Led(3, RESETTING)).run()
+@pytest.mark.parametrize(
+    ("paused", "why"), [(SEEKING, "a seek is under way"), (RESETTING, "the partition's clock is being set back")]
+)
+async def test_nothing_is_known_while_the_group_is_put_elsewhere(nursery: trio.Nursery, paused: str, why: str) -> None:
+    room = Room(nursery)
+    room.partitions = [Led(room.clock, 0), Led(room.clock, 3, paused=paused), Led(room.clock, 1, paused=paused)]
+    await room.take("a", wait_ms=0)
+    error = room.got["a"]
+    assert isinstance(error, Unavailable)
+    assert error.message == f"group 'g', partition 1, 3: {why}; ask again in a moment"
+
+
+async def test_one_message_is_asked_for_by_few_of_those_who_wait(room: Room) -> None:
+    names = [f"c{number}" for number in range(100)]
+    await room.wait(*names)
+    (led,) = room.partitions
+    assert led.asked == [] and len(led.watchers) == 1 and room.opened == 1
+    led.come(1)
+    await room.settle()
+    assert room.got == {"c0": 1} and len(led.asked) <= 3
+    led.asked.clear()
+    led.come(1)
+    await room.settle()
+    assert len(room.got) == 2 and len(led.asked) <= 3
+    assert room.got.keys() <= {"c0", "c1", "c2", "c3"}, "who came first, but for who was woken beside"
+    room.leave()
+
+
+async def test_all_get_something_where_there_is_enough(room: Room) -> None:
+    names = [f"c{number}" for number in range(100)]
+    await room.wait(*names)
+    (led,) = room.partitions
+    led.come(100)
+    await room.settle()
+    assert room.got == dict.fromkeys(names, 1)
+    assert len(led.asked) <= 150 and led.watchers == [], "the last one has left nothing"
+
+
+async def test_who_asks_for_much_gets_it_of_all_partitions(nursery: trio.Nursery) -> None:
+    room = Room(nursery, 3)
+    await room.wait("a", most=10)
+    for led in room.partitions:
+        led.due_ms += [room.clock.ms] * 4
+    for led in room.partitions:
+        led.changed()
+    await room.settle()
+    await room.wait("b", most=10)
+    assert room.got == {"a": 10, "b": 2}
+
+
+async def test_no_partition_is_always_the_last(nursery: trio.Nursery) -> None:
+    room = Room(nursery, 3)
+    for led in room.partitions:
+        led.come(10)
+    with room.takers.joined():  # others are there
+        for number in range(6):
+            await room.take(f"c{number}", wait_ms=0)
+    assert [len(led.due_ms) for led in room.partitions] == [8, 8, 8]
+
+
+async def test_a_message_comes_at_its_time(room: Room) -> None:
+    await room.wait("a", "b")
+    (led,) = room.partitions
+    led.come(1, in_ms=1000)
+    await room.pass_ms(999)
+    assert room.got == {} and led.asked == []
+    await room.pass_ms(1)
+    assert room.got == {"a": 1}
+    room.leave()
+
+
+async def test_what_another_has_is_looked_at_again_in_a_moment(room: Room) -> None:
+    (led,) = room.partitions
+    await room.wait("a")
+    led.groups["g"].next_ms = room.clock.ms  # due, and not to be had
+    led.watchers[0](led)
+    await room.settle()
+    assert led.asked == ["a"] and room.got == {}
+    led.due_ms.append(room.clock.ms)
+    await room.pass_ms(1000)
+    assert room.got == {"a": 1}
+
+
+async def test_who_is_woken_and_goes_has_another_one_woken(room: Room) -> None:
+    await room.wait("a", "b")
+    (led,) = room.partitions
+    room.scopes["a"].cancel()
+    led.come(1)  # "a" is woken, and does not look any more
+    await room.settle()
+    assert room.got == {"b": 1} and led.released == []
+
+
+async def test_what_was_asked_for_is_given_back_and_no_more(nursery: trio.Nursery) -> None:
+    room = Room(nursery, 2)
+    await room.wait("a", "b")
+    first, second = room.partitions
+
+    async def call(command: c.Lease) -> list[Any]:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    first.call = call  # type: ignore[method-assign]
+    first.come(1)
+    await room.settle()
+    room.scopes["a"].cancel()
+    await room.settle()
+    assert (first.released, second.released) == (["a"], [])
+    room.leave()
+
+
+async def test_who_takes_nothing_now_lets_others_have_it(room: Room) -> None:
+    await room.wait("a", "b")
+    room.congested.add("a")
+    (led,) = room.partitions
+    led.come(1)
+    await room.settle()
+    assert room.got == {"b": 1}
+    room.congested.clear()
+    led.come(1)
+    await room.pass_ms(1000)
+    assert room.got == {"b": 1, "a": 1}
+
+
+@pytest.mark.parametrize("what", ["lost", "deleted", "no group"])
+async def test_all_are_told_when_it_is_not_what_it_was(nursery: trio.Nursery, what: str) -> None:
+    room = Room(nursery, 2)
+    await room.wait("a", "b", "c")
+    led = room.partitions[1]
+    if what == "lost":
+        led.lost = NotLeader("another leads it")
+    elif what == "deleted":
+        led.closed = True
+    else:
+        del led.groups["g"]
+    led.changed()
+    await room.settle()
+    kind = {"lost": NotLeader, "deleted": UnknownTopic, "no group": Unavailable}[what]
+    assert [type(room.got[name]) for name in "abc"] == [kind] * 3
+    assert room.partitions[0].watchers == led.watchers == []
+
+
+async def test_the_wait_ends(room: Room) -> None:
+    await room.wait("a", wait_ms=1000)
+    await room.wait("b", wait_ms=2000)
+    await room.pass_ms(1000)
+    assert room.got == {"a": 0}
+    await room.pass_ms(1000)
+    assert room.got == {"a": 0, "b": 0}
+
+
+async def test_the_group_is_said_to_be_in_use_once_for_all(room: Room) -> None:
+    await room.wait("a", "b", "c")
+    (led,) = room.partitions
+    assert led.touched == 1
+    for times in (2, 3):
+        await room.pass_ms(TOUCH_MS)
+        assert led.touched == times
+    room.leave()
+
+
+async def test_a_partition_that_is_led_since(nursery: trio.Nursery) -> None:
+    """Who comes later knows of it, and so do those who wait already."""
+    room = Room(nursery, 2)
+    late = room.partitions.pop()
+    await room.wait("a")
+    room.partitions.append(late)
+    await room.wait("b")
+    assert room.opened == 2
+    late.come(1)
+    await room.settle()
+    assert room.got == {"a": 1}
+    room.leave()

@@ -4,9 +4,14 @@ that was answered long before its wait was over.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import trio
 
+from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce
+from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.protocol.requests import Lease
 from tests.support.waiting import PATIENCE_S
 from tests.unit.broker.delivery.test_moved_leases import LEASE_MS, MOVED, Bed
@@ -25,6 +30,10 @@ def test_a_group_has_one_timer_whatever_becomes_the_next_message() -> None:
     assert bed.timers.live() <= before
 
 
+async def opens(deliveries: Sequence[PartitionLeader]) -> None:
+    """The group is there."""
+
+
 async def test_a_lease_that_is_answered_leaves_no_timer() -> None:
     bed = Bed()
     before = bed.timers.live()
@@ -32,11 +41,16 @@ async def test_a_lease_that_is_answered_leaves_no_timer() -> None:
         bed.produce(0)
         bed.produce(HOUR_MS * (number + 1))
         request = Lease("t", "g", "c", 1, 30_000, LEASE_MS, "earliest", False)
-        once = LeaseOnce(request, [bed.delivery], LEASE_MS, bed.clock, bed.timers, 0, lambda: False)  # type: ignore[arg-type]
+        clock: Any = bed.clock
+        timers: Any = bed.timers
+        takers = GroupTakers("t", "g", clock, timers)
+        once = LeaseOnce(request, [bed.delivery], takers, LEASE_MS, clock, timers, lambda: False)
         taken = []
 
-        async def run(once: LeaseOnce = once, taken: list[object] = taken) -> None:
-            taken += await once.run()
+        async def run(once: LeaseOnce = once, takers: GroupTakers = takers, taken: list[object] = taken) -> None:
+            with takers.joined():
+                await takers.know([bed.delivery], opens)
+                taken += await once.run()
 
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
