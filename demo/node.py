@@ -23,9 +23,10 @@ STOP_S = 15.0
 POLL_S = 0.01
 
 _PR_SET_PDEATHSIG = 1
-_PORTS = (15_000, 20_000)
-_given: set[int] = set()
-"""Ports that were named already, whether or not anybody listens there yet."""
+_PORTS = (10_000, 12_000)
+_given: dict[int, socket.socket] = {}
+"""Ports that were named already, whether or not anybody listens there yet: each with a name in the kernel that goes
+with this process, so that no other one of its kind takes the port meanwhile."""
 _LOG_LINES = 12
 
 
@@ -44,13 +45,16 @@ def free_port() -> int:
         port = random.randrange(*_PORTS)
         if port in _given:
             continue
+        taken = socket.socket(socket.AF_UNIX)
         with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
             try:
+                taken.bind(f"\0sandq-demo-port-{port}")
                 stream.bind(("127.0.0.1", port))
                 datagrams.bind(("127.0.0.1", port))
             except OSError:
+                taken.close()
                 continue
-            _given.add(port)
+            _given[port] = taken
             return port
     raise NodeFailed(f"no port is free on 127.0.0.1 within {_PORTS[0]}..{_PORTS[1]}")
 

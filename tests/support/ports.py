@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 FIRST, END, SLICE = 12_000, 32_000, 100
 """Below the ports of outgoing connections: a client that knocks at a free one of those again and again may be given it
-as its own end, and is then connected to itself."""
+as its own end, and is then connected to itself. And above those of `demo.node`, which demos and benchmarks take."""
 
 _held: list[socket.socket] = []
 """Names in the kernel that this process holds: each stands for `SLICE` ports, or for a host, and goes with the

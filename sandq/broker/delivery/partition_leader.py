@@ -89,7 +89,7 @@ class PartitionLeader:
         """What is known of each."""
         self._seen_version: int | None = None
         """Of `groups`, that everything here goes by; None: all of it is to be looked at anew."""
-        self._ahead: dict[int, Delivery] = {}
+        self._ahead: dict[int, tuple[Subscription, Delivery]] = {}
         """Leases that wait for their time to be pushed, by token; one that is pushed anew waits once."""
         self._taken_ms: dict[str, int] = {}
         """When a group was last said to have takers."""
@@ -346,12 +346,20 @@ class PartitionLeader:
     def push(self, subscription: Subscription, delivery: Delivery) -> None:
         """Send once the latest of it is due. A lease whose consumer has gone meanwhile runs out, or is pushed
         again when the consumer returns."""
-
-        if delivery.due_ms > self._clock.now_ms():
-            self._ahead[delivery.token] = delivery
+        now_ms = self._clock.now_ms()
+        if delivery.due_ms > now_ms:
+            self._ahead[delivery.token] = subscription, delivery
             self._timers.at(delivery.due_ms, lambda: self._due(subscription, delivery))
             return
         self._ahead.pop(delivery.token, None)
+        if self._ahead:
+            # Their timers are late, and they were leased before.
+            for earlier in [held for held in self._ahead.values() if held[1].due_ms <= now_ms]:
+                del self._ahead[earlier[1].token]
+                self._push(*earlier)
+        self._push(subscription, delivery)
+
+    def _push(self, subscription: Subscription, delivery: Delivery) -> None:
         group, to = self.groups.get(subscription.group), self._present(subscription)
         if to is None or group is None:
             return
@@ -366,7 +374,8 @@ class PartitionLeader:
             to.notify_room()
 
     def _due(self, subscription: Subscription, delivery: Delivery) -> None:
-        if self._ahead.get(delivery.token) is delivery:
+        held = self._ahead.get(delivery.token)
+        if held is not None and held[1] is delivery:
             self.push(subscription, delivery)
 
     def _present(self, subscription: Subscription) -> Subscription | None:

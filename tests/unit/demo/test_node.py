@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
-from demo.node import Node
+from demo.node import ROOT, Node, free_port
 from tests.support.waiting import wait_until
 
 STOPS_SLOWLY = """
-import signal, sys, time
+import os, signal, sys, time
 def told(*_):
-    print("told", flush=True)
+    os.write(1, b"told\\n")  # it may come within another write: print() is not to be entered twice
     time.sleep(0.1)
     sys.exit(7)
 signal.signal(signal.SIGTERM, told)
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 time.sleep(600)
 """
 
@@ -33,3 +35,11 @@ def test_a_node_is_told_once_to_stop(tmp_path: Path) -> None:
         node.terminate()
         assert node.stop() == 7
         assert node.log_file.read_text().count("told") == told
+
+
+def test_a_port_that_was_named_is_no_other_process_s() -> None:
+    """Whether or not anybody listens there yet."""
+    port = free_port()
+    program = f"import random; random.randrange = lambda *_: {port}\nfrom demo.node import free_port\nfree_port()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "NodeFailed: no port is free" in done.stderr

@@ -155,3 +155,21 @@ def test_a_lease_that_ended_meanwhile_takes_no_room(bed: Bed) -> None:
     bed.settle()
     assert bed.pushed == []
     assert second.credit == CREDIT
+
+
+def test_what_was_leased_before_comes_first_though_its_timer_is_late(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that does not keep up hears of a lease first, and then of timers that were due before."""
+    bed.delivery.attach(bed.subscription("first"))
+    bed.produce(LEASE_AHEAD_MS // 2)
+    bed.produce(LEASE_AHEAD_MS // 2)
+    assert bed.pushed == []
+    with monkeypatch.context() as late:
+        late.setattr(bed.timers, "fire", lambda: None)
+        bed.clock.ms += LEASE_AHEAD_MS
+        bed.produce(0)
+        tokens = [token for _, token in bed.pushed]
+        assert len(tokens) == 3 and tokens == sorted(tokens)
+    bed.settle()
+    assert len(bed.pushed) == 3, "and once each"
