@@ -11,8 +11,8 @@ requests that wait they are. An answer of 1,000 messages is some thousands: by P
 goes through all objects there are every few answers, and stops the process for a tenth of a second and more."""
 YOUNG_ROUNDS: Final = 5
 """Of the youngest, before those that outlived one are looked at with them ..."""
-ROUNDS: Final = 50
-"""... and of those, before all are."""
+ROUNDS: Final = 500
+"""... and of those, before all are: for a tenth of a second where there are many."""
 
 
 def collect_rarely() -> None:

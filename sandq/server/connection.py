@@ -50,7 +50,7 @@ CONNECTION_SHARE = 1 / 8
 """What a connection may have of all answers ..."""
 CONNECTION_REQUESTS_SHARE = 1 / 4
 """... and of all requests that are not answered."""
-AT_ONCE = 64
+AT_ONCE = 32
 """Requests of a connection that are worked on at once, but for those that wait for something to happen: what it asks
 beyond comes after them, or all of it would have a part of every round of the loop."""
 REQUEST_BYTES = 512
