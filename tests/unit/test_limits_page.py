@@ -60,6 +60,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             f"{strict.PARTS_MOST:,} parts",
             f"{strict.ARRAYS_MOST:,} arrays",
             f"{strict.MEMBERS_MOST:,} members",
+            f"{bodies.MEMBERS_MAX} of one that is no value",
             f"{bodies.MESSAGES_MAX:,} messages",
         ),
         "a page by HTTP": ("1,000 rows", size(lines.PAGE_BYTES)),

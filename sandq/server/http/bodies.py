@@ -15,6 +15,8 @@ from sandq.protocol.fields import PARTITION_MAX
 
 MESSAGES_MAX = 10_000
 """Messages that one request produces."""
+MEMBERS_MAX = 64
+"""More than any object has that is no value of a user's."""
 INT_MAX = 2**53
 """What every JSON reader understands as a whole number."""
 
@@ -40,8 +42,31 @@ Start = Annotated[
 ]
 
 
+_HEADER_TYPES = (str, int, float, bool, type(None), dict)
+
+
+def few(given: Any) -> Any:
+    """An object, unless it has more members than any body; nor more headers, when one of them is wrong. Raises
+    ValueError: each mistake would be told by itself otherwise, which takes long for thousands."""
+    if isinstance(given, dict):
+        if len(given) > MEMBERS_MAX:
+            raise ValueError(f"it has {len(given)} members, and no more than {MEMBERS_MAX} can be meant")
+        headers = given.get("headers")
+        if isinstance(headers, dict) and len(headers) > MEMBERS_MAX:
+            for name, value in headers.items():
+                if not isinstance(value, _HEADER_TYPES) or (isinstance(value, dict) and not _is_of_texts(value)):
+                    raise ValueError(f"headers: {name[:80]!r} is neither text, a number, true, false, null nor base64")
+    return given
+
+
+def _is_of_texts(value: dict[str, Any]) -> bool:
+    return all(isinstance(text, str) for text in value.values())
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    _few = model_validator(mode="before")(few)
 
 
 # sandglass writes its kinds as numbers.
@@ -165,6 +190,7 @@ class MessageIn(BaseModel):
     @classmethod
     def _without_what_brokers_tell(cls, given: Any) -> Any:
         """A message that was consumed can be produced as it is."""
+        few(given)
         if isinstance(given, dict):
             return {name: value for name, value in given.items() if name not in FROM_OTHERS}
         return given
@@ -180,6 +206,8 @@ class PutIn(BaseModel):
     """What a key is to have: one of `text`, `value` and `json`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    _few = model_validator(mode="before")(few)
 
     text: str | None = _TEXT
     value: str | None = Field(default=None, description="The value, in base64.")

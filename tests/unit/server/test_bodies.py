@@ -1,0 +1,43 @@
+"""Bodies over HTTP: what is wrong is told, and thousands of mistakes are one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from sandq.server.http.bodies import MEMBERS_MAX, AckIn, ProduceIn, PutIn, TopicCreate
+
+MANY = 9_990
+
+
+def members(value: Any = 0) -> dict[str, Any]:
+    return {f"k{number}": value for number in range(MANY)}
+
+
+def mistakes(body: Any, given: Any) -> list[Any]:
+    with pytest.raises(ValidationError) as found:
+        TypeAdapter(body).validate_python(given)
+    return found.value.errors()
+
+
+@pytest.mark.parametrize("body", [ProduceIn, PutIn, AckIn, TopicCreate])
+def test_more_members_than_any_body_has_are_one_mistake(body: Any) -> None:
+    (mistake,) = mistakes(body, members())
+    assert mistake["msg"] == f"Value error, it has {MANY} members, and no more than {MEMBERS_MAX} can be meant"
+    (mistake,) = mistakes(ProduceIn, {"messages": [{"text": "x"}, members(), members()]})
+    assert mistake["loc"] == ("many", "messages", 1), "and of many messages those of the first wrong one"
+
+
+@pytest.mark.parametrize("wrong", [[], {"a": 1}, {"base64": None}])
+def test_so_many_headers_are_one_mistake_and_right_ones_none(wrong: Any) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(ProduceIn)
+    for value in (1, "x", None, True, 0.5, {"base64": "aw=="}):
+        assert adapter.validate_python({"text": "x", "headers": members(value)})
+    (mistake,) = mistakes(ProduceIn, {"text": "x", "headers": members() | {"odd": wrong}})
+    assert mistake["msg"].startswith("Value error, headers: 'odd' is neither text")
+
+
+def test_few_unknown_members_are_told_each() -> None:
+    assert [one["loc"] for one in mistakes(ProduceIn, {"text": "x", "a": 1, "b": 2})] == [("one", "a"), ("one", "b")]
