@@ -82,8 +82,11 @@ class GroupTakers:
 
     async def know(self, deliveries: Sequence[PartitionLeader], opens: Opens) -> None:
         """Be told of these partitions from now on. Raises what `opens` does, and what `check` does."""
+        if not self._unknown(deliveries):
+            self.check()
+            return
         async with self._lock:
-            new = [delivery for delivery in deliveries if delivery not in self._known]
+            new = self._unknown(deliveries)
             if new:
                 await opens(new)
                 turn = Turn()
@@ -94,6 +97,9 @@ class GroupTakers:
                     await turn.spend(1)
                 self._touch_ms = None
         self.check()
+
+    def _unknown(self, deliveries: Sequence[PartitionLeader]) -> list[PartitionLeader]:
+        return [delivery for delivery in deliveries if delivery not in self._known]
 
     def _leave(self) -> None:
         for delivery in self._known:
