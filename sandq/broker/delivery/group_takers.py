@@ -61,7 +61,7 @@ class GroupTakers:
         self._waiting: OrderedDict[Bell, None] = OrderedDict()
         """Who came first stands first, but for those that were woken together and got nothing."""
         self.error: SandqError | None = None
-        """A partition is not led here any more, or the group is gone: nothing more is to be had of this."""
+        """Other partitions are led here than before, or the group is gone: who takes part is to ask anew."""
 
     @contextmanager
     def joined(self) -> Iterator[None]:
@@ -92,7 +92,7 @@ class GroupTakers:
                 turn = Turn()
                 for delivery in new:
                     self._known[delivery] = None
-                    delivery.watch(self._group, self.look_at)
+                    delivery.watch(self._group, self._told)
                     self.look_at(delivery)
                     await turn.spend(1)
                 self._touch_ms = None
@@ -103,7 +103,7 @@ class GroupTakers:
 
     def _leave(self) -> None:
         for delivery in self._known:
-            delivery.unwatch(self._group, self.look_at)
+            delivery.unwatch(self._group, self._told)
         self._known.clear()
         self._due.clear()
         self._later_ms.clear()
@@ -153,6 +153,12 @@ class GroupTakers:
         self._due.pop(delivery, None)
         self._later_ms[delivery] = at_ms
         self._arm(at_ms)
+
+    def _told(self, delivery: PartitionLeader, error: SandqError | None) -> None:
+        if error is None:
+            self.look_at(delivery)
+        else:
+            self._end(error)
 
     def look_at(self, delivery: PartitionLeader) -> None:
         """Something happened there, or may have."""

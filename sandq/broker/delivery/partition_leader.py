@@ -32,7 +32,7 @@ TOUCH_MS = 3_600_000
 """How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
 
 
-Watcher = Callable[["PartitionLeader"], None]
+Watcher = Callable[["PartitionLeader", SandqError | None], None]
 
 
 class _GroupPump:
@@ -106,7 +106,7 @@ class PartitionLeader:
         is kept in order before that is said."""
         self.closed = False
         self.watchers: dict[str, dict[Watcher, None]] = {}
-        """By group: called after each change of its status, and at its end."""
+        """By group."""
         host.listen(on_status=self.status_changed)
 
     def attach(self, subscription: Subscription) -> None:
@@ -146,7 +146,7 @@ class PartitionLeader:
                 if not subscription.closed:
                     subscription.closed = subscription.moved = True
                     subscription.ended(error)
-        self._tell_watchers(list(self.watchers))
+        self._tell_watchers(list(self.watchers), error)
         if not (self.watchers or self._pumps):
             self._attended.discard(self)
 
@@ -163,7 +163,8 @@ class PartitionLeader:
         self.status_changed()
 
     def watch(self, group: str, watcher: Watcher) -> None:
-        """Call this from now on after each change of a group's status, and at the end of the partition."""
+        """Call this from now on after each change of a group's status; with an error where who takes part is to ask
+        anew, for another node leads the partition, or this one leads others of the topic as well."""
         self._attended.add(self)
         self.watchers.setdefault(group, {})[watcher] = None
 
@@ -175,10 +176,10 @@ class PartitionLeader:
             if not watchers:
                 del self.watchers[group]
 
-    def _tell_watchers(self, groups: Iterable[str]) -> None:
+    def _tell_watchers(self, groups: Iterable[str], error: SandqError | None = None) -> None:
         for group in groups:
             for watcher in list(self.watchers.get(group, ())):
-                watcher(self)
+                watcher(self, error)
 
     def status_changed(self) -> None:
         if self.closed:

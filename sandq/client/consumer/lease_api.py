@@ -33,7 +33,10 @@ from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, Extend, Lease, Nack,
 SETTLE_ITEMS: Final = 10_000
 """What one call settles, at most."""
 _SPARE_S = 10.0  # a node that was asked to wait has so much longer to answer
-_SLICE_MS = 200  # with several leaders: how long one of them waits before the others are asked again
+_SLICE_MS = 10_000
+"""So long nodes wait at most before it is looked again who leads what ..."""
+_UNLED_SLICE_MS = 200
+"""... and while nobody leads some of it."""
 
 
 class Held(NamedTuple):
@@ -129,45 +132,40 @@ class Leases:
         waits_until = anyio.current_time() + wait_ms / 1000
         fails_at = waits_until + self._cluster.options.timeout_s
         attempt = 0
+        is_told = True
         while True:
             left_ms = round((waits_until - anyio.current_time()) * 1000)
             try:
+                if not is_told:
+                    # What was known of leaders is why it failed.
+                    await self._cluster.asked(self.topic)
+                    is_told = True
                 found = await self._take_round(request, left_ms if left_ms > 0 else 0)
                 if found or left_ms <= 0:
                     return found
             except SandqError as error:
                 if not error.retriable or anyio.current_time() >= fails_at:
                     raise
-                self._cluster.refresh(self.topic)
+                is_told = False
                 await anyio.sleep(self._cluster.options.back_off_s(attempt))
                 attempt += 1
 
     async def _take_round(self, request: Lease, wait_ms: int) -> Taken:
-        """Ask every node that leads partitions, until there is enough; the last one waits."""
+        """Ask every node that leads partitions, until there is enough; where there is nothing all of them wait."""
         record = await self._cluster.topic(self.topic)
         leaders = list(dict.fromkeys(part.leader for part in record.partitions if part.leader is not None))
         unled = [part.partition for part in record.partitions if part.leader is None]
         if not leaders:
             raise self._nobody_leads(unled)
-        found = Taken(without_leader=unled)
         waits = wait_ms > 0
-        for node_id in leaders[:-1]:
-            try:
-                found += await self._take(request._replace(max=request.max - len(found), wait_ms=0), node_id)
-            except SandqError:
-                if not found:
-                    raise
-            if found:
-                wait_ms = 0
-            if len(found) >= request.max:
-                return found
-        if len(leaders) > 1:
-            wait_ms = min(wait_ms, _SLICE_MS)
-        try:
-            found += await self._take(request._replace(max=request.max - len(found), wait_ms=wait_ms), leaders[-1])
-        except SandqError:
-            if not found:
-                raise
+        waiting = request._replace(wait_ms=min(wait_ms, _UNLED_SLICE_MS if unled else _SLICE_MS))
+        found = Taken(without_leader=unled)
+        if len(leaders) == 1:
+            found += await self._asking(waiting, leaders[0]).run()
+        else:
+            found += await self._take_of_each(request._replace(wait_ms=0), leaders)
+            if not found and waits:
+                found += await self._take_first(waiting, leaders)
         if unled and not found:
             self._cluster.refresh(self.topic)
             if not waits:
@@ -179,14 +177,64 @@ class Leases:
         names = ", ".join(map(str, partitions))
         return Unavailable(f"topic {self.topic!r} has no leader of partition {names} at present", topic=self.topic)
 
-    async def _take(self, request: Lease, node_id: str) -> list[LeasedMessage]:
-        """Ask one node, once."""
+    async def _take_of_each(self, request: Lease, leaders: Sequence[str]) -> list[LeasedMessage]:
+        """What one after the other has now, until that is enough."""
+        found: list[LeasedMessage] = []
+        for node_id in leaders:
+            try:
+                found += await self._asking(request._replace(max=request.max - len(found)), node_id).run()
+            except SandqError:
+                if not found:
+                    raise
+            if len(found) >= request.max:
+                break
+        return found
+
+    async def _take_first(self, request: Lease, leaders: Sequence[str]) -> list[LeasedMessage]:
+        """Have all of them wait, for what one of them has first. What another one has leased by then is given back."""
+        lease = request._replace(ack=False)  # else nothing could be given back
+        won: list[LeasedMessage] = []
+        winner: _Taking | None = None
+        failures: list[SandqError] = []
+
+        async def ask(node_id: str) -> None:
+            nonlocal winner
+            try:
+                taking = self._asking(lease, node_id)
+                found = await taking.run()
+            except SandqError as error:
+                failures.append(error)
+                tasks.cancel_scope.cancel()
+                return
+            if found and winner is not None:
+                taking.give_back()
+            elif found:
+                winner = taking
+                won.extend(found)
+                tasks.cancel_scope.cancel()
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for leader in leaders:
+                    tasks.start_soon(ask, leader)
+        except BaseException:
+            if winner is not None:
+                winner.give_back()
+            raise
+        if failures and not won:
+            raise failures[0]
+        if won and request.ack:
+            lost = await self.ack(won)
+            return [message for message in won if message.held not in lost]
+        return won
+
+    def _asking(self, request: Lease, node_id: str) -> _Taking:
+        """To ask one node, once. Raises Unavailable."""
         connection = self._cluster.connection(node_id)
         if connection is None:
             raise Unavailable(f"node {node_id} cannot be reached{self._cluster.why()}")
         consumer_id = f"{self._client_name[:200]}-{secrets.token_hex(8)}"
-        taking = _Taking(connection, self.topic, request._replace(consumer_id=consumer_id))
-        return await taking.run()
+        return _Taking(connection, self.topic, request._replace(consumer_id=consumer_id))
 
     async def ack(self, items: Sequence[Item]) -> list[Held]:
         """Done with these: the group gets them no more. Returns those whose lease was lost: they may come again.
@@ -252,16 +300,17 @@ class _Taking:
         self._found: list[LeasedMessage] = []
         self._reply: Frame | SandqError | None = None
         self._done = anyio.Event()
+        self._id = 0
 
     async def run(self) -> list[LeasedMessage]:
         connection = self._connection
-        request_id = connection.request(self._request.frame, self._on_reply)
+        request_id = self._id = connection.request(self._request.frame, self._on_reply)
         connection.listeners[request_id] = self
         try:
             with anyio.move_on_after(self._request.wait_ms / 1000 + _SPARE_S):
                 await self._done.wait()
         except BaseException:
-            self._give_back(request_id)  # also what has come already: our caller will not get it
+            self.give_back()  # also what has come already: our caller will not get it
             raise
         finally:
             connection.listeners.pop(request_id, None)
@@ -269,12 +318,13 @@ class _Taking:
         if isinstance(self._reply, SandqError):
             raise again(self._reply)
         if self._reply is None:
-            self._give_back(request_id)
+            self.give_back()
             raise Unavailable(f"{connection.address} did not answer within {_SPARE_S:g} s more than the wait")
         return self._found
 
-    def _give_back(self, request_id: int) -> None:
-        self._connection.post(Unsubscribe(request_id).frame(self._connection.new_id()))
+    def give_back(self) -> None:
+        """Nobody wants what was leased, or is being leased."""
+        self._connection.post(Unsubscribe(self._id).frame(self._connection.new_id()))
 
     def _on_reply(self, reply: Frame | SandqError) -> None:
         self._reply = reply

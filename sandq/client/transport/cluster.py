@@ -185,6 +185,10 @@ class Cluster:
         """
         if (record := self.record(name)) is not None:
             return record
+        return await self.asked(name)
+
+    async def asked(self, name: str) -> TopicRecord:
+        """The topic's record as a node tells it from now on; otherwise as `topic`."""
         before = self._serial
         with anyio.move_on_after(self.options.timeout_s):
             while True:

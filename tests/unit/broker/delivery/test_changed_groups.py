@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.model.errors import SandqError
 from sandq.partition import commands as c
 from tests.unit.broker.delivery.test_moved_leases import MOVED, Bed
 
@@ -17,10 +18,10 @@ class Watched(Bed):
         for name in ("g", "h", "none"):
             self.delivery.watch(name, self._watcher(name))
 
-    def _watcher(self, name: str) -> Callable[[PartitionLeader], None]:
-        def watcher(delivery: PartitionLeader) -> None:
+    def _watcher(self, name: str) -> Callable[[PartitionLeader, SandqError | None], None]:
+        def watcher(delivery: PartitionLeader, error: SandqError | None) -> None:
             assert delivery is self.delivery
-            self.told.append(name)
+            self.told.append(name if error is None else f"{name}: {error.code}")
 
         return watcher
 
@@ -61,16 +62,16 @@ def test_all_are_told_when_a_node_begins_and_ceases_to_lead() -> None:
     bed.delivery.lead()
     assert bed.take() == ["g", "h", "none"]
     bed.delivery.end_subscriptions(MOVED)
-    assert bed.take() == ["g", "h", "none"]
+    assert bed.take() == ["g: NOT_LEADER", "h: NOT_LEADER", "none: NOT_LEADER"]
 
 
 def test_who_waits_no_more_leaves_nothing() -> None:
     bed = Bed()
 
-    def first(delivery: PartitionLeader) -> None:
+    def first(delivery: PartitionLeader, error: SandqError | None) -> None:
         raise AssertionError("it waits no more")
 
-    def second(delivery: PartitionLeader) -> None:
+    def second(delivery: PartitionLeader, error: SandqError | None) -> None:
         pass
 
     bed.delivery.watch("g", first)

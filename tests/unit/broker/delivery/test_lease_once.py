@@ -38,15 +38,15 @@ class Led:
         self.lost: SandqError | None = None
         self.host = self
         self.stalled = None
-        self.watchers: list[Callable[[Any], None]] = []
+        self.watchers: list[Callable[[Any, SandqError | None], None]] = []
         self.groups: dict[str, Any] = {"g": SimpleNamespace(next_ms=None, paused=paused)}
 
     # What a leader of a partition and its host have.
 
-    def watch(self, group: str, watcher: Callable[[Any], None]) -> None:
+    def watch(self, group: str, watcher: Callable[[Any, SandqError | None], None]) -> None:
         self.watchers.append(watcher)
 
-    def unwatch(self, group: str, watcher: Callable[[Any], None]) -> None:
+    def unwatch(self, group: str, watcher: Callable[[Any, SandqError | None], None]) -> None:
         self.watchers.remove(watcher)
 
     def touch(self, group: str) -> int:
@@ -85,7 +85,7 @@ class Led:
         if "g" in self.groups:
             self.groups["g"].next_ms = min(self.due_ms, default=None)
         for watcher in list(self.watchers):
-            watcher(self)
+            watcher(self, None)
 
 
 class Room:
@@ -228,7 +228,7 @@ async def test_what_another_has_is_looked_at_again_in_a_moment(room: Room) -> No
     (led,) = room.partitions
     await room.wait("a")
     led.groups["g"].next_ms = room.clock.ms  # due, and not to be had
-    led.watchers[0](led)
+    led.watchers[0](led, None)
     await room.settle()
     assert led.asked == ["a"] and room.got == {}
     led.due_ms.append(room.clock.ms)
@@ -276,7 +276,7 @@ async def test_who_takes_nothing_now_lets_others_have_it(room: Room) -> None:
     assert room.got == {"b": 1, "a": 1}
 
 
-@pytest.mark.parametrize("what", ["lost", "deleted", "no group"])
+@pytest.mark.parametrize("what", ["lost", "deleted", "no group", "others are led"])
 async def test_all_are_told_when_it_is_not_what_it_was(nursery: trio.Nursery, what: str) -> None:
     room = Room(nursery, 2)
     await room.wait("a", "b", "c")
@@ -285,11 +285,13 @@ async def test_all_are_told_when_it_is_not_what_it_was(nursery: trio.Nursery, wh
         led.lost = NotLeader("another leads it")
     elif what == "deleted":
         led.closed = True
-    else:
+    elif what == "no group":
         del led.groups["g"]
     led.changed()
+    if what == "others are led":
+        led.watchers[0](led, NotLeader("another one is led here as well"))
     await room.settle()
-    kind = {"lost": NotLeader, "deleted": UnknownTopic, "no group": Unavailable}[what]
+    kind = {"deleted": UnknownTopic, "no group": Unavailable}.get(what, NotLeader)
     assert [type(room.got[name]) for name in "abc"] == [kind] * 3
     assert room.partitions[0].watchers == led.watchers == []
 

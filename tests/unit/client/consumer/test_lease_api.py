@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from sandq.client.client import Client
-from sandq.model.errors import Unavailable
+from sandq.model.errors import NotLeader, Unavailable
 from sandq.protocol.frames import Type, encode_reply
 from tests.support.client.fake_server import FakeServer
 from tests.support.waiting import until_holds
@@ -56,3 +56,20 @@ def test_a_partition_without_a_leader_is_told_when_there_is_nothing_else(with_cl
             await client.leases("t", "g").take(1)
 
     with_client(body, partitions=2, timeout_s=0.2)
+
+
+def test_it_is_asked_who_leads_before_a_node_is_asked_again(with_client: Any) -> None:
+    """What was known is why the node refused: asked by that, it would wait without what another one leads."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        server.script[Type.LEASE].append(nothing)
+        await client.leases("t", "g").take(1)
+        kinds = (Type.METADATA, Type.LEASE)
+        before = len([frame for frame in server.frames if frame[0] in kinds])
+        server.script[Type.LEASE] += [NotLeader("another leads more by now"), nothing]
+        assert await client.leases("t", "g").take(1) == []
+        asked = [frame[0] for frame in server.frames if frame[0] in kinds][before:]
+        first, *between, last = asked
+        assert first == last == Type.LEASE and set(between) == {Type.METADATA}
+
+    with_client(body)

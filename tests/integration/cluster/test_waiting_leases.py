@@ -1,0 +1,105 @@
+"""Many who wait for messages of a group, without subscriptions, while partitions are led by other nodes in between."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+import sandq
+from tests.support.nodes.three import NAMES, ThreeNodes, three_nodes
+from tests.support.waiting import until_answer, until_holds, until_led
+
+WAITING = 30
+
+
+def waiting(nodes: ThreeNodes) -> int:
+    """LEASE requests that wait, on all nodes."""
+    takers = [takers for at in nodes.running.values() for takers in at.broker._takers.values()]
+    return sum(len(one._waiting) for one in takers)
+
+
+async def led_by_each(nodes: ThreeNodes, client: sandq.Client) -> None:
+    """Topic "t" is there, with a partition for each node to lead."""
+    await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
+    await client.admin.create_topic("t", partitions=3, replicas=3)
+    await until_answer(
+        lambda: client.admin.topic("t"), lambda record: {row.leader for row in record.partitions} == {*NAMES}
+    )
+
+
+@pytest.mark.parametrize("ack", [False, True])
+async def test_all_nodes_wait_at_once_and_the_first_to_have_something_ends_it(tmp_path: Path, ack: bool) -> None:
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await led_by_each(nodes, client)
+        leases = client.leases("t", "g")
+        for number in range(3):
+            got: list[sandq.LeasedMessage] = []
+
+            async def take(got: list[sandq.LeasedMessage] = got) -> None:
+                got += await leases.take(10, wait="1m", ack=ack)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take)
+                await until_holds(lambda: waiting(nodes) == 3)
+                # To one after the other of the nodes.
+                await client.produce("t", b"%d" % number, partition=number)
+            assert [message.value for message in got] == [b"%d" % number]
+            await until_holds(lambda: waiting(nodes) == 0)
+            if not ack:
+                assert await leases.ack(got) == []
+        rows = await client.admin.groups("t")
+        assert sum(row["leased"] + row["ready"] for row in rows) == 0
+
+
+async def test_what_two_have_at_once_is_not_kept_from_others(tmp_path: Path) -> None:
+    """One of them is given back, as if it had never been leased."""
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await led_by_each(nodes, client)
+        leases = client.leases("t", "g")
+        got: list[sandq.LeasedMessage] = []
+
+        async def take() -> None:
+            got.extend(await leases.take(1, wait="1m"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            await until_holds(lambda: waiting(nodes) == 3)
+            for partition in range(3):
+                nursery.start_soon(partial(client.produce, "t", b"%d" % partition, partition=partition))
+        while len(got) < 3:
+            got += await leases.take(1, wait="1m")
+        assert sorted(message.value for message in got) == [b"0", b"1", b"2"]
+        assert [message.attempt for message in got] == [1, 1, 1]
+
+
+async def test_they_get_what_comes_after_leadership_went_elsewhere(tmp_path: Path) -> None:
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await until_answer(client.admin.cluster, lambda info: len(info["nodes"]) == 3)
+        await client.admin.create_topic("t", partitions=2, replicas=3)
+        got: list[bytes] = []
+
+        async def take() -> None:
+            leased: list[sandq.LeasedMessage] = []
+            while not leased:
+                leased = await client.leases("t", "g").take(1, wait="1m", ack=True)
+            got.extend(message.value for message in leased)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(WAITING):
+                nursery.start_soon(take)
+            await until_holds(lambda: waiting(nodes) >= WAITING)
+            for partition in (0, 1):
+                leader = await until_led(client, partition=partition)
+                other = next(name for name in NAMES if name != leader)
+                await until_answer(
+                    lambda partition=partition, other=other: client.admin.transfer("t", partition, other)  # type: ignore[misc]
+                )
+                await until_led(client, partition=partition, but=leader)
+            sent = [b"%d" % number for number in range(WAITING)]
+            for number, value in enumerate(sent):
+                await client.produce("t", value, key=b"%d" % (number % 7))
+        assert sorted(got) == sorted(sent), "each once"
+        await until_holds(lambda: not any(at.broker._takers for at in nodes.running.values()))
