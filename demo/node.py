@@ -24,9 +24,9 @@ POLL_S = 0.01
 
 _PR_SET_PDEATHSIG = 1
 _PORTS = (10_000, 12_000)
-_given: dict[int, socket.socket] = {}
-"""Ports that were named already, whether or not anybody listens there yet: each with a name in the kernel that goes
-with this process, so that no other one of its kind takes the port meanwhile."""
+_given: dict[int, int] = {}
+"""Ports that were named already, whether or not anybody listens there yet: each with the descriptor of a name in the
+kernel that goes with this process, so that no other one of its kind takes the port meanwhile."""
 _LOG_LINES = 12
 
 
@@ -54,7 +54,7 @@ def free_port() -> int:
             except OSError:
                 taken.close()
                 continue
-            _given[port] = taken
+            _given[port] = taken.detach()
             return port
     raise NodeFailed(f"no port is free on 127.0.0.1 within {_PORTS[0]}..{_PORTS[1]}")
 
