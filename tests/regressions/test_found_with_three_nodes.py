@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker import broker as broker_module
 from sandq.broker.controller.cluster_controller import ClusterController
+from sandq.broker.delivery.subscribe import GroupOpenings
 from sandq.model.errors import Corruption, NotLeader, StorageFailed, Unavailable
 from sandq.raft import Group, GroupJournal, Members
 from tests.integration.cluster.test_three_nodes import created
@@ -53,14 +53,14 @@ async def test_a_partition_that_is_led_here_while_a_consumer_subscribes(
         for partition in range(3):
             await client.produce("t", b"%d" % partition, partition=partition)
         asking, held = trio.Event(), trio.Event()
-        open_group = broker_module.open_group
+        open_group = GroupOpenings.open
 
         async def slow(*args: Any) -> None:
             await open_group(*args)
             asking.set()
             await held.wait()
 
-        monkeypatch.setattr(broker_module, "open_group", slow)
+        monkeypatch.setattr(GroupOpenings, "open", slow)
 
         async def move() -> None:
             await asking.wait()

@@ -126,6 +126,7 @@ class DataDirectory:
             metadata = Pointers.open(self.files, create=False).get(METADATA_GROUP)
             # Its state says itself whether this version may read it.
             tables = try_stores(path, lambda stores: metadata and MetadataReplica(stores, metadata.store))
+            size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith((".ldb", ".sst")))
         except (SandqError, OSError) as error:
             if is_locked(self.path / LOCK_NAME):
                 return skipped("stores", "a node has been started meanwhile")
@@ -133,7 +134,6 @@ class DataDirectory:
             return failed("stores", _text(error).replace("sandq-doctor", path.name), todo)
         finally:
             self.files.close()
-        size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.name.endswith((".ldb", ".sst")))
         return ok("stores", f"LevelDB opens; {tables} tables, {bytes_text(size)}")
 
 
