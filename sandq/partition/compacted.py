@@ -66,6 +66,9 @@ class CompactedPartition(TimerPartition):
         store = self._writer.compare_and_set if command.split else self._writer.store_all
         return store(index, place, batch, writes, self.now_ms, self.floor_ms, view)
 
+    def needs_no_disk(self, entry: c.Entry) -> bool:
+        return False  # each key is looked up
+
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Any:
         if isinstance(command, c.Cancel) or (isinstance(command, c.StartJob) and command.kind in ("cancel", "move")):
             raise _not_here()
