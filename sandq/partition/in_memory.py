@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sandq.model.batch import peek
+from sandq.model.batch_format import count_of, plain_bytes_of
 from sandq.partition import commands as c
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.groups.group_state import GroupState
@@ -19,6 +19,8 @@ GROUPS: Final = 16
 COMMANDS: Final = 64
 ITEMS: Final = 64
 """Of a command: messages, leases."""
+PLAIN_BYTES: Final = 64 << 10
+"""Of a batch that is not compressed, or no more."""
 
 
 class InMemory:
@@ -45,7 +47,8 @@ class InMemory:
     def _is_in_memory(self, command: c.Command) -> bool:
         match command:
             case c.Append():
-                if command.split or peek(command.batch).count > ITEMS:
+                batch = command.batch
+                if command.split or count_of(batch) > ITEMS or plain_bytes_of(batch) > PLAIN_BYTES:
                     return False
                 return not command.producer_id or not self._producers.is_repeated(command)
             case c.Ack():

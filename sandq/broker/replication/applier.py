@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import chain, takewhile
 from typing import Any, Final
 
 from sandq.broker.replication.replica import Replica
@@ -141,19 +142,19 @@ class Applier:
         """Apply in order, publish, then write if there is much: the WAL is the truth, so nobody waits for LevelDB."""
         self._run(tasks, _Run(time.perf_counter()))
 
-    def run_here(self, tasks: Sequence[Apply | Ask]) -> bool:
-        """The same for who must not wait for the disk, if it needs none; False: nothing was done."""
-        if len(tasks) > HERE_ENTRIES or self._is_much(self._unwritten.values()):
+    def run_here(self, tasks: Sequence[Apply | Ask]) -> int:
+        """The same for who must not wait: of the first, as long as they are few, small and need no disk. How many."""
+        run = _Run(time.perf_counter(), is_here=True)
+        quick = takewhile(partial(self._is_quick, run), tasks)
+        if self._is_much(self._unwritten.values()) or (first := next(quick, None)) is None:
+            return 0
+        self._run(chain([first], quick), run)
+        return run.entries
+
+    def _is_quick(self, run: _Run, task: Apply | Ask) -> bool:
+        if not isinstance(task, Apply) or run.entries == HERE_ENTRIES or run.size + len(task.command) > HERE_BYTES:
             return False
-        left = HERE_BYTES
-        for task in tasks:
-            if not isinstance(task, Apply) or len(task.command) > left:
-                return False
-            left -= len(task.command)
-            if not task.replica.needs_no_disk(task.command):
-                return False
-        self._run(tasks, _Run(time.perf_counter(), is_here=True))
-        return True
+        return task.replica.needs_no_disk(task.command)
 
     def _run(self, tasks: Iterable[Apply | Ask], run: _Run) -> None:
         self._runs.append(run)

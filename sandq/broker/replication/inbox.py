@@ -10,9 +10,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
+
+T = TypeVar("T")
 
 AT_ONCE: Final = 256
 """Calls in one turn of the loop."""
@@ -51,7 +53,7 @@ class Inbox:
             os.eventfd_read(self._fd)
             self._run_calls()
 
-    def during(self, work: Callable[[], bool]) -> bool:
+    def during(self, work: Callable[[], T]) -> T:
         """Do some work on the loop, and run at once what it, or a thread meanwhile, puts here. What it returns."""
         self._is_woken = True
         try:

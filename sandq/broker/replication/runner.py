@@ -227,8 +227,8 @@ class Runner:
 
     def _submit(self, tasks: list[Apply]) -> None:
         """Have them applied: at once, on the loop, where that takes a moment and the thread has nothing to do."""
-        if tasks and not self._inbox.during(partial(self._apply.run_here, tasks)):
-            for task in tasks:
+        if tasks:
+            for task in tasks[self._inbox.during(partial(self._apply.run_here, tasks)) :]:
                 self._apply.submit(task)
 
     async def _checkpoints(self) -> None:

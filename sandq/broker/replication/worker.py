@@ -106,9 +106,9 @@ class FairWorker(Worker[T]):
         on_crash: Callable[[BaseException], None],
         lane_of: Callable[[T], int | None],
         rest: Callable[[], None],
-        handle_here: Callable[[Sequence[T]], bool],
+        handle_here: Callable[[Sequence[T]], int],
     ) -> None:
-        """`handle_here(items)`: `handle` for a thread that must not wait; False: nothing was done."""
+        """`handle_here(items)`: `handle` for a thread that must not wait; of so many of the first."""
         self._lanes: Lanes[T] = Lanes()
         self._lane_of = lane_of
         self._rest = rest
@@ -122,7 +122,7 @@ class FairWorker(Worker[T]):
         self._taken = self._done = 0
         """... and of them, by this thread."""
         self._ran_here = 0
-        """How often something was run by who submits."""
+        """Items that were run by who submits."""
         self._is_ended = False
         """Its end was queued."""
         super().__init__(name, handle, on_crash)
@@ -131,22 +131,22 @@ class FairWorker(Worker[T]):
         self._submitted += 1
         super().submit(item)
 
-    def run_here(self, items: Sequence[T]) -> bool:
-        """Run these on the calling thread, the one that submits, if all that was submitted is done, this thread will
-        rest yet, and `handle_here` does so. False: nothing was done, and they are to be submitted."""
+    def run_here(self, items: Sequence[T]) -> int:
+        """Run the first of these on the calling thread, the one that submits, if all that was submitted is done and
+        this thread will rest yet. How many; the others are to be submitted."""
         # What is done by now stays done: nobody else submits.
         if self._is_rested or self._done != self._submitted or not self._owned.acquire(blocking=False):
-            return False
+            return 0
         try:
             if self._is_rested or self._is_broken:
-                return False
-            is_run = self._do(partial(self._handle_here, items))
-            self._ran_here += is_run
-            return is_run
+                return 0
+            count = self._do(partial(self._handle_here, items))
+            self._ran_here += count
+            return count
         except BaseException as crash:  # as on the thread itself
             self._queue.put(None)
             self._on_crash(crash)
-            return True
+            return len(items)
         finally:
             self._owned.release()
 

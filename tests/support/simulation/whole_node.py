@@ -183,26 +183,26 @@ class FairTaskWorker(TaskWorker):
         on_crash: Callable[[BaseException], None],
         lane_of: Callable[[Any], int | None],
         rest: Callable[[], None],
-        handle_here: Callable[[Sequence[Any]], bool],
+        handle_here: Callable[[Sequence[Any]], int],
     ) -> None:
         super().__init__(name, handle, on_crash)
         self._handle_here = handle_here
         self._queue = _Lanes(lane_of)
         self._rest = rest
 
-    def run_here(self, items: Sequence[Any]) -> bool:
+    def run_here(self, items: Sequence[Any]) -> int:
         """As that of `FairWorker`."""
         is_idle = not (self._items or self._queue or self._is_rested or self._closed)
         if not is_idle or self._life.is_lost or self._kind in self._life.machine.hangs:
-            return False
-        is_run = False
+            return 0
+        count = len(items)
 
         def run() -> None:
-            nonlocal is_run
-            is_run = self._handle_here(items)
+            nonlocal count
+            count = self._handle_here(items)
 
         self._guarded(run)
-        return is_run or self._closed
+        return count
 
     def beside(self) -> Sequence[Any]:
         """Nothing: an entry is applied in no time here, so it gives way to no other."""

@@ -9,6 +9,7 @@ import pytest
 from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition.in_memory import GROUPS, ITEMS
+from sandq.partition.kv import key_table
 from tests.support.partition.bench import Bench, batch_of
 from tests.support.partition.key_bench import KeyBench
 
@@ -103,7 +104,21 @@ def test_anything_else_may_read() -> None:
     assert not b.needed_no_disk
 
 
-def test_keys_are_looked_up() -> None:
+def test_keys_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_table, "KNOWN_KEYS", 2)
     b = KeyBench()
-    b.set("k", "v")
+    for key, is_known in (
+        ("k", False),
+        ("k", True),
+        ("l", False),
+        ("l", True),
+        ("l", True),
+        ("m", False),
+        ("k", False),
+    ):
+        b.set(key, "v")
+        assert b.needed_no_disk == is_known, key
+    b.set("l", None)
+    assert not b.needed_no_disk
+    b.set("l", "v")
     assert not b.needed_no_disk

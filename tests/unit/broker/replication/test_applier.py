@@ -338,21 +338,21 @@ def test_who_must_not_wait_leaves_it_to_the_thread_where_much_is_to_be_written(b
     assert bed.writes and not any(bed.writes)
 
 
-def test_who_must_not_wait_does_nothing_of_what_is_long_or_needs_the_disk_or_is_a_question(bed: Bed) -> None:
+def test_who_must_not_wait_leaves_what_is_long_or_needs_the_disk_or_is_a_question(bed: Bed) -> None:
     replica = bed.replicas[0]
-    entries = [Apply(0, replica, 1 + at, b"x", True) for at in range(HERE_ENTRIES + 1)]
-    for tasks in (
-        entries,
-        [
-            Apply(0, replica, 1, b"x" * (HERE_BYTES // 2), True),
-            Apply(0, replica, 2, b"x" * (HERE_BYTES // 2 + 1), True),
-        ],
-        [entries[0], Apply(0, replica, 2, b"disk", True)],
-        [entries[0], Ask(list, print, 0)],
-    ):
-        assert not bed.applier.run_here(tasks)
-    assert replica.applied_index == 0 and not bed.told
-    assert bed.applier.run_here(entries[:-1])
+
+    def entries(*commands: bytes) -> list[Apply]:
+        return [Apply(0, replica, replica.applied_index + 1 + at, one, True) for at, one in enumerate(commands)]
+
+    half = HERE_BYTES // 2
+    assert bed.applier.run_here(entries(*[b"x"] * (HERE_ENTRIES + 1))) == HERE_ENTRIES
+    bed.applier.rest()
+    assert bed.applier.run_here(entries(b"x" * half, b"x" * half, b"x")) == 2
+    bed.applier.rest()
+    assert bed.applier.run_here(entries(b"x", b"x", b"disk", b"x")) == 2
+    assert bed.applier.run_here([*entries(b"x"), Ask(list, print, 0)]) == 1
+    assert bed.applier.run_here(entries(b"disk")) == 0
+    assert replica.applied_index == HERE_ENTRIES + 5
 
 
 def test_who_must_not_wait_gives_way_to_nobody(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
