@@ -45,6 +45,7 @@ from sandq.broker.peers.routes import Routes, tell_by
 from sandq.broker.peers.secret import read_secret
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.applier import Published
+from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import Hooks, NodeLog
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
@@ -196,7 +197,7 @@ async def _running(
     clocks = ClockKeeper(clock, links.send, lambda: node_log.nodes)
     stats = NodeStats()
     wakeup = Signal()
-    token = trio.lowlevel.current_trio_token()
+    inbox = Inbox()
     sender = Sender()
 
     def publish(published: Published) -> None:
@@ -212,7 +213,7 @@ async def _running(
             stores,
             node_id=own.node,
             now_ms=clock.now_ms,
-            publish=lambda published: token.run_sync_soon(publish, published),
+            publish=partial(inbox.put, publish),
             limits=config.limits,
             segment_bytes=config.storage.segment_bytes,
             create=first_start,
@@ -233,6 +234,7 @@ async def _running(
         runner = Runner(
             node_log,
             wakeup,
+            inbox,
             partial(send_messages, links.send),
             checkpoint_bytes=config.storage.checkpoint_bytes,
             checkpoint_interval_s=config.storage.checkpoint_interval_ms / 1000,

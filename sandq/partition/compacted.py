@@ -66,6 +66,13 @@ class CompactedPartition(TimerPartition):
         store = self._writer.compare_and_set if command.split else self._writer.store_all
         return store(index, place, batch, writes, self.now_ms, self.floor_ms, view)
 
+    def needs_no_disk(self, entry: c.Entry) -> bool:
+        if not super().needs_no_disk(entry):
+            return False
+        batches = [Batch.parse(command.batch) for command in entry.commands if isinstance(command, c.Append)]
+        keys = [key for batch in batches for key in batch.bytes_column(Column.KEY) or ()]
+        return self.keys.knows(keys) and not any([None in batch.values() for batch in batches])
+
     def _other(self, index: int, place: int, command: c.Command, view: View) -> Any:
         if isinstance(command, c.Cancel) or (isinstance(command, c.StartJob) and command.kind in ("cancel", "move")):
             raise _not_here()

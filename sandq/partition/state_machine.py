@@ -33,6 +33,7 @@ from sandq.partition.groups.lease_grants import LeaseGrants
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.settlement import LeaseSettlement
+from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
 from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
@@ -129,6 +130,7 @@ class TimerPartition:
         self._settlement = LeaseSettlement(shared, group_state, unique)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
+        self._in_memory = InMemory(shared, self.groups, group_state, self.log.counts, self.producers)
         self._trimmer = Trimmer(shared, group_state, self.log, self.holds, unique, schedule)
         self.resets = ClockResets(
             shared,
@@ -301,6 +303,10 @@ class TimerPartition:
         self._group_state.waiting.store_parted(view)
         self.applied_index = index
         return results
+
+    def needs_no_disk(self, entry: c.Entry) -> bool:
+        """Whether `apply` of this entry, the next one, and `status` after it, take a moment and read no stored rows."""
+        return self.resets.state is None and self._in_memory.applies(entry)
 
     def _advance(self, stamp_ms: int, view: View) -> None:
         """Let the time come to that of an entry."""

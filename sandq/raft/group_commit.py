@@ -213,6 +213,11 @@ class GroupCommit:
             pass
         return self.end_tick()
 
+    @property
+    def is_short(self) -> bool:
+        """Whether there is something to tick, and so little that nobody need have a turn meanwhile."""
+        return 0 < len(self._dirty) <= TICKED_AT_ONCE and not self._arrived
+
     def begin_tick(self) -> None:
         """Take in what arrived. Every group that is dirty by now is to be ticked once."""
         self._take_in()

@@ -30,14 +30,19 @@ async def test_a_partition_moves_while_messages_come_all_the_time(
 ) -> None:
     """A learner on a slower disk never had quite all that was committed, and the move never came to its end."""
     slow: set[str] = set()
-    on_wal = Runner.on_wal
+    committed = Runner._committed
 
-    async def later(self: Runner, call: Callable[[], Any]) -> Any:
+    async def a_moment_later(*args: Any) -> None:
+        await trio.sleep(0.02)
+        committed(*args)
+
+    def later(self: Runner, *args: Any) -> None:
         if self.node_log.node_id in slow:
-            await trio.sleep(0.02)
-        return await on_wal(self, call)
+            trio.lowlevel.spawn_system_task(a_moment_later, self, *args)
+        else:
+            committed(self, *args)
 
-    monkeypatch.setattr(Runner, "on_wal", later)
+    monkeypatch.setattr(Runner, "_committed", later)
     async with found_nodes(tmp_path, *NAMES) as nodes, nodes.connect(*NAMES) as client:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         await client.admin.create_topic("t", partitions=1, replicas=replicas)

@@ -11,7 +11,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import chain, takewhile
 from typing import Any, Final
 
 from sandq.broker.replication.replica import Replica
@@ -35,6 +36,9 @@ HALF_BYTES: Final = 4 << 20
 SHARE: Final = 4
 """Others have had at most so many times of what the entry had that gives way to them: else who always has a large one
 to be applied would let it never come to its end. But for what they had last, which may have taken long by itself."""
+HERE_ENTRIES: Final = 8
+HERE_BYTES: Final = 16 << 10
+"""So many entries, and bytes of them, are applied at once by who must not wait: it takes about a millisecond."""
 DEPTH: Final = 32
 """So many entries give way to one another at most: the last one goes on to its end."""
 
@@ -88,6 +92,8 @@ class _Run:
     """What is done in one go, and what came of it."""
 
     began_s: float
+    is_here: bool = False
+    """By who must not wait: no rows are written, and no entry gives way."""
     beside_s: float = 0.0
     """Of it, what others took that an entry gave way to."""
     group: int | None = None
@@ -112,7 +118,7 @@ class Applier:
         after_entry: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_applied` is told of each run: entries, and the seconds it took to apply them and to write rows, 0 if none
-        were. `after_entry`: called after each of them, unless another one gives way to it."""
+        were. `after_entry`: called after each of them, unless another one gives way to it, or nobody must wait."""
         self._stores = stores
         self._publish = publish
         self.steps = 0
@@ -134,7 +140,23 @@ class Applier:
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
         """Apply in order, publish, then write if there is much: the WAL is the truth, so nobody waits for LevelDB."""
-        run = _Run(time.perf_counter())
+        self._run(tasks, _Run(time.perf_counter()))
+
+    def run_here(self, tasks: Sequence[Apply | Ask]) -> int:
+        """The same for who must not wait: of the first, as long as they are few, small and need no disk. How many."""
+        run = _Run(time.perf_counter(), is_here=True)
+        quick = takewhile(partial(self._is_quick, run), tasks)
+        if self._is_much(self._unwritten.values()) or (first := next(quick, None)) is None:
+            return 0
+        self._run(chain([first], quick), run)
+        return run.entries
+
+    def _is_quick(self, run: _Run, task: Apply | Ask) -> bool:
+        if not isinstance(task, Apply) or run.entries == HERE_ENTRIES or run.size + len(task.command) > HERE_BYTES:
+            return False
+        return task.replica.needs_no_disk(task.command)
+
+    def _run(self, tasks: Iterable[Apply | Ask], run: _Run) -> None:
         self._runs.append(run)
         for task in tasks:
             self.steps += 1
@@ -152,7 +174,7 @@ class Applier:
         applied_s = time.perf_counter()
         self.steps += 1
         write_s = 0.0
-        if self._is_much(run.changed.values()):
+        if not run.is_here and self._is_much(run.changed.values()):
             self.write()
             write_s = time.perf_counter() - applied_s
         self._on_applied(run.entries, applied_s - run.began_s - run.beside_s, write_s)
@@ -163,7 +185,7 @@ class Applier:
         run.group = task.group
         # While it gives way others may write what is unwritten: no rows of half an entry.
         self._unwritten.pop(task.group, None)
-        self._until_s = time.perf_counter() + SLICE_S
+        self._until_s = math.inf if run.is_here else time.perf_counter() + SLICE_S
         self._half_bytes += len(task.command)
         outcome = task.replica.apply(task.index, task.command, task.wanted)
         run.group = None
@@ -179,7 +201,7 @@ class Applier:
             run.results.append((task.group, task.index, outcome))
         if task.replica.digests_asked:
             run.views += self._views(task)
-        if len(self._runs) == 1:
+        if len(self._runs) == 1 and not run.is_here:
             self._after_entry()
 
     def give_way(self) -> None:

@@ -53,7 +53,7 @@ class StoreRows:
 
 
 class Replica(Protocol):
-    """Everything but `applied_index` belongs to the apply thread."""
+    """Everything but `applied_index` belongs to who applies: the apply thread, or the loop while that does nothing."""
 
     store: int
     """The number of the store that its rows are in."""
@@ -68,6 +68,10 @@ class Replica(Protocol):
 
     def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
         """Results of a committed entry, one a command. `wanted`: somebody here waits for them."""
+        ...
+
+    def needs_no_disk(self, command: bytes) -> bool:
+        """Whether `apply` of this entry, the next one, and `status` after it, take a moment and read no stored rows."""
         ...
 
     @property
@@ -129,6 +133,8 @@ class PartitionReplica:
         if give_way is not None:
             self.machine.shared.give_way = give_way
         self._queries = PartitionQueries(self.machine, self._view)
+        self._decoded: tuple[bytes, commands.Entry] | None = None
+        """The entry that was looked at last, until it is applied."""
         self.is_half_way = False
         """An entry is being applied, and has given way: who looks now must not take what it has granted so far for all
         that came of it (apply thread)."""
@@ -152,7 +158,7 @@ class PartitionReplica:
         if not command:
             self.machine.applied_index = max(self.machine.applied_index, index)
             return []
-        entry = commands.Entry.decode(command)
+        entry, self._decoded = self._entry(command), None
         totals = self.machine.shared.totals
         counted = totals.counted() if not wanted else None
         self.is_half_way = True
@@ -166,6 +172,14 @@ class PartitionReplica:
                 # A later command of the same entry may have ended it already.
                 results[at] = [self._delivery(lease) for lease in result if lease.live]
         return results
+
+    def _entry(self, command: bytes) -> commands.Entry:
+        if self._decoded is None or self._decoded[0] is not command:
+            self._decoded = command, commands.Entry.decode(command)
+        return self._decoded[1]
+
+    def needs_no_disk(self, command: bytes) -> bool:
+        return bool(command) and self.machine.needs_no_disk(self._entry(command))
 
     @property
     def unwritten(self) -> int:
@@ -279,6 +293,9 @@ class MetadataReplica:
         entry = metadata_commands.Entry.decode(command)
         self.check(entry)
         return self.state.apply(index, entry, self._put)
+
+    def needs_no_disk(self, command: bytes) -> bool:
+        return False  # what is told of it grows with the cluster
 
     def check(self, entry: metadata_commands.Entry) -> None:
         """Raises StartupError for an entry of the log from which on this version cannot read it."""

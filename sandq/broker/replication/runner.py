@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
 
@@ -14,11 +14,12 @@ import structlog
 import trio
 
 from sandq.broker.replication.applier import Apply, Ask
+from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.worker import FairWorker, Worker
 from sandq.broker.signals import Signal
 from sandq.model.errors import StorageFailed, Unavailable
-from sandq.storage.wal import WalFull
+from sandq.storage.wal import Record, WalFull
 
 T = TypeVar("T")
 
@@ -36,13 +37,15 @@ CHECKPOINT_ENTRIES = 50_000
 
 
 class Runner:
-    """`wakeup` must be what the log sets when there is something to commit. `send(node, messages)`: where Raft messages
-    for another node go. `on_pass` is told of each pass that was written: its WAL records."""
+    """`wakeup` must be what the log sets when there is something to commit, `inbox` where it publishes. `send(node,
+    messages)`: where Raft messages for another node go. `on_pass` is told of each pass that was written: its WAL
+    records."""
 
     def __init__(
         self,
         node_log: NodeLog,
         wakeup: Signal,
+        inbox: Inbox,
         send: Callable[[str, list[Any]], None],
         *,
         checkpoint_bytes: int,
@@ -50,7 +53,7 @@ class Runner:
         on_pass: Callable[[int], None] = lambda records: None,
     ) -> None:
         self.node_log = node_log
-        self._token = trio.lowlevel.current_trio_token()
+        self._inbox = inbox
         self._wakeup = wakeup
         self._send = send
         self._on_pass = on_pass
@@ -66,6 +69,9 @@ class Runner:
         self.log_full: str | None = None
         """Why nothing gets into the log at present: there is no room. What waits for it goes on once there is."""
         self._passing = False
+        self._refused: Sequence[Record] = ()
+        """Records of a pass that could not be written."""
+        self._is_over = False
         self._between: list[tuple[Callable[[], None], _Reply[Any]]] = []
         self._apply: FairWorker[Apply | Ask] = FairWorker(
             "sandq-apply",
@@ -73,6 +79,7 @@ class Runner:
             self._worker_crashed,
             attrgetter("group"),
             node_log.applier.rest,
+            node_log.applier.run_here,
         )
         node_log.applier.beside = self._apply.beside
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
@@ -100,55 +107,116 @@ class Runner:
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Passes and checkpoints, until cancelled; raises what ended a thread."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._passes)
-            nursery.start_soon(self._checkpoints)
-            nursery.start_soon(self._watch)
-            task_status.started()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._inbox.run)
+                nursery.start_soon(self._passes)
+                nursery.start_soon(self._checkpoints)
+                nursery.start_soon(self._watch)
+                task_status.started()
+        finally:
+            self._is_over = True
 
     async def _passes(self) -> None:
+        """Begin passes, one after the other; where the loop hears of the sync of one it goes on with that at once
+        (`_committed`)."""
         passes = self.node_log.group_commit
         while True:
             if self.node_log.failed is not None:
                 self._end_passes(self.node_log.failed)
                 await trio.sleep_forever()
-            passes.on_time()
-            if not passes.has_work and not self._between:
-                pause_s = passes.pause_s()
-                if pause_s == math.inf:
-                    await self._wakeup.wait()
-                else:
-                    with trio.move_on_after(pause_s):
-                        await self._wakeup.wait()
+            pause_s = math.inf
+            if self._refused:
+                await self._commit_again()
                 continue
-            self._passing = True
-            await self._pass()
-            self._passing = False
+            if not self._passing:
+                passes.on_time()
+                if passes.has_work or self._between:
+                    await self._begin_pass()
+                    continue
+                pause_s = passes.pause_s()
+            if pause_s == math.inf:
+                await self._wakeup.wait()
+            else:
+                with trio.move_on_after(pause_s):
+                    await self._wakeup.wait()
 
-    async def _pass(self) -> None:
-        node_log = self.node_log
+    async def _begin_pass(self) -> None:
+        self._passing = self._wakeup.is_muted = True
         between, self._between = self._between, []
         for call, _ in between:
             call()
-        node_log.group_commit.begin_tick()
-        while node_log.group_commit.tick_some():
+        passes = self.node_log.group_commit
+        passes.begin_tick()
+        while passes.tick_some():
             await trio.lowlevel.checkpoint()
-        records, ready = node_log.end_tick()
-        self._ticked.set()
-        self._submit(ready)
-        if records:
-            try:
-                await self.on_wal(lambda: node_log.commit(records))
-            except StorageFailed as error:
-                log.error("the log cannot be written: this node stops taking messages", error=error.message)
-                node_log.fail(error)
-                return
-            self._on_pass(len(records))
-        elif node_log.group_commit.has_work or self._between:
+        if self._end_tick():
+            return
+        if passes.has_work or self._between:
             await trio.lowlevel.checkpoint()  # the next pass begins at once: others have a turn before it
-        self._submit(node_log.synced())
-        for node, messages in node_log.group_commit.take_outgoing().items():
+        self._take_synced()
+        self._finish_pass()
+
+    def _end_tick(self) -> bool:
+        """Hand the records of a pass to the WAL thread. False: there are none, and it need not be waited for."""
+        records, ready = self.node_log.end_tick()
+        self._ticked.set()
+        if records:
+            self._wal.submit(partial(self._commit, records))
+        self._submit(ready)  # meanwhile
+        return bool(records)
+
+    def _commit(self, records: Sequence[Record]) -> None:
+        """On the WAL thread."""
+        self._inbox.put(self._committed, records, outcome.capture(self.node_log.commit, records))
+
+    def _committed(self, records: Sequence[Record], result: outcome.Outcome[None]) -> None:
+        """The records of a pass are on the disk, or are not."""
+        if self._is_over:
+            return
+        if isinstance(result, outcome.Error) and isinstance(result.error, StorageFailed):
+            self._refused = records
+            self._wakeup.is_muted = False
+            self._wakeup.set()
+            return
+        result.unwrap()
+        self._on_pass(len(records))
+        self._take_synced()
+        passes = self.node_log.group_commit
+        # What was synced a tick commits, where no other member has to say so: not a turn of the loop later.
+        if passes.is_short and not self._between and self.node_log.failed is None:
+            passes.begin_tick()
+            passes.tick_some()
+            if self._end_tick():
+                return
+            self._take_synced()
+        self._finish_pass()
+
+    async def _commit_again(self) -> None:
+        """Wait until there is room on the disk for what could not be written; for anything else it is the end."""
+        records, self._refused = self._refused, ()
+        try:
+            await self.on_wal(lambda: self.node_log.commit(records))
+        except StorageFailed as error:
+            log.error("the log cannot be written: this node stops taking messages", error=error.message)
+            self.node_log.fail(error)
+            return
+        self._on_pass(len(records))
+        self._take_synced()
+        self._finish_pass()
+
+    def _take_synced(self) -> None:
+        """What the pass wrote is on the disk: what is committed by it is applied, and others are told."""
+        self._submit(self.node_log.synced())
+        for node, messages in self.node_log.group_commit.take_outgoing().items():
             self._send(node, messages)
+
+    def _finish_pass(self) -> None:
+        """No pass is under way: who begins them is woken, if there is a reason to begin one, or to look at the time."""
+        self._passing = self._wakeup.is_muted = False
+        passes = self.node_log.group_commit
+        if passes.has_work or self._between or self.node_log.failed is not None or passes.pause_s() < math.inf:
+            self._wakeup.set()
 
     def _end_passes(self, error: StorageFailed) -> None:
         """There are no more of them: whoever waits for one is told."""
@@ -158,8 +226,10 @@ class Runner:
         self._ticked.set()
 
     def _submit(self, tasks: list[Apply]) -> None:
-        for task in tasks:
-            self._apply.submit(task)
+        """Have them applied: at once, on the loop, where that takes a moment and the thread has nothing to do."""
+        if tasks:
+            for task in tasks[self._inbox.during(partial(self._apply.run_here, tasks)) :]:
+                self._apply.submit(task)
 
     async def _checkpoints(self) -> None:
         last = trio.current_time()
@@ -203,8 +273,7 @@ class Runner:
 
     def _worker_crashed(self, crash: BaseException) -> None:
         """On the thread that ended."""
-        with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._stop_after, crash)
+        self._inbox.put(self._stop_after, crash)
 
     def _stop_after(self, crash: BaseException) -> None:
         if isinstance(crash, StorageFailed):
@@ -224,11 +293,14 @@ class Runner:
         """Let the threads finish what is queued and end them; after it the WAL may be sealed. False when one of them
         has not ended in that time: it hangs in the disk, and nothing that it works with may be closed."""
         deadline_s = time.monotonic() + within_s
-        for worker in (self._apply, self._wal, self._maintenance):
-            left_s = max(deadline_s - time.monotonic(), 0.0) if math.isfinite(deadline_s) else None
-            if not await trio.to_thread.run_sync(worker.close, left_s):
-                return False
-        return True
+        try:
+            for worker in (self._apply, self._wal, self._maintenance):
+                left_s = max(deadline_s - time.monotonic(), 0.0) if math.isfinite(deadline_s) else None
+                if not await trio.to_thread.run_sync(worker.close, left_s):
+                    return False
+            return True
+        finally:
+            self._inbox.close()
 
     def progress_of(self, thread: Thread) -> object | None:
         """What changes as a thread gets on with its work; None while there is none."""
@@ -305,7 +377,7 @@ class Runner:
         reply: _Reply[T] = _Reply()
 
         def run() -> None:
-            self._token.run_sync_soon(reply.settle, outcome.capture(call))
+            self._inbox.put(reply.settle, outcome.capture(call))
 
         worker.submit(run)
         return await reply.wait()

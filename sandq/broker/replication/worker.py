@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from sandq.broker.replication.lanes import Lanes
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 BATCH_ITEMS = 4096
 TURN_ITEMS = 128
@@ -90,7 +92,12 @@ class Worker(Generic[T]):
 
 class FairWorker(Worker[T]):
     """One whose items are of groups, see `Lanes`: those of a group are run in order. Once nothing has come for `REST_S`
-    after some, it calls `rest`."""
+    after some, it calls `rest`.
+
+    Who submits, which must be one thread, may run items itself while this one has nothing to do: `run_here`. Whoever
+    runs something, or rests, has the lock; this thread waits for it, the other never does. What that puts off is done
+    by this thread as well: nothing is run elsewhere but between a turn of this one and its rest.
+    """
 
     def __init__(
         self,
@@ -99,14 +106,49 @@ class FairWorker(Worker[T]):
         on_crash: Callable[[BaseException], None],
         lane_of: Callable[[T], int | None],
         rest: Callable[[], None],
+        handle_here: Callable[[Sequence[T]], int],
     ) -> None:
+        """`handle_here(items)`: `handle` for a thread that must not wait; of so many of the first."""
         self._lanes: Lanes[T] = Lanes()
         self._lane_of = lane_of
         self._rest = rest
+        self._handle_here = handle_here
+        self._owned = threading.Lock()
+        self._is_broken = False
+        """What is being run has not come to its end; or never will, as it raised: nothing is run after it."""
         self._is_rested = True
+        self._submitted = 0
+        """Items, by who submits, ..."""
+        self._taken = self._done = 0
+        """... and of them, by this thread."""
+        self._ran_here = 0
+        """Items that were run by who submits."""
         self._is_ended = False
         """Its end was queued."""
         super().__init__(name, handle, on_crash)
+
+    def submit(self, item: T) -> None:
+        self._submitted += 1
+        super().submit(item)
+
+    def run_here(self, items: Sequence[T]) -> int:
+        """Run the first of these on the calling thread, the one that submits, if all that was submitted is done and
+        this thread will rest yet. How many; the others are to be submitted."""
+        # What is done by now stays done: nobody else submits.
+        if self._is_rested or self._done != self._submitted or not self._owned.acquire(blocking=False):
+            return 0
+        try:
+            if self._is_rested or self._is_broken:
+                return 0
+            count = self._do(partial(self._handle_here, items))
+            self._ran_here += count
+            return count
+        except BaseException as crash:  # as on the thread itself
+            self._queue.put(None)
+            self._on_crash(crash)
+            return len(items)
+        finally:
+            self._owned.release()
 
     def beside(self) -> Iterator[T]:
         """Take what other groups have to do, while an item of one gives way: as much as in a turn. On its thread."""
@@ -120,31 +162,58 @@ class FairWorker(Worker[T]):
                 if first is None:
                     return
                 self._lanes.add(first, self._lane_of(first))
-            self._look()
-            self._turns += 1
-            self._handle(self._lanes.turn(_turn()))
-            self._turns += 1
-            self._is_rested = False
+            with self._owned:
+                if self._is_broken:
+                    return
+                self._do(self._run_turn)
+
+    def _do(self, work: Callable[[], R]) -> R:
+        """Run something; nothing follows if it raises. For who has the lock."""
+        self._is_broken = True
+        result = work()
+        self._is_broken = False
+        return result
+
+    def _run_turn(self) -> None:
+        self._look()
+        self._turns += 1
+        self._handle(self._lanes.turn(_turn()))
+        self._turns += 1
+        self._is_rested = False
+        if not self._lanes:
+            self._done = self._taken
+
+    def _run_rest(self) -> None:
+        self._turns += 1
+        self._rest()
+        self._turns += 1
+        self._is_rested = True
 
     def _look(self) -> None:
         """Put what has come into its lanes."""
         if not self._is_ended:
             gathered: list[T] = []
             self._is_ended = not self._gather(gathered)
+            self._taken += len(gathered)
             for item in gathered:
                 self._lanes.add(item, self._lane_of(item))
 
     def _next(self) -> T | None:
         """What comes next; None: the end."""
-        if not self._is_rested:
+        item: T | None
+        while not self._is_rested:
+            ran_here = self._ran_here
             try:
-                return self._queue.get(timeout=REST_S)
+                item = self._queue.get(timeout=REST_S)
+                break
             except Empty:
-                self._turns += 1
-                self._rest()
-                self._turns += 1
-                self._is_rested = True
-        return self._queue.get()
+                with self._owned:
+                    if ran_here == self._ran_here and not self._is_broken:
+                        self._do(self._run_rest)
+        else:
+            item = self._queue.get()
+        self._taken += item is not None
+        return item
 
 
 def _turn() -> Callable[[], bool]:

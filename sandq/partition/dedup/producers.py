@@ -140,6 +140,12 @@ class Producers:
         (answer,) = unpack(producer.answers[at:][:ANSWER_BYTES])
         return recall(answer, command, self._partition, view)
 
+    def is_repeated(self, command: c.Append) -> bool:
+        """Whether a batch may have been stored before."""
+        _, epoch, number = command.numbers
+        producer = self._known.get(command.producer_id)
+        return producer is not None and epoch == producer.epoch and number <= producer.number
+
     def _check_unknown(self, command: c.Append, now_ms: int) -> None:
         if command.numbers[2] > 1:
             raise _gap(command, 1, "the producer is not known here (any more), and begins a new epoch with 1")

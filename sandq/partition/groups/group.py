@@ -99,6 +99,14 @@ class Group:
             self.head_until = offsets.LAST
             self.on_change(self)
 
+    @property
+    def knows_next(self) -> bool:
+        """Whether what it has next in the log, and how much is ready there, is known without a look at rows."""
+        reader = self.reader
+        if not reader.knows_head or reader.passed is None:
+            return False
+        return reader.unsure_s is None or reader.unsure_s == offsets.deliver_ms(reader.cursor) // 1000
+
     def note_log_change(self, offset: bytes) -> None:
         """Messages were put into the log at or above an offset that the cursor has not reached, or one was taken out
         there."""

@@ -18,6 +18,7 @@ Rows, PERSISTED::
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sandq.partition import rows
@@ -149,6 +150,13 @@ class KeyTable:
                 known = (len(key) + len(row), expires_ms, version)
                 self._remember(key, known)
         return known
+
+    def knows(self, keys: Sequence[bytes | None]) -> bool:
+        """Whether to `put` all of these keys, one after the other, reads no rows."""
+        young, old = self._young, self._old
+        if len(young) + len(keys) < KNOWN_KEYS:
+            return all([key in young or key in old for key in keys])
+        return all([key in young for key in keys])  # those are known still when they have become the old ones
 
     def _remember(self, key: bytes, value: Known) -> None:
         if len(self._young) >= KNOWN_KEYS:

@@ -99,6 +99,13 @@ class Counts:
             self.due += now_due
         self.now_s = now_s
 
+    def knows_until(self, now_ms: int) -> bool:
+        """Whether `advance` to this time reads no rows."""
+        if not self.later or now_ms // 1000 <= self.now_s:
+            return True
+        first, last = (self.now_s + 1) // HOUR_S, now_ms // 1000 // HOUR_S
+        return first == last and last in self._hot
+
     def set_back(self, now_ms: int, until_ms: int, view: View) -> None:
         """Let the time be `now_ms` again. What stands after its second, up to that of `until_ms`, is not counted any
         more: who sets the time back counts it anew."""

@@ -120,6 +120,11 @@ class LogReader:
         if self.taken[0] == offsets.deliver_ms(offset) // 1000:
             self.taken = (self.taken[0], self.taken[1] - 1)
 
+    @property
+    def knows_head(self) -> bool:
+        """Whether `head` reads no rows."""
+        return bool(self.entries) or self.covered == offsets.LAST
+
     def head(self, view: View) -> LogEntry | None:
         """The first entry above the cursor; None when the log ends there."""
         if self._kept == self._most:

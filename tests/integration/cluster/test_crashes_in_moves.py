@@ -48,7 +48,7 @@ POINTS = {
     # who is to hold it
     "before its pointer": Point(Reconciler, "_install_missing", halting.installs),
     "once it has a pointer": Point(Reconciler, "_install_missing", halting.installs, after=True),
-    "while it gets the log": Point(Runner, "_pass", halting.learns(20)),
+    "while it gets the log": Point(Runner, "_begin_pass", halting.learns(20)),
     # who leads the group
     "before it has a learner": Point(RaftGroup, "change_members", halting.learner_comes),
     "once it has a learner": Point(RaftGroup, "change_members", halting.learner_comes, after=True),

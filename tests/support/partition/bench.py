@@ -19,7 +19,7 @@ from sandq.partition.log.message_log import Stored
 from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import Status, TimerPartition
-from sandq.partition.view import View
+from sandq.partition.view import Bounds, Row, View
 from sandq.storage.stores import MemoryStores
 
 T = 1_800_000_000_000
@@ -61,7 +61,29 @@ def by_key(unique_key: str) -> c.Target:
     return (c.TARGET_KEY, unique_key.encode())
 
 
+class CountedStores(MemoryStores):
+    """How often it was asked: each time a block may be read, which is as large as the largest row in it."""
+
+    reads = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        self.reads += 1
+        return super().get(key)
+
+    def scan(self, *args: Any, **options: Any) -> list[Row]:
+        self.reads += 1
+        return super().scan(*args, **options)
+
+    def vacant(self, ranges: Sequence[Bounds]) -> list[bool]:
+        before = self.reads
+        found = super().vacant(ranges)
+        self.reads = before + 1
+        return found
+
+
 class Bench:
+    """Whatever is applied here shows that an entry which is said to need no disk reads no rows."""
+
     kind = TIMER
     machine_class: type[TimerPartition] = TimerPartition
 
@@ -70,13 +92,15 @@ class Bench:
         self.look_aheads = look_aheads if look_aheads is not None else LookAheads()
         defaults = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
         self.settings = parse_settings(defaults | settings, self.kind).record()
-        self.stores = MemoryStores()
+        self.stores = CountedStores()
         self.view = View(self.stores)
         self.machine = self.machine_class.load(0, self.settings, self.view, self.look_aheads)
         self.index = 0
         self.jobs = 0
         self.written = 0
         """Bytes of the changes that the last entry made."""
+        self.needed_no_disk = False
+        """It was said so of the last entry."""
         if level > FIRST_LEVEL:
             self.apply(0, c.RaiseLevel(level))
 
@@ -84,7 +108,11 @@ class Bench:
         """Apply one entry stamped T + at and write its rows."""
         self.index += 1
         entry = c.Entry.decode(c.Entry(T + at, commands).encode())
+        self.needed_no_disk, before = self.machine.needs_no_disk(entry), self.stores.reads
         results = self.machine.apply(self.index, entry, self.view)
+        if self.needed_no_disk:
+            self.machine.status(self.view)
+            assert self.stores.reads == before, f"{commands} read rows"
         self.machine.write_state(self.view)
         changes = self.view.drain()
         self.written = sum(len(key) + len(value or b"") for key, value in changes)

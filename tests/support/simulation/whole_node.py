@@ -112,6 +112,7 @@ class TaskWorker:
         self._rest: Callable[[], None] | None = None
         """What is done once nothing has come for a while after some."""
         self._is_resting = False
+        self._is_rested = True
         self._life.nursery.start_soon(self._run)
 
     @property
@@ -148,21 +149,20 @@ class TaskWorker:
 
     async def _run(self) -> None:
         life = self._life
-        is_rested = True
         while not self._closed:
             if not self._queue:
                 self._wake = trio.Event()
-                with trio.move_on_after(math.inf if is_rested else REST_S):
+                with trio.move_on_after(math.inf if self._is_rested else REST_S):
                     await self._wake.wait()
-                if not self._queue and not self._closed and not is_rested:
-                    is_rested = self._is_resting = True
+                if not self._queue and not self._closed and not self._is_rested:
+                    self._is_rested = self._is_resting = True
                     self._turns += 1
                     await life.machine.until_free(self._kind)
                     if self._rest is not None and not (self._closed or life.is_lost):
                         self._guarded(self._rest)
                     self._is_resting = False
                 continue
-            is_rested = False
+            self._is_rested = False
             self._items = [self._queue.popleft() for _ in range(life.rng.randint(1, len(self._queue)))]
             self._turns += 1
             await trio.sleep(life.rng.choice(THREAD_S))
@@ -183,10 +183,26 @@ class FairTaskWorker(TaskWorker):
         on_crash: Callable[[BaseException], None],
         lane_of: Callable[[Any], int | None],
         rest: Callable[[], None],
+        handle_here: Callable[[Sequence[Any]], int],
     ) -> None:
         super().__init__(name, handle, on_crash)
+        self._handle_here = handle_here
         self._queue = _Lanes(lane_of)
         self._rest = rest
+
+    def run_here(self, items: Sequence[Any]) -> int:
+        """As that of `FairWorker`."""
+        is_idle = not (self._items or self._queue or self._is_rested or self._closed)
+        if not is_idle or self._life.is_lost or self._kind in self._life.machine.hangs:
+            return 0
+        count = len(items)
+
+        def run() -> None:
+            nonlocal count
+            count = self._handle_here(items)
+
+        self._guarded(run)
+        return count
 
     def beside(self) -> Sequence[Any]:
         """Nothing: an entry is applied in no time here, so it gives way to no other."""

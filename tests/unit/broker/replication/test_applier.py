@@ -11,6 +11,8 @@ import pytest
 from sandq.broker.replication import applier
 from sandq.broker.replication.applier import (
     DEPTH,
+    HERE_BYTES,
+    HERE_ENTRIES,
     SHARE,
     SLICE_S,
     WRITE_BYTES,
@@ -50,6 +52,9 @@ class Counter:
         self.applied_index = index
         self._rows.update({b"%d %d %d" % (self.store, index, at): command[:1] for at in range(len(command))})
         return [index]
+
+    def needs_no_disk(self, command: bytes) -> bool:
+        return b"disk" not in command
 
     @property
     def unwritten(self) -> int:
@@ -309,3 +314,49 @@ def test_an_entry_that_cannot_be_applied_is_no_answer_to_one_that_gives_way(
     bed.applier.beside = lambda: [bed.entry(1)]
     with pytest.raises(RuntimeError, match="a fault of the state machine"):
         bed.applier.run([bed.entry(0)])
+
+
+def test_who_must_not_wait_applies_and_tells_and_leaves_the_rows_to_the_thread(bed: Bed) -> None:
+    for _ in range(WRITE_ENTRIES):
+        assert bed.applier.run_here([bed.entry()])
+    assert bed.told[-1].results == [(0, WRITE_ENTRIES, [WRITE_ENTRIES])] and not bed.written()
+    assert not bed.applier.run_here([bed.entry()])
+    bed.applier.run([bed.entry()])
+    assert bed.written() == WRITE_ENTRIES + 1 and bed.writes == [False] * WRITE_ENTRIES + [True]
+    assert bed.applier.run_here([bed.entry()])
+    bed.applier.rest()
+    assert bed.written() == WRITE_ENTRIES + 2
+
+
+@pytest.mark.parametrize("rows", [WRITE_ROWS, WRITE_BYTES])
+def test_who_must_not_wait_leaves_it_to_the_thread_where_much_is_to_be_written(bed: Bed, rows: int) -> None:
+    for _ in range(rows // 500 + 1):
+        if not bed.applier.run_here([bed.entry(size=500)]):
+            break
+    else:
+        pytest.fail("it went on")
+    assert bed.writes and not any(bed.writes)
+
+
+def test_who_must_not_wait_leaves_what_is_long_or_needs_the_disk_or_is_a_question(bed: Bed) -> None:
+    replica = bed.replicas[0]
+
+    def entries(*commands: bytes) -> list[Apply]:
+        return [Apply(0, replica, replica.applied_index + 1 + at, one, True) for at, one in enumerate(commands)]
+
+    half = HERE_BYTES // 2
+    assert bed.applier.run_here(entries(*[b"x"] * (HERE_ENTRIES + 1))) == HERE_ENTRIES
+    bed.applier.rest()
+    assert bed.applier.run_here(entries(b"x" * half, b"x" * half, b"x")) == 2
+    bed.applier.rest()
+    assert bed.applier.run_here(entries(b"x", b"x", b"disk", b"x")) == 2
+    assert bed.applier.run_here([*entries(b"x"), Ask(list, print, 0)]) == 1
+    assert bed.applier.run_here(entries(b"disk")) == 0
+    assert replica.applied_index == HERE_ENTRIES + 5
+
+
+def test_who_must_not_wait_gives_way_to_nobody(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    bed.applier.beside = lambda: pytest.fail("it gave way")
+    bed.replicas[0].half_way = bed.applier.give_way
+    assert bed.applier.run_here([bed.entry()])

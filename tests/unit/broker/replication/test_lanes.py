@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -96,6 +96,11 @@ def rest() -> None:
     """Nothing was put off."""
 
 
+def never(items: object) -> int:
+    """Nothing is run by who submits."""
+    return 0
+
+
 def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
     began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     done: list[str] = []
@@ -114,7 +119,9 @@ def test_a_worker_looks_for_what_has_come_between_two_turns() -> None:
         batches.append(count)
 
     crashes: list[BaseException] = []
-    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: {"a": 1, "b": 2}.get(item), rest)
+    worker: FairWorker[str] = FairWorker(
+        "t", handle, crashes.append, lambda item: {"a": 1, "b": 2}.get(item), rest, never
+    )
     worker.submit("a")
     assert began.wait(PATIENCE_S)
     for _ in range(5 * TURN_ITEMS):
@@ -138,12 +145,12 @@ def test_a_worker_ends_what_is_queued_and_a_crash_is_told() -> None:
                 raise KeyError(item)
             done.append(item)
 
-    worker: FairWorker[int] = FairWorker("t", handle, crashes.append, lambda item: item % 7, rest)
+    worker: FairWorker[int] = FairWorker("t", handle, crashes.append, lambda item: item % 7, rest, never)
     for item in range(1000):
         worker.submit(item)
     assert worker.close(PATIENCE_S)
     assert sorted(done) == [*range(1000)] and not crashes
-    worker = FairWorker("t", handle, crashes.append, lambda item: None, rest)
+    worker = FairWorker("t", handle, crashes.append, lambda item: None, rest, never)
     worker.submit(-1)
     assert worker.close(PATIENCE_S)
     assert [type(crash) for crash in crashes] == [KeyError]
@@ -164,7 +171,7 @@ def test_a_worker_does_what_was_put_off_once_nothing_has_come_for_a_moment() -> 
         if done.count("rest") == 3:
             raise KeyError("the disk")
 
-    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: None, rest)
+    worker: FairWorker[str] = FairWorker("t", handle, crashes.append, lambda item: None, rest, never)
     for item in "ab":
         worker.submit(item)
         assert rested.acquire(timeout=PATIENCE_S)
@@ -175,3 +182,93 @@ def test_a_worker_does_what_was_put_off_once_nothing_has_come_for_a_moment() -> 
     worker.submit("c")
     assert rested.acquire(timeout=PATIENCE_S) and worker.close(PATIENCE_S)
     assert [type(crash) for crash in crashes] == [KeyError]
+
+
+class Here:
+    """A worker, and who submits to it, of what is run where."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.handled, self.rested = threading.Semaphore(0), threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.crashes: list[BaseException] = []
+        self.worker: FairWorker[str] = FairWorker(
+            "t", self._handle, self.crashes.append, lambda item: None, self._rest, self._handle_here
+        )
+
+    def _handle(self, items: Iterable[str]) -> None:
+        for item in items:
+            assert self.go_on.wait(PATIENCE_S)
+            self.done.append(f"{item} there")
+        self.handled.release()
+
+    def _handle_here(self, items: Sequence[str]) -> int:
+        if "crash" in items:
+            raise KeyError("crash")
+        count = items.index("no") if "no" in items else len(items)
+        self.done += [f"{item} here" for item in items[:count]]
+        return count
+
+    def _rest(self) -> None:
+        self.done.append("rest")
+        self.rested.release()
+
+    def submit(self, item: str) -> None:
+        self.worker.submit(item)
+        assert self.handled.acquire(timeout=PATIENCE_S)
+
+    def run_here(self, item: str) -> None:
+        """Once the thread has nothing to do; it rests in between, if it is slow."""
+        self.submit("first")
+        while not self.worker.run_here([item]):
+            self.submit("again")
+
+
+def test_nothing_is_run_here_but_after_a_turn_of_the_thread_and_before_its_rest() -> None:
+    here = Here()
+    assert not here.worker.run_here(["a"])
+    here.submit("b")
+    assert here.rested.acquire(timeout=PATIENCE_S)
+    while "rest" in here.done and here.worker.run_here(["c"]):
+        pytest.fail("the thread rests")
+    here.run_here("d")
+    assert here.rested.acquire(timeout=PATIENCE_S)
+    assert here.done[:2] == ["b there", "rest"] and "a here" not in here.done and "c here" not in here.done
+    assert here.done[-2:] == ["d here", "rest"]
+    assert here.worker.close(PATIENCE_S) and not here.crashes
+
+
+def test_nothing_is_run_here_while_something_waits_for_the_thread() -> None:
+    here = Here()
+    here.submit("a")
+    here.go_on.clear()
+    here.worker.submit("b")
+    assert not here.worker.run_here(["c"])
+    here.go_on.set()
+    assert here.handled.acquire(timeout=PATIENCE_S)
+    assert here.worker.close(PATIENCE_S) and not here.crashes
+    assert [item for item in here.done if item != "rest"] == ["a there", "b there"]
+
+
+def test_what_cannot_be_run_here_was_not() -> None:
+    here = Here()
+    here.submit("a")
+    assert not here.worker.run_here(["no"])
+    here.submit("no")
+    assert here.worker.close(PATIENCE_S) and not here.crashes
+    assert [item for item in here.done if item != "rest"] == ["a there", "no there"]
+
+
+def test_a_crash_here_is_one_of_the_thread() -> None:
+    here = Here()
+    here.run_here("a")
+    while not here.crashes:
+        if not here.worker.run_here(["crash"]):
+            here.submit("again")
+    done = list(here.done)
+    here.worker.submit("late")
+    assert not here.worker.run_here(["later"])
+    assert here.worker.close(PATIENCE_S)
+    assert here.done == done and [type(crash) for crash in here.crashes] == [KeyError]
+    assert here.worker.progress is None

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import Hooks, NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
@@ -27,20 +28,24 @@ class Bed:
     """A node that is the only voter of its metadata, and whose disk fails when it is told to."""
 
     def __init__(self) -> None:
-        wakeup = Signal()
+        wakeup, inbox = Signal(), Inbox()
         self.plan = Plan()
-        self._token = trio.lowlevel.current_trio_token()
         self.node_log: NodeLog = NodeLog(
             FaultyFiles(MemoryFiles(), self.plan),
             MemoryStores(),
             node_id="n1",
             now_ms=lambda: 1_800_000_000_000,
-            publish=lambda news: self._token.run_sync_soon(self.node_log.published, news),
+            publish=lambda news: inbox.put(self.node_log.published, news),
             limits=Limits(),
             hooks=Hooks(wake=wakeup.set),
         )
         self.runner = Runner(
-            self.node_log, wakeup, lambda node, messages: None, checkpoint_bytes=1 << 30, checkpoint_interval_s=1e9
+            self.node_log,
+            wakeup,
+            inbox,
+            lambda node, messages: None,
+            checkpoint_bytes=1 << 30,
+            checkpoint_interval_s=1e9,
         )
         self.metadata: RaftGroup = self.node_log.open_metadata()
 

@@ -10,8 +10,6 @@ import pytest
 from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatuses
 from sandq.partition.groups.leases import Lease
-from sandq.partition.view import Row
-from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.plain_groups import check_groups
 
@@ -71,36 +69,21 @@ def test_a_nack_of_one_message_does_not_look_at_the_history_of_each() -> None:
     assert len(again.history) == 2
 
 
-class CountedStores(MemoryStores):
-    reads = 0
-
-    def get(self, key: bytes) -> bytes | None:
-        self.reads += 1
-        return super().get(key)
-
-    def scan(self, *args: Any, **kwargs: Any) -> list[Row]:
-        self.reads += 1
-        return super().scan(*args, **kwargs)
-
-
 @pytest.mark.parametrize("ttl_ms", [None, 3_000_000])
 def test_what_waits_is_leased_again_without_a_look_at_the_rest(ttl_ms: int | None) -> None:
     """Rows are read for what is leased alone: of the others it is known when they expire."""
 
     def reads(waiting: int) -> int:
         bench = Bench(max_attempts=None)
-        bench.stores = stores = CountedStores()
-        bench.restart()
-        bench.machine = bench.machine_class.load(0, bench.settings, bench.view)
         bench.open()
         bench.send(*["v"] * waiting, due=[5] * waiting, ttls=[ttl_ms] * waiting)
         bench.one(limit=waiting, at=10)
         bench.expire(40_000)
         bench.one(limit=1, at=50_000)
-        before = stores.reads
+        before = bench.stores.reads
         for _ in range(5):
             bench.one(limit=1, at=50_000)
-        return stores.reads - before
+        return bench.stores.reads - before
 
     assert reads(MANY) == reads(20)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,31 +13,10 @@ from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition.jobs import pending
 from sandq.partition.log.message_log import LARGE_ROW_BYTES
-from sandq.partition.view import Bounds, Row, View
-from sandq.storage.stores import MemoryStores
-from tests.support.partition.bench import Bench, T, by_id
+from sandq.partition.view import View
+from tests.support.partition.bench import Bench, CountedStores, T, by_id
 
 ABSENT = 1000
-
-
-class CountedStores(MemoryStores):
-    """How often it was asked: each time a block may be read, which is as large as the largest row in it."""
-
-    reads = 0
-
-    def get(self, key: bytes) -> bytes | None:
-        self.reads += 1
-        return super().get(key)
-
-    def scan(self, *args: Any, **kwargs: Any) -> list[Row]:
-        self.reads += 1
-        return super().scan(*args, **kwargs)
-
-    def vacant(self, ranges: Sequence[Bounds]) -> list[bool]:
-        before = self.reads
-        found = super().vacant(ranges)
-        self.reads = before + 1
-        return found
 
 
 def partition(level: int) -> tuple[Bench, CountedStores]:

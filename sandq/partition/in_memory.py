@@ -1,0 +1,64 @@
+"""Which entries are applied without a look at stored rows, in a moment: by who must not wait for a disk.
+
+It may be said of fewer than it is true of, and nothing but where an entry is applied goes by it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandq.model.batch_format import count_of, plain_bytes_of
+from sandq.partition import commands as c
+from sandq.partition.dedup.producers import Producers
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.log.counts import Counts
+from sandq.partition.shared_state import SharedState
+
+GROUPS: Final = 16
+COMMANDS: Final = 64
+ITEMS: Final = 64
+"""Of a command: messages, leases."""
+PLAIN_BYTES: Final = 64 << 10
+"""Of a batch that is not compressed, or no more."""
+
+
+class InMemory:
+    def __init__(
+        self, shared: SharedState, groups: GroupTable, group_state: GroupState, counts: Counts, producers: Producers
+    ) -> None:
+        self._shared = shared
+        self._groups = groups
+        self._leases = group_state.leases
+        self._counts = counts
+        self._producers = producers
+
+    def applies(self, entry: c.Entry) -> bool:
+        """Whether all that the commands of an entry go by is in memory, and what is told of the partition after it."""
+        groups = self._groups.by_id.values()
+        return (
+            len(groups) <= GROUPS
+            and len(entry.commands) <= COMMANDS
+            and self._counts.knows_until(entry.now_ms)
+            and all([group.knows_next for group in groups])
+            and all([self._is_in_memory(command) for command in entry.commands])
+        )
+
+    def _is_in_memory(self, command: c.Command) -> bool:
+        match command:
+            case c.Append():
+                batch = command.batch
+                if command.split or count_of(batch) > ITEMS or plain_bytes_of(batch) > PLAIN_BYTES:
+                    return False
+                return not command.producer_id or not self._producers.is_repeated(command)
+            case c.Ack():
+                tokens = [token for token, _ in command.items]
+                return len(tokens) <= ITEMS and all([self._is_acked_in_memory(token) for token in tokens])
+        return False
+
+    def _is_acked_in_memory(self, token: int) -> bool:
+        lease = self._leases.by_token.get(token)
+        if lease is None:
+            return True
+        group = self._groups.by_id.get(lease.group_id)
+        return not (lease.kept or self._shared.is_ordered or group is None or group.order.blocked)

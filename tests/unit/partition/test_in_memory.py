@@ -1,0 +1,124 @@
+"""Which entries are said to need no stored rows. That they read none each test of a partition shows, see `Bench`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.model.features import KNOWN
+from sandq.partition import commands as c
+from sandq.partition.in_memory import GROUPS, ITEMS
+from sandq.partition.kv import key_table
+from tests.support.partition.bench import Bench, batch_of
+from tests.support.partition.key_bench import KeyBench
+
+HOUR_MS = 3_600_000
+
+
+def bench(**settings: Any) -> Bench:
+    return Bench(level=KNOWN.highest, **settings)
+
+
+def test_messages_for_nobody_need_none() -> None:
+    b = bench()
+    b.append("a", at=1)
+    assert b.needed_no_disk
+    b.append("a", "b", at=2, due=[5000, 9000])
+    assert b.needed_no_disk
+    b.append(*["a"] * (ITEMS + 1), at=3)
+    assert not b.needed_no_disk
+
+
+def test_messages_with_a_unique_key_look_it_up() -> None:
+    b = bench()
+    b.put("a", unique="u")
+    assert not b.needed_no_disk
+
+
+def test_what_comes_due_meanwhile_is_known_within_an_hour_that_was_looked_at() -> None:
+    b = bench()
+    b.append("a", at=0, due=[2 * HOUR_MS])
+    b.append("b", at=1000)
+    assert not b.needed_no_disk
+    b.append("b", at=2000)
+    assert b.needed_no_disk
+    b.append("b", at=2000 + HOUR_MS)
+    assert not b.needed_no_disk
+
+
+def test_messages_for_groups_that_know_what_is_next() -> None:
+    b = bench()
+    b.open("g")
+    b.append("a", at=1)
+    assert not b.needed_no_disk  # how much is ready has yet to be counted
+    b.status()
+    b.append("b", at=2)
+    assert b.needed_no_disk
+    for number in range(GROUPS):
+        b.open(f"g{number}", at=3)
+    b.status()
+    b.append("c", at=4)
+    assert not b.needed_no_disk
+
+
+def test_acks() -> None:
+    b = bench()
+    b.open("g")
+    b.append("a", "b", at=1)
+    token = b.one(at=2).token
+    b.status()
+    b.ack(token, at=3)
+    assert b.needed_no_disk
+    b.ack(token, at=4)
+    assert b.needed_no_disk
+    b.ack(token + 1, at=5)
+    assert b.needed_no_disk
+
+
+def test_an_ack_of_a_message_whose_key_blocks_others_looks_for_them() -> None:
+    b = bench(ordering="key")
+    b.open("g")
+    b.put("a", key="k")
+    token = b.one(at=2).token
+    b.status()
+    b.ack(token, at=3)
+    assert not b.needed_no_disk
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_batch_that_may_have_been_stored_before_looks_for_its_answer(number: int) -> None:
+    b = bench()
+    for sequence in (1, number):
+        b.apply(sequence, c.Append(batch_of(["a"]), 7, 1, sequence))
+    assert b.needed_no_disk == (number == 2)
+
+
+def test_anything_else_may_read() -> None:
+    b = bench()
+    b.open("g")
+    assert not b.needed_no_disk
+    b.lease(at=1)
+    assert not b.needed_no_disk
+    b.apply(2, c.Append(batch_of(["a"])), c.Lease("g", 0, ()))
+    assert not b.needed_no_disk
+
+
+def test_keys_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_table, "KNOWN_KEYS", 2)
+    b = KeyBench()
+    for key, is_known in (
+        ("k", False),
+        ("k", True),
+        ("l", False),
+        ("l", True),
+        ("l", True),
+        ("m", False),
+        ("k", False),
+    ):
+        b.set(key, "v")
+        assert b.needed_no_disk == is_known, key
+    b.set("l", None)
+    assert not b.needed_no_disk
+    b.set("l", "v")
+    assert not b.needed_no_disk
