@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
 
 import anyio
 from starlette.types import ASGIApp
@@ -15,10 +14,9 @@ from sandq.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app
+from sandq.server.http.bounds import GATEWAY_S
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
-
-GATEWAY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,6 @@ class HttpSettings:
     """Client ports, through which everything is asked."""
     version: str
     timeout_s: float = GATEWAY_S
-    """What the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
     starts_alone: bool = False
     """Whether it serves also before any of them answers."""
 
