@@ -204,6 +204,11 @@ class Leases:
         text = None if error is None else error_text(error)
         return await self._settle(items, lambda token, what: [token, what, delay_ms, text], Nack)
 
+    async def give_back(self, items: Sequence[Item]) -> list[Held]:
+        """Not begun: they are ready again at once, and the attempt is not counted. Returns those whose lease was
+        lost."""
+        return await self._settle(items, lambda token, what: [token, what, None, None, False], Nack)
+
     async def extend(self, items: Sequence[Item], lease: Duration) -> list[int | None]:
         """Hold them until `lease` from now, and whatever else is under their leases. Returns the new deadline (epoch
         ms) of each, None for a lease that was lost."""

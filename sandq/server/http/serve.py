@@ -62,5 +62,6 @@ async def running_app(
     rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body))
     ending = anyio.Event()
     async with connect_with(options, settings.servers, "sandq-http") as client:
-        app = create_app(Gateway(client, node, settings.version, ending), rules, observe, account)
+        gateway = Gateway(client, node, settings.version, ending, limits.http_stream_messages)
+        app = create_app(gateway, rules, observe, account)
         yield RunningApp(app, client, ending)
