@@ -27,9 +27,10 @@ STOP_S: Final = 15.0
 BACK_OFF_FIRST_S: Final = 0.1
 BACK_OFF_MOST_S: Final = 5.0
 """Before it is started again: the first time, then doubled."""
-RECEIVE_BYTES: Final = 65_536
 STEADY_S: Final = 60.0
 """One that lived for so long begins anew with the first."""
+RECEIVE_BYTES: Final = 65_536
+FAULT: Final = "a fault of sandq; the node's log has it"
 
 
 class Node(Protocol):
@@ -132,9 +133,16 @@ class Supervisor:
     async def _say(self, process: Process) -> None:
         await self._send(process, encode({"begin": self._begin.said()}))
         while True:
-            node = self._node
-            await self._send(process, encode({"health": [node.failure(), node.stalled(), node.ready()]}))
+            await self._send(process, encode({"health": self._health()}))
             await trio.sleep(PUSH_S)
+
+    def _health(self) -> list[str | None]:
+        node = self._node
+        try:
+            return [node.failure(), node.stalled(), node.ready()]
+        except Exception:  # as one in a request: the node goes on
+            log.exception("what the node is to say of itself failed with an unexpected error")
+            return [None, FAULT, FAULT]
 
     async def _send(self, process: Process, data: bytes) -> None:
         assert process.stdin is not None
@@ -164,7 +172,11 @@ class Supervisor:
                 self._requests.add(report["requests"])
                 self.held_bytes = report["held_bytes"]
             case {"metrics": number, "accept": accept}:
-                text, content_type = await self._node.metrics(accept)
+                try:
+                    text, content_type = await self._node.metrics(accept)
+                except Exception:
+                    log.exception("metrics failed with an unexpected error")  # who asked gives up
+                    return
                 await self._send(process, encode({"metrics": number, "content_type": content_type}, text))
 
     async def _end(self, process: Process) -> None:

@@ -15,6 +15,7 @@ from sandq.model.limits import DEFAULT
 from sandq.server.http.supervisor import (
     BACK_OFF_FIRST_S,
     BACK_OFF_MOST_S,
+    FAULT,
     STEADY_S,
     STOP_S,
     Supervisor,
@@ -68,8 +69,10 @@ class Process:
 
 class Node:
     stands_still: str | None = None
+    has_fault = False
 
     def failure(self) -> str | None:
+        assert not self.has_fault
         return None
 
     def stalled(self) -> str | None:
@@ -79,6 +82,7 @@ class Node:
         return "no leader"
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
+        assert not self.has_fault
         return b"metrics\nfor " + accept.encode(), "text/plain"
 
 
@@ -195,6 +199,18 @@ async def test_it_asks_for_metrics_and_is_told(autojump_clock: Clock) -> None:
         (answer,) = await process.hear()
         assert answer == ({"metrics": 3, "content_type": "text/plain", "body": 15}, b"metrics\nfor all")
         nursery.start_soon(bed.stop_with(process))
+
+
+async def test_a_fault_in_what_the_node_tells_ends_neither(autojump_clock: Clock) -> None:
+    bed = Bed()
+    bed.node.has_fault = True
+    async with trio.open_nursery() as nursery, bed.serving():
+        process = await bed.process()
+        assert (await process.hear())[1][0] == {"health": [None, FAULT, FAULT]}
+        process.say({"metrics": 1, "accept": ""})
+        assert [message for message, _ in await process.hear()] == [{"health": [None, FAULT, FAULT]}]
+        nursery.start_soon(bed.stop_with(process))
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(
