@@ -54,10 +54,10 @@ _HEARTBEAT: Final = b": -\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a stream is to bring. `lease`, `start`: as `Leases.take` has them."""
+    """What a stream is to bring. `start`: as `Leases.take` has it."""
 
     max_in_flight: int
-    lease: str | None
+    lease_ms: int
     start: str
 
 
@@ -88,9 +88,10 @@ class _EventStream(Response):
     async def take(self, wait_s: float) -> bool:
         """Lease what there is room for; whether there was something."""
         room = min(self._in_flight.room, TAKE_MESSAGES)
-        found = await self._leases.take(room, wait=wait_s, lease=self._wanted.lease, start=self._wanted.start)
+        lease_s = self._wanted.lease_ms / 1000
+        found = await self._leases.take(room, wait=wait_s, lease=lease_s, start=self._wanted.start)
         for message in found:
-            self._in_flight.add(message)
+            self._in_flight.add(message, lease_s)
         self._unsent.extend(found)
         return bool(found)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import anyio
 
@@ -23,26 +22,25 @@ class OpenStreams:
             if stream is not None:
                 stream.settle(token, offset)
 
-    def extended(self, token: str, until_ms: int) -> None:
-        """A lease ends then."""
+    def extended(self, token: str, lease_s: float) -> None:
+        """A lease ends so long from now."""
         stream = self.by_token.get(token)
         if stream is not None:
-            stream.extend(token, until_ms)
+            stream.extend(token, lease_s)
 
 
 class InFlight:
     """What one stream holds, and until when: at most `most` messages, as long as nobody adds more than there is room
-    for."""
+    for.
 
-    def __init__(
-        self, streams: OpenStreams, most: int, now_ms: Callable[[], float] = lambda: time.time() * 1000
-    ) -> None:
-        """`now_ms`: leases that have ended by then make room."""
+    Leases end by the clock of the event loop, so long after they came: what clocks of other machines say is not asked.
+    """
+
+    def __init__(self, streams: OpenStreams, most: int) -> None:
         self._by_token = streams.by_token
         self._most = most
-        self._now_ms = now_ms
         self._offsets: dict[str, set[str]] = {}
-        self._until_ms: dict[str, int] = {}
+        self._until_s: dict[str, float] = {}
         self._changed = anyio.Event()
 
     def __iter__(self) -> Iterator[Held]:
@@ -51,23 +49,23 @@ class InFlight:
     @property
     def room(self) -> int:
         """For so many more."""
-        now_ms = self._now_ms()
-        for token in [token for token, until_ms in self._until_ms.items() if until_ms <= now_ms]:
+        now_s = anyio.current_time()
+        for token in [token for token, until_s in self._until_s.items() if until_s <= now_s]:
             self._drop(token)
         return max(self._most - sum(map(len, self._offsets.values())), 0)
 
     async def until_room(self) -> None:
         """Wait until there is room."""
         while not self.room:
-            with anyio.move_on_after((min(self._until_ms.values()) - self._now_ms()) / 1000):
+            with anyio.move_on_after(min(self._until_s.values()) - anyio.current_time()):
                 await self._changed.wait()
 
-    def add(self, message: LeasedMessage) -> None:
-        """It was leased."""
+    def add(self, message: LeasedMessage, lease_s: float) -> None:
+        """It was leased for so long."""
         token = message.lease_token
         self._by_token[token] = self
         self._offsets.setdefault(token, set()).add(message.offset)
-        self._until_ms[token] = message.lease_until_ms
+        self._until_s[token] = anyio.current_time() + lease_s
 
     def settle(self, token: str, offset: str | None) -> None:
         """A message of a lease is not held any more; None: all of it."""
@@ -77,10 +75,10 @@ class InFlight:
             self._drop(token)
         self._notify()
 
-    def extend(self, token: str, until_ms: int) -> None:
-        """A lease ends then."""
-        if token in self._until_ms:
-            self._until_ms[token] = until_ms
+    def extend(self, token: str, lease_s: float) -> None:
+        """A lease ends so long from now."""
+        if token in self._until_s:
+            self._until_s[token] = anyio.current_time() + lease_s
             self._notify()
 
     def close(self) -> None:
@@ -91,7 +89,7 @@ class InFlight:
     def _drop(self, token: str) -> None:
         self._by_token.pop(token, None)
         self._offsets.pop(token, None)
-        self._until_ms.pop(token, None)
+        self._until_s.pop(token, None)
 
     def _notify(self) -> None:
         changed, self._changed = self._changed, anyio.Event()

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from sandq.client import DeadLetter, Held
 from sandq.client.json_format import dead_json, message_json, settings_json, when
 from sandq.model.errors import InvalidRequest, LeaseLost, UnknownGroup
+from sandq.model.times import duration_ms
 from sandq.server.http import answers, bodies
 from sandq.server.http.event_streams import EVENTS, IN_FLIGHT_DEFAULT, Wanted, event_stream
 from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_connected
@@ -58,7 +59,9 @@ async def stream(
     wanted = min(IN_FLIGHT_DEFAULT, most) if max_in_flight is None else max_in_flight
     if wanted > most:
         raise InvalidRequest(f"max_in_flight: {most} at most (limits.http_stream_messages), not {wanted}")
-    return await event_stream(request, gateway_of(request).client.leases(topic, group), Wanted(wanted, lease, start))
+    client = gateway_of(request).client
+    lease_ms: int = (await client.admin.topic(topic)).settings["lease_ms"] if lease is None else duration_ms(lease)
+    return await event_stream(request, client.leases(topic, group), Wanted(wanted, lease_ms, start))
 
 
 @router.post(f"{GROUP}/ack", response_model=answers.Settled, summary="Done: they are not delivered again")
@@ -84,12 +87,12 @@ async def extend(request: Request, topic: TopicName, group: GroupName, body: bod
     """With a message goes whatever else is under its lease. 409 LEASE_LOST as with ack."""
     held = body.held()
     until_ms = await gateway_of(request).client.leases(topic, group).extend(held, body.lease)
-    streams = gateway_of(request).streams
+    streams, lease_s = gateway_of(request).streams, duration_ms(body.lease) / 1000
     for (token, offset), ms in zip(held, until_ms, strict=True):
         if ms is None:
             streams.settled([(token, offset)])
         else:
-            streams.extended(token, ms)
+            streams.extended(token, lease_s)
     ends = [ms for ms in until_ms if ms is not None]
     _settled(held, [one for one, ms in zip(held, until_ms, strict=True) if ms is None])
     return {"lease_until": when(min(ends))}

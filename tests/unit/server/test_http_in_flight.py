@@ -11,12 +11,14 @@ import trio.testing
 from sandq.client import Held
 from sandq.server.http.in_flight import InFlight, OpenStreams
 
+LEASE_S = 10.0
+Clock = trio.testing.MockClock
+
 
 class Message:
-    def __init__(self, token: str, offset: str, until_ms: int = 10_000) -> None:
+    def __init__(self, token: str, offset: str) -> None:
         self.lease_token = token
         self.offset = offset
-        self.lease_until_ms = until_ms
 
 
 class Bed:
@@ -24,16 +26,13 @@ class Bed:
 
     def __init__(self) -> None:
         self.streams = OpenStreams()
-        self.one = InFlight(self.streams, 3, now_ms=lambda: trio.current_time() * 1000)
+        self.one = InFlight(self.streams, 3)
         for token, offset in (("a", "1"), ("a", "2"), ("b", "3")):
             self.add(token, offset)
 
     def add(self, token: str, offset: str) -> None:
-        message: Any = Message(token, offset, int(trio.current_time() * 1000) + 10_000)
-        self.one.add(message)
-
-
-Clock = trio.testing.MockClock
+        message: Any = Message(token, offset)
+        self.one.add(message, LEASE_S)
 
 
 async def test_what_is_settled_makes_room(autojump_clock: Clock) -> None:
@@ -57,15 +56,15 @@ async def test_who_waits_for_room_goes_on_when_there_is_some(autojump_clock: Clo
 async def test_leases_that_end_make_room(autojump_clock: Clock) -> None:
     bed = Bed()
     began_s = trio.current_time()
-    bed.streams.extended("a", int(began_s * 1000) + 60_000)
+    bed.streams.extended("a", 6 * LEASE_S)
     await bed.one.until_room()
-    assert trio.current_time() - began_s == pytest.approx(10, abs=0.01)
+    assert trio.current_time() - began_s == pytest.approx(LEASE_S)
     assert bed.one.room == 1
     bed.add("b", "4")
     bed.streams.settled([("b", "4")])
     bed.add("d", "5")
     await bed.one.until_room()
-    assert trio.current_time() - began_s == pytest.approx(20, abs=0.01), "a lease that is made longer is"
+    assert trio.current_time() - began_s == pytest.approx(2 * LEASE_S), "a lease that is made longer is"
 
 
 async def test_of_a_stream_that_has_ended_nothing_is_known(autojump_clock: Clock) -> None:
