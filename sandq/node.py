@@ -3,8 +3,8 @@
 Start: lock the data directory - identity - stores - WAL - threads and passes - peers and gossip - metadata -
 partitions - serve. A node that must wait for its cluster serves before metadata: it answers who it is, and what it
 waits for.
-Stop: hand over leaderships - leave gossip - listeners - threads (what is queued is finished) - checkpoint - seal the
-WAL - close.
+Stop: hand over leaderships - leave gossip - HTTP (what is under way is answered) - listeners - threads (what is queued
+is finished) - checkpoint - seal the WAL - close.
 """
 
 from __future__ import annotations
