@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -33,7 +34,8 @@ from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, Extend, Lease, Nack,
 SETTLE_ITEMS: Final = 10_000
 """What one call settles, at most."""
 _SPARE_S = 10.0  # a node that was asked to wait has so much longer to answer
-_SLICE_MS = 200  # with several leaders: how long one of them waits before the others are asked again
+_ROUND_MS = 5000  # with several leaders: so long they wait before it is looked whether others lead by now
+_SLICE_MS = 200  # where one of them waits alone: so long before the others are asked again
 
 
 class Held(NamedTuple):
@@ -143,37 +145,72 @@ class Leases:
                 attempt += 1
 
     async def _take_round(self, request: Lease, wait_ms: int) -> Taken:
-        """Ask every node that leads partitions, until there is enough; the last one waits."""
+        """Ask every node that leads partitions, one after the other, until there is enough; when none has anything, all
+        of them to wait."""
         record = await self._cluster.topic(self.topic)
         leaders = list(dict.fromkeys(part.leader for part in record.partitions if part.leader is not None))
         unled = [part.partition for part in record.partitions if part.leader is None]
         if not leaders:
             raise self._nobody_leads(unled)
         found = Taken(without_leader=unled)
-        waits = wait_ms > 0
-        for node_id in leaders[:-1]:
-            try:
-                found += await self._take(request._replace(max=request.max - len(found), wait_ms=0), node_id)
-            except SandqError:
-                if not found:
-                    raise
-            if found:
-                wait_ms = 0
-            if len(found) >= request.max:
-                return found
-        if len(leaders) > 1:
-            wait_ms = min(wait_ms, _SLICE_MS)
         try:
-            found += await self._take(request._replace(max=request.max - len(found), wait_ms=wait_ms), leaders[-1])
+            if len(leaders) == 1:
+                found += await self._take(request._replace(wait_ms=wait_ms), leaders[0])
+            else:
+                await self._take_ready(request, leaders, found)
+                if not found and wait_ms and request.ack:
+                    # What one has acked cannot be given back because another one was first.
+                    found += await self._take(request._replace(wait_ms=min(wait_ms, _SLICE_MS)), leaders[-1])
+                elif not found and wait_ms:
+                    await self._take_first(request._replace(wait_ms=min(wait_ms, _ROUND_MS)), leaders, found)
         except SandqError:
             if not found:
                 raise
+        except BaseException:
+            await self._give_back_soon(found)
+            raise
         if unled and not found:
             self._cluster.refresh(self.topic)
-            if not waits:
+            if not wait_ms:
                 # Who is told that there is nothing now would take it for all of the topic.
                 raise self._nobody_leads(unled)
         return found
+
+    async def _take_ready(self, request: Lease, leaders: Sequence[str], found: Taken) -> None:
+        for node_id in leaders:
+            found += await self._take(request._replace(max=request.max - len(found), wait_ms=0), node_id)
+            if len(found) >= request.max:
+                return
+
+    async def _take_first(self, request: Lease, leaders: Sequence[str], found: Taken) -> None:
+        """What one of them has first; when several have something at once, as much of it as was asked for."""
+        errors: list[SandqError] = []
+
+        async def take(node_id: str) -> None:
+            try:
+                taken = await self._take(request, node_id)
+                found.extend(taken)
+            except SandqError as error:
+                errors.append(error)
+            if found or errors:
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for node_id in leaders:
+                tasks.start_soon(take, node_id)
+        if errors and not found:
+            raise errors[0]
+        if len(found) > request.max:
+            await self._give_back_soon(found[request.max :])
+            del found[request.max :]
+
+    async def _give_back_soon(self, messages: Sequence[LeasedMessage]) -> None:
+        """Nobody gets them: if they cannot be given back now, their lease runs out."""
+        if not messages:
+            return
+        timeout_s = self._cluster.options.cancel_timeout_s
+        with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s), suppress(SandqError):
+            await self.give_back(messages)
 
     def _nobody_leads(self, partitions: Sequence[int]) -> Unavailable:
         names = ", ".join(map(str, partitions))
