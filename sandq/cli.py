@@ -141,7 +141,8 @@ def http(context: click.Context, servers: tuple[str, ...], listen: str | None, c
 
     It stores nothing, and there may be as many as are wanted. /healthz and /metrics are its own; it is ready while a
     node answers it. Of the file, and of the environment (SANDQ_...), it takes listen.http, http, limits.http_...,
-    limits.memory_bytes and shutdown_grace, with the meaning they have for a node.
+    limits.memory_bytes and shutdown_grace, with the meaning they have for a node. A node needs none: it serves HTTP
+    by itself, or (http.workers: 1) by a process that it starts.
     """
     from sandq.model.config import load_config
     from sandq.tools.http_gateway import serve_gateway

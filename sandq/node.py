@@ -3,8 +3,8 @@
 Start: lock the data directory - identity - stores - WAL - threads and passes - peers and gossip - metadata -
 partitions - serve. A node that must wait for its cluster serves before metadata: it answers who it is, and what it
 waits for.
-Stop: hand over leaderships - leave gossip - listeners - threads (what is queued is finished) - checkpoint - seal the
-WAL - close.
+Stop: hand over leaderships - leave gossip - HTTP (what is under way is answered) - listeners - threads (what is queued
+is finished) - checkpoint - seal the WAL - close.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.health.sick_peers import SickPeers
+from sandq.broker.memory_budget import HTTP_SHARE, MemoryBudget
 from sandq.broker.peers.directory import PeerDirectory
 from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.links import PeerLinks
@@ -59,10 +60,13 @@ from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError, StorageFailed
 from sandq.model.features import KNOWN, Levels
-from sandq.server import open_files
+from sandq.model.limits import Limits
+from sandq.server import logs, open_files
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
 from sandq.server.handlers.session import ClientSession
+from sandq.server.http.supervisor import Supervisor, launch_on, serve_http_apart
+from sandq.server.http.worker_pipe import Begin
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.sender import Sender
@@ -418,7 +422,9 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
-        async with _serving_http(config, broker, metrics, node, web, Address(host, port)):
+        async with _serving_http(
+            config, this_node.name, memory, broker.limits, metrics, node, web, Address(host, port)
+        ):
             if waits:
                 await _take_part(member, broker, serving)
             serving.start_soon(parts.sweeper.sweep)
@@ -563,34 +569,42 @@ async def _listening(
         yield listeners[0], listeners[1], listeners[2]
 
 
-@contextlib.asynccontextmanager
-async def _serving_http(
+def _serving_http(
     config: NodeConfig,
-    broker: Broker,
+    name: str,
+    memory: MemoryBudget,
+    limits: Limits,
     metrics: Metrics,
     node: NodeState,
     listeners: list[trio.SocketListener],
     clients: Address,
-) -> AsyncIterator[None]:
+) -> contextlib.AbstractAsyncContextManager[None]:
     if not listeners:
-        yield
-        return
-    # FastAPI takes its time: who serves no HTTP does not pay for it.
+        return contextlib.nullcontext()
+    names = {name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name}
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(clients.host, clients.host)
+    server = str(Address(reached, clients.port))
+    if config.http.workers:
+        begin = Begin(
+            sandq.__version__,
+            name,
+            (server,),
+            tuple(names),
+            tuple(config.http.allowed_origins),
+            limits,
+            tuple(listener.socket.fileno() for listener in listeners),
+            *logs.as_set_up(),
+        )
+        requests, on_restart = metrics.http_requests, metrics.on_http_restart
+        supervisor = Supervisor(begin, node, requests, on_restart, launch_on(begin.listeners))
+        memory.measure("http", HTTP_SHARE, lambda: supervisor.held_bytes)
+        return serve_http_apart(listeners, supervisor)
+    # FastAPI takes its time: who does not serve HTTP by itself does not pay for it.
     from sandq.server.http.connections import serve_http
     from sandq.server.http.serve import HttpSettings
 
-    names = {name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name}
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(clients.host, clients.host)
-    settings = HttpSettings(
-        frozenset(names),
-        frozenset(config.http.allowed_origins),
-        (str(Address(reached, clients.port)),),
-        sandq.__version__,
-    )
-    async with serve_http(
-        listeners, settings, broker.limits, node, metrics.http_requests.observe, broker.node_log.memory.http
-    ):
-        yield
+    settings = HttpSettings(frozenset(names), frozenset(config.http.allowed_origins), (server,), sandq.__version__)
+    return serve_http(listeners, settings, limits, node, metrics.http_requests.observe, memory.http)
 
 
 async def _checkpoint(runner: Runner, node_log: NodeLog, grace_s: float) -> None:

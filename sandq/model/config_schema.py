@@ -5,7 +5,7 @@
     cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after}
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
-    http     {allowed_hosts, allowed_origins}                 beside this node's own, for browsers
+    http     {allowed_hosts, allowed_origins, workers}        who may use it, which process serves it
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
@@ -139,13 +139,27 @@ class ClusterSection(schema.Section):
         )
 
 
+HTTP_WORKERS_MOST = 1
+
+
+def _workers(value: object) -> int:
+    count = schema.whole(value, -_GIB, _GIB)
+    if count > HTTP_WORKERS_MOST:
+        raise schema.mistake(
+            f"{count} processes: a node has {HTTP_WORKERS_MOST} at most; run gateways (sandq http) beside it for more"
+        )
+    return schema.whole(count, 0, HTTP_WORKERS_MOST)
+
+
 class HttpSection(schema.Section):
-    """Who may use the HTTP API from a browser, or under another name than this node's own."""
+    """Who may use the HTTP API from a browser, or under another name than this node's own; and who serves it."""
 
     allowed_hosts: Annotated[list[Annotated[str, BeforeValidator(text)]], BeforeValidator(split)] = Field(default=[])
     allowed_origins: Annotated[list[Annotated[str, BeforeValidator(origin)]], BeforeValidator(split)] = Field(
         default=[]
     )
+    workers: Annotated[int, BeforeValidator(_workers)] = 0
+    """Processes of their own that serve it; 0: the node's loop does."""
 
 
 class StorageSection(schema.Section):

@@ -48,6 +48,7 @@ class Limits:
     http_requests: int = 1000
     http_waiting: int = 1000
     http_body_bytes: int = 32 * _MIB
+    http_stream_messages: int = 1000
     in_flight_bytes_per_connection: int = 64 * _MIB
     apply_backlog_bytes: int = 64 * _MIB
 

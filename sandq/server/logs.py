@@ -1,8 +1,9 @@
 """Logs: a line an event, JSON or text, to stderr.
 
 Every line has `timestamp`, `level`, `event` and `node`; of a connection also `connection` (a number, in the order in
-which they came) and `peer`; of a request `request_id` (binary protocol: as the client numbered it; HTTP: X-Request-Id),
-`request` (its type) and `topic`, where they are known. What libraries log goes the same way.
+which they came) and `peer`; of HTTP's process `process`; of a request `request_id` (binary protocol: as the client
+numbered it; HTTP: X-Request-Id), `request` (its type) and `topic`, where they are known. What libraries log goes the
+same way.
 
 Logging never ends or blocks a node: a line that cannot be written, or for which nobody makes room, is dropped and
 counted (`line_writer.py`).
@@ -22,12 +23,15 @@ from sandq.server.line_writer import FINISH_S, LineWriter
 LEVELS = ("debug", "info", "warning", "error")
 _writers: list[LineWriter] = []
 """Of this process, since it began."""
+_set_up = ["auto", "info"]
+"""Format and level, as they were asked for."""
 
 
 def set_up(log_format: str, level: str, node: str) -> Any:
     """Set logging up for the whole process: once, before the event loop runs. `log_format`: auto (text on a terminal),
     json, text. Returns a file for what people read on standard output (`write`); None when they do not: the log is
     JSON, and no terminal is there."""
+    _set_up[:] = log_format, level
     if log_format == "auto":
         log_format = "text" if _is_terminal(sys.stderr) else "json"
     for_people = log_format == "text" or _is_terminal(sys.stdout)
@@ -54,6 +58,12 @@ def set_up(log_format: str, level: str, node: str) -> Any:
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
     structlog.contextvars.bind_contextvars(node=node)
     return _file(sys.stdout) if for_people else None
+
+
+def as_set_up() -> tuple[str, str]:
+    """The format and the level that `set_up` was called with: for processes that log beside this one."""
+    log_format, level = _set_up
+    return log_format, level
 
 
 def lines_dropped() -> int:

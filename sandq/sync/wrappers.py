@@ -237,4 +237,5 @@ class Leases(Wrapper[AsyncLeases]):
     take = blocking(AsyncLeases.take)
     ack = blocking(AsyncLeases.ack)
     nack = blocking(AsyncLeases.nack)
+    give_back = blocking(AsyncLeases.give_back)
     extend = blocking(AsyncLeases.extend)

@@ -126,6 +126,7 @@ class EmbeddedNode:
             "NODE__DATA_DIR": tempfile.gettempdir(),
             "LISTEN__CLIENT": "127.0.0.1:0",
             "LISTEN__HTTP": "127.0.0.1:0" if self._options.http else "none",
+            "HTTP__WORKERS": "0",
             # It is alone, and stays it.
             "CLUSTER__MEMBERSHIP": "static",
             "STORAGE__SEGMENT_BYTES": str(SEGMENT_BYTES),

@@ -34,6 +34,9 @@ partition = 1
 include-name = "DELETE /topics/{{topic}}"
 parameters = {{ topic = "other" }}
 [[operations]]
+include-path-regex = "/stream$"
+enabled = false
+[[operations]]
 include-path-regex = "/topics/.topic./(keys|changes)"
 parameters = {{ topic = "config", wait = "200ms" }}
 """

@@ -42,6 +42,18 @@ async def test_what_is_ready_now_and_no_more(api: sandq.Client) -> None:
         assert await lag(api) == 0
 
 
+async def test_what_is_given_back_is_as_if_nobody_had_had_it(api: sandq.Client) -> None:
+    async with with_topic(api, backoff={"kind": "fixed", "first": "5m"}, max_attempts=1):
+        for value in (b"a", b"b", b"c"):
+            await api.produce("t", value)
+        leases = api.leases("t", "g")
+        a, b, c = await leases.take(3)
+        assert await leases.ack([a]) == []
+        assert await leases.give_back([a, b, c]) == [a.held]
+        again = await leases.take(3, wait="1m")
+        assert [(message.value, message.attempt) for message in again] == [(b"b", 1), (b"c", 1)]
+
+
 async def test_what_it_tells_of_a_message(timed: Serving, hand: HandClock) -> None:
     hand.hold()
     async with connected(timed) as api, with_topic(api, partitions=3):

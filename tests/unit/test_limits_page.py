@@ -10,7 +10,7 @@ from sandq.broker import memory_budget
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.limits import Limits
 from sandq.server import connection
-from sandq.server.http import bodies, bounds, guards, lines, strict
+from sandq.server.http import bodies, bounds, event_streams, guards, lines, strict, supervisor, worker_pipe
 from tests.support.paths import ROOT
 
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
@@ -64,6 +64,15 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             f"{bodies.MESSAGES_MAX:,} messages",
         ),
         "a page by HTTP": ("1,000 rows", size(lines.PAGE_BYTES)),
+        "a stream by HTTP": (
+            f"{event_streams.TAKE_MESSAGES} messages a lease",
+            f"{event_streams.HEARTBEAT_S:g} s without one",
+        ),
+        "the HTTP process of a node": (
+            f"{supervisor.STOP_S:g} s to end",
+            f"{supervisor.BACK_OFF_FIRST_S:g} s to {supervisor.BACK_OFF_MOST_S:g} s before the next one",
+            f"what the node says of itself {worker_pipe.STALE_S:g} s",
+        ),
     }
     found = rows(section("What is limited by what"))
     assert {name for name in found if "`" not in name} - {"Limit"} == set(fixed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import anyio
@@ -151,90 +152,89 @@ class Leases:
                 attempt += 1
 
     async def _take_round(self, request: Lease, wait_ms: int) -> Taken:
-        """Ask every node that leads partitions, until there is enough; where there is nothing all of them wait."""
+        """Ask every node that leads partitions, one after the other, until there is enough; when none has anything, all
+        of them to wait."""
         record = await self._cluster.topic(self.topic)
         leaders = list(dict.fromkeys(part.leader for part in record.partitions if part.leader is not None))
         unled = [part.partition for part in record.partitions if part.leader is None]
         if not leaders:
             raise self._nobody_leads(unled)
-        waits = wait_ms > 0
-        waiting = request._replace(wait_ms=min(wait_ms, _UNLED_SLICE_MS if unled else _SLICE_MS))
         found = Taken(without_leader=unled)
-        if len(leaders) == 1:
-            found += await self._asking(waiting, leaders[0]).run()
-        else:
-            found += await self._take_of_each(request._replace(wait_ms=0), leaders)
-            if not found and waits:
-                found += await self._take_first(waiting, leaders)
+        waiting = request._replace(wait_ms=min(wait_ms, _UNLED_SLICE_MS if unled else _SLICE_MS))
+        try:
+            if len(leaders) == 1:
+                found += await self._take(waiting, leaders[0])
+            else:
+                await self._take_ready(request, leaders, found)
+                if not found and wait_ms:
+                    await self._take_first(waiting, leaders, found)
+        except SandqError:
+            if not found:
+                raise
+        except BaseException:
+            await self._give_back_soon(found)
+            raise
         if unled and not found:
             self._cluster.refresh(self.topic)
-            if not waits:
+            if not wait_ms:
                 # Who is told that there is nothing now would take it for all of the topic.
                 raise self._nobody_leads(unled)
         return found
+
+    async def _take_ready(self, request: Lease, leaders: Sequence[str], found: Taken) -> None:
+        for node_id in leaders:
+            found += await self._take(request._replace(max=request.max - len(found), wait_ms=0), node_id)
+            if len(found) >= request.max:
+                return
+
+    async def _take_first(self, request: Lease, leaders: Sequence[str], found: Taken) -> None:
+        """What one of them has first; when several have something at once, as much of it as was asked for."""
+        errors: list[SandqError] = []
+        lease = request._replace(ack=False)  # what a node has acked could not be given back
+
+        async def take(node_id: str) -> None:
+            try:
+                taken = await self._take(lease, node_id)
+                found.extend(taken)
+            except SandqError as error:
+                errors.append(error)
+            if found or errors:
+                tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for node_id in leaders:
+                tasks.start_soon(take, node_id)
+        if errors and not found:
+            raise errors[0]
+        if len(found) > request.max:
+            await self._give_back_soon(found[request.max :])
+            del found[request.max :]
+        if request.ack:
+            taken = list(found)
+            found.clear()  # nothing is returned of which it is not certain that it is acked
+            lost = set(await self.ack(taken))
+            found.extend(message for message in taken if message.held not in lost)
+
+    async def _give_back_soon(self, messages: Sequence[LeasedMessage]) -> None:
+        """Nobody gets them: if they cannot be given back now, their lease runs out."""
+        if not messages:
+            return
+        timeout_s = self._cluster.options.cancel_timeout_s
+        with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s), suppress(SandqError):
+            await self.give_back(messages)
 
     def _nobody_leads(self, partitions: Sequence[int]) -> Unavailable:
         names = ", ".join(map(str, partitions))
         return Unavailable(f"topic {self.topic!r} has no leader of partition {names} at present", topic=self.topic)
 
-    async def _take_of_each(self, request: Lease, leaders: Sequence[str]) -> list[LeasedMessage]:
-        """What one after the other has now, until that is enough."""
-        found: list[LeasedMessage] = []
-        for node_id in leaders:
-            try:
-                found += await self._asking(request._replace(max=request.max - len(found)), node_id).run()
-            except SandqError:
-                if not found:
-                    raise
-            if len(found) >= request.max:
-                break
-        return found
-
-    async def _take_first(self, request: Lease, leaders: Sequence[str]) -> list[LeasedMessage]:
-        """Have all of them wait, for what one of them has first. What another one has leased by then is given back."""
-        lease = request._replace(ack=False)  # else nothing could be given back
-        won: list[LeasedMessage] = []
-        winner: _Taking | None = None
-        failures: list[SandqError] = []
-
-        async def ask(node_id: str) -> None:
-            nonlocal winner
-            try:
-                taking = self._asking(lease, node_id)
-                found = await taking.run()
-            except SandqError as error:
-                failures.append(error)
-                tasks.cancel_scope.cancel()
-                return
-            if found and winner is not None:
-                taking.give_back()
-            elif found:
-                winner = taking
-                won.extend(found)
-                tasks.cancel_scope.cancel()
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                for leader in leaders:
-                    tasks.start_soon(ask, leader)
-        except BaseException:
-            if winner is not None:
-                winner.give_back()
-            raise
-        if failures and not won:
-            raise failures[0]
-        if won and request.ack:
-            lost = await self.ack(won)
-            return [message for message in won if message.held not in lost]
-        return won
-
-    def _asking(self, request: Lease, node_id: str) -> _Taking:
-        """To ask one node, once. Raises Unavailable."""
+    async def _take(self, request: Lease, node_id: str) -> list[LeasedMessage]:
+        """Ask one node, once."""
         connection = self._cluster.connection(node_id)
         if connection is None:
             raise Unavailable(f"node {node_id} cannot be reached{self._cluster.why()}")
         consumer_id = f"{self._client_name[:200]}-{secrets.token_hex(8)}"
-        return _Taking(connection, self.topic, request._replace(consumer_id=consumer_id))
+        taking = _Taking(connection, self.topic, request._replace(consumer_id=consumer_id))
+        return await taking.run()
 
     async def ack(self, items: Sequence[Item]) -> list[Held]:
         """Done with these: the group gets them no more. Returns those whose lease was lost: they may come again.
@@ -251,6 +251,11 @@ class Leases:
         delay_ms = None if delay is None else duration_ms(delay)
         text = None if error is None else error_text(error)
         return await self._settle(items, lambda token, what: [token, what, delay_ms, text], Nack)
+
+    async def give_back(self, items: Sequence[Item]) -> list[Held]:
+        """Not begun: they are ready again at once, and the attempt is not counted. Returns those whose lease was
+        lost."""
+        return await self._settle(items, lambda token, what: [token, what, None, None, False], Nack)
 
     async def extend(self, items: Sequence[Item], lease: Duration) -> list[int | None]:
         """Hold them until `lease` from now, and whatever else is under their leases. Returns the new deadline (epoch
@@ -300,17 +305,16 @@ class _Taking:
         self._found: list[LeasedMessage] = []
         self._reply: Frame | SandqError | None = None
         self._done = anyio.Event()
-        self._id = 0
 
     async def run(self) -> list[LeasedMessage]:
         connection = self._connection
-        request_id = self._id = connection.request(self._request.frame, self._on_reply)
+        request_id = connection.request(self._request.frame, self._on_reply)
         connection.listeners[request_id] = self
         try:
             with anyio.move_on_after(self._request.wait_ms / 1000 + _SPARE_S):
                 await self._done.wait()
         except BaseException:
-            self.give_back()  # also what has come already: our caller will not get it
+            self._give_back(request_id)  # also what has come already: our caller will not get it
             raise
         finally:
             connection.listeners.pop(request_id, None)
@@ -318,13 +322,12 @@ class _Taking:
         if isinstance(self._reply, SandqError):
             raise again(self._reply)
         if self._reply is None:
-            self.give_back()
+            self._give_back(request_id)
             raise Unavailable(f"{connection.address} did not answer within {_SPARE_S:g} s more than the wait")
         return self._found
 
-    def give_back(self) -> None:
-        """Nobody wants what was leased, or is being leased."""
-        self._connection.post(Unsubscribe(self._id).frame(self._connection.new_id()))
+    def _give_back(self, request_id: int) -> None:
+        self._connection.post(Unsubscribe(request_id).frame(self._connection.new_id()))
 
     def _on_reply(self, reply: Frame | SandqError) -> None:
         self._reply = reply

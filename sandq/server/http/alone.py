@@ -17,8 +17,8 @@ from sandq.client import Client
 from sandq.model.errors import SandqError, StartupError
 from sandq.model.limits import Limits
 from sandq.server.http.bounds import Deadlines
-from sandq.server.http.fast_connections import FastHttpServer
-from sandq.server.http.serve import HttpSettings, running_app
+from sandq.server.http.fast_connections import serve_http_fast
+from sandq.server.http.serve import HttpSettings
 from sandq.server.metrics.catalog import HTTP
 from sandq.server.metrics.http_requests import HttpRequests
 from sandq.server.metrics.text import Exposition
@@ -104,15 +104,9 @@ async def serve_alone(
     requests = HttpRequests()
     state = GatewayState(requests)
     account = Account(limits.memory_bytes * HTTP_SHARE)
-    async with (
-        running_app(settings, limits, state, requests.observe, account) as running,
-        anyio.create_task_group() as watching,
-    ):
+    serving = serve_http_fast(listeners, settings, limits, deadlines, state, requests.observe, account)
+    async with serving as running, anyio.create_task_group() as watching:
         watching.start_soon(state.run, running.client)
-        async with anyio.create_task_group() as serving:
-            server = FastHttpServer(running.app, limits.http_connections, account, deadlines)
-            await serving.start(server.serve, listeners, running.ending)
-            on_ready()
-            await stop.wait()
-            running.ending.set()
+        on_ready()
+        await stop.wait()
         watching.cancel_scope.cancel()

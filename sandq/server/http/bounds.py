@@ -22,6 +22,8 @@ GRACE_S = 3.0
 """Requests under way when the node stops have so long, and their answers as long again to be taken."""
 IDLE_S = 75
 """A connection without a request for so long is closed."""
+GATEWAY_S: Final = 10.0
+"""What the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
 REFUSED_S: Final = 1.0
 """Who finds no place, or is not understood, has so long to take the answer."""
 FULL: Final = (

@@ -55,7 +55,7 @@ log = structlog.get_logger("sandq.http")
 READ_AHEAD: Final = 1
 """Pieces that were received and are not looked at, while a request is under way: those of the requests behind it."""
 READ_S = 120
-"""A connection on which nothing is said for so long is closed: more than a lease may wait."""
+"""A connection on which nothing is said for so long, while no request is under way, is closed."""
 
 
 class _Stream:
@@ -208,11 +208,15 @@ class _Connection(TCPServer):
 
     async def _receive(self) -> bytes:
         """What comes next; nothing: that was all."""
-        try:
-            with trio.fail_after(self.config.read_timeout or math.inf):
-                return bytes(await self.stream.receive_some(MAX_RECV))
-        except (trio.ClosedResourceError, trio.BrokenResourceError, trio.TooSlowError):
-            return b""
+        while True:
+            try:
+                with trio.fail_after(self.config.read_timeout or math.inf):
+                    return bytes(await self.stream.receive_some(MAX_RECV))
+            except trio.TooSlowError:
+                if self._is_idle:
+                    return b""  # a client whose answer is under way has nothing to say
+            except (trio.ClosedResourceError, trio.BrokenResourceError):
+                return b""
 
     async def _handle_data(self, pieces: trio.MemoryReceiveChannel[bytes]) -> None:
         with suppress(_Gone, OSError):

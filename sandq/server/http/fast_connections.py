@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from email.utils import formatdate
 from typing import Any, Final
 
@@ -25,9 +26,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from sandq.broker.memory_budget import Account
+from sandq.model.limits import Limits
 from sandq.server.http.bounds import FULL, HEAD_BYTES, HEADERS_MOST, SEND_BYTES, SPARE_PLACES, Deadlines
-from sandq.server.http.guards import NO_PLACE
+from sandq.server.http.gateway import Node
+from sandq.server.http.guards import NO_PLACE, Observe
 from sandq.server.http.places import OpenConnections
+from sandq.server.http.serve import HttpSettings, RunningApp, running_app
 
 log = structlog.get_logger("sandq.http")
 
@@ -402,3 +406,26 @@ class FastHttpServer:
         while True:
             self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             await anyio.sleep(1)
+
+
+@asynccontextmanager
+async def serve_http_fast(
+    listeners: list[socket.socket],
+    settings: HttpSettings,
+    limits: Limits,
+    deadlines: Deadlines,
+    node: Node,
+    observe: Observe,
+    account: Account,
+) -> AsyncIterator[RunningApp]:
+    """Serve inside the block; close the listeners at its end, and leave it once what is under way then is done."""
+    async with (
+        running_app(settings, limits, node, observe, account) as running,
+        anyio.create_task_group() as serving,
+    ):
+        server = FastHttpServer(running.app, limits.http_connections, account, deadlines)
+        await serving.start(server.serve, listeners, running.ending)
+        try:
+            yield running
+        finally:
+            running.ending.set()

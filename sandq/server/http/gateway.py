@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import anyio
@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from sandq.client import Client
 from sandq.model.errors import Unavailable
 from sandq.server.http.guards import WAIT_APART
+from sandq.server.http.in_flight import OpenStreams
 
 T = TypeVar("T")
 
@@ -45,6 +46,9 @@ class Gateway:
     node: Node
     version: str
     ending: anyio.Event
+    stream_messages: int
+    """That a stream may have out, and that are not settled, at most."""
+    streams: OpenStreams = field(default_factory=OpenStreams)
 
 
 def gateway_of(request: Request) -> Gateway:

@@ -52,6 +52,8 @@ NO_PLACE: Final = "no_place"
 """Of a connection's state: it is one too many, and only these are answered."""
 WAIT_APART: Final = "wait_apart"
 """Of a request's state: see `Guard.wait_apart`."""
+IS_HEAD: Final = "is_head"
+"""Of a request's state: it is answered like a GET, without the body."""
 CONTROL_BYTES: Final = 1 << 20
 """A body that carries no messages, and is no answer that is sent back."""
 _CARRYING: Final = ("POST", "PUT", "PATCH")
@@ -61,6 +63,8 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?"
 
 Observe = Callable[[str, str, int, float], None]
 """Told of each request: method, route, status, seconds."""
+Hold = Callable[[int], None]
+"""Told how many bytes were read of an answer without an end, and are not sent yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,8 @@ class Guard:
         address = str((scope.get("client") or ("?",))[0])
         share = self._account.of(address)
         exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, share, once)
-        state.update({"request_id": exchange.request_id, WAIT_APART: partial(self.wait_apart, address, exchange)})
+        apart = partial(self.wait_apart, address, exchange)
+        state.update({"request_id": exchange.request_id, WAIT_APART: apart, IS_HEAD: exchange.only_head})
         started = time.perf_counter()
         has_place = scope["path"] not in ALWAYS_ANSWERED and self._under_way.take(address)
         try:
@@ -124,7 +129,7 @@ class Guard:
             self._tell(scope, exchange, time.perf_counter() - started)
 
     @contextmanager
-    def wait_apart(self, address: str, exchange: _Exchange) -> Iterator[None]:
+    def wait_apart(self, address: str, exchange: _Exchange) -> Iterator[Hold]:
         """For a request that waits for something to happen: it is no more counted among those that are under way, but
         among those that wait. Raises Overloaded when those are too many."""
         waiting = self._waiting
@@ -136,7 +141,7 @@ class Guard:
         self._under_way.give(address)
         exchange.count_answer(0)
         try:
-            yield
+            yield exchange.hold
         finally:
             exchange.count_answer(ANSWER_BYTES)
             self._under_way.add(address)
@@ -237,6 +242,7 @@ class _Exchange:
         self._size = 0
         """Of its body, as far as it has come."""
         self._answer_bytes = 0
+        self._ahead_bytes = PIECES_BYTES
         self._counted = 0
         """Of the share."""
         self._body: bytes | None = b""
@@ -254,6 +260,11 @@ class _Exchange:
         """So much is there of its answer, or may be."""
         self._answer_bytes = size
         self._count()
+
+    def hold(self, size: int) -> None:
+        """So much was read, and no more, of an answer that is sent piece by piece; for who counts it."""
+        self._ahead_bytes = size
+        self.count_answer(size)
 
     async def reserve_answer(self) -> None:
         """Wait until there is room for its answer. Raises Refused."""
@@ -335,7 +346,7 @@ class _Exchange:
             message = {**message, "body": b""}
         if message["type"] == "http.response.body":
             # Of what comes in pieces there is more than the piece.
-            self.count_answer(len(message.get("body", b"")) + (PIECES_BYTES if message.get("more_body") else 0))
+            self.count_answer(len(message.get("body", b"")) + (self._ahead_bytes if message.get("more_body") else 0))
         await self._send(message)
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import Response
 
 from sandq.client import DeadLetter, Held
 from sandq.client.json_format import dead_json, message_json, settings_json, when
-from sandq.model.errors import LeaseLost, UnknownGroup
+from sandq.model.errors import InvalidRequest, LeaseLost, UnknownGroup
+from sandq.model.times import duration_ms
 from sandq.server.http import answers, bodies
+from sandq.server.http.event_streams import EVENTS, IN_FLIGHT_DEFAULT, Wanted, event_stream
 from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.routes_messages import After
@@ -38,19 +41,45 @@ async def lease(request: Request, topic: TopicName, group: GroupName, body: bodi
     return {"messages": [message_json(message) for message in found], "without_leader": found.without_leader}
 
 
+@router.get(f"{GROUP}/stream", response_class=Response, responses=EVENTS, summary="Messages as they become ready")
+async def stream(
+    request: Request,
+    topic: TopicName,
+    group: GroupName,
+    max_in_flight: Annotated[
+        int | None, Query(ge=1, description="Messages that may be out and are not settled; 100 unless told otherwise.")
+    ] = None,
+    lease: Annotated[str | None, Query(description="How long they are held; otherwise the topic's setting.")] = None,
+    start: Annotated[str, Query(description="Where the group begins when it is new.")] = "earliest",
+) -> Response:
+    """Server-sent events, without an end. `id` is the body by which `ack`, `nack` and `extend` know the message, `data`
+    the message as `lease` answers it. What was not settled is given back when the client goes away; an `error` event is
+    the last one."""
+    most = gateway_of(request).stream_messages
+    wanted = min(IN_FLIGHT_DEFAULT, most) if max_in_flight is None else max_in_flight
+    if wanted > most:
+        raise InvalidRequest(f"max_in_flight: {most} at most (limits.http_stream_messages), not {wanted}")
+    client = gateway_of(request).client
+    lease_ms: int = (await client.admin.topic(topic)).settings["lease_ms"] if lease is None else duration_ms(lease)
+    return await event_stream(request, client.leases(topic, group), Wanted(wanted, lease_ms, start))
+
+
 @router.post(f"{GROUP}/ack", response_model=answers.Settled, summary="Done: they are not delivered again")
 async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies.AckIn) -> Found:
     """409 LEASE_LOST when the lease of one had ended: `lost` names those, `settled` counts the others."""
     held = body.held()
-    return _settled(held, await gateway_of(request).client.leases(topic, group).ack(held))
+    lost = await gateway_of(request).client.leases(topic, group).ack(held)
+    gateway_of(request).streams.settled(held)
+    return _settled(held, lost)
 
 
 @router.post(f"{GROUP}/nack", response_model=answers.Settled, summary="Not done: they are delivered again")
 async def nack(request: Request, topic: TopicName, group: GroupName, body: bodies.NackIn) -> Found:
     """409 LEASE_LOST as with ack."""
     held = body.held()
-    leases = gateway_of(request).client.leases(topic, group)
-    return _settled(held, await leases.nack(held, delay=body.delay, error=body.error))
+    lost = await gateway_of(request).client.leases(topic, group).nack(held, delay=body.delay, error=body.error)
+    gateway_of(request).streams.settled(held)
+    return _settled(held, lost)
 
 
 @router.post(f"{GROUP}/extend", response_model=answers.Extended, summary="Hold them longer")
@@ -58,6 +87,12 @@ async def extend(request: Request, topic: TopicName, group: GroupName, body: bod
     """With a message goes whatever else is under its lease. 409 LEASE_LOST as with ack."""
     held = body.held()
     until_ms = await gateway_of(request).client.leases(topic, group).extend(held, body.lease)
+    streams, lease_s = gateway_of(request).streams, duration_ms(body.lease) / 1000
+    for (token, offset), ms in zip(held, until_ms, strict=True):
+        if ms is None:
+            streams.settled([(token, offset)])
+        else:
+            streams.extended(token, lease_s)
     ends = [ms for ms in until_ms if ms is not None]
     _settled(held, [one for one, ms in zip(held, until_ms, strict=True) if ms is None])
     return {"lease_until": when(min(ends))}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
 
 import anyio
 from starlette.types import ASGIApp
@@ -15,10 +14,9 @@ from sandq.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app
+from sandq.server.http.bounds import GATEWAY_S
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
-
-GATEWAY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,6 @@ class HttpSettings:
     """Client ports, through which everything is asked."""
     version: str
     timeout_s: float = GATEWAY_S
-    """What the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
     starts_alone: bool = False
     """Whether it serves also before any of them answers."""
 
@@ -65,5 +62,6 @@ async def running_app(
     rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body))
     ending = anyio.Event()
     async with connect_with(options, settings.servers, "sandq-http") as client:
-        app = create_app(Gateway(client, node, settings.version, ending), rules, observe, account)
+        gateway = Gateway(client, node, settings.version, ending, limits.http_stream_messages)
+        app = create_app(gateway, rules, observe, account)
         yield RunningApp(app, client, ending)

@@ -79,6 +79,9 @@ HTTP: Final = (
     Metric("sandq_http_requests_total", COUNTER, ("method", "route", "status"), "HTTP requests answered."),
     Metric("sandq_http_request_duration_seconds", HISTOGRAM, ("method", "route"), "How long HTTP requests took."),
 )
+HTTP_PROCESS: Final = (
+    Metric("sandq_http_process_restarts_total", COUNTER, (), "Times that HTTP's process was started again."),
+)
 TOPICS: Final = (
     Metric("sandq_topic_messages", GAUGE, TOPIC, "Messages in the log, delayed ones included."),
     Metric("sandq_topic_delayed", GAUGE, TOPIC, "Of these, messages whose time has not come."),
@@ -162,4 +165,4 @@ MEMBERS: Final = (
     Metric("sandq_gossip_malformed_total", COUNTER, (), "Messages, and packets, that could not be read or decrypted."),
     Metric("sandq_gossip_stalls_total", COUNTER, (), "Times that gossip was held up for over 250 ms by this node."),
 )
-EVERY: Final = (*NODE, *CLIENTS, *HTTP, *TOPICS, *GROUPS, *STORAGE, *MEMBERS)
+EVERY: Final = (*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *STORAGE, *MEMBERS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from sandq.broker.stats import SECONDS, Histogram
 from sandq.server.metrics.text import Exposition
@@ -14,7 +15,7 @@ _TIMER: Final = "sandq_http_request_duration_seconds"
 
 
 class HttpRequests:
-    """Those of one process."""
+    """Those of one process, or of all that a node had for them."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
@@ -28,6 +29,24 @@ class HttpRequests:
         if durations is None:
             durations = self._durations[method, route] = Histogram(SECONDS)
         durations.observe(seconds)
+
+    def take(self) -> dict[str, Any]:
+        """What was counted since it was taken last, as an object of JSON; here it begins anew."""
+        counts, durations = self._counts, self._durations
+        self._counts, self._durations = Counter(), {}
+        return {
+            "counts": [[*request, count] for request, count in counts.items()],
+            "durations": [[*route, found.counts, found.total] for route, found in durations.items()],
+        }
+
+    def add(self, taken: Mapping[str, Any]) -> None:
+        """Count also what another one has counted. Raises ValueError, KeyError, TypeError: it is no such thing."""
+        for method, route, status, count in taken["counts"]:
+            self._counts[method, route, status] += count
+        for method, route, counts, total in taken["durations"]:
+            more = Histogram(SECONDS)
+            more.counts, more.total = counts, total
+            self._durations.setdefault((method, route), Histogram(SECONDS)).add(more)
 
     def tell(self, told: Exposition) -> None:
         """For any thread."""

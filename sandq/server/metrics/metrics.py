@@ -110,6 +110,8 @@ class Metrics:
         self._rendering = trio.Lock()
         ProcessCollector(registry=self.registry)
         self.http_requests = HttpRequests()
+        self.http_restarts = 0
+        """Of HTTP's process."""
 
     # -- what others call -----------------------------------------------------------------------------------------
 
@@ -123,6 +125,10 @@ class Metrics:
         """The text for Prometheus, and its content type: OpenMetrics where the Accept header asks for it."""
         async with self._rendering:
             return await trio.to_thread.run_sync(self._text, self._see(), accept)
+
+    def on_http_restart(self) -> None:
+        """HTTP's process was started again."""
+        self.http_restarts += 1
 
     async def refresh(self) -> None:
         """Learn what came due in partitions in which nothing happened since."""
@@ -255,6 +261,7 @@ class Metrics:
         for labels, count in failures:
             told.value(counter, count, told.labels(counter, *labels))
         self.http_requests.tell(told)
+        told.value("sandq_http_process_restarts_total", self.http_restarts)
 
     def _tell_storage(self, seen: _Seen, told: Exposition) -> None:
         stats, node_log = self._stats, self._broker.node_log

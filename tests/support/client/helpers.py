@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from sandq.client.client import Client, connect_with
 from sandq.client.consumer.message import Message
 from sandq.client.consumer.subscription import Subscription
+from sandq.client.options import Options
+from sandq.protocol.replies import Node
+from tests.support.client.fake_server import FakeServer
 
 QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "close_timeout_s": 2.0}
 """Options of a client whose pauses a test can wait for."""
@@ -12,3 +22,17 @@ QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "c
 async def take(subscription: Subscription, count: int) -> list[Message]:
     """The next messages."""
     return [await subscription.__anext__() for _ in range(count)]
+
+
+@asynccontextmanager
+async def two_nodes(**options: Any) -> AsyncIterator[tuple[FakeServer, FakeServer, Client]]:
+    """Each leads a partition of topic "t"."""
+    async with anyio.create_task_group() as tasks:
+        one, two = FakeServer("n1"), FakeServer("n2")
+        for server in (one, two):
+            server.add_topic("t", 2, leaders=["n1", "n2"])
+            await server.start(tasks)
+        one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
+        async with connect_with(Options(**{**QUICK, **options}), (one.address,), "test") as client:
+            yield one, two, client
+        tasks.cancel_scope.cancel()

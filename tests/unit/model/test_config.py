@@ -151,7 +151,7 @@ def test_every_key_has_its_variable() -> None:
     names = environment_names()
     assert {"SANDQ_NODE__ID", "SANDQ_LISTEN__GOSSIP", "SANDQ_CLUSTER__REASSIGN_AFTER"} <= set(names)
     assert {"SANDQ_LIMITS__CONNECTIONS", "SANDQ_SHUTDOWN_GRACE", "SANDQ_DELIVERY__LEASE_AHEAD"} <= set(names)
-    assert len(names) == len(set(names)) == 48 + len(DEFAULT.__dataclass_fields__)
+    assert len(names) == len(set(names)) == 49 + len(DEFAULT.__dataclass_fields__)
 
 
 def test_what_is_wrong_in_the_environment() -> None:
@@ -241,6 +241,14 @@ FOUND = "cluster: {bootstrap: true}\n"
         ("node: {id: n}\ncluster:\n", [f"bad.yaml:2:9: {NO_WAY}"]),
         ("cluster: {name: c}", [f"bad.yaml:1:10: {NO_WAY}"]),
         ("cluster: {membership: static}", [f"bad.yaml:1:10: {NO_WAY.replace('seeds', 'peers')}"]),
+        (
+            f"{FOUND}http: {{workers: 2}}",
+            [
+                "bad.yaml:2:17: http.workers: 2 processes: a node has 1 at most; "
+                "run gateways (sandq http) beside it for more"
+            ],
+        ),
+        (f"{FOUND}http: {{workers: -1}}", ["bad.yaml:2:17: http.workers: -1 is not within 0 to 1"]),
         ("- 1", ["bad.yaml:1:1: a mapping of sections is expected"]),
         ("words", ["bad.yaml:1:1: a mapping of sections is expected"]),
         ("cluster: 5", ["bad.yaml:1:10: cluster: a mapping of keys is expected, not 5"]),

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
 from sandq.client.client import Client
+from sandq.model import offsets
+from sandq.model.batch import Column, encode
 from sandq.model.errors import NotLeader, Unavailable
+from sandq.model.piece import LeasedPieces, Piece
 from sandq.protocol.frames import Type, encode_reply
-from tests.support.client.fake_server import FakeServer
+from sandq.protocol.replies import encode_deliver
+from sandq.protocol.requests import Lease
+from tests.support.client.fake_server import GROUP_NUMBER, SILENCE, FakeServer
+from tests.support.client.helpers import two_nodes
 from tests.support.waiting import until_holds
 
 
 def nothing(connection: Any, frame: Any) -> None:
     connection.send(encode_reply(frame[1], 0))
+
+
+def gives(partition: int, *values: bytes) -> Any:
+    """Answer a LEASE with these messages."""
+
+    def react(connection: Any, frame: Any) -> None:
+        batch = encode({Column.VALUE: list(values)})
+        piece = Piece(offsets.pack(connection.server.now_ms, 200, 0, partition), None, 0, None, batch)
+        lease = LeasedPieces(GROUP_NUMBER + partition, partition, 5 << 16, 1, connection.server.now_ms, [piece])
+        for pushed in encode_deliver(frame[1], lease, last=True):
+            connection.send(pushed)
+        connection.send(encode_reply(frame[1], len(values)))
+
+    return react
 
 
 def leads(server: FakeServer, *partitions: int) -> None:
@@ -73,3 +95,101 @@ def test_it_is_asked_who_leads_before_a_node_is_asked_again(with_client: Any) ->
         assert first == last == Type.LEASE and set(between) == {Type.METADATA}
 
     with_client(body)
+
+
+def waiting(server: FakeServer) -> list[Any]:
+    """Requests that wait there, or waited."""
+    return [frame for frame in server.of_type(Type.LEASE) if Lease.parse(frame).wait_ms]
+
+
+def let_wait(connection: Any, frame: Any) -> None:
+    if not Lease.parse(frame).wait_ms:
+        nothing(connection, frame)
+
+
+@asynccontextmanager
+async def waiting_at_two(found: list[bytes], **wanted: Any) -> AsyncIterator[tuple[FakeServer, FakeServer]]:
+    """Somebody wants two messages, and waits at two leaders that have nothing yet; inside the block."""
+    async with two_nodes() as (one, two, client):
+        for server in (one, two):
+            server.script[Type.LEASE] += [let_wait] * 10_000
+
+        async def take() -> None:
+            found.extend([message.value for message in await client.leases("t", "g").take(2, wait="1m", **wanted)])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            yield one, two
+
+
+def give(server: FakeServer, partition: int, *values: bytes) -> None:
+    """To who waits."""
+    for connection in server.connections:
+        gives(partition, *values)(connection, waiting(server)[-1])
+
+
+@pytest.mark.parametrize("quick", [0, 1])
+def test_all_leaders_wait_at_once_and_the_first_that_has_something_ends_it(run: Any, quick: int) -> None:
+    """The others are told that nobody waits any more; nobody is asked again meanwhile."""
+
+    async def main() -> None:
+        found: list[bytes] = []
+        async with waiting_at_two(found) as servers:
+            await until_holds(lambda: all(map(waiting, servers)))
+            give(servers[quick], quick, b"a")
+            other = servers[1 - quick]
+            await until_holds(lambda: other.unsubscribed == [waiting(other)[0][1]])
+        assert found == [b"a"]
+        assert [len(waiting(server)) for server in servers] == [1, 1]
+
+    run(main)
+
+
+def test_what_several_leaders_have_at_once_is_no_more_than_was_asked_for(run: Any) -> None:
+    """What is too much is given back, one by one or, where it came too late, all of it."""
+
+    async def main() -> None:
+        found: list[bytes] = []
+        async with waiting_at_two(found) as (one, two):
+            await until_holds(lambda: waiting(one) and waiting(two))
+            give(one, 0, b"a", b"b")
+            give(two, 1, b"c", b"d")
+        assert found in ([b"a", b"b"], [b"c", b"d"])
+        assert len(one.nacks + two.nacks) + len(one.unsubscribed + two.unsubscribed) == 1
+
+    run(main)
+
+
+def test_what_is_to_be_acked_is_acked_once_it_is_clear_whose_it_is(run: Any) -> None:
+    """A node that had acked it could not be told to take it back."""
+
+    async def main() -> None:
+        found: list[bytes] = []
+        async with waiting_at_two(found, ack=True) as (one, two):
+            await until_holds(lambda: waiting(one) and waiting(two))
+            assert not any(Lease.parse(frame).ack for frame in waiting(one) + waiting(two))
+            give(two, 1, b"a", b"b")
+        assert found == [b"a", b"b"] and not one.nacks + two.nacks
+        assert len(two.of_type(Type.ACK)) == 1 and not one.of_type(Type.ACK)
+
+    run(main)
+
+
+def test_one_that_is_cancelled_gives_back_what_a_leader_has_given(run: Any) -> None:
+    async def main() -> None:
+        async with two_nodes() as (one, two, client):
+            for server in (one, two):
+                server.script[Type.LEASE] += [nothing] * 10_000
+            assert await client.leases("t", "g").take() == [], "both are connected to"
+            two.frames.clear()
+            one.script[Type.LEASE].appendleft(gives(0, b"a"))
+            two.script[Type.LEASE].appendleft(SILENCE)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.leases("t", "g").take, 3)
+                await until_holds(lambda: two.of_type(Type.LEASE))
+                tasks.cancel_scope.cancel()
+            ((row,),) = [nack.items for nack in one.nacks]
+            assert row[0] == 5 << 16 and row[4] is False
+            await until_holds(lambda: two.unsubscribed)
+
+    run(main)

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import anyio
-
-from sandq.client.client import Client, connect_with
-from sandq.client.options import Options
+from sandq.client.client import Client
 from sandq.model.errors import NotLeader
 from sandq.protocol.frames import Type, encode_error
-from sandq.protocol.replies import Node
 from tests.support.client.fake_server import SILENCE, FakeServer
-from tests.support.client.helpers import QUICK, take
+from tests.support.client.helpers import take, two_nodes
 from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
-
-
-@asynccontextmanager
-async def two_nodes(**options: Any) -> AsyncIterator[tuple[FakeServer, FakeServer, Client]]:
-    """Each leads a partition of topic "t"."""
-    async with anyio.create_task_group() as tasks:
-        one, two = FakeServer("n1"), FakeServer("n2")
-        for server in (one, two):
-            server.add_topic("t", 2, leaders=["n1", "n2"])
-            await server.start(tasks)
-        one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
-        async with connect_with(Options(**{**QUICK, **options}), (one.address,), "test") as client:
-            yield one, two, client
-        tasks.cancel_scope.cancel()
 
 
 async def told(client: Client, leaders: Sequence[str | None], *servers: FakeServer) -> None:

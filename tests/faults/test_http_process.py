@@ -1,0 +1,117 @@
+"""HTTP in a process that its node started: killed, alone, and asked to stop by others than its node."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+import httpx
+import pytest
+
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
+from tests.support.waiting import PATIENCE_S, wait_until, wait_until_gone
+
+LEASE = "/topics/t/groups/g/lease"
+
+
+class Served:
+    """A node, and HTTP by a process of it."""
+
+    def __init__(self, node: NodeProcess, port: int) -> None:
+        self.node = node
+        self.port = port
+        self.web = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that have served, first to last."""
+        lines = [json.loads(line) for line in self.node.output().splitlines() if line.endswith("}")]
+        return [line["pid"] for line in lines if line["event"] == "HTTP is served by a process"]
+
+    def metric(self, name: str) -> str:
+        (line,) = [line for line in self.web.get("/metrics").text.splitlines() if line.startswith(f"{name} ")]
+        return line.removeprefix(f"{name} ")
+
+    def kill(self) -> None:
+        """Kill the process that serves, and wait for the next one."""
+        pids = self.pids
+        os.kill(pids[-1], signal.SIGKILL)
+        wait_until(lambda: len(self.pids) > len(pids))
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    node = NodeProcess(tmp_path_factory.mktemp("node"), SANDQ_LISTEN__HTTP=address, SANDQ_HTTP__WORKERS="1")
+    served = Served(node, port)
+    yield served
+    served.web.close()
+    node.close()
+
+
+@pytest.fixture
+def served(one: Served) -> Served:
+    """It runs, and has topic "t"."""
+    if not one.node.runs:
+        before = len(one.pids)
+        one.node.start()
+        wait_until(lambda: len(one.pids) > before)
+        wait_until(lambda: one.web.get("/readyz").status_code == 200)
+        wait_until(lambda: one.web.post("/topics", json={"name": "t"}).status_code in (201, 409))
+    return one
+
+
+def test_what_was_answered_is_kept_when_it_is_killed_and_the_next_one_goes_on(served: Served) -> None:
+    restarts = int(served.metric("sandq_http_process_restarts_total"))
+    kept = []
+    for number in range(30):
+        if number in (10, 20):
+            served.kill()
+        answer = served.web.post("/topics/t", json={"text": str(number), "delay": "1h"})
+        assert answer.status_code == 201
+        kept.append(answer.json()["id"])
+    found = served.web.get("/topics/t/messages?limit=100").json()["messages"]
+    assert [message["id"] for message in found] == sorted(kept)
+    assert int(served.metric("sandq_http_process_restarts_total")) == restarts + 2
+    counted = 'sandq_http_requests_total{method="POST",route="/topics/{topic}",status="201"}'
+    assert int(served.metric(counted)) >= 10, "what was counted before is not forgotten, but for a moment of it"
+
+
+def test_what_waits_in_it_is_given_back_when_it_is_killed(served: Served) -> None:
+    waiting = 'sandq_memory_bytes{account="watchers"}'
+    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as client:
+        body = b'{"wait": "60s"}'
+        head = f"POST {LEASE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.sendall(head.encode() + body)
+        wait_until(lambda: served.metric(waiting) != "0")
+        served.kill()
+        wait_until(lambda: served.metric(waiting) == "0")
+        with suppress(ConnectionResetError):
+            assert client.recv(1) == b""
+    served.web.post("/topics/t", json={"text": "now"})
+    (message,) = served.web.post(LEASE, json={"wait": "60s"}).json()["messages"]
+    assert (message["text"], message["attempt"]) == ("now", 1)
+
+
+def test_it_goes_by_its_node_and_by_nobody_else(served: Served) -> None:
+    pid = served.pids[-1]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(pid, number)
+    assert served.web.get("/readyz").status_code == 200
+    assert served.pids[-1] == pid
+    served.node.kill()
+    wait_until_gone(pid)
+
+
+def test_it_ends_before_its_node_does(served: Served) -> None:
+    pid = served.pids[-1]
+    assert served.node.stop() == 0
+    wait_until_gone(pid)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", served.port)) != 0

@@ -1,0 +1,73 @@
+"""What a stream of messages may have out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.client import Held
+from sandq.server.http.in_flight import InFlight, OpenStreams
+
+LEASE_S = 10.0
+Clock = trio.testing.MockClock
+
+
+class Message:
+    def __init__(self, token: str, offset: str) -> None:
+        self.lease_token = token
+        self.offset = offset
+
+
+class Bed:
+    """A stream that may have three messages out, of which two are under the lease "a" and one under "b"."""
+
+    def __init__(self) -> None:
+        self.streams = OpenStreams()
+        self.one = InFlight(self.streams, 3)
+        for token, offset in (("a", "1"), ("a", "2"), ("b", "3")):
+            self.add(token, offset)
+
+    def add(self, token: str, offset: str) -> None:
+        message: Any = Message(token, offset)
+        self.one.add(message, LEASE_S)
+
+
+async def test_what_is_settled_makes_room(autojump_clock: Clock) -> None:
+    bed = Bed()
+    assert bed.one.room == 0
+    bed.streams.settled([("a", "1"), ("a", "1"), ("a", "none"), ("c", None)])
+    assert bed.one.room == 1 and sorted(bed.one) == [Held("a", "2"), Held("b", "3")]
+    bed.streams.settled([("a", None), ("b", "3")])
+    assert bed.one.room == 3 and bed.streams.by_token == {}
+
+
+async def test_who_waits_for_room_goes_on_when_there_is_some(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bed.one.until_room)
+        await trio.testing.wait_all_tasks_blocked()
+        bed.streams.settled([("b", None)])
+    assert trio.current_time() < 1
+
+
+async def test_leases_that_end_make_room(autojump_clock: Clock) -> None:
+    bed = Bed()
+    began_s = trio.current_time()
+    bed.streams.extended("a", 6 * LEASE_S)
+    await bed.one.until_room()
+    assert trio.current_time() - began_s == pytest.approx(LEASE_S)
+    assert bed.one.room == 1
+    bed.add("b", "4")
+    bed.streams.settled([("b", "4")])
+    bed.add("d", "5")
+    await bed.one.until_room()
+    assert trio.current_time() - began_s == pytest.approx(2 * LEASE_S), "a lease that is made longer is"
+
+
+async def test_of_a_stream_that_has_ended_nothing_is_known(autojump_clock: Clock) -> None:
+    bed = Bed()
+    bed.one.close()
+    assert list(bed.one) == [] and bed.streams.by_token == {}

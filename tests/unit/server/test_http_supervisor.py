@@ -1,0 +1,258 @@
+"""The HTTP process of a node: started, told, watched, ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.model.limits import DEFAULT
+from sandq.server.http.supervisor import (
+    BACK_OFF_FIRST_S,
+    BACK_OFF_MOST_S,
+    FAULT,
+    STEADY_S,
+    STOP_S,
+    Supervisor,
+    serve_http_apart,
+)
+from sandq.server.http.worker_pipe import LINE_BYTES, PUSH_S, Begin, encode
+from sandq.server.metrics.http_requests import HttpRequests
+
+BEGIN = Begin("1.0", "n1", ("127.0.0.1:1",), ("q.example",), (), DEFAULT, (7,), "json", "info")
+REPORT = {"requests": {"counts": [["GET", "/healthz", "200", 2]], "durations": []}, "held_bytes": 5}
+Messages = list[tuple[dict[str, Any], bytes]]
+Clock = trio.testing.MockClock
+
+
+class Process:
+    """What a supervisor needs of a process: a test says what it says, and when it ends."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.began_s = trio.current_time()
+        self.stdin, self.stdout = trio.testing.MemorySendStream(), trio.testing.MemoryReceiveStream()
+        self.returncode: int | None = None
+        self.ended = trio.Event()
+
+    async def wait(self) -> int:
+        await self.ended.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        self.end(-9)
+
+    def end(self, code: int = 0) -> None:
+        self.returncode = code
+        self.ended.set()
+
+    def say(self, message: dict[str, Any]) -> None:
+        self.stdout.put_data(encode(message))
+
+    async def hear(self) -> Messages:
+        """What it was told since it heard last, each with what followed it."""
+        data, told = bytes(await self.stdin.get_data()), []
+        while data:
+            line, _, data = data.partition(b"\n")
+            size = json.loads(line).get("body", 0)
+            told.append((json.loads(line), data[:size]))
+            data = data[size:]
+        return told
+
+
+class Node:
+    stands_still: str | None = None
+    has_fault = False
+
+    def failure(self) -> str | None:
+        assert not self.has_fault
+        return None
+
+    def stalled(self) -> str | None:
+        return self.stands_still
+
+    def ready(self) -> str | None:
+        return "no leader"
+
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
+        assert not self.has_fault
+        return b"metrics\nfor " + accept.encode(), "text/plain"
+
+
+class Bed:
+    """A supervisor over processes that a test moves; `fails`: so many cannot be started."""
+
+    def __init__(self) -> None:
+        self.node = Node()
+        self.requests = HttpRequests()
+        self.processes: list[Process] = []
+        self.tried_s: list[float] = []
+        self.restarts = 0
+        self.fails = 0
+        self._launched = trio.Event()
+        self.supervisor = Supervisor(BEGIN, self.node, self.requests, self._on_restart, self._launch)
+
+    def _on_restart(self) -> None:
+        self.restarts += 1
+
+    async def _launch(self) -> Process:
+        self.tried_s.append(trio.current_time())
+        if self.fails:
+            self.fails -= 1
+            raise OSError(11, "too many processes")
+        self.processes.append(Process())
+        self._launched.set()
+        self._launched = trio.Event()
+        return self.processes[-1]
+
+    async def process(self, number: int = 0) -> Process:
+        while len(self.processes) <= number:
+            await self._launched.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        return self.processes[number]
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with serve_http_apart([], self.supervisor):
+            yield
+
+    def stop_with(self, process: Process) -> Callable[[], Any]:
+        """A process that ends as it is told to."""
+
+        async def obey() -> None:
+            while not any("stop" in message for message, _ in await process.hear()):
+                pass
+            process.end()
+
+        return obey
+
+
+async def test_a_process_is_told_what_to_do_and_again_and_again_how_the_node_is(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        process = await bed.process()
+        (begin, _), (health, _) = await process.hear()
+        assert Begin.of(json.loads(json.dumps(begin["begin"]))) == BEGIN
+        assert health == {"health": [None, None, "no leader"]}
+        bed.node.stands_still = "the disk hangs"
+        began_s = trio.current_time()
+        assert await process.hear() == [({"health": [None, "the disk hangs", "no leader"]}, b"")]
+        assert trio.current_time() - began_s == pytest.approx(PUSH_S)
+        nursery.start_soon(bed.stop_with(process))
+    assert process.returncode == 0 and bed.restarts == 0
+
+
+async def test_one_that_ends_is_started_again_a_little_later_each_time(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        for number in range(9):
+            (await bed.process(number)).end(1)
+        waits = [after - before for before, after in zip(bed.tried_s, bed.tried_s[1:], strict=False)]
+        assert waits == pytest.approx([BACK_OFF_FIRST_S * 2**n for n in range(6)] + [BACK_OFF_MOST_S] * 2)
+        process = await bed.process(9)
+        await trio.sleep(STEADY_S)
+        process.end(1)
+        ended_s = trio.current_time()
+        process = await bed.process(10)
+        assert process.began_s - ended_s == pytest.approx(BACK_OFF_FIRST_S)
+        assert bed.restarts == 10
+        nursery.start_soon(bed.stop_with(process))
+
+
+async def test_one_that_cannot_be_started_is_tried_again(autojump_clock: Clock) -> None:
+    bed = Bed()
+    bed.fails = 2
+    async with trio.open_nursery() as nursery, bed.serving():
+        nursery.start_soon(bed.stop_with(await bed.process()))
+    assert len(bed.tried_s) == 3
+
+
+async def test_what_processes_counted_adds_up_and_what_the_last_one_holds_counts(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        for number in range(2):
+            process = await bed.process(number)
+            process.say({"serves": True})
+            process.say({"report": REPORT})
+            await trio.testing.wait_all_tasks_blocked()
+            assert bed.supervisor.held_bytes == 5
+            process.end(1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert bed.supervisor.held_bytes == 0
+        nursery.start_soon(bed.stop_with(await bed.process(2)))
+    assert bed.requests.take()["counts"] == [["GET", "/healthz", "200", 4]]
+
+
+async def test_it_asks_for_metrics_and_is_told(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        process = await bed.process()
+        await process.hear()
+        process.say({"metrics": 3, "accept": "all"})
+        (answer,) = await process.hear()
+        assert answer == ({"metrics": 3, "content_type": "text/plain", "body": 15}, b"metrics\nfor all")
+        nursery.start_soon(bed.stop_with(process))
+
+
+async def test_a_fault_in_what_the_node_tells_ends_neither(autojump_clock: Clock) -> None:
+    bed = Bed()
+    bed.node.has_fault = True
+    async with trio.open_nursery() as nursery, bed.serving():
+        process = await bed.process()
+        assert (await process.hear())[1][0] == {"health": [None, FAULT, FAULT]}
+        process.say({"metrics": 1, "accept": ""})
+        assert [message for message, _ in await process.hear()] == [{"health": [None, FAULT, FAULT]}]
+        nursery.start_soon(bed.stop_with(process))
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"nonsense\n", b'{"report": 1}\n', b'{"report": {"requests": {"counts": [[1]]}}}\n', b"x" * (LINE_BYTES + 1)],
+    ids=["no JSON", "no report", "no counts", "no end"],
+)
+async def test_one_that_says_what_means_nothing_is_ended(autojump_clock: Clock, said: bytes) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        process = await bed.process()
+        process.stdout.put_data(said)
+        await process.ended.wait()
+        nursery.start_soon(bed.stop_with(await bed.process(1)))
+    assert process.returncode == -9
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+async def test_one_that_does_not_end_in_time_is_killed(autojump_clock: Clock, is_deaf: bool) -> None:
+    bed = Bed()
+    async with bed.serving():
+        process = await bed.process()
+        if is_deaf:
+            process.stdin.send_all_hook = trio.sleep_forever
+            await trio.sleep(2 * PUSH_S)
+        told_s = trio.current_time()
+    assert process.returncode == -9
+    assert trio.current_time() - told_s == pytest.approx(STOP_S)
+
+
+async def test_none_is_started_again_once_it_is_to_end(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with bed.serving():
+        (await bed.process()).end(1)
+        await trio.testing.wait_all_tasks_blocked()
+    assert len(bed.processes) == 1 and bed.restarts == 0
+
+
+async def test_one_is_killed_when_the_node_fails(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bed.supervisor.run)
+        process = await bed.process()
+        nursery.cancel_scope.cancel()
+    assert process.returncode == -9
