@@ -229,7 +229,7 @@ def test_what_a_fetch_may_answer(with_client: Any) -> None:
         for following, pieces in answers:
             server.script[Type.FETCH].append(
                 lambda to, frame, following=following, pieces=pieces: to.send(
-                    encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), pieces)
+                    b"".join(encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), pieces))
                 )
             )
         found = [message async for message in client.fetch("t", 0)]
@@ -243,7 +243,7 @@ def test_what_a_fetch_may_answer(with_client: Any) -> None:
         ):
             server.script[Type.FETCH].append(
                 lambda to, frame, following=following, piece=piece: to.send(
-                    encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), [piece])
+                    b"".join(encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), [piece]))
                 )
             )
             with pytest.raises(ProtocolError):
