@@ -22,7 +22,7 @@ from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found
 from sandq.partition.log.pieces import Message, load_kept
-from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.log.reader import AnswerReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import TURN_ITEMS
 from sandq.partition.state_machine import TimerPartition
@@ -200,7 +200,7 @@ class PartitionQueries:
             until_ms = min(until_ms, offsets.deliver_ms(max(cursors, default=offsets.FIRST)) + 1)
         start = cursor_before(offsets.pack(min(from_ms, offsets.U48_MAX), 0, 0, 0))
         start = max(start, machine.log.state.trimmed, after or offsets.FIRST)
-        reader = LogReader(start)
+        reader = AnswerReader(start, machine.shared.give_way)
         ranges, _ = reader.take(self._view, until_ms - 1, LOOKED_AT, 8 * PAGE_BYTES)
         return [(one, None) for one in ranges], reader.cursor if ranges else None
 
