@@ -31,6 +31,8 @@ ROOM_S = 1.0
 CLOSE_S = 10.0
 """For a thread to end, beyond the grace of a shutdown; one that hangs is left behind, and the node ends without it."""
 CHECKPOINT_CHECK_S = 1.0
+CHECKPOINT_PAUSE_S = 0.1
+"""Between two, at least."""
 CHECKPOINT_ENTRIES = 50_000
 """Log entries are kept in memory, and small ones cost more there than on disk."""
 
@@ -57,6 +59,7 @@ class Runner:
         self._checkpoint_bytes = checkpoint_bytes
         self._checkpoint_interval_s = checkpoint_interval_s
         self._ticked = Signal()
+        self._log_grown = Signal()
         self._crash: BaseException | None = None
         self._crashed = trio.Event()
         self._apply_ended: StorageFailed | None = None
@@ -144,6 +147,8 @@ class Runner:
                 node_log.fail(error)
                 return
             self._on_pass(len(records))
+            if self._has_log_grown():
+                self._log_grown.set()
         elif node_log.group_commit.has_work or self._between:
             await trio.lowlevel.checkpoint()  # the next pass begins at once: others have a turn before it
         self._submit(node_log.synced())
@@ -164,13 +169,20 @@ class Runner:
     async def _checkpoints(self) -> None:
         last = trio.current_time()
         while True:
-            await trio.sleep(CHECKPOINT_CHECK_S)
+            await trio.sleep(CHECKPOINT_PAUSE_S)
+            with trio.move_on_after(CHECKPOINT_CHECK_S):
+                while not self._has_log_grown():
+                    await self._log_grown.wait()
             grown = self.node_log.bytes_since_checkpoint
             old = trio.current_time() - last >= self._checkpoint_interval_s
-            large = grown >= self._checkpoint_bytes or self.node_log.entries_kept >= CHECKPOINT_ENTRIES
+            large = self._has_log_grown() or self.node_log.entries_kept >= CHECKPOINT_ENTRIES
             if self.node_log.failed is None and (large or (old and grown)):
                 await self.checkpoint()
                 last = trio.current_time()
+
+    def _has_log_grown(self) -> bool:
+        """So much was written since the last checkpoint that another one is due at once: it is in memory as well."""
+        return self.node_log.bytes_since_checkpoint >= self._checkpoint_bytes
 
     async def checkpoint(self) -> None:
         """Bring the stores up to the applied indices on disk, then let go of the log below them."""
