@@ -22,7 +22,7 @@ from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found
 from sandq.partition.log.pieces import Message, load_kept
-from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.log.reader import AnswerReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import TURN_ITEMS
 from sandq.partition.state_machine import TimerPartition
@@ -200,7 +200,7 @@ class PartitionQueries:
             until_ms = min(until_ms, offsets.deliver_ms(max(cursors, default=offsets.FIRST)) + 1)
         start = cursor_before(offsets.pack(min(from_ms, offsets.U48_MAX), 0, 0, 0))
         start = max(start, machine.log.state.trimmed, after or offsets.FIRST)
-        reader = LogReader(start)
+        reader = AnswerReader(start, machine.shared.give_way)
         ranges, _ = reader.take(self._view, until_ms - 1, LOOKED_AT, 8 * PAGE_BYTES)
         return [(one, None) for one in ranges], reader.cursor if ranges else None
 
@@ -256,12 +256,13 @@ class PartitionQueries:
     # -- counts ---------------------------------------------------------------------------------------------------
 
     def group_rows(self) -> list[Shown]:
-        counts, now_s = self._machine.log.counts, self._machine.now_ms // 1000
+        now_s = self._machine.now_ms // 1000
         told = []
         for group in self._machine.groups.by_id.values():
+            self._machine.shared.give_way()
             second, taken = max(group.reader.taken, self._machine.log.state.gone)
             second, taken = max((second, taken), (offsets.deliver_ms(group.cursor) // 1000, 0))
-            ready = counts.between(second, now_s + 1, self._view) - taken + len(group.order.blocked)
+            ready = self._count_between(second, now_s + 1) - taken + len(group.order.blocked)
             waiting = 0
             for entry in group.waiting.values():
                 count = entry.ranges.messages
@@ -296,11 +297,23 @@ class PartitionQueries:
         now_s = now_ms // 1000
         buckets: dict[int, int] = {}
         counts = self._machine.log.counts
-        for second, messages in counts.seconds(max(first_s, now_s), stop_s, self._view):
-            start_ms = (first_s + (second - first_s) // unit_s * unit_s) * 1000
-            buckets[start_ms] = buckets.get(start_ms, 0) + messages
-        ahead = counts.between(counts.now_s + 1, stop_s, self._view)
+        ahead = self._count_between(counts.now_s + 1, now_s)
+        for hour in counts.hours(now_s, stop_s, self._view):
+            self._machine.shared.give_way()
+            for second, messages in hour:
+                start_ms = (first_s + (second - first_s) // unit_s * unit_s) * 1000
+                buckets[start_ms] = buckets.get(start_ms, 0) + messages
+                if second > counts.now_s:
+                    ahead += messages
         return sorted(buckets.items()), max(counts.later - ahead, 0)
+
+    def _count_between(self, start_s: int, stop_s: int) -> int:
+        """As `Counts.between`, and gives way behind each hour."""
+        total = 0
+        for hour in self._machine.log.counts.hours(start_s, stop_s, self._view):
+            total += sum([messages for _, messages in hour])
+            self._machine.shared.give_way()
+        return total
 
     # -- parts ----------------------------------------------------------------------------------------------------
 

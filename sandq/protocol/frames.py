@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
 
@@ -50,6 +50,8 @@ LARGE_BYTES: Final = 256 << 10
 """A larger frame is decoded in steps, where its reader has others to look after."""
 PIECE_BYTES: Final = 16 << 10
 """Of a large frame, decoded in one step."""
+JOINED_BYTES: Final = 16 << 10
+"""Parts of a frame up to so many bytes are copied into one: each is a buffer of its own where it is sent."""
 _STEP_ITEMS: Final = 256
 _STEP_DEPTH: Final = 8
 
@@ -394,7 +396,7 @@ def encode_with_tail(fields: tuple[Any, ...], tail: bytes | bytearray | memoryvi
     body = bytearray(_pack(fields))
     body[0] += 1  # the fixarray header: one item more
     size = len(tail)
-    body += b"\xc6" + LENGTH.pack(size)
+    body += pack_large_bin(size)
     return b"".join((LENGTH.pack(len(body) + size), body, tail))
 
 
@@ -403,15 +405,45 @@ def encode_reply(request_id: int, *fields: Any) -> bytes:
     return encode_frame(0, request_id, *fields)
 
 
-def encode_packed(request_id: int, *fields: bytes) -> bytes:
-    """The answer to a request whose fields are encoded already."""
-    body = b"".join((_pack_header(2 + len(fields)), _pack(0), _pack(request_id), *fields))
-    return LENGTH.pack(len(body)) + body
+class PackedArray(NamedTuple):
+    """An array of so many items, which are encoded already: some in each part."""
+
+    length: int
+    parts: Sequence[bytes]
 
 
-def pack_array(items: Sequence[bytes]) -> bytes:
-    """An array of items that are encoded already."""
-    return b"".join((_pack_header(len(items)), *items))
+def encode_packed(request_id: int, *fields: bytes | PackedArray) -> list[bytes]:
+    """The answer to a request whose fields are encoded already, in parts as `frame_of` makes them."""
+    parts = [_pack_header(2 + len(fields)), _pack(0), _pack(request_id)]
+    for field in fields:
+        if isinstance(field, PackedArray):
+            parts += (_pack_header(field.length), *field.parts)
+        else:
+            parts.append(field)
+    return frame_of(parts)
+
+
+def frame_of(parts: Sequence[bytes]) -> list[bytes]:
+    """The frame of a body that is there in parts, in parts that are sent one behind the other: small ones become one,
+    and what is large is not copied."""
+    joined: list[bytes] = []
+    small = [LENGTH.pack(sum([len(part) for part in parts]))]
+    for part in filter(None, parts):
+        if len(part) <= JOINED_BYTES:
+            small.append(part)
+        else:
+            if small:
+                joined.append(b"".join(small))
+                small = []
+            joined.append(part)
+    if small:
+        joined.append(b"".join(small))
+    return joined
+
+
+def pack_large_bin(size: int) -> bytes:
+    """What stands before bytes that are a part of a frame by themselves."""
+    return b"\xc6" + LENGTH.pack(size)
 
 
 def encode_replies(replies: Iterable[tuple[int, Any, Any]]) -> bytes:

@@ -26,7 +26,6 @@ client's side: a malformed answer is a ProtocolError, unknown further keys are a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
@@ -34,7 +33,7 @@ import msgpack
 from sandq.model.errors import ProtocolError
 from sandq.model.piece import Piece
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX, Field, Shape, check_offset, kind_name
-from sandq.protocol.frames import LENGTH, Frame
+from sandq.protocol.frames import JOINED_BYTES, Frame, frame_of, pack_large_bin
 from sandq.protocol.replies import PIECE, check_piece
 
 T = TypeVar("T")
@@ -73,15 +72,23 @@ def parse_pieces(frame: Frame, place: int) -> list[Piece]:
     return pieces
 
 
-def encode_pieces(request_id: int, head: Sequence[Any], pieces: Sequence[Piece]) -> bytes:
-    """The bytes of a reply that ends with pieces; batches go in as they are."""
+def encode_pieces(request_id: int, head: Sequence[Any], pieces: Sequence[Piece]) -> list[bytes]:
+    """A reply that ends with pieces, in parts as `frame_of` makes them: large batches are parts as they are."""
     packer = msgpack.Packer(autoreset=False)
-    fields = [0, request_id, *head, *chain.from_iterable(pieces)]
-    packer.pack_array_header(len(fields))
-    for field in fields:
+    parts: list[bytes] = []
+    packer.pack_array_header(2 + len(head) + len(PIECE) * len(pieces))
+    for field in (0, request_id, *head):
         packer.pack(field)
-    body: bytes = packer.bytes()
-    return LENGTH.pack(len(body)) + body
+    for *envelope, batch in pieces:
+        for field in envelope:
+            packer.pack(field)
+        if len(batch) <= JOINED_BYTES:
+            packer.pack(batch)
+        else:
+            parts += (packer.bytes() + pack_large_bin(len(batch)), batch)
+            packer.reset()
+    parts.append(packer.bytes())
+    return frame_of(parts)
 
 
 class Outcome(NamedTuple):

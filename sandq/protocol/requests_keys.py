@@ -7,8 +7,10 @@ then headers and value. KV_GET is answered for the first keys, one at least; the
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Final, NamedTuple, Self
+
+import msgpack
 
 from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.model.piece import Piece
@@ -138,6 +140,16 @@ class KvPage(NamedTuple):
         if len(cells) % 2 or not all(type(key) is bytes for key in keys):
             raise ProtocolError("KV_SCAN reply: keys and values are expected in turn")
         return cls(frame[2], list(zip(keys, map(KeyValue.parse, cells[1::2]), strict=True)), frame[4])
+
+
+def pack_rows(rows: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Keys and their values as they stand one behind the other in the answer to a KV_SCAN."""
+    packer = msgpack.Packer(autoreset=False)
+    for key, value in rows:
+        packer.pack(key)
+        packer.pack(value)
+    packed: bytes = packer.bytes()
+    return packed
 
 
 class KvChanges(NamedTuple):

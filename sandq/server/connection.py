@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import structlog
 import trio
@@ -22,6 +22,7 @@ from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, 
 from sandq.model.limits import Limits
 from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.server.client_stats import OURS, ClientStats, Mark
+from sandq.server.send_queue import SendQueue
 from sandq.server.sender import Sender
 
 log = structlog.get_logger("sandq.server")
@@ -31,6 +32,8 @@ RECEIVE_BYTES = 65_536
 RECEIVE_FEW_BYTES = 4096
 """While many frames are half received."""
 SEND_BYTES = 262_144
+FLUSH_BYTES: Final = 1 << 20
+"""What is tried to be sent at once; the rest follows in pieces of `SEND_BYTES`."""
 SEND_STALL_S = 30.0
 """A client that does not take a piece of `SEND_BYTES` for so long is cut off ..."""
 CROWDED_STALL_S = 2.0
@@ -71,6 +74,8 @@ LAST_WORDS_S = 1.0
 _PRODUCE = int(Type.PRODUCE)
 
 
+Answer = bytes | list[bytes]
+"""A frame, or the parts of one in their order."""
 Gate = Callable[[], Awaitable[None]]
 """Awaited before what came is looked at."""
 
@@ -159,8 +164,7 @@ class Connection:
         self._let_go_bytes = 0
         """... and of those that are frames by now, or are not needed."""
         self._was_congested = False
-        self._out: list[bytes | memoryview] = []
-        self._out_bytes = 0
+        self._out = SendQueue()
         self._writing = False
         self._wake = trio.Event()
         self._sent = trio.Event()
@@ -176,7 +180,7 @@ class Connection:
     def congested(self) -> bool:
         """So much waits to be sent that nothing more should be made for this client."""
         most_bytes = ANSWERS_GRANTED_BYTES if self._answers.is_full else self._most_bytes
-        if self.open and self._out_bytes <= most_bytes:
+        if self.open and self._out.bytes <= most_bytes:
             return False
         self._was_congested = True
         return True
@@ -186,7 +190,7 @@ class Connection:
     @property
     def has_room(self) -> bool:
         """Whether more may be read for this client. For any thread."""
-        waiting_bytes = self._out_bytes + self._read_bytes - self._let_go_bytes
+        waiting_bytes = self._out.bytes + self._read_bytes - self._let_go_bytes
         return waiting_bytes <= self._most_bytes and not self._answers.is_full
 
     async def until_room(self) -> None:
@@ -221,28 +225,35 @@ class Connection:
     @property
     def waiting_bytes(self) -> int:
         """Of frames that are queued or being sent."""
-        return self._out_bytes
+        return self._out.bytes
 
     @property
     def requests(self) -> int:
         """How many are not answered yet."""
         return len(self._requests)
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: Answer) -> None:
         """Queue a frame. Once the connection is closed, frames go nowhere."""
         if self.open:
-            if not self._out and not self._writing:
+            out = self._out
+            if not out and not self._writing:
                 self._sender.add(self)
-            self._out.append(frame)
-            size = len(frame)
-            self._out_bytes += size
+            held = out.bytes
+            if isinstance(frame, list):
+                for part in frame:
+                    out.add(part)
+            else:
+                out.add(frame)
+            size = out.bytes - held
             self._answers.take(size)
             self.turn.left -= size >> UNIT_BITS
 
-    def _sent_out(self, size: int) -> None:
+    def _sent_out(self, sent: int) -> None:
         """So many bytes have left this node."""
-        self._out_bytes -= size
-        self._answers.give_back(size)
+        self._stats.sent_bytes += sent
+        held_no_more = self._out.drop(sent)
+        if held_no_more:
+            self._answers.give_back(held_no_more)
 
     def flush(self) -> None:
         """Send what has gathered, as far as the socket takes it now; `_write` sends the rest, and meets the errors."""
@@ -250,19 +261,17 @@ class Connection:
             return
         if not self.congested:
             try:
-                data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-                sent = os.write(self._fd, data)
+                buffers = self._out.head(FLUSH_BYTES)
+                sent = os.write(self._fd, buffers[0]) if len(buffers) == 1 else os.writev(self._fd, buffers)
             except Exception:
                 # It is met again where it ends this connection, and no other.
                 self._wake.set()
                 return
             self._sent_out(sent)
-            self._stats.sent_bytes += sent
-            self._out = [memoryview(data)[sent:]] if sent < len(data) else []
         if self._out or self._was_congested:
             self._wake.set()
 
-    def reply(self, request_id: int, frame: bytes) -> None:
+    def reply(self, request_id: int, frame: Answer) -> None:
         """Answer a request."""
         mark = self._requests.pop(request_id, None)
         if mark is not None:
@@ -270,7 +279,7 @@ class Connection:
             self._count_unanswered(-mark[3])
         self.send(frame)
 
-    def reply_each(self, request_ids: Sequence[int], frames: bytes) -> None:
+    def reply_each(self, request_ids: Sequence[int], frames: Answer) -> None:
         """Answer several requests."""
         now_s, answered_bytes = time.perf_counter(), 0
         for request_id in request_ids:
@@ -358,11 +367,13 @@ class Connection:
         """For so many more requests to be worked on."""
         return self._limits.requests_per_connection - self._working
 
-    def start(self, request_id: int, work: Callable[[], Awaitable[bytes]], wait_s: float = 0.0) -> None:
+    def start(self, request_id: int, work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0) -> None:
         """Run a request that takes a while; what it returns is the reply. `wait_s`: for so long it asks to wait."""
         self.start_many([request_id], work, wait_s)
 
-    def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]], wait_s: float = 0.0) -> None:
+    def start_many(
+        self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0
+    ) -> None:
         """Run requests that are done together; what it returns are their replies, one behind the other."""
         if len(request_ids) > self.room:
             raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
@@ -388,7 +399,7 @@ class Connection:
         self._at_once -= 1
 
     async def _work(
-        self, request_ids: Sequence[int], work: Callable[[], Awaitable[bytes]], timeout_s: float, deadline_s: float
+        self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], timeout_s: float, deadline_s: float
     ) -> None:
         failure: SandqError = TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown")
         try:
@@ -443,8 +454,7 @@ class Connection:
             self._incoming.give_back(self._reserved_bytes + self._charged_bytes)
             self._reserved_bytes = self._charged_bytes = self._unanswered_bytes = 0
             self._requests.clear()
-            self._answers.give_back(self._out_bytes)
-            self._out_bytes = 0
+            self._answers.give_back(self._out.clear())
             self._notify_sent()
             self._session.closed()
             await trio.aclose_forcefully(self._stream)
@@ -513,9 +523,9 @@ class Connection:
         self._count_unanswered(all_bytes)
         other_work = 1 + (came_bytes // max(len(frames), 1) >> SAID_BITS)
         for one in frames:
-            if turn.left <= 0 or self._out_bytes > most_bytes:
+            if turn.left <= 0 or self._out.bytes > most_bytes:
                 session.handled()
-                if self._out_bytes > most_bytes:
+                if self._out.bytes > most_bytes:
                     await self._until_sent()
                 await turn.end()
             frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
@@ -602,15 +612,9 @@ class Connection:
         while True:
             self._writing = True
             while self._out:
-                frames, self._out = deque(self._out), []
-                while frames:
-                    data = _next_of(frames)
-                    if not await self._send(data):
-                        self._nursery.cancel_scope.cancel()
-                        return
-                    self._sent_out(len(data))
-                    self._notify_sent()
-                    self._end_congestion()
+                if not await self._send_piece():
+                    self._nursery.cancel_scope.cancel()
+                    return
             self._writing = False
             self._end_congestion()
             if self._ending:
@@ -626,25 +630,26 @@ class Connection:
             self._notify_sent()
             self._session.drained()
 
-    async def _send(self, data: bytes | memoryview) -> bool:
-        """In pieces: a client that is slow takes one after the other, a client that takes nothing is cut off."""
-        view = memoryview(data)
-        for start in range(0, len(data), SEND_BYTES):
-            with trio.move_on_after(CROWDED_STALL_S if self._answers.is_waited_for else SEND_STALL_S) as scope:
+    async def _send_piece(self) -> bool:
+        """Send a piece: a client that is slow takes one after the other, a client that takes nothing is cut off."""
+        left = SEND_BYTES
+        with trio.move_on_after(CROWDED_STALL_S if self._answers.is_waited_for else SEND_STALL_S) as scope:
+            while left and self._out:
                 try:
-                    await self._stream.send_all(view[start : start + SEND_BYTES])
-                    self._stats.sent_bytes += len(view[start : start + SEND_BYTES])
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    sent = await self._stream.socket.sendmsg(self._out.head(left))
+                except (OSError, trio.ClosedResourceError):
                     return False
-            if scope.cancelled_caught:
-                if (held_back := self._stats.warnings.held_back()) is not None:
-                    self._log.warning(
-                        "a client takes nothing: its connection is closed",
-                        waiting_bytes=self._out_bytes,
-                        not_logged_before=held_back,
-                    )
-                return False
-        return True
+                left -= sent
+                self._sent_out(sent)
+                self._notify_sent()
+                self._end_congestion()
+        if scope.cancelled_caught and (held_back := self._stats.warnings.held_back()) is not None:
+            self._log.warning(
+                "a client takes nothing: its connection is closed",
+                waiting_bytes=self._out.bytes,
+                not_logged_before=held_back,
+            )
+        return not scope.cancelled_caught
 
     def _wrong_port(self, error: WrongPort) -> None:
         if error.details.get("speaks") != "http":
@@ -676,13 +681,3 @@ async def _first(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> 
     """Wait for one of several things."""
     await wait()
     nursery.cancel_scope.cancel()
-
-
-def _next_of(frames: deque[bytes | memoryview]) -> bytes | memoryview:
-    """What is sent next of them, and kept no longer than it takes: one, or several small ones."""
-    together = [frames.popleft()]
-    size = len(together[0])
-    while frames and size + len(frames[0]) <= SEND_BYTES:
-        together.append(frames.popleft())
-        size += len(together[-1])
-    return together[0] if len(together) == 1 else b"".join(together)

@@ -24,6 +24,7 @@ from sandq.storage.wal_format import (
     Kind,
     Record,
     SegmentHeader,
+    encode_parts,
     encode_pass,
     segment_name,
 )
@@ -276,11 +277,13 @@ class Wal:
     def _write(self, records: Sequence[Record]) -> None:
         assert self._file is not None
         self._pass += 1
-        data = encode_pass(self._number, self._end, self._pass, records)
-        self._file.write_at(self._end, data)
+        end = self._end
+        for part in encode_parts(self._number, end, self._pass, records):
+            self._file.write_at(end, part)
+            end += len(part)
         self._sync(self._file)
-        self._end += len(data)
-        self.mark += len(data)
+        self.mark += end - self._end
+        self._end = end
 
     def _sync(self, file: File) -> None:
         began = time.perf_counter()

@@ -32,8 +32,8 @@ Record, 48 bytes + payload + 4, then zeros up to the next multiple of 8::
     48  n  payload
      .  4  payload crc: crc32c of the payload
 
-The records of one **pass** lie one behind the other in one segment; they are written by one write and one
-sync, and the next pass begins only after that sync. Pass numbers rise and are never reused.
+The records of one **pass** lie one behind the other in one segment; they are written one behind the
+other and synced once, and the next pass begins only after that sync. Pass numbers rise and are never reused.
 
 | kind | index | term | payload |
 |---|---|---|---|
@@ -82,6 +82,8 @@ SEGMENT_MAGIC = b"SANDQWAL"
 RECORD_MAGIC = b"WREC"
 SEGMENT_HEADER_BYTES = 64
 RECORD_HEADER_BYTES = 48
+PART_BYTES = 256 << 10
+"""A pass of more is written in several parts; a payload of so many bytes is one by itself."""
 RECORD_BYTES_AT_MOST = RECORD_HEADER_BYTES + 4 + 7
 """What a record needs besides its payload, at most."""
 
@@ -145,8 +147,14 @@ def decode_segment_header(data: bytes, number: int) -> SegmentHeader | str:
 
 def encode_pass(segment: int, offset: int, pass_number: int, records: Sequence[Record]) -> bytes:
     """The bytes of one pass that begins at `offset` (a multiple of 8) of a segment."""
+    return b"".join(encode_parts(segment, offset, pass_number, records))
+
+
+def encode_parts(segment: int, offset: int, pass_number: int, records: Sequence[Record]) -> Iterator[bytes]:
+    """The same in parts, one behind the other: what is large is not copied, and a pass of many MB not made at once."""
     pieces: list[bytes] = []
     append = pieces.append
+    size = 0
     placed, lead, crc32c, magic, tails = _PLACED.pack, _LEAD.pack, value, RECORD_MAGIC, _TAILS
     start = offset >> 3
     at = offset
@@ -155,10 +163,22 @@ def encode_pass(segment: int, offset: int, pass_number: int, records: Sequence[R
         header = placed(segment, at, length, kind, group, start, pass_number, index, term)
         append(lead(magic, crc32c(header)))
         append(header[16:])
-        append(payload)
+        if length >= PART_BYTES:
+            yield b"".join(pieces)
+            yield payload
+            pieces.clear()
+            size = 0
+        else:
+            append(payload)
+            size += RECORD_HEADER_BYTES + length
         append(tails[(4 - length) & 7].pack(crc32c(payload)))
         at += (length + 59) & ~7
-    return b"".join(pieces)
+        if size >= PART_BYTES:
+            yield b"".join(pieces)
+            pieces.clear()
+            size = 0
+    if pieces:
+        yield b"".join(pieces)
 
 
 class Reader:

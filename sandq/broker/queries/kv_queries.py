@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Final, TypeVar
+from operator import attrgetter, itemgetter
+from typing import Final, NamedTuple, TypeVar
 
 from sandq.broker.broker import Broker
 from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room
@@ -15,14 +15,25 @@ from sandq.model.caller import Caller
 from sandq.model.errors import InvalidRequest
 from sandq.model.names import COMPACTED
 from sandq.partition.kv.watch import Changes, Watch
-from sandq.partition.view import Row
-from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch
+from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch, pack_rows
 
 T = TypeVar("T")
 KEYS_MOST: Final = 2048
 """Of one answer: the rest is asked for again."""
 KEYS_OF_WORK: Final = 8
 """That cost as much to look up as one message."""
+
+
+class KeyPage(NamedTuple):
+    """Keys and their values, of one instant."""
+
+    keys: int
+    rows: list[bytes]
+    """As an answer has them: `pack_rows`, of some in each part."""
+    size: int
+    """Bytes of that."""
+    following: bytes | None
+    """The key to go on from; None: there are no more."""
 
 
 class KvQueries:
@@ -44,13 +55,10 @@ class KvQueries:
         )
         return found, stale_ms
 
-    async def scan(self, request: KvScan, caller: Caller) -> tuple[tuple[list[Row], bytes | None], int]:
-        """As `PartitionReplica.scan`; and how old that is (ms)."""
+    async def scan(self, request: KvScan, caller: Caller) -> tuple[KeyPage, int]:
+        """A page of keys; and how old that is (ms)."""
         return await self._ask(
-            request,
-            lambda replica, now_ms: replica.scan(request.start, request.stop, request.limit, request.max_bytes, now_ms),
-            lambda found: sum([len(key) + len(value) for key, value in found[0]]),
-            PAGE_WORK,
+            request, lambda replica, now_ms: _page(replica, request, now_ms), attrgetter("size"), PAGE_WORK
         )
 
     async def changes(self, request: KvWatch, caller: Caller) -> Changes:
@@ -84,6 +92,16 @@ class KvQueries:
         if kind != COMPACTED:
             raise InvalidRequest(f"topic {topic!r} is a {kind} topic: only compacted ones have keys", topic=topic)
         return self._broker.partition(topic, request.partition).host
+
+
+def _page(replica: PartitionReplica, request: KvScan, now_ms: int) -> KeyPage:
+    """A page, made part by part (apply thread): of thousands of rows none is kept as an object by itself."""
+    keys, packed, following = 0, [], None
+    for rows, behind in replica.scan(request.start, request.stop, request.limit, request.max_bytes, now_ms):
+        keys += len(rows)
+        packed.append(pack_rows(rows))
+        following = behind
+    return KeyPage(keys, packed, sum([len(part) for part in packed]), following)
 
 
 def _values(replica: PartitionReplica, requests: Sequence[KvGet], now_ms: int) -> tuple[list[list[bytes | None]], int]:

@@ -105,7 +105,9 @@ class _Asked(Generic[T]):
             self.is_given_up = True
             if self.size:
                 self.room.let_go(self.size)
-        return self.answer.unwrap(), self.stale_ms
+        answer = self.answer
+        del self.answer  # it may be large, and a thread may know who asked for longer
+        return answer.unwrap(), self.stale_ms
 
 
 def no_bytes(answer: Any) -> int:
@@ -188,14 +190,11 @@ class LinearizableReads:
         """Answer all of them. `certain_s`: when what they see was certainly all there was."""
         while asked:
             try:
-                answers = await _Visit(key.host, asked).made_by(self._runner)
+                # No name is given to the answers: they would be kept until the next ones come.
+                self._settle(key, await _Visit(key.host, asked).made_by(self._runner), certain_s)
             except Exception as error:
                 self._refuse(key, asked, error)
                 return
-            stale_ms = math.ceil((trio.current_time() - certain_s) * 1000) if key.stale else 0
-            for one, answer, size in answers:
-                one.settle(answer, stale_ms, size)
-            self._count(key, [one for one, _, _ in answers])
             self._count(key, [one for one in asked if one.is_given_up and not one.answered.is_set()])
             asked = [one for one in asked if not (one.answered.is_set() or one.is_given_up)]
             by_room: dict[Room, list[_Asked[Any]]] = {}
@@ -208,6 +207,12 @@ class LinearizableReads:
                 return
             for room in by_room:
                 await room.until_room()
+
+    def _settle(self, key: _Key, answers: list[_Answer], certain_s: float) -> None:
+        stale_ms = math.ceil((trio.current_time() - certain_s) * 1000) if key.stale else 0
+        for one, answer, size in answers:
+            one.settle(answer, stale_ms, size)
+        self._count(key, [one for one, _, _ in answers])
 
     async def _answer_later(self, key: _Key, asked: list[_Asked[Any]], certain_s: float) -> None:
         await asked[0].room.until_room()

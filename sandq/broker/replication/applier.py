@@ -41,6 +41,8 @@ HERE_BYTES: Final = 16 << 10
 """So many entries, and bytes of them, are applied at once by who must not wait: it takes about a millisecond."""
 DEPTH: Final = 32
 """So many entries give way to one another at most: the last one goes on to its end."""
+HALF_ANSWERS: Final = 4
+"""So many questions give way at once: what is read for an answer, up to 16 MiB, is in no account until it is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class Applier:
         """The one that is being done last; those before it have given way."""
         self._half_bytes = 0
         """Of the entries that are being applied."""
+        self._half_answers = 0
+        """Questions that are being answered."""
         self._until_s = 0.0
         """How long what is being done goes on at least; inf: it does not give way."""
 
@@ -164,10 +168,13 @@ class Applier:
                 self._apply(task, run)
             else:
                 # A question of a partition may give way as its entries do.
-                self._until_s = math.inf if task.group is None else time.perf_counter() + SLICE_S
+                gives_way = task.group is not None and self._half_answers < HALF_ANSWERS
+                self._until_s = time.perf_counter() + SLICE_S if gives_way else math.inf
                 if task.group is None:
                     self.write()
+                self._half_answers += 1
                 answer = task.call()  # what was answered before it is told meanwhile
+                self._half_answers -= 1
                 run.answers.append((task, answer))
         self._tell(run)
         self._runs.pop()

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import trio
 
@@ -32,8 +32,10 @@ class Stalled(Unavailable):
     """The log or the state of this node stands still, for now; nothing was done."""
 
 
-class Request(NamedTuple):
+@dataclass(slots=True)
+class Request:
     command: Any
+    """Until it is encoded: what is large is not kept twice."""
     size: int
     messages: int
     done: Done
@@ -388,6 +390,8 @@ class RaftGroup:
             requests = self._take()
             entry = self._encode([request.command for request in requests])
             proposed_bytes += len(entry)
+            for request in requests:
+                request.command = None
             self._proposed_count = number = self._proposed_count + 1
             self._proposals[number] = requests
             self.group.propose(entry, partial(self._proposed, number, requests))

@@ -229,10 +229,13 @@ class PartitionReplica:
 
     def scan(
         self, start: bytes, stop: bytes | None, limit: int, max_bytes: int, now_ms: int = 0
-    ) -> tuple[list[Row], bytes | None]:
-        """As `KeyTable.scan`, by the time that `values` goes by (apply thread; a compacted topic's)."""
+    ) -> Iterator[tuple[list[Row], bytes | None]]:
+        """As `KeyTable.scan`, by the time that `values` goes by (apply thread; a compacted topic's). Gives way behind
+        each part."""
         table, late_ms = self._keys(now_ms)
-        return table.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view)
+        for part in table.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=late_ms, view=self._view):
+            yield part
+            self.machine.shared.give_way()
 
     def _keys(self, now_ms: int) -> tuple[KeyTable, int]:
         """The keys of a compacted topic, and the time by which they are read."""

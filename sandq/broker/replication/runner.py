@@ -32,6 +32,8 @@ ROOM_S = 1.0
 CLOSE_S = 10.0
 """For a thread to end, beyond the grace of a shutdown; one that hangs is left behind, and the node ends without it."""
 CHECKPOINT_CHECK_S = 1.0
+CHECKPOINT_PAUSE_S = 0.1
+"""Between two, at least."""
 CHECKPOINT_ENTRIES = 50_000
 """Log entries are kept in memory, and small ones cost more there than on disk."""
 
@@ -60,6 +62,7 @@ class Runner:
         self._checkpoint_bytes = checkpoint_bytes
         self._checkpoint_interval_s = checkpoint_interval_s
         self._ticked = Signal()
+        self._log_grown = Signal()
         self._crash: BaseException | None = None
         self._crashed = trio.Event()
         self._apply_ended: StorageFailed | None = None
@@ -180,7 +183,7 @@ class Runner:
             self._wakeup.set()
             return
         result.unwrap()
-        self._on_pass(len(records))
+        self._passed(records)
         self._take_synced()
         passes = self.node_log.group_commit
         # What was synced a tick commits, where no other member has to say so: not a turn of the loop later.
@@ -201,9 +204,14 @@ class Runner:
             log.error("the log cannot be written: this node stops taking messages", error=error.message)
             self.node_log.fail(error)
             return
-        self._on_pass(len(records))
+        self._passed(records)
         self._take_synced()
         self._finish_pass()
+
+    def _passed(self, records: Sequence[Record]) -> None:
+        self._on_pass(len(records))
+        if self._has_log_grown():
+            self._log_grown.set()
 
     def _take_synced(self) -> None:
         """What the pass wrote is on the disk: what is committed by it is applied, and others are told."""
@@ -234,13 +242,20 @@ class Runner:
     async def _checkpoints(self) -> None:
         last = trio.current_time()
         while True:
-            await trio.sleep(CHECKPOINT_CHECK_S)
+            await trio.sleep(CHECKPOINT_PAUSE_S)
+            with trio.move_on_after(CHECKPOINT_CHECK_S):
+                while not self._has_log_grown():
+                    await self._log_grown.wait()
             grown = self.node_log.bytes_since_checkpoint
             old = trio.current_time() - last >= self._checkpoint_interval_s
-            large = grown >= self._checkpoint_bytes or self.node_log.entries_kept >= CHECKPOINT_ENTRIES
+            large = self._has_log_grown() or self.node_log.entries_kept >= CHECKPOINT_ENTRIES
             if self.node_log.failed is None and (large or (old and grown)):
                 await self.checkpoint()
                 last = trio.current_time()
+
+    def _has_log_grown(self) -> bool:
+        """So much was written since the last checkpoint that another one is due at once: it is in memory as well."""
+        return self.node_log.bytes_since_checkpoint >= self._checkpoint_bytes
 
     async def checkpoint(self) -> None:
         """Bring the stores up to the applied indices on disk, then let go of the log below them."""

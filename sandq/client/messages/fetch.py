@@ -20,6 +20,9 @@ from sandq.protocol.requests_log import Fetch, FetchReply, Measure, MeasureReply
 
 PAGE_MESSAGES = 10_000
 PAGE_BYTES = 4 * 1024 * 1024
+FIRST_PAGE_BYTES = 256 * 1024
+"""Of the first page of an iterator; each has twice as much as the one before, up to `PAGE_BYTES`: who reads little, or
+stops reading, holds little."""
 
 
 class Stretch(NamedTuple):
@@ -86,6 +89,7 @@ class Fetched:
         self._stretch: Stretch | None = stretch
         self._topic, self._partition = stretch.topic, stretch.partition
         self._left = limit
+        self._page_bytes = FIRST_PAGE_BYTES
         self._pieces: deque[Piece] = deque()
         self._rows: deque[FetchedMessage] = deque()
 
@@ -108,7 +112,8 @@ class Fetched:
 
     async def _read(self, stretch: Stretch) -> None:
         most = PAGE_MESSAGES if self._left is None else min(self._left, PAGE_MESSAGES)
-        reply = await read_page(self._cluster, stretch, most)
+        reply = await read_page(self._cluster, stretch, most, self._page_bytes)
+        self._page_bytes = min(2 * self._page_bytes, PAGE_BYTES)
         self._stretch = None if reply.next is None else stretch._replace(start=reply.next)
         self._pieces.extend(reply.pieces)
 

@@ -18,7 +18,7 @@ Rows, PERSISTED::
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sandq.partition import rows
@@ -36,7 +36,9 @@ SWEEP_KEYS = 1000
 SWEEP_BYTES = 4 << 20
 """Of their keys."""
 SCAN_ROWS = 256
-"""Rows that are read at once: their keys are not counted until they are there."""
+SCAN_BYTES = 256 << 10
+"""What is read at once, and goes to who scans as a part: so many rows, or bytes of values and what the last one brings
+beyond. Keys are not counted until they are there."""
 KNOWN_KEYS = 8192
 """Keys that were written lately, of which is kept in memory what the next write has to know of the last: half of what a
 write costs is to look for it among the rows. Twice as many are kept at most."""
@@ -169,8 +171,11 @@ class KeyTable:
             return []
         # From where the last one ended: a scan from the start would walk over every row deleted so far.
         start, stop = _expiry_key(self._swept_ms, b""), rows.tag_bounds(EXPIRY)[1]
-        found, is_cut = _scan(view, start, stop, SWEEP_KEYS, SWEEP_BYTES)
-        due = [(_expiry_of(key), key[7:]) for key, _ in found]
+        due: list[tuple[int, bytes]] = []
+        is_cut = False
+        for found, goes_on in _scan(view, start, stop, SWEEP_KEYS, SWEEP_BYTES):
+            due += [(_expiry_of(key), key[7:]) for key, _ in found]
+            is_cut = goes_on
         over = [key for at_ms, key in due if at_ms <= now_ms]
         # Cut: there are more, and perhaps due as well.
         following = due[-1][0] if is_cut else None
@@ -197,34 +202,36 @@ class KeyTable:
 
     def scan(
         self, start: bytes, stop: bytes | None, *, limit: int, max_bytes: int, now_ms: int, view: View
-    ) -> tuple[list[Row], bytes | None]:
-        """Keys with start <= key < stop (None: to the last) and their values' rows, in order; at most `limit`, and not
-        beyond the one that reaches `max_bytes`, keys included. And the key to go on from; None: there are no more."""
+    ) -> Iterator[tuple[list[Row], bytes | None]]:
+        """A page, in parts of about `SCAN_BYTES`: keys with start <= key < stop (None: to the last) and their values'
+        rows, in order; at most `limit`, and not beyond the one that reaches `max_bytes`, keys included. With each part
+        the key to go on from behind it; None: there are no more. Nothing may change between the parts."""
         end = _VALUE_STOP if stop is None else VALUE + stop
-        found, is_cut = _scan(view, VALUE + start, end, limit, max_bytes)
-        following = found[-1][0][1:] + b"\0" if is_cut else None
-        return [(key[1:], row) for key, row in found if row[8:16] == _NEVER or not _is_over(row, now_ms)], following
+        for found, is_cut in _scan(view, VALUE + start, end, limit, max_bytes):
+            following = found[-1][0][1:] + b"\0" if is_cut else None
+            yield [(key[1:], row) for key, row in found if row[8:16] == _NEVER or not _is_over(row, now_ms)], following
 
 
-def _scan(view: View, start: bytes, stop: bytes, limit: int, max_bytes: int) -> tuple[list[Row], bool]:
-    """Rows in order, at most `limit`, and not beyond the one that reaches `max_bytes`, keys included; and whether there
-    may be more."""
-    found: list[Row] = []
-    size = 0
+def _scan(view: View, start: bytes, stop: bytes, limit: int, max_bytes: int) -> Iterator[tuple[list[Row], bool]]:
+    """Rows in order, at most `limit`, and not beyond the one that reaches `max_bytes`, keys included; in parts, with
+    each of which it says whether there may be more behind it."""
     while True:
-        most = min(SCAN_ROWS, limit - len(found))
-        part = view.scan(start, stop, limit=most, max_bytes=max_bytes - size)
-        found += part
-        size += sum([len(key) + len(row) for key, row in part])
-        if len(found) >= limit or size >= max_bytes:
-            break
-        if len(part) < most:
-            return found, False
+        most, most_bytes = min(SCAN_ROWS, limit), min(SCAN_BYTES, max_bytes)
+        part = view.scan(start, stop, limit=most, max_bytes=most_bytes)
+        is_last = len(part) < most and sum([len(row) for _, row in part]) < most_bytes
+        size = sum([len(key) + len(row) for key, row in part])
+        if len(part) >= limit or size >= max_bytes:
+            while size - len(part[-1][0]) - len(part[-1][1]) >= max_bytes:
+                key, row = part.pop()
+                size -= len(key) + len(row)
+            yield part, True
+            return
+        yield part, not is_last
+        if is_last:
+            return
+        limit -= len(part)
+        max_bytes -= size
         start = part[-1][0] + b"\0"
-    while size - len(found[-1][0]) - len(found[-1][1]) >= max_bytes:
-        key, row = found.pop()
-        size -= len(key) + len(row)
-    return found, True
 
 
 def _is_over(row: bytes, now_ms: int) -> bool:

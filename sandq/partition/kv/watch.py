@@ -15,7 +15,7 @@ from sandq.model.batch import Batch, Column
 from sandq.model.errors import HistoryGone
 from sandq.model.piece import Piece
 from sandq.partition.compacted import CompactedPartition
-from sandq.partition.log.reader import LogReader
+from sandq.partition.log.reader import AnswerReader
 from sandq.partition.view import View
 
 LOOKED_AT = 10_000
@@ -47,7 +47,8 @@ class Changes(NamedTuple):
 
 def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_bytes: int, view: View) -> Changes:
     """A bounded part. Raises HistoryGone when what comes behind `after` was compacted."""
-    compactor = machine.compactor
+    compactor, give_way = machine.compactor, machine.shared.give_way
+    give_way()
     mark = compactor.removed if asked.every else compactor.forgotten
     if asked.after is None:
         return Changes(machine.end(), mark, [], False, 0)
@@ -56,15 +57,29 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
             f"partition {machine.partition}: changes behind {offsets.to_text(asked.after)} are gone, up to "
             f"{offsets.to_text(mark)}: they were compacted. Watch from the earliest on, or what is latest of each key"
         )
-    reader = LogReader(asked.after)
-    ranges, looked_bytes = reader.take(
-        view, offsets.U48_MAX, min(max_messages, LOOKED_AT), min(max_bytes, LOOKED_BYTES)
+    rows_read: dict[bytes, bytes] = {}
+    reader = AnswerReader(asked.after, give_way, rows_read)
+    wants_all = asked.every and not asked.start and asked.stop is None
+    # Of whom only some concern it must be told of few at a time, but not look at as few.
+    most, most_bytes = (
+        (min(max_messages, LOOKED_AT), min(max_bytes, LOOKED_BYTES)) if wants_all else (LOOKED_AT, LOOKED_BYTES)
     )
+    ranges, looked_bytes = reader.take(view, offsets.U48_MAX, most, most_bytes)
     is_behind = reader.head(view) is not None
-    pieces = machine.log.reader.pieces(view, ranges)
-    if not asked.every or asked.start or asked.stop is not None:
-        pieces = [part for piece in pieces if (part := _wanted(piece, machine, asked, view)) is not None]
     through = reader.cursor if is_behind else max(machine.end(), asked.after)
+    pieces: list[Piece] = []
+    for piece in machine.log.reader.each_piece(view, ranges, rows_read):
+        give_way()
+        if wants_all:
+            pieces.append(piece)
+            continue
+        part, last = _wanted(piece, machine, asked, view, max_messages)
+        if part is not None:
+            pieces.append(part)
+            max_messages -= part.count
+            max_bytes -= len(part.batch)
+            if max_messages <= 0 or max_bytes <= 0:
+                return Changes(last, mark, pieces, True, looked_bytes)
     return Changes(through, mark, pieces, is_behind, looked_bytes)
 
 
@@ -74,29 +89,36 @@ def _has_last(machine: CompactedPartition, asked: Watch, view: View) -> bool:
     return asked.stop == key + b"\0" and after is not None and machine.keys.is_latest(key, after, view)
 
 
-def _wanted(piece: Piece, machine: CompactedPartition, asked: Watch, view: View) -> Piece | None:
-    """What of a piece is asked for."""
+def _wanted(
+    piece: Piece, machine: CompactedPartition, asked: Watch, view: View, most: int
+) -> tuple[Piece | None, bytes]:
+    """The first `most` messages of a piece that are asked for, if any; and the offset up to which it was looked at."""
     batch = Batch.parse(piece.batch)
     keys = batch.bytes_column(Column.KEY)
     assert keys is not None
     positions = _positions(piece, batch.count)
-    wanted = []
-    for position in positions:
+    wanted: list[int] = []
+    looked = positions
+    for at, position in enumerate(machine.shared.in_turns(positions)):
         key = keys[position]
         assert key is not None
         if key < asked.start or (asked.stop is not None and key >= asked.stop):
             continue
         if asked.every or machine.keys.is_latest(key, _offset(piece, position), view):
             wanted.append(position)
+            if len(wanted) == most:
+                looked = positions[: at + 1]
+                break
+    last = _offset(piece, looked[-1])
     if len(wanted) == len(positions):
-        return piece
+        return piece, last
     if not wanted:
-        return None
+        return None, last
     created = piece.created_ms
     if isinstance(created, bytes):
         created = b"".join([created[8 * at : 8 * at + 8] for at in wanted])
     column = b"".join([_offset(piece, position) for position in wanted])
-    return Piece(column, None, created, None, batch.take(wanted))
+    return Piece(column, None, created, None, batch.take(wanted)), last
 
 
 def _positions(piece: Piece, count: int) -> Sequence[int]:

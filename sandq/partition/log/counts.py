@@ -11,8 +11,9 @@ and hours do not grow however many of them are written in turn. A few hours are 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from sandq.partition import rows
 from sandq.partition.view import Row, View
@@ -23,6 +24,7 @@ FOLD_ROWS = 64
 COUNTED_HOURS = 256
 """Hours of which it is known how many rows they have."""
 DROP_ROWS = 1000
+ROWS_AT_ONCE = 256
 _NO_LIMIT = 1 << 40
 _MASK = (1 << 64) - 1
 
@@ -172,21 +174,27 @@ class Counts:
 
     def seconds(self, start_s: int, stop_s: int, view: View) -> list[tuple[int, int]]:
         """(second, messages) for each second with some, start <= second < stop, rising."""
+        return [one for hour in self.hours(start_s, stop_s, view) for one in hour]
+
+    def hours(self, start_s: int, stop_s: int, view: View) -> Iterator[list[tuple[int, int]]]:
+        """The same, an hour after the other: for who lets others go first in between. Nothing may change meanwhile."""
         if stop_s <= start_s:
-            return []
+            return
         first, last = start_s // HOUR_S, (stop_s - 1) // HOUR_S
         if stop_s - start_s <= 2:
-            return [(s, n) for s in range(start_s, stop_s) if (n := self._hour(s // HOUR_S, view)[s % HOUR_S])]
+            yield [(s, n) for s in range(start_s, stop_s) if (n := self._hour(s // HOUR_S, view)[s % HOUR_S])]
+            return
+        hours: Iterable[tuple[int, Seconds]]
         if last - first < HOT_HOURS // 2:
-            hours = {hour: self._hour(hour, view) for hour in range(first, last + 1)}
+            hours = ((hour, self._hour(hour, view)) for hour in range(first, last + 1))
         else:
             hours = self._many(first, last + 1, view)
-        return [
-            (second, hours[hour][at])
-            for hour in sorted(hours)
-            for at in sorted(hours[hour])
-            if start_s <= (second := hour * HOUR_S + at) < stop_s and hours[hour][at]
-        ]
+        for hour, seconds in hours:
+            yield [
+                (second, seconds[at])
+                for at in sorted(seconds)
+                if start_s <= (second := hour * HOUR_S + at) < stop_s and seconds[at]
+            ]
 
     def _hour(self, hour: int, view: View) -> Seconds:
         seconds = self._hot.get(hour)
@@ -200,15 +208,18 @@ class Counts:
             self._hot.move_to_end(hour)
         return seconds
 
-    def _many(self, first: int, stop: int, view: View) -> dict[int, Seconds]:
-        by_hour: dict[int, list[bytes]] = {}
-        for key, row in _rows_of(first, stop, view):
-            by_hour.setdefault(_hour_of(key), []).append(row)
-        hours = {hour: _sum(found) for hour, found in by_hour.items()}
-        for hour, changes in self._changes.items():
-            if first <= hour < stop:
-                hours.setdefault(hour, Counter()).update(changes)
-        return hours
+    def _many(self, first: int, stop: int, view: View) -> Iterator[tuple[int, Seconds]]:
+        """The hours that have any, in their order."""
+        changed = deque(sorted([hour for hour in self._changes if first <= hour < stop]))
+        for hour, found in groupby(_each_row(first, stop, view), lambda row: _hour_of(row[0])):
+            while changed and changed[0] < hour:
+                yield changed[0], self._changes[changed.popleft()]
+            seconds = _sum([row for _, row in found])
+            if changed and changed[0] == hour:
+                seconds.update(self._changes[changed.popleft()])
+            yield hour, seconds
+        for hour in changed:
+            yield hour, self._changes[hour]
 
 
 def _key(hour: int, seq: int = 0) -> bytes:
@@ -229,6 +240,17 @@ def _hour_of(key: bytes) -> int:
 
 def _rows_of(first: int, stop: int, view: View) -> list[Row]:
     return view.scan(_key(first), _key(stop), limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
+
+
+def _each_row(first: int, stop: int, view: View) -> Iterator[Row]:
+    """The same, some at a time."""
+    start, end = _key(first), _key(stop)
+    while True:
+        found = view.scan(start, end, limit=ROWS_AT_ONCE, max_bytes=_NO_LIMIT)
+        yield from found
+        if len(found) < ROWS_AT_ONCE:
+            return
+        start = found[-1][0] + b"\0"
 
 
 def _packed(seconds: Seconds) -> bytes:

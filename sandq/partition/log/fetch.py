@@ -12,7 +12,7 @@ from sandq.model import offsets
 from sandq.model.errors import Conflict
 from sandq.model.piece import Piece
 from sandq.partition.clock_reset import LEAST_MS
-from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.log.reader import AnswerReader, LogReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
@@ -57,14 +57,17 @@ def fetch(
     when `start` is of before a clock reset."""
     _check_start(machine, start, pending)
     closed_ms, trimmed = machine.now_ms, machine.log.state.trimmed
-    reader = LogReader(max(cursor_before(start), trimmed))
-    reader.rows_read = {}
+    give_way, rows_read = machine.shared.give_way, dict[bytes, bytes]()
+    reader = AnswerReader(max(cursor_before(start), trimmed), give_way, rows_read)
     until_ms = _until_ms(machine, end, pending)
     ranges, _ = reader.take(view, until_ms, min(max_messages, FETCH_MESSAGES), min(max_bytes, FETCH_BYTES))
     following = offsets.behind(reader.cursor) if ranges else None
     if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
         ranges, following = _below(ranges, end), None
-    pieces = machine.log.reader.pieces(view, ranges, rows_read=reader.rows_read)
+    pieces = []
+    for piece in machine.log.reader.each_piece(view, ranges, rows_read):
+        pieces.append(piece)
+        give_way()
     return Fetched(pieces, following, closed_ms, trimmed)
 
 

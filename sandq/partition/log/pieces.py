@@ -73,17 +73,22 @@ class MessageReader:
         view: View,
         ranges: Sequence[Range],
         kept_of: int | None = None,
-        rows_read: dict[bytes, bytes] | None = None,
     ) -> list[Piece]:
-        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own; `rows_read`:
-        log rows that were read already, most of them."""
+        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own."""
         if kept_of is not None:
             return _loose_pieces(kept_messages(view, ranges, kept_of))
-        pieces: list[Piece] = []
-        if rows_read is None:
-            self._read_ahead(view, ranges)
-        else:
-            self._ahead = rows_read
+        return [*self.each_piece(view, ranges, self._read_ahead(view, ranges))]
+
+    def each_piece(self, view: View, ranges: Sequence[Range], ahead: dict[bytes, bytes]) -> Iterator[Piece]:
+        """The messages of `ranges` in the log, in their order, made one piece after the other; between them nothing of
+        this partition may be read or changed. `ahead`: rows that were read already, which are taken out one by one."""
+        self._ahead = ahead
+        try:
+            yield from self._each_piece(view, ranges)
+        finally:
+            self._ahead = {}
+
+    def _each_piece(self, view: View, ranges: Sequence[Range]) -> Iterator[Piece]:
         loose: list[Message] = []
         loose_bytes = 0
         picked: list[tuple[int, int]] = []
@@ -92,33 +97,31 @@ class MessageReader:
             row, message = self._find(view, base)
             if row is not picked_row:
                 if picked_row is not None:
-                    pieces.append(self._piece(picked_row, picked))
+                    yield self._piece(picked_row, picked)
                 picked_row, picked = row, []
             if message is not None:
                 loose.append(message)
                 loose_bytes += _bytes_of(message)
                 if len(loose) >= PIECE_MESSAGES or loose_bytes >= PIECE_BYTES:
-                    pieces.append(from_messages(loose))
+                    yield from_messages(loose)
                     loose, loose_bytes = [], 0
                 continue
             assert row is not None
             if loose:
-                pieces.append(from_messages(loose))
+                yield from_messages(loose)
                 loose, loose_bytes = [], 0
             picked.append((_position(row, base), count))
         if picked_row is not None:
-            pieces.append(self._piece(picked_row, picked))
+            yield self._piece(picked_row, picked)
         if loose:
-            pieces.append(from_messages(loose))
-        self._ahead = {}
-        return pieces
+            yield from_messages(loose)
 
-    def _read_ahead(self, view: View, ranges: Sequence[Range]) -> None:
+    def _read_ahead(self, view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
         """Ranges are most often rows that follow one another: a scan costs less than a look-up of each."""
-        self._ahead = {}
-        if len(ranges) >= SCAN_RANGES:
-            start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
-            self._ahead = dict(view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES))
+        if len(ranges) < SCAN_RANGES:
+            return {}
+        start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
+        return dict(view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES))
 
     def messages(
         self, view: View, ranges: Sequence[Range], kept_of: int | None = None, *, timed: bool = False
@@ -145,7 +148,7 @@ class MessageReader:
         if row is not None and _holds(row, offset):
             return row, None
         key = rows.log_key(offset)
-        value = self._ahead.get(key)
+        value = self._ahead.pop(key, None)
         if value is None:
             value = view.get(key)
         if value is None:

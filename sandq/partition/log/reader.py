@@ -23,6 +23,8 @@ from sandq.partition.view import Bounds, Row, View
 
 LOOK_AHEAD_ENTRIES = 2048
 LOOK_AHEAD_BYTES = 4 << 20
+ANSWER_READ_BYTES = 1 << 20
+"""At once, for an answer."""
 HEAD_ENTRIES = 8
 """Of a look-ahead that nobody takes from."""
 HEAD_BYTES = 256 << 10
@@ -67,8 +69,6 @@ class LogReader:
         """Of the largest entry."""
         self.held_bytes = self.used = 0
         """As in `LookAhead`."""
-        self.rows_read: dict[bytes, bytes] | None = None
-        """A dict is filled with every row that is read, for who wants the messages at once."""
 
     def seek(self, cursor: bytes) -> None:
         """Go on from elsewhere."""
@@ -224,9 +224,7 @@ class LogReader:
 
     def _fill(self, view: View, limit: int, max_bytes: int) -> None:
         """Read on where the look-ahead ends; only when it is empty."""
-        found = view.scan(rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=limit, max_bytes=max_bytes)
-        if self.rows_read is not None:
-            self.rows_read.update(found)
+        found = self._read(view, limit, max_bytes)
         entries = [rows.log_entry(key, value) for key, value in found]
         # Only what was stored in a batch can be there and have a tombstone.
         batches = [entry for entry, (_, value) in zip(entries, found, strict=True) if value[0] == rows.KIND_BATCH]
@@ -247,6 +245,9 @@ class LogReader:
         self._entry_bytes = ENTRY_BYTES
         self._weigh(entries)
 
+    def _read(self, view: View, limit: int, max_bytes: int) -> list[Row]:
+        return view.scan(rows.after(rows.log_key(self.covered)), _LOG_STOP, limit=limit, max_bytes=max_bytes)
+
     def _rest_of_row(self, view: View) -> LogEntry | None:
         """What is not covered of the row in which that begins: after a restart or a seek, where the cursor stands;
         else where the look-ahead was cut."""
@@ -257,6 +258,23 @@ class LogReader:
         behind = offsets.distance(entry.first, self.covered)
         assert behind is not None
         return entry.part(behind + 1, entry.length) if behind + 1 < entry.length else None
+
+
+class AnswerReader(LogReader):
+    """Goes through a stretch for an answer, and gives way each time before it reads."""
+
+    def __init__(self, cursor: bytes, give_way: Callable[[], None], rows: dict[bytes, bytes] | None = None) -> None:
+        """`rows`: filled with all that are read, for who wants their messages at once."""
+        super().__init__(cursor)
+        self._give_way = give_way
+        self._rows = rows
+
+    def _read(self, view: View, limit: int, max_bytes: int) -> list[Row]:
+        self._give_way()
+        found = super()._read(view, limit, min(max_bytes, ANSWER_READ_BYTES))
+        if self._rows is not None:
+            self._rows.update(found)
+        return found
 
 
 def row_holding(view: View, offset: bytes) -> Row | None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgpack
 
-from sandq.protocol.frames import pack_array
+from sandq.protocol.frames import PackedArray
 from sandq.protocol.requests import Hello, Metadata, Ping
 from sandq.server.handlers.routes import Context, Packed, sliced, told
 
@@ -25,7 +25,7 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
         await turn.spend(TOPIC_WORK)
         if names is not None or name in broker.catalog.topics:  # it may have been deleted since the turn before
             records.append(await at.info.topics.encoded(broker.topic(name).record, turn))
-    return Packed((msgpack.packb(at.info.nodes()), pack_array(records)))
+    return Packed((msgpack.packb(at.info.nodes()), PackedArray(len(records), records)))
 
 
 ROUTES = (

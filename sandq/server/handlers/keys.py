@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from msgpack import packb
+
+from sandq.protocol.frames import PackedArray
 from sandq.protocol.requests_keys import KvGet, KvScan, KvWatch
-from sandq.server.handlers.routes import Context, Log, answered, framed
+from sandq.server.handlers.routes import Context, Log, Packed, answered, framed
 
 
-async def _scan(at: Context, request: KvScan) -> tuple[int, list[bytes], bytes | None]:
-    (found, following), stale_ms = await at.kv_queries.scan(request, at.caller)
-    return stale_ms, [part for row in found for part in row], following
+async def _scan(at: Context, request: KvScan) -> Packed:
+    page, stale_ms = await at.kv_queries.scan(request, at.caller)
+    return Packed((packb(stale_ms), PackedArray(2 * page.keys, page.rows), packb(page.following)))
 
 
 async def _watch(at: Context, request: KvWatch) -> Log:

@@ -22,11 +22,11 @@ from sandq.broker.queries.message_queries import MessageQueries
 from sandq.broker.replication.raft_group import Done
 from sandq.model.errors import SandqError
 from sandq.model.piece import Piece
-from sandq.protocol.frames import Frame, encode_packed, encode_reply
+from sandq.protocol.frames import Frame, PackedArray, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
 from sandq.protocol.requests import Produce
-from sandq.server.connection import Connection
+from sandq.server.connection import Answer, Connection
 from sandq.server.info import ServerInfo
 from sandq.server.kv_get_coalescer import KvGetCoalescer
 from sandq.server.produce_coalescer import ProduceCoalescer
@@ -87,7 +87,7 @@ class Log(NamedTuple):
 class Packed(NamedTuple):
     """An answer whose fields are encoded already."""
 
-    fields: tuple[bytes, ...]
+    fields: tuple[bytes | PackedArray, ...]
 
 
 def answered(
@@ -98,7 +98,7 @@ def answered(
     def handle(context: Context, frame: Frame) -> None:
         request, request_id = kind.parse(frame), frame[1]
 
-        async def answer() -> bytes:
+        async def answer() -> Answer:
             return _reply(request_id, await work(context, request))
 
         context.connection.turn.left -= REQUEST_WORK
@@ -166,7 +166,7 @@ def framed(kind: type[Request], handle: Handler) -> Route:
     return Route(kind, handle)
 
 
-def _reply(request_id: int, result: Any) -> bytes:
+def _reply(request_id: int, result: Any) -> Answer:
     if result is None:
         return encode_reply(request_id)
     if type(result) is Log:

@@ -153,7 +153,9 @@ class FakeKeys:
             found, through = found[:most], found[most - 1].version
         if not found and not is_late and request.after is not None:
             return False
-        connection.send(encode_pieces(number, (max(through, after), mark), [piece_of(found)] if found else []))
+        connection.send(
+            b"".join(encode_pieces(number, (max(through, after), mark), [piece_of(found)] if found else []))
+        )
         return True
 
     def tell_watchers(self, *, is_late: bool = False) -> None:

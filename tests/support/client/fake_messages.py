@@ -205,7 +205,7 @@ class FakeMessages:
         count = min(request.max_messages, self.page_rows)
         pieces = [self.piece(rows[:count])] if rows else []
         following = rows[count].offset if len(rows) > count else None
-        connection.send(encode_pieces(frame[1], (following, self.closed_ms, self.trimmed, 1), pieces))
+        connection.send(b"".join(encode_pieces(frame[1], (following, self.closed_ms, self.trimmed, 1), pieces)))
 
     @staticmethod
     def piece(rows: list[Stored]) -> Piece:

@@ -12,6 +12,7 @@ from sandq.partition import rows
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.kv.key_table import Value
 from sandq.partition.log.message_log import Stored
+from sandq.partition.view import Row
 from tests.support.partition.bench import ALL, Bench, T
 
 Write = tuple[str, str | None]
@@ -69,9 +70,21 @@ class KeyBench(Bench):
         return None if row is None else Value.load(row).value.decode()
 
     def all(self, at: int = 0) -> dict[str, str]:
-        found, following = self.machine.keys.scan(b"", None, limit=ALL, max_bytes=ALL, now_ms=T + at, view=self.view)
+        found, following = self.scan(b"", None, limit=ALL, max_bytes=ALL, at=at)
         assert following is None
         return {key.decode(): Value.load(row).value.decode() for key, row in found}
+
+    def scan(
+        self, start: bytes, stop: bytes | None, *, limit: int, max_bytes: int, at: int = 0
+    ) -> tuple[list[Row], bytes | None]:
+        """A page, and the key to go on from."""
+        parts = self.machine.keys.scan(start, stop, limit=limit, max_bytes=max_bytes, now_ms=T + at, view=self.view)
+        rows: list[Row] = []
+        following: bytes | None = None
+        for part, behind in parts:
+            rows += part
+            following = behind
+        return rows, following
 
     def log(self) -> list[tuple[bytes, str, str | None]]:
         """(offset, key, value) of all that the log holds, in order."""

@@ -239,9 +239,8 @@ class Reading:
             return replica.values(self.keys, BYTES)
 
         def scan() -> list[bytes | None]:
-            found, following = replica.scan(b"", None, len(KEYS) + 2, BYTES)
-            assert following is None
-            return [dict(found).get(key) for key in self.keys]
+            found = {key: row for part, _ in replica.scan(b"", None, len(KEYS) + 2, BYTES) for key, row in part}
+            return [found.get(key) for key in self.keys]
 
         answered = SteppedEvent()
         answers: list[list[bytes | None]] = []

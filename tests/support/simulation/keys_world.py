@@ -146,8 +146,7 @@ class KeysWorld(ClusterWorld):
             }, f"whoever reads the log of {node.name} from the beginning has other values"
 
     def _table(self, node: ClusterNode) -> list[tuple[bytes, bytes]]:
-        found, _ = node.replica.scan(b"", None, ALL, ALL, 0)
-        return found
+        return [row for part, _ in node.replica.scan(b"", None, ALL, ALL) for row in part]
 
 
 def table_of(node: ClusterNode) -> key_table.KeyTable:

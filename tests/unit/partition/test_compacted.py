@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from sandq.model import offsets
@@ -10,7 +12,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.names import COMPACTED
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
-from sandq.partition.kv import compaction
+from sandq.partition.kv import compaction, key_table
 from sandq.partition.kv.key_table import Value
 from sandq.partition.kv.writes import ABSENT, CHANGED, NO_VERSION
 from tests.support.partition.bench import T
@@ -146,17 +148,35 @@ class TestScan:
         bench.write(*[(f"k{n:02}", "x" * n) for n in range(20)])
         found, start = [], b""
         while start is not None:
-            page, start = bench.machine.keys.scan(start, b"k15", limit=4, max_bytes=1 << 20, now_ms=T, view=bench.view)
+            page, start = bench.scan(start, b"k15", limit=4, max_bytes=1 << 20)
             found += [key for key, _ in page]
         assert found == [b"k%02d" % n for n in range(15)]
 
     def test_what_is_over_is_left_out_and_the_page_goes_on(self) -> None:
         bench = KeyBench()
         bench.write(*[(f"k{n}", "x") for n in range(6)], ttls=[1, 1, 1, None, 1, None])
-        page, start = bench.machine.keys.scan(b"", None, limit=3, max_bytes=1 << 20, now_ms=T + 1, view=bench.view)
+        page, start = bench.scan(b"", None, limit=3, max_bytes=1 << 20, at=1)
         assert page == [] and start is not None
-        page, start = bench.machine.keys.scan(start, None, limit=3, max_bytes=1 << 20, now_ms=T + 1, view=bench.view)
+        page, start = bench.scan(start, None, limit=3, max_bytes=1 << 20, at=1)
         assert [key for key, _ in page] == [b"k3", b"k5"]
+
+    def test_a_page_is_read_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whose end is where that of a page that is read at once would be."""
+        bench = KeyBench()
+        bench.write(*[(f"k{n:02}", "x" * 100 * (n % 7)) for n in range(40)])
+        for limit, max_bytes in itertools.product([1, 5, 39, 40, 41, 1000], [1, 700, 1 << 20]):
+            monkeypatch.setattr(key_table, "SCAN_ROWS", 1000)
+            monkeypatch.setattr(key_table, "SCAN_BYTES", 1 << 30)
+            whole = bench.scan(b"k02", None, limit=limit, max_bytes=max_bytes)
+            for rows, size in [(1, 1 << 20), (3, 1 << 20), (1000, 500)]:
+                monkeypatch.setattr(key_table, "SCAN_ROWS", rows)
+                monkeypatch.setattr(key_table, "SCAN_BYTES", size)
+                parts = bench.machine.keys.scan(
+                    b"k02", None, limit=limit, max_bytes=max_bytes, now_ms=T, view=bench.view
+                )
+                sizes = [sum([len(row) for _, row in part[:-1]]) for part, _ in parts]
+                assert max(sizes) < size
+                assert bench.scan(b"k02", None, limit=limit, max_bytes=max_bytes) == whole
 
 
 class TestCompaction:
@@ -418,7 +438,7 @@ def test_a_scan_counts_keys() -> None:
     found: list[str] = []
     start: bytes | None = b""
     while start is not None:
-        page, start = bench.machine.keys.scan(start, None, limit=1000, max_bytes=100_000, now_ms=T, view=bench.view)
+        page, start = bench.scan(start, None, limit=1000, max_bytes=100_000)
         assert (page or start is None) and sum([len(key) + len(row) for key, row in page[:-1]]) < 100_000
         found += [key.decode() for key, _ in page]
     assert found == keys

@@ -10,9 +10,9 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import ProtocolError
 from sandq.model.piece import Piece
 from sandq.partition.kv.key_table import Value
-from sandq.protocol.frames import FrameReader, encode_reply
+from sandq.protocol.frames import FrameReader, PackedArray, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
-from sandq.protocol.requests_keys import KeyValue, KvChanges, KvPage, KvValues
+from sandq.protocol.requests_keys import KeyValue, KvChanges, KvPage, KvValues, pack_rows
 
 VERSION, MARK = b"v" * 16, b"m" * 16
 ROW = Value(VERSION, b"value", b"\x81\xa1a\x01", 5).row()
@@ -34,9 +34,14 @@ def test_answers() -> None:
     page = KvPage.parse(frame_of(encode_reply(7, 0, [b"a", ROW], b"b")))
     assert page == (0, [(b"a", KeyValue.parse(ROW))], b"b")
     assert KvPage.parse(frame_of(encode_reply(7, 0, [], None))) == (0, [], None)
+    parts = [pack_rows([(b"a", ROW), (b"b", ROW)]), pack_rows([]), pack_rows([(b"c", ROW + bytes(100_000))])]
+    packed = encode_packed(7, b"\0", PackedArray(6, parts), b"\xc0")
+    assert packed[1] is parts[2] and len(packed) == 3, "what is large is not copied"
+    page = KvPage.parse(frame_of(b"".join(packed)))
+    assert [key for key, _ in page.rows] == [b"a", b"b", b"c"] and page.rows[1][1] == KeyValue.parse(ROW)
     batch = encode({Column.VALUE: [b"x", None], Column.KEY: [b"k", b"l"]})
     piece = Piece(VERSION, None, 1, None, batch)
-    found = KvChanges.parse(frame_of(encode_pieces(7, (VERSION, MARK), [piece])))
+    found = KvChanges.parse(frame_of(b"".join(encode_pieces(7, (VERSION, MARK), [piece]))))
     assert found == (VERSION, MARK, [piece])
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sandq.model.errors import ProtocolError
 from sandq.model.offsets import pack
 from sandq.model.piece import Piece
-from sandq.protocol.frames import FrameReader, encode_reply
+from sandq.protocol.frames import JOINED_BYTES, FrameReader, encode_reply
 from sandq.protocol.replies_messages import (
     DeadRecord,
     ForecastReply,
@@ -46,11 +46,22 @@ def test_pieces_of_a_fetch() -> None:
     pieces = [Piece(BASE, None, 5, None, b"one"), Piece(BASE * 2, NEXT * 2, bytes(16), [[0, 1]], b"two" * 50_000)]
     for count in (0, 1, 2):
         for following in (None, NEXT):
-            (frame,) = FrameReader().feed(encode_pieces(7, (following, 99, BASE, 7), pieces[:count]))
+            (frame,) = FrameReader().feed(b"".join(encode_pieces(7, (following, 99, BASE, 7), pieces[:count])))
             assert frame[:2] == [0, 7]
             assert FetchReply.parse(frame) == (following, 99, BASE, 7, pieces[:count])
-    (frame,) = FrameReader().feed(encode_pieces(7, (None, 99, BASE, 7), pieces[:1] * 5000))
+    (frame,) = FrameReader().feed(b"".join(encode_pieces(7, (None, 99, BASE, 7), pieces[:1] * 5000)))
     assert len(FetchReply.parse(frame).pieces) == 5000
+
+
+def test_large_batches_are_sent_as_they_are() -> None:
+    sizes = [JOINED_BYTES, JOINED_BYTES + 1, 70_000, 10, 1 << 20]
+    pieces = [Piece(BASE, None, 5, None, b"%d" % at + bytes(size)) for at, size in enumerate(sizes)]
+    parts = encode_pieces(7, (None, 99, BASE, 7), pieces)
+    large = [piece.batch for piece in pieces if len(piece.batch) > JOINED_BYTES]
+    assert [part for part in parts if any(part is batch for batch in large)] == large
+    assert len(parts) == 2 * len(large), "what stands before each, in one part"
+    (frame,) = FrameReader().feed(b"".join(parts))
+    assert FetchReply.parse(frame).pieces == pieces
 
 
 @pytest.mark.parametrize(

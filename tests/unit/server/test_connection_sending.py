@@ -100,7 +100,7 @@ async def test_what_cannot_be_sent_to_one_is_nothing_to_another() -> None:
             nursery.start_soon(sender.run)
             with pytest.RaisesGroup(TypeError, flatten_subgroups=True):
                 async with connected(sender, Session()) as (bad, _):
-                    bad._out = ["no bytes", b"x"]  # type: ignore[list-item]
+                    bad._out.add("no bytes")  # type: ignore[arg-type]
                     sender.add(bad)
                     good.send(b"still here")
                     await trio.sleep_forever()

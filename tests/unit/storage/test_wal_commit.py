@@ -14,7 +14,15 @@ from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.wal import Kind, Record, RecoveredGroup, Wal, WalFull
-from sandq.storage.wal_format import Reader, SegmentHeader, decode_segment_header, encode_pass, segment_number
+from sandq.storage.wal_format import (
+    PART_BYTES,
+    Reader,
+    SegmentHeader,
+    decode_segment_header,
+    encode_parts,
+    encode_pass,
+    segment_number,
+)
 
 SEGMENT = 4096
 MEMBERS: bytes = msgpack.packb([["n1#1"], []])
@@ -57,6 +65,27 @@ def pass_numbers(files: MemoryFiles) -> list[int]:
         reader = Reader(data, header)
         numbers += [reader.last_pass for _ in reader]
     return numbers
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [0], [PART_BYTES], [5, PART_BYTES + 3, 7], [PART_BYTES // 3] * 8, [PART_BYTES] * 3]
+)
+def test_a_pass_is_written_in_parts_without_copies_of_what_is_large(sizes: list[int]) -> None:
+    records = [entry(index, size=size) for index, size in enumerate(sizes)]
+    parts = [*encode_parts(1, 64, 9, records)]
+    assert b"".join(parts) == encode_pass(1, 64, 9, records)
+    large = [record[4] for record in records if len(record[4]) >= PART_BYTES]
+    assert [part for part in parts if any(part is payload for payload in large)] == large
+    assert all(len(part) < 2 * PART_BYTES for part in parts if not any(part is payload for payload in large))
+
+
+def test_a_pass_of_many_parts_is_found_again() -> None:
+    files = MemoryFiles()
+    wal, _ = Wal.open(files, segment_bytes=4 * PART_BYTES, known_groups=lambda group: True)
+    records = [entry(index, size=size) for index, size in enumerate([10, PART_BYTES, PART_BYTES // 2, 20], 1)]
+    wal.commit([base(1), *records])
+    _, groups = Wal.open(files.kill(), segment_bytes=4 * PART_BYTES, known_groups=lambda group: True)
+    assert [payload for payload, _, _ in groups[7].entries] == [record[4] for record in records]
 
 
 # What is found again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -133,6 +134,31 @@ async def test_answers_that_come_too_late_wake_who_waits_for_room(
             answer()
         nursery.cancel_scope.cancel()
     assert room.account.bytes == 0
+
+
+async def test_nothing_keeps_an_answer_that_was_handed_out(thread: Thread, runner: Runner) -> None:
+    """Who asked together, and is yet to be answered, must not keep what others were given."""
+
+    class Page(list[int]): ...
+
+    pages: list[weakref.ref[Page]] = []
+
+    def question(replica: PartitionReplica) -> Page:
+        page = Page()
+        pages.append(weakref.ref(page))
+        return page
+
+    async def ask() -> None:
+        await reads.ask(HOST, question, work=VISIT_WORK)
+
+    async with trio.open_nursery() as nursery:
+        reads = LinearizableReads(runner, nursery)
+        for _ in range(3):
+            nursery.start_soon(ask)
+        for answered in range(3):
+            await wait_all_tasks_blocked()
+            assert [page() for page in pages] == [None] * answered
+            thread.visit()()
 
 
 async def test_a_reply_counts_once() -> None:

@@ -11,6 +11,7 @@ import pytest
 from sandq.broker.replication import applier
 from sandq.broker.replication.applier import (
     DEPTH,
+    HALF_ANSWERS,
     HERE_BYTES,
     HERE_ENTRIES,
     SHARE,
@@ -225,6 +226,24 @@ def test_a_question_that_gave_way_is_answered(bed: Bed, monkeypatch: pytest.Monk
     asked.beside = lambda: [Apply(1, bed.replicas[1], 1, b"x", True)]
     asked.run([Ask(lambda: "first", answers.append, 0), Ask(asked.give_way, answers.append, 0)])
     assert answers == [["first"], [], [None]]
+
+
+def test_so_many_questions_give_way_to_one_another_and_no_more(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read for an answer is counted when it is whole."""
+    monkeypatch.setattr(applier, "SLICE_S", 0.0)
+    deepest = 0
+
+    def beside() -> list[Ask]:
+        nonlocal deepest
+        deepest += 1
+        assert deepest <= HALF_ANSWERS
+        return [Ask(bed.applier.give_way, lambda value: None, deepest)]
+
+    bed.applier.beside = beside
+    for _ in range(2):
+        deepest = 0
+        bed.applier.run([Ask(bed.applier.give_way, lambda value: None, 0)])
+        assert deepest == HALF_ANSWERS
 
 
 def test_no_more_bytes_of_entries_are_half_done(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:

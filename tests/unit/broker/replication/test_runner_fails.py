@@ -9,8 +9,9 @@ import pytest
 import trio
 import trio.testing
 
+from sandq.broker.replication import runner as runner_module
 from sandq.broker.replication.inbox import Inbox
-from sandq.broker.replication.node_log import Hooks, NodeLog
+from sandq.broker.replication.node_log import KEPT_BYTES, Hooks, NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
@@ -27,7 +28,7 @@ from tests.support.waiting import PATIENCE_S, until_holds
 class Bed:
     """A node that is the only voter of its metadata, and whose disk fails when it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, checkpoint_bytes: int = 1 << 30) -> None:
         wakeup, inbox = Signal(), Inbox()
         self.plan = Plan()
         self.node_log: NodeLog = NodeLog(
@@ -44,7 +45,7 @@ class Bed:
             wakeup,
             inbox,
             lambda node, messages: None,
-            checkpoint_bytes=1 << 30,
+            checkpoint_bytes=checkpoint_bytes,
             checkpoint_interval_s=1e9,
         )
         self.metadata: RaftGroup = self.node_log.open_metadata()
@@ -56,8 +57,8 @@ class Bed:
 
 
 @asynccontextmanager
-async def bed() -> AsyncIterator[Bed]:
-    found = Bed()
+async def bed(**options: int) -> AsyncIterator[Bed]:
+    found = Bed(**options)
     async with trio.open_nursery() as nursery:
         await nursery.start(found.runner.run)
         await until_holds(lambda: found.metadata.ready)
@@ -109,3 +110,23 @@ async def test_who_waits_between_passes_hears_that_the_log_has_failed() -> None:
             await trio.testing.wait_all_tasks_blocked()
             free.set()
         assert failures == [node.node_log.failed]
+
+
+async def test_a_log_that_has_grown_is_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is in memory until then; a second later it may be as much again as a disk writes in one."""
+    monkeypatch.setattr(runner_module, "CHECKPOINT_CHECK_S", 1e9)
+    async with bed(checkpoint_bytes=100_000) as node:
+        for _ in range(10):
+            await node.metadata.call(RegisterNode("n1", "store", {"zone": "z" * 100_000}, highest_level=1))
+        await until_holds(lambda: node.metadata.group.journal.size_bytes < KEPT_BYTES)
+
+
+async def test_what_is_proposed_is_not_kept_beside_its_entry() -> None:
+    async with bed() as node:
+        command = RegisterNode("n1", "store", {}, highest_level=1)
+        kept: list[object] = []
+        node.metadata.submit(command, lambda result: None)
+        node.metadata.flush()
+        for requests in node.metadata._proposals.values():
+            kept += [request.command for request in requests]
+        assert kept and kept == [None] * len(kept)

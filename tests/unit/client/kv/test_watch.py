@@ -427,7 +427,7 @@ def test_malformed_answers(with_client: Any, case: str) -> None:
             piece = piece_of([Write(b"\x7f" * 16, None if case == "keyless" else b"a", b"x")])  # type: ignore[arg-type]
             if case == "beyond":
                 piece = piece._replace(live=[[0, 2]])
-            connection.send(encode_pieces(frame[1], (through, bytes(16)), [piece]))
+            connection.send(b"".join(encode_pieces(frame[1], (through, bytes(16)), [piece])))
 
         async with kv.watch() as watch:
             await until_holds(lambda: server.kv_watches)

@@ -195,7 +195,7 @@ def test_fetch(with_client: Any) -> None:
         assert (first.id, first.topic, first.partition, first.value, first.key) == (texts[0], "t", 0, b"1", b"k1")
         assert (first.created_ms, first.deliver_at_ms, first.headers) == (NOW_MS, NOW_MS + MINUTE_MS, {})
         assert texts[0] in repr(first)
-        assert len(server.of_type(Type.FETCH)) == 3
+        assert [frame[7] for frame in server.of_type(Type.FETCH)] == [256 << 10, 512 << 10, 1 << 20]
         some = client.fetch("t", 0, texts[2], texts[5])
         assert [message.offset async for message in some] == texts[2:5]
         some = client.fetch("t", 0, NOW_MS + 2 * MINUTE_MS, NOW_MS + 4 * MINUTE_MS)
@@ -229,7 +229,7 @@ def test_what_a_fetch_may_answer(with_client: Any) -> None:
         for following, pieces in answers:
             server.script[Type.FETCH].append(
                 lambda to, frame, following=following, pieces=pieces: to.send(
-                    encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), pieces)
+                    b"".join(encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), pieces))
                 )
             )
         found = [message async for message in client.fetch("t", 0)]
@@ -243,7 +243,7 @@ def test_what_a_fetch_may_answer(with_client: Any) -> None:
         ):
             server.script[Type.FETCH].append(
                 lambda to, frame, following=following, piece=piece: to.send(
-                    encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), [piece])
+                    b"".join(encode_pieces(frame[1], (following, 9, offsets.FIRST, 1), [piece]))
                 )
             )
             with pytest.raises(ProtocolError):

@@ -10,6 +10,7 @@ from sandq.model.errors import HistoryGone
 from sandq.model.piece import Piece
 from sandq.partition.kv import watch as module
 from sandq.partition.kv.watch import Changes, Watch, changes
+from sandq.partition.shared_state import TURN_ITEMS
 from tests.support.partition.bench import ALL
 from tests.support.partition.key_bench import KeyBench
 
@@ -200,3 +201,43 @@ def test_who_watches_one_key_has_missed_nothing_when_it_was_not_written() -> Non
     bench.set("a", "2", at=2 * HOUR)
     bench.set("b", "6", at=2 * HOUR)
     assert seen(look(bench, version, start="a", stop="a\0", every=False)) == [("a", "2")]
+
+
+@pytest.mark.parametrize(("limit", "max_bytes"), [(1, ALL), (2, ALL), (ALL, 1), (ALL, ALL)])
+def test_who_watches_some_keys_is_told_of_few_and_looks_at_many(limit: int, max_bytes: int) -> None:
+    bench = KeyBench()
+    for number in range(10):
+        bench.write(*[(f"{'b' if at % 10 == number else 'a'}{number}", f"{at}") for at in range(40)])
+    told: list[Seen] = []
+    after, looks = offsets.FIRST, 0
+    while True:
+        asked = Watch(after, None, True, b"b", None)
+        found = changes(bench.machine, asked, limit, max_bytes, bench.view)
+        told += seen(found)
+        after = found.through
+        if not found.pieces:
+            break
+        looks += 1
+        assert sum([piece.count for piece in found.pieces]) <= limit
+    assert told == [(f"b{number}", f"{at}") for number in range(10) for at in range(number, 40, 10)]
+    assert looks == {(1, ALL): 40, (2, ALL): 20, (ALL, 1): 10, (ALL, ALL): 1}[limit, max_bytes]
+    assert look(bench, offsets.FIRST, start="c", limit=1).through >= after, "nothing of it is wanted: one look"
+
+
+def test_a_look_gives_way() -> None:
+    bench = KeyBench()
+    for number in range(4):
+        bench.write(*[(f"{number}{at}", "x") for at in range(3 * TURN_ITEMS)])
+    gave_way: list[bool] = []
+    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    assert len(seen(look(bench, every=False, start="0"))) == 12 * TURN_ITEMS
+    assert len(gave_way) >= 4 * 3
+
+
+def test_a_look_that_ends_early_leaves_nothing_behind() -> None:
+    """The rows that were read ahead are as they were then."""
+    bench = KeyBench()
+    bench.write(*[(f"a{at}", "x" * 1000) for at in range(10)])
+    bench.set("b", "1")
+    assert len(seen(look(bench, start="a", limit=1))) == 1
+    assert not bench.machine.log.reader._ahead

@@ -12,8 +12,10 @@ from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.log import counts
 from sandq.partition.log.counts import Counts
+from sandq.partition.queries import PartitionQueries
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
+from tests.support.partition.bench import Bench, T
 
 HOUR_MS = 3_600_000
 YEAR_MS = 366 * 24 * HOUR_MS
@@ -175,3 +177,41 @@ def test_hours_that_take_turns_do_not_grow(monkeypatch: pytest.MonkeyPatch, hour
             desk.restart()
     assert len(desk.rows()) <= 2 * counts.FOLD_ROWS * hours, "of 400 that each had"
     desk.check()
+
+
+def test_many_hours_are_read_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever way the rows of an hour fall into what is read at once, and changes that are in no row yet beside."""
+    monkeypatch.setattr(counts, "ROWS_AT_ONCE", 3)
+    desk = Desk()
+    for round_ in range(4):
+        for hour in range(10, 60, 1 + round_):
+            desk.add(hour * HOUR_MS + 1000 * round_, 1 + hour % 5)
+        if round_ < 3:
+            desk.write()
+    for hour in (3, 4, 35, 70, 71):
+        desk.add(hour * HOUR_MS, hour)
+    read: list[int] = []
+    scan = desk.view.scan
+
+    def counted(*bounds: bytes, limit: int, max_bytes: int) -> list[tuple[bytes, bytes]]:
+        found = scan(*bounds, limit=limit, max_bytes=max_bytes)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(desk.view, "scan", counted)
+    desk.check()
+    desk.check(20 * 3600 + 1, 45 * 3600 + 2)
+    assert max(read) == 3 and sum(read) > 150
+    hours = [*desk.counts.hours(0, FOREVER_S, desk.view)]
+    assert all(len({second // 3600 for second, _ in hour}) <= 1 for hour in hours)
+
+
+def test_forecast_gives_way_behind_each_hour() -> None:
+    bench = Bench()
+    for hour in range(30):
+        bench.append("x", due=[hour * HOUR_MS])
+    gave_way: list[bool] = []
+    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    buckets, later = PartitionQueries(bench.machine, bench.view).forecast(3600, 20, T)
+    assert sum(messages for _, messages in buckets) + later in (29, 30) and len(buckets) == 20
+    assert len(gave_way) >= 20

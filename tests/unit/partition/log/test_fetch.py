@@ -11,7 +11,7 @@ import pytest
 from sandq.model import offsets
 from sandq.model.batch import peek
 from sandq.partition.log import fetch as log_fetch
-from sandq.partition.log.fetch import Extent, Fetched, fetch, measure
+from sandq.partition.log.fetch import FETCH_BYTES, Extent, Fetched, fetch, measure
 from tests.support.partition.bench import Bench, T
 
 
@@ -122,3 +122,18 @@ def test_both_say_what_was_trimmed() -> None:
     found = measured(bench)
     assert found.first is None and found.trimmed > offsets.FIRST
     assert pages(bench)[-1].trimmed == found.trimmed
+
+
+def test_a_page_gives_way_and_lets_go_of_rows_as_it_goes(bench: Bench) -> None:
+    """What is read for it is not there twice: as rows, and as the pieces that are made of them."""
+    for number in range(6):
+        bench.append("x" * (400 << 10), f"{number}")
+    bench.upkeep(at=10)
+    rows_left: list[int] = []
+    bench.machine.shared.give_way = lambda: rows_left.append(len(bench.machine.log.reader._ahead))
+    found = fetch(bench.machine, bench.view, offsets.FIRST, None, 1000, FETCH_BYTES)
+    assert sum(piece.count for piece in found.pieces) == 12
+    reads, made = rows_left[: -len(found.pieces)], rows_left[-len(found.pieces) :]
+    assert len(reads) >= 6 * 400 // 1024 and set(reads) == {0}
+    assert made == [4, 3, 2, 1, 0, 0], "a piece is made when the next row was found"
+    assert not bench.machine.log.reader._ahead
