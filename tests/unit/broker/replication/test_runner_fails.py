@@ -1,14 +1,15 @@
-"""What waits for a node's log when it cannot be written any more gets an answer."""
+"""What waits for a node's log when it cannot be written, for now or any more, gets an answer."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
 import trio.testing
 
+from sandq.broker.replication import runner as running
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import Hooks, NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
@@ -21,6 +22,7 @@ from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
+from sandq.storage.wal import Record, WalFull
 from tests.support.waiting import PATIENCE_S, until_holds
 
 
@@ -109,3 +111,21 @@ async def test_who_waits_between_passes_hears_that_the_log_has_failed() -> None:
             await trio.testing.wait_all_tasks_blocked()
             free.set()
         assert failures == [node.node_log.failed]
+
+
+async def test_a_pass_that_finds_no_room_waits_for_it_and_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "ROOM_S", 0.0)
+    async with bed() as node:
+        commit, seen = node.node_log.commit, []
+
+        def full(records: Sequence[Record]) -> None:
+            seen.append(node.runner.log_full)
+            if len(seen) <= 3:
+                raise WalFull("no space left")
+            commit(records)
+
+        monkeypatch.setattr(node.node_log, "commit", full)
+        for _ in range(2):
+            await node.metadata.call(RegisterNode("n1", "store", {}, highest_level=1))
+            assert node.runner.log_full is None
+        assert seen[:3] == [None, None, "the disk is full: no space left"] and len(seen) >= 5
