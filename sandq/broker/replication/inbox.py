@@ -10,14 +10,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 T = TypeVar("T")
-
-AT_ONCE: Final = 256
-"""Calls in one turn of the loop."""
 
 
 class Inbox:
@@ -27,6 +24,9 @@ class Inbox:
         self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
         self._is_woken = False
         """Who runs the calls will look at them: nobody need wake it."""
+        self._is_running = False
+        self._left = 0
+        """Calls that are yet to be run in this turn of the loop."""
         self._lock = threading.Lock()
         """Without it a thread might write to what has the number of a closed descriptor by then."""
         self._fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -54,24 +54,33 @@ class Inbox:
             self._run_calls()
 
     def during(self, work: Callable[[], T]) -> T:
-        """Do some work on the loop, and run at once what it, or a thread meanwhile, puts here. What it returns."""
+        """Do some work on the loop, and run in this turn what it, or a thread meanwhile, puts here: at once, or when
+        what runs from here, and calls this, has ended. What the work returns."""
         self._is_woken = True
         try:
             return work()
         finally:
-            self._run_calls()
+            self._left = len(self._calls)
+            if not self._is_running:
+                self._run_calls()
 
     def _run_calls(self) -> None:
-        # In this order: what comes from here on wakes again, what came before is among the calls.
-        self._is_woken = False
+        """Run what is there, and what `during` adds. What comes later is for another turn of the loop."""
         calls = self._calls
-        for _ in range(AT_ONCE):
-            if not calls:
-                return
-            call, args = calls.popleft()
-            call(*args)
-        self._is_woken = True
-        self._wake()
+        self._is_woken = self._is_running = True
+        self._left = len(calls)
+        try:
+            while self._left:
+                self._left -= 1
+                call, args = calls.popleft()
+                call(*args)
+        finally:
+            self._is_running = False
+        # In this order: what is put from here on wakes the loop itself.
+        self._is_woken = False
+        if calls:
+            self._is_woken = True
+            self._wake()
 
     def close(self) -> None:
         """Run what is left, and nothing any more from here on."""

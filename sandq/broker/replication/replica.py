@@ -28,6 +28,8 @@ from sandq.storage.stores import Stores
 T = TypeVar("T")
 
 SCAN_BYTES = 1 << 40
+FIRST_INDEX = 1
+"""What a log begins with is nothing to be applied."""
 MACHINES: dict[str, type[TimerPartition]] = {TIMER: TimerPartition, COMPACTED: CompactedPartition}
 """By kind of topic."""
 
@@ -155,6 +157,8 @@ class PartitionReplica:
         return self.machine.digests_asked
 
     def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+        if index > max(self.machine.applied_index, FIRST_INDEX) + 1:
+            raise RuntimeError(f"entry {index} of raft group {self._group} comes behind {self.machine.applied_index}")
         if not command:
             self.machine.applied_index = max(self.machine.applied_index, index)
             return []

@@ -236,8 +236,12 @@ class Runner:
     def _submit(self, tasks: list[Apply]) -> None:
         """Have them applied: at once, on the loop, where that takes a moment and the thread has nothing to do."""
         if tasks:
-            for task in tasks[self._inbox.during(partial(self._apply.run_here, tasks)) :]:
-                self._apply.submit(task)
+            self._inbox.during(partial(self._hand_over, tasks))
+
+    def _hand_over(self, tasks: list[Apply]) -> None:
+        # All of them before anything else runs: a sync that is heard of meanwhile brings the next ones.
+        for task in tasks[self._apply.run_here(tasks) :]:
+            self._apply.submit(task)
 
     async def _checkpoints(self) -> None:
         last = trio.current_time()

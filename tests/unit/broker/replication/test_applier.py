@@ -379,3 +379,13 @@ def test_who_must_not_wait_gives_way_to_nobody(bed: Bed, monkeypatch: pytest.Mon
     bed.applier.beside = lambda: pytest.fail("it gave way")
     bed.replicas[0].half_way = bed.applier.give_way
     assert bed.applier.run_here([bed.entry()])
+
+
+def test_an_entry_that_one_is_missing_before_ends_the_thread() -> None:
+    """What comes after it would be taken for an entry that was applied already, and be lost."""
+    replica = PartitionReplica(MemoryStores(), 0, 7, 0, parse_settings({}).record())
+    entry = c.Entry(T, (c.Append(encode({Column.VALUE: [b"a"]})),)).encode()
+    replica.apply(2, entry, True)
+    with pytest.raises(RuntimeError, match="entry 4 of raft group 7 comes behind 2"):
+        replica.apply(4, entry, True)
+    assert replica.apply(2, b"", True) == [] and replica.applied_index == 2

@@ -1,8 +1,8 @@
-"""What waits for a node's log when it cannot be written any more gets an answer."""
+"""What waits for a node's log when it cannot be written, for now or any more, gets an answer."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -22,6 +22,7 @@ from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
+from sandq.storage.wal import Record, WalFull
 from tests.support.waiting import PATIENCE_S, until_holds
 
 
@@ -130,3 +131,21 @@ async def test_what_is_proposed_is_not_kept_beside_its_entry() -> None:
         for requests in node.metadata._proposals.values():
             kept += [request.command for request in requests]
         assert kept and kept == [None] * len(kept)
+
+
+async def test_a_pass_that_finds_no_room_waits_for_it_and_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "ROOM_S", 0.0)
+    async with bed() as node:
+        commit, seen = node.node_log.commit, []
+
+        def full(records: Sequence[Record]) -> None:
+            seen.append(node.runner.log_full)
+            if len(seen) <= 3:
+                raise WalFull("no space left")
+            commit(records)
+
+        monkeypatch.setattr(node.node_log, "commit", full)
+        for _ in range(2):
+            await node.metadata.call(RegisterNode("n1", "store", {}, highest_level=1))
+            assert node.runner.log_full is None
+        assert seen[:3] == [None, None, "the disk is full: no space left"] and len(seen) >= 5
