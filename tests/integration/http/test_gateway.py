@@ -143,7 +143,10 @@ async def test_the_connection_that_was_idle_for_longest_gives_way(at: Address) -
     for _ in range(5):
         stream = await trio.open_tcp_stream(*at)
         await stream.send_all(HEALTH)
-        assert (await stream.receive_some(65536)).startswith(b"HTTP/1.1 200 ")
+        answer = b""
+        while not answer.endswith(b"}"):  # its head may come alone
+            answer += await stream.receive_some(65536)
+        assert answer.startswith(b"HTTP/1.1 200 ")
         streams.append(stream)
     assert await everything(streams[0]) == b"", "three of four are for one address"
     await streams[-1].send_all(LAST)
