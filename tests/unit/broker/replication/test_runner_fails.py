@@ -11,7 +11,7 @@ import trio.testing
 
 from sandq.broker.replication import runner as runner_module
 from sandq.broker.replication.node_log import KEPT_BYTES, Hooks, NodeLog
-from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.raft_group import PASS_BYTES, RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.metadata.commands import RegisterNode
@@ -129,3 +129,16 @@ async def test_what_is_proposed_is_not_kept_beside_its_entry() -> None:
         for requests in node.metadata._proposals.values():
             kept += [request.command for request in requests]
         assert kept and kept == [None] * len(kept)
+
+
+async def test_so_much_of_a_group_is_in_one_pass() -> None:
+    """Whoever has little to be stored waits for the pass that is under way, whatever others bring."""
+    async with bed() as node:
+        host, done = node.metadata, list[object]()
+        for _ in range(10):
+            host.submit(RegisterNode("n1", "store", {}, highest_level=1), done.append, size=PASS_BYTES // 4)
+        host.flush()
+        assert len(host._proposals) == 4 and len(host._pending) == 6
+        host.flush()
+        assert len(host._proposals) == 8
+        await until_holds(lambda: len(done) == 10)
