@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -23,9 +23,10 @@ Done = Callable[[Any], None]
 """Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
 
 
-PASS_BYTES = 2 << 20
-"""Of entries that a group proposes in one pass, and what the last one brings beyond: other groups wait for its sync."""
 AFTER_STALL_MOST = 10_000
+PASS_BYTES: Final = 4 << 20
+"""Of the entries of a group in one pass, but for the last: others wait for all of it to be synced, and may wait for as
+much again."""
 
 
 class Stalled(Unavailable):
@@ -375,21 +376,21 @@ class RaftGroup:
         self.notify_status()
 
     def flush(self) -> None:
-        """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_BYTES`: what is left
-        is for the next pass. Runs at the start of a tick."""
+        """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_BYTES`. Runs at the
+        start of a tick."""
         if self._pending and not self.group.is_leader:
             self._answer_all(self._pending, NotLeader("this node does not lead it any more"))
         reason = self._reason_to_wait(self) if self._pending else None
         if reason is not None:  # only here are entries stamped
             self._answer_all(self._pending, _not_taken(reason))
-        proposed_bytes = 0
+        left = PASS_BYTES
         while self._pending:
-            if proposed_bytes >= PASS_BYTES:
+            if left <= 0:
                 self._group_commit.mark(self.group)
                 return
             requests = self._take()
+            left -= sum([request.size for request in requests])
             entry = self._encode([request.command for request in requests])
-            proposed_bytes += len(entry)
             for request in requests:
                 request.command = None
             self._proposed_count = number = self._proposed_count + 1

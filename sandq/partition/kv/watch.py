@@ -68,8 +68,7 @@ def changes(machine: CompactedPartition, asked: Watch, max_messages: int, max_by
     is_behind = reader.head(view) is not None
     through = reader.cursor if is_behind else max(machine.end(), asked.after)
     pieces: list[Piece] = []
-    for piece in machine.log.reader.each_piece(view, ranges, rows_read):
-        give_way()
+    for piece in machine.log.reader.each_piece(view, ranges, rows_read, give_way):
         if wants_all:
             pieces.append(piece)
             continue

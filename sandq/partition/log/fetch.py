@@ -64,10 +64,7 @@ def fetch(
     following = offsets.behind(reader.cursor) if ranges else None
     if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
         ranges, following = _below(ranges, end), None
-    pieces = []
-    for piece in machine.log.reader.each_piece(view, ranges, rows_read):
-        pieces.append(piece)
-        give_way()
+    pieces = [*machine.log.reader.each_piece(view, ranges, rows_read, give_way)]
     return Fetched(pieces, following, closed_ms, trimmed)
 
 
@@ -83,23 +80,25 @@ def measure(
     _check_start(machine, start, pending)
     trimmed = machine.log.state.trimmed
     read_at = machine.now_ms, trimmed, machine.clock_epoch
-    until_ms = _until_ms(machine, end, pending)
-    reader = LogReader(max(cursor_before(start), trimmed))
+    until_ms, give_way = _until_ms(machine, end, pending), machine.shared.give_way
+    reader = AnswerReader(max(cursor_before(start), trimmed), give_way)
     head = reader.head(view)
     if head is None or offsets.deliver_ms(head.first) > until_ms or (end is not None and head.first >= end):
         return Extent(None, None, 0, *read_at)
     counted = 0
-    for second, messages in machine.log.counts.seconds(
+    for hour in machine.log.counts.hours(
         offsets.deliver_ms(head.first) // 1000, min(until_ms, offsets.U48_MAX - 1) // 1000 + 1, view
     ):
-        if most is not None and counted + messages > most:
-            begin = offsets.pack(second * 1000, 0, 0, 0)
-            if counted == most:
-                return Extent(head.first, begin, counted, *read_at)
-            reader.seek(max(cursor_before(begin), reader.cursor))
-            more, following = _step(reader, view, until_ms, end, min(most - counted, FETCH_MESSAGES))
-            return Extent(head.first, following, counted + more, *read_at)
-        counted += messages
+        give_way()
+        for second, messages in hour:
+            if most is not None and counted + messages > most:
+                begin = offsets.pack(second * 1000, 0, 0, 0)
+                if counted == most:
+                    return Extent(head.first, begin, counted, *read_at)
+                reader.seek(max(cursor_before(begin), reader.cursor))
+                more, following = _step(reader, view, until_ms, end, min(most - counted, FETCH_MESSAGES))
+                return Extent(head.first, following, counted + more, *read_at)
+            counted += messages
     return Extent(head.first, None, counted, *read_at)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sandq.model import offsets
@@ -12,6 +12,7 @@ from sandq.model.piece import Piece
 from sandq.partition import rows
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import Fields, Range
+from sandq.partition.shared_state import TURN_ITEMS
 from sandq.partition.view import View
 
 PIECE_MESSAGES = 1000
@@ -79,16 +80,23 @@ class MessageReader:
             return _loose_pieces(kept_messages(view, ranges, kept_of))
         return [*self.each_piece(view, ranges, self._read_ahead(view, ranges))]
 
-    def each_piece(self, view: View, ranges: Sequence[Range], ahead: dict[bytes, bytes]) -> Iterator[Piece]:
-        """The messages of `ranges` in the log, in their order, made one piece after the other; between them nothing of
-        this partition may be read or changed. `ahead`: rows that were read already, which are taken out one by one."""
+    def each_piece(
+        self,
+        view: View,
+        ranges: Sequence[Range],
+        ahead: dict[bytes, bytes],
+        give_way: Callable[[], None] | None = None,
+    ) -> Iterator[Piece]:
+        """The messages of `ranges` in the log, in their order, made one piece after the other. `ahead`: rows that were
+        read already, which are taken out one by one. `give_way`: called now and then; nothing of this partition may be
+        read or changed meanwhile."""
         self._ahead = ahead
         try:
-            yield from self._each_piece(view, ranges)
+            yield from self._each_piece(view, ranges if give_way is None else _in_turns(ranges, give_way))
         finally:
             self._ahead = {}
 
-    def _each_piece(self, view: View, ranges: Sequence[Range]) -> Iterator[Piece]:
+    def _each_piece(self, view: View, ranges: Iterable[Range]) -> Iterator[Piece]:
         loose: list[Message] = []
         loose_bytes = 0
         picked: list[tuple[int, int]] = []
@@ -206,6 +214,17 @@ class MessageReader:
         positions = [start + at for start, n in picked for at in range(n)]
         column = b"".join([offsets.shift(row.base, position) for position in positions])
         return Piece(column, None, row.created_ms, None, batch.take(positions))
+
+
+def _in_turns(ranges: Sequence[Range], give_way: Callable[[], None]) -> Iterator[Range]:
+    """Give way behind so many messages, or a batch of many."""
+    messages = 0
+    for one in ranges:
+        yield one
+        messages += one.length
+        if messages >= TURN_ITEMS:
+            give_way()
+            messages = 0
 
 
 def wanted_times(batch: Batch, stamp_ms: int) -> list[int]:

@@ -12,7 +12,7 @@ import trio.testing
 from sandq.broker.replication import runner as runner_module
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import KEPT_BYTES, Hooks, NodeLog
-from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.raft_group import PASS_BYTES, RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.metadata.commands import RegisterNode
@@ -149,3 +149,16 @@ async def test_a_pass_that_finds_no_room_waits_for_it_and_others_follow(monkeypa
             await node.metadata.call(RegisterNode("n1", "store", {}, highest_level=1))
             assert node.runner.log_full is None
         assert seen[:3] == [None, None, "the disk is full: no space left"] and len(seen) >= 5
+
+
+async def test_so_much_of_a_group_is_in_one_pass() -> None:
+    """Whoever has little to be stored waits for the pass that is under way, whatever others bring."""
+    async with bed() as node:
+        host, done = node.metadata, list[object]()
+        for _ in range(10):
+            host.submit(RegisterNode("n1", "store", {}, highest_level=1), done.append, size=PASS_BYTES // 4)
+        host.flush()
+        assert len(host._proposals) == 4 and len(host._pending) == 6
+        host.flush()
+        assert len(host._proposals) == 8
+        await until_holds(lambda: len(done) == 10)

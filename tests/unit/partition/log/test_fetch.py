@@ -12,6 +12,7 @@ from sandq.model import offsets
 from sandq.model.batch import peek
 from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import FETCH_BYTES, Extent, Fetched, fetch, measure
+from sandq.partition.shared_state import TURN_ITEMS
 from tests.support.partition.bench import Bench, T
 
 
@@ -126,14 +127,24 @@ def test_both_say_what_was_trimmed() -> None:
 
 def test_a_page_gives_way_and_lets_go_of_rows_as_it_goes(bench: Bench) -> None:
     """What is read for it is not there twice: as rows, and as the pieces that are made of them."""
-    for number in range(6):
-        bench.append("x" * (400 << 10), f"{number}")
+    for _ in range(6):
+        bench.append("x" * (400 << 10), *map(str, range(TURN_ITEMS)))
     bench.upkeep(at=10)
     rows_left: list[int] = []
     bench.machine.shared.give_way = lambda: rows_left.append(len(bench.machine.log.reader._ahead))
     found = fetch(bench.machine, bench.view, offsets.FIRST, None, 1000, FETCH_BYTES)
-    assert sum(piece.count for piece in found.pieces) == 12
+    assert sum(piece.count for piece in found.pieces) == 6 * (1 + TURN_ITEMS)
     reads, made = rows_left[: -len(found.pieces)], rows_left[-len(found.pieces) :]
     assert len(reads) >= 6 * 400 // 1024 and set(reads) == {0}
-    assert made == [4, 3, 2, 1, 0, 0], "a piece is made when the next row was found"
+    assert made == [5, 4, 3, 2, 1, 0]
     assert not bench.machine.log.reader._ahead
+
+
+def test_a_page_of_messages_with_rows_of_their_own_gives_way(bench: Bench) -> None:
+    bench.append(*map(str, range(10 * TURN_ITEMS)), due=[*range(10 * TURN_ITEMS)])
+    bench.upkeep(at=100_000)
+    gave_way: list[bool] = []
+    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    found = fetch(bench.machine, bench.view, offsets.FIRST, None, 10_000, FETCH_BYTES)
+    assert sum(piece.count for piece in found.pieces) == 10 * TURN_ITEMS and len(found.pieces) == 1
+    assert len(gave_way) >= 10
