@@ -150,7 +150,11 @@ async def test_no_more_are_out_than_its_client_may_hold(
 
 
 @by_both
-async def test_what_was_not_settled_is_given_back_when_the_client_goes(web: Web, web_node: Serving) -> None:
+async def test_what_was_not_settled_is_given_back_when_the_client_goes(
+    web: Web, web_node: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever says nothing more may read on for a while; that nobody does is seen when something is sent."""
+    monkeypatch.setattr(event_streams, "HEARTBEAT_S", 0.01)
     await topic(web, "a", "b", "c")
     async with streamed(web_node, "lease=10h") as events:
         a, b, _ = await events.messages(3)
