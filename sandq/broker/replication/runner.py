@@ -184,10 +184,12 @@ class Runner:
             return
         result.unwrap()
         self._passed(records)
-        self._take_synced()
         passes = self.node_log.group_commit
-        # What was synced a tick commits, where no other member has to say so: not a turn of the loop later.
-        if passes.is_short and not self._between and self.node_log.failed is None:
+        nothing_came = not passes.has_work
+        self._take_synced()
+        # What was synced a tick commits, where no other member has to say so: not a turn of the loop later, unless
+        # more has come meanwhile, with which then comes what others are about to bring.
+        if nothing_came and passes.is_short and not self._between and self.node_log.failed is None:
             passes.begin_tick()
             passes.tick_some()
             if self._end_tick():
