@@ -218,6 +218,11 @@ class GroupCommit:
         """Whether there is something to tick, and so little that nobody need have a turn meanwhile."""
         return 0 < len(self._dirty) <= TICKED_AT_ONCE and not self._arrived
 
+    @property
+    def is_long(self) -> bool:
+        """Whether so much is to be ticked that whoever brings more for others should wait."""
+        return len(self._dirty) + len(self._ticking) > TICKED_AT_ONCE
+
     def begin_tick(self) -> None:
         """Take in what arrived. Every group that is dirty by now is to be ticked once."""
         self._take_in()

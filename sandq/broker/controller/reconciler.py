@@ -166,6 +166,7 @@ class Reconciler:
                 fresh.append(delivery)
                 if len(fresh) % OPENED_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
+                    await self._runner.until_short()
         if is_new:
             count = len(topic.partitions)
             log.info("topic opened", topic=topic.name, partitions=count, replicas_here=len(opened.partitions))

@@ -287,6 +287,12 @@ class Runner:
             self._wakeup.set()
             await self._ticked.wait()
 
+    async def until_short(self) -> None:
+        """Wait while a pass has much to tick: who brings more for it keeps others waiting for their answers."""
+        while self.node_log.group_commit.is_long and self.node_log.failed is None:
+            self._wakeup.set()
+            await self._ticked.wait()
+
     async def _watch(self) -> None:
         await self._crashed.wait()
         assert self._crash is not None
