@@ -157,6 +157,8 @@ class GroupTakers:
     def _told(self, delivery: PartitionLeader, error: SandqError | None) -> None:
         if error is None:
             self.look_at(delivery)
+            if delivery in self._due:
+                self.wake(1)
         else:
             self._end(error)
 
@@ -180,7 +182,6 @@ class GroupTakers:
         else:
             self._later_ms.pop(delivery, None)
             self._due.setdefault(delivery)
-            self.wake(1)
 
     def _end(self, error: SandqError) -> None:
         self.error = error

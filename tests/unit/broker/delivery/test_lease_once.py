@@ -181,6 +181,25 @@ async def test_one_message_is_asked_for_by_few_of_those_who_wait(room: Room) -> 
     room.leave()
 
 
+async def test_a_slow_disk_has_no_more_of_them_ask(room: Room) -> None:
+    """Who looks wakes nobody: what it asked for is on its way."""
+    await room.wait(*[f"c{number}" for number in range(100)])
+    (led,) = room.partitions
+    grant, stored = led.call, trio.Event()
+
+    async def call(command: c.Lease) -> list[Any]:
+        await stored.wait()
+        return await grant(command)
+
+    led.call = call  # type: ignore[method-assign]
+    led.come(1)
+    await room.settle()
+    stored.set()
+    await room.settle()
+    assert room.got == {"c0": 1} and len(led.asked) <= 3
+    room.leave()
+
+
 async def test_all_get_something_where_there_is_enough(room: Room) -> None:
     names = [f"c{number}" for number in range(100)]
     await room.wait(*names)
