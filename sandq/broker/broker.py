@@ -249,6 +249,8 @@ class Broker:
         try:
             with takers.joined():
                 await takers.know(deliveries, opens)
+                if deliveries != self.led(request.topic):
+                    raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; ask again")
                 taken = await lease_once.run()
             # Cancelled when the answer had just come: nobody takes it.
             await trio.lowlevel.checkpoint_if_cancelled()

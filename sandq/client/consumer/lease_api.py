@@ -212,8 +212,21 @@ class Leases:
         if request.ack:
             taken = list(found)
             found.clear()  # nothing is returned of which it is not certain that it is acked
-            lost = set(await self.ack(taken))
-            found.extend(message for message in taken if message.held not in lost)
+            await self._ack_each(taken, found)
+
+    async def _ack_each(self, taken: Sequence[LeasedMessage], acked: Taken) -> None:
+        """Ack lease by lease: what is acked is returned, whatever becomes of the others. Raises when nothing is."""
+        failure: SandqError | None = None
+        for messages in _by_lease(taken):
+            try:
+                lost = set(await self.ack(messages))
+            except SandqError as error:
+                failure = error
+                await self._give_back_soon(messages)
+            else:
+                acked.extend(message for message in messages if message.held not in lost)
+        if failure is not None and not acked:
+            raise failure
 
     async def _give_back_soon(self, messages: Sequence[LeasedMessage]) -> None:
         """Nobody gets them: if they cannot be given back now, their lease runs out."""
@@ -360,6 +373,13 @@ def _held(items: Sequence[Item]) -> list[Held]:
     if len(items) > SETTLE_ITEMS:
         raise InvalidRequest(f"{len(items)} items; {SETTLE_ITEMS} at most can be settled at once")
     return [item.held if isinstance(item, LeasedMessage) else Held(*item) for item in items]
+
+
+def _by_lease(messages: Iterable[LeasedMessage]) -> Iterable[list[LeasedMessage]]:
+    found: dict[str, list[LeasedMessage]] = {}
+    for message in messages:
+        found.setdefault(message.lease_token, []).append(message)
+    return found.values()
 
 
 _Tokens = dict[int, list[Held]]

@@ -24,6 +24,8 @@ log = structlog.get_logger("sandq.http")
 
 STOP_S: Final = 15.0
 """A process that is to end has so long: more than its requests and their answers have (`Deadlines`)."""
+SILENT_S: Final = 30.0
+"""A process that has said nothing for so long hangs: it says something twice a second, once its modules are loaded."""
 BACK_OFF_FIRST_S: Final = 0.1
 BACK_OFF_MOST_S: Final = 5.0
 """Before it is started again: the first time, then doubled."""
@@ -83,6 +85,8 @@ class Supervisor:
         self._launch = launch
         self._stopping = trio.Event()
         self._sending = trio.Lock()
+        self._patience = trio.CancelScope()
+        """For the process to say something."""
         self.held_bytes = 0
         """What the process' account held when it last said so."""
 
@@ -116,7 +120,7 @@ class Supervisor:
             return f"it cannot be started: {error.strerror or error}"
         try:
             async with trio.open_nursery() as nursery:
-                for task in (self._say, self._listen, self._end):
+                for task in (self._say, self._listen, self._watch, self._end):
                     nursery.start_soon(task, process)
                 code = await process.wait()
                 nursery.cancel_scope.cancel()
@@ -129,6 +133,13 @@ class Supervisor:
                 for stream in (process.stdin, process.stdout):
                     if stream is not None:
                         await trio.aclose_forcefully(stream)
+
+    async def _watch(self, process: Process) -> None:
+        """Kill one that hangs: it reports behind each word of how the node is, from its first moment on."""
+        with trio.move_on_after(SILENT_S) as self._patience:
+            await trio.sleep_forever()
+        log.error("the HTTP process says nothing: it is killed", after_s=SILENT_S)
+        process.kill()
 
     async def _say(self, process: Process) -> None:
         await self._send(process, encode({"begin": self._begin.said()}))
@@ -165,6 +176,7 @@ class Supervisor:
             process.kill()
 
     async def _on_message(self, process: Process, message: Any) -> None:
+        self._patience.deadline = trio.current_time() + SILENT_S
         match message:
             case {"serves": _}:
                 log.info("HTTP is served by a process", pid=process.pid)

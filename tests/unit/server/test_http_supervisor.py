@@ -16,6 +16,7 @@ from sandq.server.http.supervisor import (
     BACK_OFF_FIRST_S,
     BACK_OFF_MOST_S,
     FAULT,
+    SILENT_S,
     STEADY_S,
     STOP_S,
     Supervisor,
@@ -157,13 +158,32 @@ async def test_one_that_ends_is_started_again_a_little_later_each_time(autojump_
         waits = [after - before for before, after in zip(bed.tried_s, bed.tried_s[1:], strict=False)]
         assert waits == pytest.approx([BACK_OFF_FIRST_S * 2**n for n in range(6)] + [BACK_OFF_MOST_S] * 2)
         process = await bed.process(9)
-        await trio.sleep(STEADY_S)
+        for _ in range(4):
+            await trio.sleep(STEADY_S / 4)
+            process.say({"report": REPORT})
+        await trio.testing.wait_all_tasks_blocked()
         process.end(1)
         ended_s = trio.current_time()
         process = await bed.process(10)
         assert process.began_s - ended_s == pytest.approx(BACK_OFF_FIRST_S)
         assert bed.restarts == 10
         nursery.start_soon(bed.stop_with(process))
+
+
+async def test_one_that_hangs_is_killed_and_another_one_started(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        silent = await bed.process()
+        await silent.ended.wait()
+        assert trio.current_time() - silent.began_s == pytest.approx(SILENT_S)
+        hangs = await bed.process(1)
+        await trio.sleep(SILENT_S - 1)
+        hangs.say({"report": REPORT})
+        said_s = trio.current_time()
+        await hangs.ended.wait()
+        assert trio.current_time() - said_s == pytest.approx(SILENT_S)
+        assert (silent.returncode, hangs.returncode) == (-9, -9)
+        nursery.start_soon(bed.stop_with(await bed.process(2)))
 
 
 async def test_one_that_cannot_be_started_is_tried_again(autojump_clock: Clock) -> None:

@@ -175,6 +175,34 @@ def test_what_is_to_be_acked_is_acked_once_it_is_clear_whose_it_is(run: Any) -> 
     run(main)
 
 
+def test_an_ack_that_fails_at_one_leader_loses_nothing_of_the_other(run: Any) -> None:
+    """What is acked is returned: it never comes again."""
+
+    async def main() -> None:
+        async with two_nodes(timeout_s=0.3) as (one, two, client):
+            for server in (one, two):
+                server.script[Type.LEASE] += [let_wait] * 10_000
+            two.script[Type.ACK] += [Unavailable("no quorum")] * 10_000
+            found: list[bytes] = []
+
+            async def take() -> None:
+                taken = await client.leases("t", "g").take(2, wait="1m", ack=True)
+                found.extend(message.value for message in taken)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(take)
+                await until_holds(lambda: waiting(one) and waiting(two))
+                give(two, 1, b"c")
+                give(one, 0, b"a")
+                await until_holds(lambda: found or two.of_type(Type.ACK))
+                if not one.of_type(Type.ACK) and not found:
+                    tasks.cancel_scope.cancel()  # only the other one was in time
+            assert found in ([], [b"a"])
+            assert bool(found) == bool(one.of_type(Type.ACK))
+
+    run(main)
+
+
 def test_one_that_is_cancelled_gives_back_what_a_leader_has_given(run: Any) -> None:
     async def main() -> None:
         async with two_nodes() as (one, two, client):
