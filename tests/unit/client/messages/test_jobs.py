@@ -8,9 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from sandq.client.client import Client, connect_with
+from sandq.client.client import Client
 from sandq.client.messages.stored_message import JobResult
-from sandq.client.options import Options
 from sandq.client.positions import offset_of, shift_ms, start_of
 from sandq.model import offsets
 from sandq.model.errors import (
@@ -28,10 +27,9 @@ from sandq.model.errors import (
 )
 from sandq.model.piece import Piece
 from sandq.protocol.frames import Type, encode_reply
-from sandq.protocol.replies import Node
 from sandq.protocol.replies_messages import encode_pieces
 from tests.support.client.fake_server import CUT, NOW_MS, FakeServer
-from tests.support.client.helpers import QUICK
+from tests.support.client.helpers import two_nodes
 
 MINUTE_MS = 60_000
 
@@ -295,48 +293,41 @@ def test_purging_a_topic(with_client: Any) -> None:
 
 def test_forecasts_and_groups_are_summed_over_leaders(run: Any) -> None:
     async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            one, two = FakeServer("n1"), FakeServer("n2")
-            for server in (one, two):
-                server.add_topic("t", 2, leaders=["n1", "n2"])
-                await server.start(tasks)
-            one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
+        async with two_nodes() as (one, two, client):
             two.now_ms += 5
-            async with connect_with(Options(**QUICK), (one.address,), "test") as client:
-                for partition in (0, 1, 1):
-                    await client.produce("t", b"v", partition=partition, deliver_at=NOW_MS + 10 * MINUTE_MS)
-                await client.produce("t", b"v", partition=1, deliver_at=NOW_MS + 100 * MINUTE_MS)
-                await client.produce("t", b"v", partition=0)
-                forecast = await client.admin.forecast("t")
-                first_ms = NOW_MS // MINUTE_MS * MINUTE_MS
-                assert forecast == (NOW_MS + 5, [(first_ms, 1), (first_ms + 10 * MINUTE_MS, 3)], 1)
-                hours = await client.admin.forecast("t", unit="hour", count=3)
-                assert sum(count for _, count in hours.buckets) == 5 and hours.later == 0
-                for wrong in ({"unit": "day"}, {"count": 0}, {"count": 3601}, {"count": True}):
-                    with pytest.raises(InvalidRequest):
-                        await client.admin.forecast("t", **wrong)
+            for partition in (0, 1, 1):
+                await client.produce("t", b"v", partition=partition, deliver_at=NOW_MS + 10 * MINUTE_MS)
+            await client.produce("t", b"v", partition=1, deliver_at=NOW_MS + 100 * MINUTE_MS)
+            await client.produce("t", b"v", partition=0)
+            forecast = await client.admin.forecast("t")
+            first_ms = NOW_MS // MINUTE_MS * MINUTE_MS
+            assert forecast == (NOW_MS + 5, [(first_ms, 1), (first_ms + 10 * MINUTE_MS, 3)], 1)
+            hours = await client.admin.forecast("t", unit="hour", count=3)
+            assert sum(count for _, count in hours.buckets) == 5 and hours.later == 0
+            for wrong in ({"unit": "day"}, {"count": 0}, {"count": 3601}, {"count": True}):
+                with pytest.raises(InvalidRequest):
+                    await client.admin.forecast("t", **wrong)
 
-                # A group that only one of the leaders knows is known.
-                del one.groups["g"]
-                assert list(await client.admin.seek_group("t", "g", "latest")) == [0, 1]
-                assert "to" in two.groups["g"]
-                row = two.stored["t", 1][0]
-                row.state = "dead"
-                dead = client.dead("t", "g")
-                assert [letter.id async for letter in dead.list()] == [offsets.to_text(row.id)]
-                assert await dead.counts() == {"nacked": 1}
-                one.script[Type.JOB_START] += [UnknownGroup("not here")]
-                assert await dead.redrive() == (1, 1, 0)
+            # A group that only one of the leaders knows is known.
+            del one.groups["g"]
+            assert list(await client.admin.seek_group("t", "g", "latest")) == [0, 1]
+            assert "to" in two.groups["g"]
+            row = two.stored["t", 1][0]
+            row.state = "dead"
+            dead = client.dead("t", "g")
+            assert [letter.id async for letter in dead.list()] == [offsets.to_text(row.id)]
+            assert await dead.counts() == {"nacked": 1}
+            one.script[Type.JOB_START] += [UnknownGroup("not here")]
+            assert await dead.redrive() == (1, 1, 0)
+            await client.admin.delete_group("t", "g")
+            with pytest.raises(UnknownGroup):
                 await client.admin.delete_group("t", "g")
-                with pytest.raises(UnknownGroup):
-                    await client.admin.delete_group("t", "g")
-                with pytest.raises(UnknownGroup):
-                    await dead.list().__anext__()
-                for server in (one, two):
-                    server.script[Type.JOB_START] += [UnknownGroup("not here")]
-                with pytest.raises(UnknownGroup):
-                    await dead.purge()
-            tasks.cancel_scope.cancel()
+            with pytest.raises(UnknownGroup):
+                await dead.list().__anext__()
+            for server in (one, two):
+                server.script[Type.JOB_START] += [UnknownGroup("not here")]
+            with pytest.raises(UnknownGroup):
+                await dead.purge()
 
     run(main)
 

@@ -24,9 +24,8 @@ from sandq.model.errors import (
     UnknownTopic,
 )
 from sandq.protocol.frames import Type, encode_reply
-from sandq.protocol.replies import Node
 from tests.support.client.fake_server import CUT, NOW_MS, SILENCE, FakeServer
-from tests.support.client.helpers import QUICK
+from tests.support.client.helpers import QUICK, two_nodes
 from tests.support.waiting import until_holds
 
 HOUR_MS = 3_600_000
@@ -262,27 +261,20 @@ def test_a_cancel_whose_answer_was_lost_is_answered_as_the_first(with_client: An
 
 def test_a_partition_that_moved_is_found(run: Any) -> None:
     async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            one, two = FakeServer("n1"), FakeServer("n2")
-            for server in (one, two):
-                server.add_topic("t", 2, leaders=["n1", "n2"])
-                await server.start(tasks)
-            one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
-            async with connect_with(Options(**QUICK), (one.address,), "test") as client:
-                text = await client.produce("t", b"v", partition=1)
-                one.stored["t", 1] = two.stored["t", 1]
-                assert (await client.messages("t").get(text)).partition == 1
-                assert not one.of_type(Type.GET)
-                # With a hint it is asked there at once; without, metadata tells.
-                for details in ({"node_id": "n1"}, {}):
-                    two.script[Type.GET] += [NotLeader("moved", **details)] * 100
-                    if not details:
-                        for server in (one, two):
-                            server.add_topic("t", 2, leaders=["n1", "n1"])
-                    assert (await client.messages("t").get(text)).value == b"v"
-                    two.script[Type.GET].clear()
-                assert len(one.of_type(Type.GET)) == 2
-            tasks.cancel_scope.cancel()
+        async with two_nodes() as (one, two, client):
+            text = await client.produce("t", b"v", partition=1)
+            one.stored["t", 1] = two.stored["t", 1]
+            assert (await client.messages("t").get(text)).partition == 1
+            assert not one.of_type(Type.GET)
+            # With a hint it is asked there at once; without, metadata tells.
+            for details in ({"node_id": "n1"}, {}):
+                two.script[Type.GET] += [NotLeader("moved", **details)] * 100
+                if not details:
+                    for server in (one, two):
+                        server.add_topic("t", 2, leaders=["n1", "n1"])
+                assert (await client.messages("t").get(text)).value == b"v"
+                two.script[Type.GET].clear()
+            assert len(one.of_type(Type.GET)) == 2
 
     run(main)
 

@@ -30,7 +30,7 @@ from sandq.model.sequence import RESENT
 from sandq.protocol.frames import Type, encode_error, encode_reply
 from sandq.protocol.replies import Node
 from tests.support.client.fake_server import CUT, GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
-from tests.support.client.helpers import QUICK, take
+from tests.support.client.helpers import QUICK, take, two_nodes
 from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
@@ -156,35 +156,28 @@ def test_a_silent_node_is_given_up(with_client: Any) -> None:
 
 def test_partitions_are_found_at_their_leaders(run: Any) -> None:
     async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            one, two = FakeServer("n1"), FakeServer("n2")
-            for server in (one, two):
-                server.add_topic("t", 2, leaders=["n1", "n2"])
-                await server.start(tasks)
-            one.nodes = two.nodes = [Node("n1", "127.0.0.1", one.port), Node("n2", "127.0.0.1", two.port)]
-            async with connect_with(Options(**QUICK), (one.address,), "test") as client:
-                await client.produce("t", b"a", partition=0)
-                await client.produce("t", b"b", partition=1)
-                assert [len(server.produced) for server in (one, two)] == [1, 1]
-                async with client.subscribe("t", group="g", credit=10) as subscription:
-                    assert one.subscribed[0].credit == two.subscribed[0].credit == 5
-                    two.deliver(two.subscription(), [b"from two"], token=TOKEN, partition=1)
-                    (message,) = await take(subscription, 1)
-                    await message.ack()
-                    assert two.acks and not one.acks
+        async with two_nodes() as (one, two, client):
+            await client.produce("t", b"a", partition=0)
+            await client.produce("t", b"b", partition=1)
+            assert [len(server.produced) for server in (one, two)] == [1, 1]
+            async with client.subscribe("t", group="g", credit=10) as subscription:
+                assert one.subscribed[0].credit == two.subscribed[0].credit == 5
+                two.deliver(two.subscription(), [b"from two"], token=TOKEN, partition=1)
+                (message,) = await take(subscription, 1)
+                await message.ack()
+                assert two.acks and not one.acks
 
-                    # Now n1 leads everything; n2 says so.
-                    for server in (one, two):
-                        server.add_topic("t", 2, leaders=["n1", "n1"])
-                    error = encode_error(two.subscribed[0].subscription_id, NotLeader("moved"))
-                    two.subscription().connection.send(error)
-                    await until_holds(lambda: one.subscription().credit == 10)
-                    two.script[Type.PRODUCE] += [NotLeader("moved")]
-                    await client.produce("t", b"c", partition=1)
-                    assert len(one.produced) == 2
-                rows = await client.admin.groups("t")
-                assert len(rows) == 1
-            tasks.cancel_scope.cancel()
+                # Now n1 leads everything; n2 says so.
+                for server in (one, two):
+                    server.add_topic("t", 2, leaders=["n1", "n1"])
+                error = encode_error(two.subscribed[0].subscription_id, NotLeader("moved"))
+                two.subscription().connection.send(error)
+                await until_holds(lambda: one.subscription().credit == 10)
+                two.script[Type.PRODUCE] += [NotLeader("moved")]
+                await client.produce("t", b"c", partition=1)
+                assert len(one.produced) == 2
+            rows = await client.admin.groups("t")
+            assert len(rows) == 1
 
     run(main)
 
