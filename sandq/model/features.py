@@ -12,6 +12,7 @@ level  since    what it adds
 2      v0.3.0   RAISE_LEVEL, by which partitions come to newer rules (ADR 19)
 3      v0.3.0   TAKE_DIGEST and DIGEST, by which replicas are compared (ADR 21)
 4      v0.3.0   CLOCK_RESET, by which a partition's time is set back (ADR 24)
+5      v0.3.0   log rows of several messages that are due at one moment to come (ADR 29)
 =====  =======  ===========================================================
 """
 
@@ -35,5 +36,5 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=4)
+KNOWN: Final = Levels(lowest=1, highest=5)
 """What this version knows."""

@@ -479,10 +479,17 @@ class _Placing:
             self._log.delete_row(key, len(value), self._view)
             self._log.state.bytes += self._move(message, passed).size - entry.size
             return
-        messages = self._messages(key, value, entry)
+        at_ms = offsets.deliver_ms(entry.first)
+        messages = [self.as_moved(message) for message in self._messages(key, value, entry)]
+        # Tombstones are forgotten: what is left beside some is placed anew.
+        if len(messages) == entry.length and all([message.wanted_ms == at_ms for message in messages]):
+            for message in messages:
+                self._count(at_ms, at_ms)
+                self._note_gaps(self._passed(message), message.offset)
+            return
         self._log.delete_row(key, len(value), self._view)
         self._log.state.bytes -= entry.size - entry.unit * (entry.length - len(messages))
-        for message in map(self.as_moved, messages):
+        for message in messages:
             self._log.state.bytes += self._move(message, self._passed(message)).size
 
     def as_moved(self, message: _Message) -> _Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sandq.partition import clock_reset
-from sandq.partition.log import trim
+from sandq.partition.log import message_log, trim
 from tests.support.examples import seeds
 from tests.support.partition.reset_walk import ResetWalk
 
@@ -14,6 +14,7 @@ from tests.support.partition.reset_walk import ResetWalk
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_reset, "STEP_ROWS", 3)
     monkeypatch.setattr(clock_reset, "STEP_MESSAGES", 3)
+    monkeypatch.setattr(message_log, "WHOLE_MESSAGES", 2)
     monkeypatch.setattr(trim, "PIN_MS", 3000)  # what waits, and what keys block, is soon copied aside
 
 

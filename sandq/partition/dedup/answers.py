@@ -18,7 +18,7 @@ from sandq.model.limits import FIXED
 from sandq.model.sequence import chain_of
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.log.message_log import Stored, placed_each
+from sandq.partition.log.message_log import Stored, moment_of, placed_each
 from sandq.partition.view import View
 
 ANSWER_IDS = FIXED.answer_ids
@@ -86,8 +86,10 @@ def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tup
             "nothing was stored now. A producer id is of one producer, and a batch sent again is sent as it was"
         )
     if answer.how == WHOLE:
-        base = offsets.pack(answer.floor_ms, answer.entry, answer.place, partition)
-        return base, peek(command.batch).count
+        header = peek(command.batch)
+        moment_ms = moment_of(header, answer.now_ms, answer.floor_ms)
+        assert moment_ms is not None
+        return offsets.pack(moment_ms, answer.entry, answer.place, partition), header.count
     if answer.how == UNKNOWN:
         raise already_stored(command)
     batch = Batch.parse(command.batch)

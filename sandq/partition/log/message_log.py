@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sandq.model import offsets
-from sandq.model.batch import Batch, Column, peek
+from sandq.model.batch import Batch, Column, Header, peek
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
@@ -32,7 +32,7 @@ from sandq.partition.garbage import Garbage
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
-from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
+from sandq.partition.levels import CLOCK_RESET, ONE_MOMENT, OWNERSHIP
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import (
@@ -47,9 +47,9 @@ from sandq.partition.log.pieces import (
     wanted_each,
     wanted_times,
 )
-from sandq.partition.log.reader import gap_around, look_for_row
+from sandq.partition.log.reader import FILL_TOMBSTONES, gap_around, look_for_row, tombstones, without
 from sandq.partition.log.trim_schedule import TrimSchedule
-from sandq.partition.rows import Fields, LogEntry
+from sandq.partition.rows import Fields, LogEntry, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import Bounds, View
 
@@ -57,6 +57,11 @@ CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""
 PART_MESSAGES = 2048
 """Of a batch whose messages get rows of their own, after which it may give way."""
+WHOLE_MESSAGES = 8
+"""A batch that is due at one moment to come is a row from so many messages on: fewer are cancelled and moved for less
+where each has its own."""
+THIN_LOOKS = 16
+"""How often it is looked at how many are left of such a row, about, while its messages are taken out."""
 LARGE_ROW_BYTES = 1 << 16
 """Beside a row of so many bytes look-ups of rows that are not there are worth saving."""
 
@@ -162,16 +167,20 @@ class MessageLog:
         header = peek(command.batch)
         self._shared.totals.stored_bytes += len(command.batch)
         stamp_ms = self._shared.stamp_ms
-        latest_ms = header.max_deliver_ms + (stamp_ms if header.relative else 0)
-        if latest_ms <= floor_ms and not command.split:
-            base = offsets.pack(floor_ms, index, place, self.partition)
+        moment_ms = None if command.split else moment_of(header, stamp_ms, floor_ms)
+        if moment_ms is not None and (moment_ms == floor_ms or self._is_row_of_its_own(header.count)):
+            base = offsets.pack(moment_ms, index, place, self.partition)
             row = rows.batch_row(header.count, stamp_ms, command.batch)
             view.put(rows.log_key(base), row)
-            self.counts.add(floor_ms, header.count)
+            self.counts.add(moment_ms, header.count)
             self._added([rows.batch_entry(base, header.count, len(row))])
             self._shared.totals.stored += header.count
             return base, header.count
         return self._append_each(index, place, command, now_ms, floor_ms, view)
+
+    def _is_row_of_its_own(self, count: int) -> bool:
+        """Whether a batch that is due at one moment to come is one row."""
+        return self._shared.level >= ONE_MOMENT and count >= WHOLE_MESSAGES
 
     def _append_each(self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View) -> Stored:
         give_way, stamp_ms = self._shared.give_way, self._shared.stamp_ms
@@ -395,7 +404,7 @@ class MessageLog:
         """The message itself."""
         if found.alone:
             return load_message(view, found.offset, found.value)
-        return next(self.reader.messages(view, [rows.Range(found.offset, 1)]))
+        return next(self.reader.messages(view, [Range(found.offset, 1)]))
 
     # -- out ------------------------------------------------------------------------------------------------------
 
@@ -548,6 +557,52 @@ class MessageLog:
             if offset in group.order.blocked:
                 group.order.remove(offset)
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+        if not found.alone and found.length > 1 and offsets.deliver_ms(offset) > floor_ms and _is_looked_at(found):
+            self._thin_out(found, now_ms, view)
+
+    def _thin_out(self, taken: Found, now_ms: int, view: View) -> None:
+        """Give the messages left of a batch that is due later rows of their own, when half of it was taken out: what
+        nobody wants any more must not stay until its time."""
+        first, length = taken.key[1:], taken.length
+        last = offsets.shift(first, length - 1)
+        gone = tombstones(view, first, last, FILL_TOMBSTONES)
+        if 2 * len(gone) < length:
+            return
+        entry = rows.batch_entry(first, length, taken.size)
+        left = [Range(part.first, part.length) for part in without(entry, gone)]
+        messages = list(self.reader.messages(view, left, timed=True))
+        # Before they are put: the first one's row has the same key.
+        self.delete_row(taken.key, taken.size, view)
+        self.reader.forget(first)
+        self.state.bytes -= entry.size - len(gone) * entry.unit
+        for message in messages:
+            wanted = message.wanted or AS_PLACED
+            light = rows.needed_of(message.fields, self._shared.is_ordered, wanted.ms)
+            created_ms, is_delay = message.created_ms, wanted.is_delay
+            self.state.bytes += self._put(
+                message.offset, created_ms, message.fields, light, view, is_delay=is_delay
+            ).size
+        for offset in gone:
+            self.drop_tombstone(offset, now_ms, view)
+        for group in self._groups.by_id.values():
+            group.reader.look_anew(last)
+            group.note_log_change(first)
+
+
+def _is_looked_at(taken: Found) -> bool:
+    """Whether it is looked at how many messages are left of a batch, of which one was taken out: about `THIN_LOOKS`
+    times while all of them go, in whatever order."""
+    place = offsets.unpack(taken.offset).place
+    return place * 0x9E3779B1 % (1 << 32) * taken.length < THIN_LOOKS << 32
+
+
+def moment_of(header: Header, stamp_ms: int, floor_ms: int) -> int | None:
+    """The one instant at which all messages of a batch are placed; None: they have several."""
+    start_ms = stamp_ms if header.relative else 0
+    least_ms, most_ms = (
+        min(max(start_ms + at_ms, floor_ms), offsets.U48_MAX) for at_ms in (header.min_deliver_ms, header.max_deliver_ms)
+    )
+    return most_ms if least_ms == most_ms else None
 
 
 def placed_each(

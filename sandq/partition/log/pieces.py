@@ -151,6 +151,11 @@ class MessageReader:
                 offset = offsets.shift(base, at)
                 yield Message(offset, offset, row.created_ms, decoded[at], wanted[at])
 
+    def forget(self, base: bytes) -> None:
+        """Let go of the batch row with this base, which is no more."""
+        if self._row is not None and self._row.base == base:
+            self._row, self._batch, self._fields, self._wanted = None, None, None, None
+
     def _find(self, view: View, offset: bytes) -> tuple[_BatchRow | None, Message | None]:
         row = self._row
         if row is not None and _holds(row, offset):

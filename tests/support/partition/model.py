@@ -187,10 +187,11 @@ class Model:
         """What is answered for each: its offset, or the id of the message that has its key; and the refused."""
         answers: list[bytes] = []
         refused: list[tuple[int, str]] = []
-        base = offset_of(self.floor, self.index, 0)
+        base = b""
         for place, row in enumerate(rows):
             at = max((row.due or 0) + (self.now if relative else 0), self.floor)
             offset = offset_of(at, self.index, place)
+            base = base or offset
             if row.unique is not None:
                 refusal = self._resolve(row.unique, policy) if self.level > 1 else None
                 if refusal is not None:

@@ -19,7 +19,7 @@ from sandq.partition.dedup import expiring_rows
 from sandq.partition.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.jobs import jobs, pending, redrive
-from sandq.partition.log import counts, reader, trim
+from sandq.partition.log import counts, message_log, reader, trim
 from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
@@ -33,6 +33,7 @@ UNIQUE = ("u", "v", "w")
 SMALL = (
     (trim, "TRIM_ROWS", 3),
     (trim, "UNPIN_MESSAGES", 2),
+    (message_log, "WHOLE_MESSAGES", 2),
     (trim, "FILL_TOMBSTONES", BATCH + 1),
     (reader, "FILL_TOMBSTONES", BATCH + 1),
     (reader, "HEAD_ENTRIES", 2),

@@ -31,6 +31,11 @@ class Producers(Bed):
             made.append(Row(self._name(), due if relative else self.at + due, key, ttls[at] if ttls else None))
         self._append(made, relative, c.REJECT, split=ttls is not None)
 
+    @rule(count=st.integers(1, BATCH), due=delays, relative=st.booleans())
+    def produce_for_one_moment(self, count: int, due: int, relative: bool) -> None:
+        made = [Row(self._name(), due if relative else self.at + due) for _ in range(count)]
+        self._append(made, relative, c.REJECT, split=False)
+
     @rule(count=st.integers(1, BATCH))
     def produce_at_once(self, count: int) -> None:
         self._append([Row(self._name()) for _ in range(count)], False, c.REJECT, split=False)

@@ -12,11 +12,13 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.model.features import KNOWN
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.groups.leases import Lease
 from sandq.partition.log.message_log import Stored
+from sandq.partition.log.reader import without
 from tests.support.partition.bench import Bench, T, batch_of
 
 GROUPS = ("g", "h")
@@ -56,7 +58,7 @@ class ResetWalk:
         made: dict[str, Any] = {"ordering": ordering, "lease": "30s", "max_attempts": 3}
         if not delete_on_ack:
             made |= {"delete_on_ack": False, "retain": "30d"}
-        self.benches = [Bench(level=4, **made) for _ in range(2)]
+        self.benches = [Bench(level=KNOWN.highest, **made) for _ in range(2)]
         self.bench, self.other = self.benches
         self.now = 1000
         self.skew = 0
@@ -98,14 +100,16 @@ class ResetWalk:
 
     def produce(self) -> None:
         draw = self.random
-        count, how = draw.randrange(1, 6), draw.choice(["now", "now", "at", "delay", "mixed"])
+        count, how = draw.randrange(1, 6), draw.choice(["now", "now", "at", "moment", "delay", "mixed"])
         names = [f"m{len(self.messages) + at}" for at in range(count)]
         due: list[int | None] = [None] * count
+        far = max(self.skew, self.ahead)
         if how in ("at", "mixed"):
-            far = max(self.skew, self.ahead)
             due = [self.now + draw.choice([-2000, 500, 8000, far // 2, far + 9000]) for _ in names]
             if how == "mixed":
                 due[0] = -T  # 0: at once
+        elif how == "moment":
+            due = [self.now + draw.choice([500, 8000, far // 2, far + 9000])] * count
         elif how == "delay":
             due = [draw.choice([0, 300, 6000, 20_000]) for _ in names]
         split = draw.random() < 0.5
@@ -305,8 +309,10 @@ class Counted:
         first = machine.now_ms // 1000 + 1
         self.counted = dict(machine.log.counts.seconds(first, first + 100 * 366 * 86_400, view))
         self.stored: dict[int, int] = {}
+        gone = [key[1:] for key, _ in bench.rows(rows.TOMBSTONE)]
         for key, value in bench.rows(rows.LOG):
             second = offsets.deliver_ms(key[1:]) // 1000
-            if second >= first:
-                self.stored[second] = self.stored.get(second, 0) + rows.log_entry(key, value).length
+            left = sum(part.length for part in without(rows.log_entry(key, value), gone))
+            if second >= first and left:
+                self.stored[second] = self.stored.get(second, 0) + left
         assert machine.log.counts.later == sum(self.counted.values())

@@ -7,9 +7,12 @@ import random
 import pytest
 
 from sandq.model import offsets
+from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.log import reader
-from tests.support.partition.bench import Bench
+from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
+from sandq.partition.levels import ONE_MOMENT
+from sandq.partition.log import message_log, reader
+from tests.support.partition.bench import Bench, T, batch_of
 
 HOUR_MS = 3_600_000
 
@@ -80,3 +83,94 @@ def test_rows_and_sizes_are_those_of_messages_that_came_alone() -> None:
         alone.append(value, due=[due])
     assert [value for _, value in together.rows(rows.LOG)] == [value for _, value in alone.rows(rows.LOG)]
     assert together.status().bytes == alone.status().bytes
+
+
+# -- one moment -------------------------------------------------------------------------------------------------------
+
+NAMES = [f"m{at}" for at in range(message_log.WHOLE_MESSAGES)]
+"""As few as are one row."""
+
+
+def kinds(bench: Bench) -> list[int]:
+    return [value[0] for _, value in bench.rows(rows.LOG)]
+
+
+@pytest.fixture
+def moments() -> Bench:
+    return Bench(level=ONE_MOMENT)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_batch_for_one_moment_is_one_row(moments: Bench, relative: bool) -> None:
+    moments.open()
+    base, count = moments.append(*NAMES, due=[5_000] * len(NAMES), relative=relative)
+    assert (count, offsets.deliver_ms(base) - T, kinds(moments)) == (len(NAMES), 5_000, [rows.KIND_BATCH])
+    status = moments.status()
+    assert (status.messages, status.later) == (len(NAMES), len(NAMES))
+    assert not moments.lease(at=4_999)
+    moments.restart()
+    assert moments.values(moments.lease(at=5_000)) == NAMES
+
+
+@pytest.mark.parametrize(
+    "level, values, due",
+    [
+        (ONE_MOMENT - 1, NAMES, [5_000] * len(NAMES)),
+        (ONE_MOMENT, NAMES[1:], [5_000] * (len(NAMES) - 1)),
+        (ONE_MOMENT, NAMES, [5_000] * (len(NAMES) - 1) + [5_001]),
+    ],
+    ids=["a level below", "one message less", "another moment"],
+)
+def test_other_batches_have_a_row_for_each_message(level: int, values: list[str], due: list[int]) -> None:
+    bench = Bench(level=level)
+    bench.append(*values, due=due)
+    assert kinds(bench) == [rows.KIND_MESSAGE] * len(values)
+
+
+def test_a_batch_for_one_moment_is_answered_again_as_before(moments: Bench) -> None:
+    batch = batch_of(NAMES, due=[5_000] * len(NAMES))
+    first = moments.apply(0, c.Append(batch, 7, 1, 1))
+    assert moments.apply(6_000, c.Append(batch, 7, 1, 1)) == first, "its time has come meanwhile"
+    assert moments.status().messages == len(NAMES)
+
+
+@pytest.mark.parametrize("kept", range(len(NAMES)))
+def test_when_half_of_it_was_cancelled_the_rest_has_rows_of_its_own(moments: Bench, kept: int) -> None:
+    moments.open()
+    base, count = moments.append(*NAMES, due=[5_000] * len(NAMES))
+    ids = offsets.run(base, count)
+    for at, one in enumerate(ids):
+        if at != kept:
+            assert moments.cancel(one) == ["cancelled", one]
+    assert (kinds(moments), moments.status().messages) == ([rows.KIND_MESSAGE], 1)
+    assert moments.status().bytes == len(moments.rows(rows.LOG)[0][1])
+    moments.restart()
+    assert moments.cancel(ids[kept - 1], at=1_000) == ["cancelled", ids[kept - 1]], "it is remembered"
+    assert moments.values(moments.lease(at=5_000)) == [NAMES[kept]]
+
+
+def test_what_is_left_of_it_is_seen_by_who_looked_ahead(moments: Bench) -> None:
+    moments.open()
+    base, count = moments.append(*NAMES, due=[5_000] * len(NAMES))
+    assert not moments.lease(at=100)
+    for one in offsets.run(base, count)[: count // 2]:
+        moments.cancel(one, at=200)
+    assert moments.status().groups[0].next_ms == T + 5_000
+    assert moments.values(moments.lease(at=5_000)) == NAMES[count // 2 :]
+
+
+def test_one_of_it_comes_at_another_time(moments: Bench) -> None:
+    moments.open()
+    base, count = moments.append(*NAMES, due=[5_000] * len(NAMES))
+    ids = offsets.run(base, count)
+    assert moments.move(ids[2], 3_000)[0] == "moved"
+    assert moments.move(ids[0], 9_000)[0] == "moved"
+    assert moments.values(moments.lease(at=3_000)) == ["m2"]
+    assert moments.values(moments.lease(at=5_000)) == [name for name in NAMES if name not in ("m0", "m2")]
+    (late,) = moments.lease(at=9_000)
+    assert [message.id for message in moments.messages(late)] == [ids[0]]
+    for lease in list(moments.machine.leases.by_token.values()):
+        moments.ack(lease.token, at=9_000)
+    moments.trim(at=9_000)
+    moments.trim(at=9_000 + CANCEL_MEMORY_MS)
+    assert not moments.rows(rows.LOG) and not moments.rows(rows.TOMBSTONE) and not moments.rows(rows.MOVED)
