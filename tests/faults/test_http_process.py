@@ -69,14 +69,15 @@ def served(one: Served) -> Served:
 
 def test_what_was_answered_is_kept_when_it_is_killed_and_the_next_one_goes_on(served: Served) -> None:
     restarts = int(served.metric("sandq_http_process_restarts_total"))
+    assert served.web.post("/topics", json={"name": "kept"}).status_code == 201
     kept = []
     for number in range(30):
         if number in (10, 20):
             served.kill()
-        answer = served.web.post("/topics/t", json={"text": str(number), "delay": "1h"})
+        answer = served.web.post("/topics/kept", json={"text": str(number), "delay": "1h"})
         assert answer.status_code == 201
         kept.append(answer.json()["id"])
-    found = served.web.get("/topics/t/messages?limit=100").json()["messages"]
+    found = served.web.get("/topics/kept/messages?limit=100").json()["messages"]
     assert [message["id"] for message in found] == sorted(kept)
     assert int(served.metric("sandq_http_process_restarts_total")) == restarts + 2
     counted = 'sandq_http_requests_total{method="POST",route="/topics/{topic}",status="201"}'
