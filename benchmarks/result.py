@@ -15,6 +15,7 @@ GROUPS = {
     "consume": "Consuming",
     "small": "One thing at a time",
     "lateness": "Lateness",
+    "scheduled": "Messages at times of their own",
     "pending": "Messages that wait",
     "held": "One request, by what is held besides",
     "replicas": "Replicas, and what a cluster does",

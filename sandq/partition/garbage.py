@@ -31,6 +31,12 @@ class Garbage:
         first, last = self._span
         self._span = (min(first, key[1:]), max(last, key[1:]))
 
+    def deleted_all(self, first: bytes, last: bytes, count: int, size: int) -> None:
+        """So many log rows from `first` to `last` were deleted."""
+        self.deleted(first, size)
+        self.deleted(last, 0)
+        self.rows += count - 2
+
     def overwritten(self, tag: bytes, size: int) -> None:
         """A row with this tag was deleted, or another one put in its place."""
         self.bytes += size

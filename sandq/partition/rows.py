@@ -56,6 +56,13 @@ KIND_BATCH, KIND_MESSAGE = 1, 2
 FLAG_EXTRA, FLAG_DELAY = 1, 2
 INLINE_BYTES = 4096
 LOG_HEADER = struct.Struct("<BB2xIq")
+CREATED = slice(8, 16)
+"""Of a log row: created_ms, little-endian."""
+PLAIN_FROM = LOG_HEADER.size + 2
+"""Of a plain row: where its fields begin."""
+_PLAIN_HEADS = {bytes([KIND_MESSAGE, 0]), bytes([KIND_MESSAGE, FLAG_DELAY])}
+_PLAIN_FIELDS = b"\x92\xc0"
+"""An array of two: nil, and the fields."""
 RANGE_BYTES = 20
 SHARED_BYTES = 12
 """Of an offset: delivery time and Raft index, which all messages of a log row have in common."""
@@ -305,6 +312,18 @@ def log_entry(key: bytes, value: bytes) -> LogEntry:
     apart = fields[1] is None
     extra = _extra(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags & FLAG_EXTRA else None
     return LogEntry(key[1:], 1, fields[2] if apart else len(value), extra)
+
+
+def is_plain(value: bytes) -> bool:
+    """Whether a log row is one message at the place it was first given, with its payload, of which the log needs
+    nothing: what is done with many of these is done for all at once."""
+    return value[:2] in _PLAIN_HEADS and value[PLAIN_FROM - 2 : PLAIN_FROM] == _PLAIN_FIELDS
+
+
+def plain_fields(values: Sequence[bytes]) -> list[Fields]:
+    """The fields of plain rows."""
+    body = b"\xdd" + len(values).to_bytes(4, "big") + b"".join([value[PLAIN_FROM:] for value in values])
+    return unpack(body)
 
 
 def batch_entry(first: bytes, count: int, size: int) -> LogEntry:

@@ -71,6 +71,14 @@ class View:
     def delete(self, key: bytes) -> None:
         self._change(key, None)
 
+    def delete_all(self, keys: Sequence[bytes]) -> None:
+        """Delete rows of one first byte."""
+        if keys[0][0] in self._order:
+            for key in keys:
+                self._change(key, None)
+        else:
+            self._changes.update(dict.fromkeys(keys))
+
     def _change(self, key: bytes, value: bytes | None) -> None:
         if self._order and key not in self._changes and (keys := self._order.get(key[0])) is not None:
             insort(keys, key)

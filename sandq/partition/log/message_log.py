@@ -8,6 +8,7 @@ silently under a reader.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sandq.model import offsets
@@ -51,7 +52,7 @@ from sandq.partition.log.reader import FILL_TOMBSTONES, gap_around, look_for_row
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.rows import Fields, LogEntry, Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import Bounds, View
+from sandq.partition.view import Bounds, Row, View
 
 CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""
@@ -509,6 +510,11 @@ class MessageLog:
         if self._batch_row is not None and self._batch_row.key == key:
             self._batch_row = None
 
+    def delete_rows(self, found: Sequence[Row], view: View) -> None:
+        """`delete_row` of messages in rows of their own, in order."""
+        view.delete_all([key for key, _ in found])
+        self.garbage.deleted_all(found[0][0], found[-1][0], len(found), sum([len(value) for _, value in found]))
+
     def drop_tombstone(self, offset: bytes, now_ms: int, view: View) -> None:
         """The log is trimmed beyond a tombstone: only the memory of a cancel may keep it for a while."""
         key = rows.TOMBSTONE + offset
@@ -599,10 +605,9 @@ def _is_looked_at(taken: Found) -> bool:
 def moment_of(header: Header, stamp_ms: int, floor_ms: int) -> int | None:
     """The one instant at which all messages of a batch are placed; None: they have several."""
     start_ms = stamp_ms if header.relative else 0
-    least_ms, most_ms = (
-        min(max(start_ms + at_ms, floor_ms), offsets.U48_MAX) for at_ms in (header.min_deliver_ms, header.max_deliver_ms)
-    )
-    return most_ms if least_ms == most_ms else None
+    asked = header.min_deliver_ms, header.max_deliver_ms
+    first_ms, last_ms = [min(max(start_ms + at_ms, floor_ms), offsets.U48_MAX) for at_ms in asked]
+    return last_ms if first_ms == last_ms else None
 
 
 def placed_each(

@@ -51,6 +51,10 @@ class Message(NamedTuple):
     """None: that is not known, or was not asked for."""
 
 
+_Loose = Message | tuple[bytes, bytes]
+"""A message beside others of their own rows: as it is, or its offset and its plain row."""
+
+
 class _BatchRow(NamedTuple):
     base: bytes
     length: int
@@ -97,32 +101,41 @@ class MessageReader:
             self._ahead = {}
 
     def _each_piece(self, view: View, ranges: Iterable[Range]) -> Iterator[Piece]:
-        loose: list[Message] = []
+        loose: list[_Loose] = []
         loose_bytes = 0
         picked: list[tuple[int, int]] = []
         picked_row: _BatchRow | None = None
+        ahead = self._ahead
         for base, count in ranges:
-            row, message = self._find(view, base)
+            key = rows.LOG + base
+            value = ahead.get(key)
+            row: _BatchRow | None = None
+            message: _Loose | None = None
+            if value is not None and rows.is_plain(value):
+                del ahead[key]
+                message = base, value
+            else:
+                row, message = self._find(view, base)
             if row is not picked_row:
                 if picked_row is not None:
                     yield self._piece(picked_row, picked)
                 picked_row, picked = row, []
             if message is not None:
                 loose.append(message)
-                loose_bytes += _bytes_of(message)
+                loose_bytes += _bytes_of(message) if isinstance(message, Message) else len(message[1])
                 if len(loose) >= PIECE_MESSAGES or loose_bytes >= PIECE_BYTES:
-                    yield from_messages(loose)
+                    yield _loose_piece(loose, view)
                     loose, loose_bytes = [], 0
                 continue
             assert row is not None
             if loose:
-                yield from_messages(loose)
+                yield _loose_piece(loose, view)
                 loose, loose_bytes = [], 0
             picked.append((_position(row, base), count))
         if picked_row is not None:
             yield self._piece(picked_row, picked)
         if loose:
-            yield from_messages(loose)
+            yield _loose_piece(loose, view)
 
     def _read_ahead(self, view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
         """Ranges are most often rows that follow one another: a scan costs less than a look-up of each."""
@@ -340,10 +353,21 @@ def _bytes_of(message: Message) -> int:
     return sum([len(value) for value in message.fields.values() if isinstance(value, bytes)])
 
 
+def _loose_piece(loose: list[_Loose], view: View) -> Piece:
+    """The piece of messages of their own rows."""
+    plain = [one for one in loose if not isinstance(one, Message)]
+    if len(plain) < len(loose):
+        return from_messages([one if isinstance(one, Message) else load_message(view, *one) for one in loose])
+    return Piece(
+        b"".join([offset for offset, _ in plain]),
+        None,
+        b"".join([value[rows.CREATED] for _, value in plain]),
+        None,
+        _encoded(rows.plain_fields([value for _, value in plain])),
+    )
+
+
 def from_messages(messages: list[Message]) -> Piece:
-    columns: dict[int, list[Any]] = {Column.VALUE: [m.fields.get(Column.VALUE) for m in messages]}
-    for column in sorted({c for m in messages for c in m.fields} - {Column.VALUE}):
-        columns[column] = [m.fields.get(column) for m in messages]
     moved = any(m.id != m.offset for m in messages)
     return Piece(
         # Sixteen bytes mean the base of a run, and a single message is just that.
@@ -351,5 +375,13 @@ def from_messages(messages: list[Message]) -> Piece:
         b"".join([m.id for m in messages]) if moved else None,
         b"".join([m.created_ms.to_bytes(8, "little") for m in messages]),
         None,
-        encode(columns),
+        _encoded([m.fields for m in messages]),
     )
+
+
+def _encoded(messages: list[Fields]) -> bytes:
+    """A batch of messages with these fields."""
+    columns: dict[int, list[Any]] = {Column.VALUE: [fields.get(Column.VALUE) for fields in messages]}
+    for column in sorted({column for fields in messages for column in fields} - {Column.VALUE}):
+        columns[column] = [fields.get(column) for fields in messages]
+    return encode(columns)

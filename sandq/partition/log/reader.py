@@ -10,7 +10,7 @@ and keeps what is inserted; when all of a node hold too much, it gives that up a
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -187,6 +187,12 @@ class LogReader:
             entry = self.entries[0] if self.entries else self._next(view)
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
+            if not judge_all and entry.extra is None and entry.length == 1:
+                singles, size = self._take_singles(until_ms, limit, max_bytes - taken_bytes)
+                taken += singles
+                limit -= len(singles)
+                taken_bytes += size
+                continue
             if judge is not None and (judge_all or entry.extra is not None) and not judge(entry):
                 passed_over += entry.length
                 passed_bytes += entry.size
@@ -208,6 +214,26 @@ class LogReader:
             self._count()
         return taken, taken_bytes
 
+    def _take_singles(self, until_ms: int, limit: int, max_bytes: int) -> tuple[list[Range], int]:
+        """`take` of single messages that nobody judges, as long as there are some; the first one is such."""
+        end = ((min(until_ms, offsets.U48_MAX) + 1) << 80).to_bytes(17, "big")[1:]
+        entries, taken, size = self.entries, 0, 0
+        for first, length, its_size, extra, _ in islice(entries, limit):
+            if length > 1 or extra is not None or (first >= end > offsets.FIRST) or size >= max_bytes:
+                break
+            taken += 1
+            size += its_size
+        passed = [entries.popleft().first for _ in range(taken)]
+        self.cursor = passed[-1]
+        self.covered = max(self.covered, self.cursor)
+        if self.passed is not None:
+            self.passed += taken
+        second = offsets.deliver_ms(self.cursor) // 1000
+        before = bisect_left(passed, (second * 1000 << 80).to_bytes(16, "big"))
+        known = self.taken[1] if not before and self.taken[0] == second else 0
+        self.taken = (second, known + taken - before)
+        return [Range(first, 1) for first in passed], size
+
     def pass_head(self) -> None:
         """Move the cursor over the first entry."""
         entry = self.entries.popleft()
@@ -225,9 +251,12 @@ class LogReader:
     def _fill(self, view: View, limit: int, max_bytes: int) -> None:
         """Read on where the look-ahead ends; only when it is empty."""
         found = self._read(view, limit, max_bytes)
-        entries = [rows.log_entry(key, value) for key, value in found]
+        is_plain, log_entry = rows.is_plain, rows.log_entry
+        entries = [
+            LogEntry(key[1:], 1, len(value)) if is_plain(value) else log_entry(key, value) for key, value in found
+        ]
         # Only what was stored in a batch can be there and have a tombstone.
-        batches = [entry for entry, (_, value) in zip(entries, found, strict=True) if value[0] == rows.KIND_BATCH]
+        batches = [entry for entry in entries if entry.unit]
         rest = self._rest_of_row(view)
         if rest is not None:
             entries.insert(0, rest)

@@ -23,7 +23,7 @@ from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.log.trim_schedule import SAMPLES, TrimSchedule
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
-from sandq.partition.view import View
+from sandq.partition.view import Row, View
 
 TRIM_ROWS = 1000
 TRIM_BYTES = 8 << 20
@@ -139,13 +139,15 @@ class Trimmer:
         # From where the last trim ended: a scan from the log's start would walk over every row deleted so far.
         start = rows.after(rows.log_key(state.trimmed))
         found = view.scan(start, rows.log_key(limit), limit=TRIM_ROWS, max_bytes=self._step_bytes)
-        entries = [rows.log_entry(key, value) for key, value in found]
-        gone = tombstones(view, state.trimmed, rows.last_of(entries[-1]), FILL_TOMBSTONES) if entries else []
-        complete = gone[-1] if len(gone) == FILL_TOMBSTONES else offsets.LAST
-        if not entries:
+        if not found:
             return self._trim_tombstones(limit, now_ms, view)
-        more = bool(found)
-        for (key, value), entry in zip(found, entries, strict=True):
+        gone = tombstones(view, state.trimmed, rows.last_of(rows.log_entry(*found[-1])), FILL_TOMBSTONES)
+        complete = gone[-1] if len(gone) == FILL_TOMBSTONES else offsets.LAST
+        plain = self._plain(found) if not gone and self._settings["delete_on_ack"] else 0
+        self._delete_plain(found[:plain], view)
+        more = True
+        for key, value in found[plain:]:
+            entry = rows.log_entry(key, value)
             last = rows.last_of(entry)
             # Of a row with a hold within it not even the tombstones at its end go: `trimmed` would come above the hold.
             if _last_left(entry, gone) >= limit or last > held or self._is_wanted(entry, now_ms):
@@ -164,6 +166,25 @@ class Trimmer:
             self._log.drop_tombstone(offset, now_ms, view)
         self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)
         return more
+
+    def _plain(self, found: list[Row]) -> int:
+        """How many of the first of these rows are plain."""
+        return next((at for at, (_, value) in enumerate(found) if not rows.is_plain(value)), len(found))
+
+    def _delete_plain(self, found: list[Row], view: View) -> None:
+        """Delete plain log rows, all below the limit and every hold: nothing but the row is left of such a message."""
+        if not found:
+            return
+        state, last = self._log.state, found[-1][0][1:]
+        self._log.delete_rows(found, view)
+        state.messages -= len(found)
+        state.bytes -= sum([len(value) for _, value in found])
+        state.trimmed = last
+        second = offsets.deliver_ms(last) // 1000
+        begin = rows.log_key((second * 1000 << 80).to_bytes(16, "big"))
+        before = bisect_left(found, begin, key=_key)
+        known = state.gone[1] if not before and state.gone[0] == second else 0
+        state.gone = (second, len(found) - before + known)
 
     def _trim_tombstones(self, limit: bytes, now_ms: int, view: View) -> bool:
         """Nothing but tombstones is left below `limit`. Whether there may be more."""
@@ -249,6 +270,10 @@ class Trimmer:
             count += 1
             size += len(row)
         return count, size
+
+
+def _key(row: Row) -> bytes:
+    return row[0]
 
 
 def _last_left(entry: LogEntry, gone: list[bytes]) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.delivery.partition_leader import PAUSE_MS, PartitionLeader
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import Delivery, PartitionReplica
@@ -47,6 +47,8 @@ class Bed(Stepped):
         self.host = self.node_log.open_partition(topic, 0)
         self.delivery = PartitionLeader(self.host, 0, self.clock, self.timers, LEASE_AHEAD_MS)  # type: ignore[arg-type]
         self.pushed: list[tuple[str, int]] = []
+        self.counts: list[int] = []
+        """Messages of each push."""
         self.settle()
         self.call(c.OpenGroup("g", "earliest"))
 
@@ -69,6 +71,7 @@ class Bed(Stepped):
 
         def push(delivery: Delivery) -> None:
             self.pushed.append((name, delivery.token))
+            self.counts.append(delivery.count)
 
         return Subscription("g", "c", CREDIT, LEASE_MS, push, lambda: False, lambda error: None)
 
@@ -157,12 +160,11 @@ def test_a_lease_that_ended_meanwhile_takes_no_room(bed: Bed) -> None:
     assert second.credit == CREDIT
 
 
-def test_what_was_leased_before_comes_first_though_its_timer_is_late(
-    bed: Bed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_leased_before_comes_first_though_its_timer_is_late(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that does not keep up hears of a lease first, and then of timers that were due before."""
     bed.delivery.attach(bed.subscription("first"))
     bed.produce(LEASE_AHEAD_MS // 2)
+    bed.clock.ms += PAUSE_MS
     bed.produce(LEASE_AHEAD_MS // 2)
     assert bed.pushed == []
     with monkeypatch.context() as late:
@@ -173,3 +175,26 @@ def test_what_was_leased_before_comes_first_though_its_timer_is_late(
         assert len(tokens) == 3 and tokens == sorted(tokens)
     bed.settle()
     assert len(bed.pushed) == 3, "and once each"
+
+
+def test_what_comes_dense_is_leased_together(bed: Bed) -> None:
+    """A message each millisecond: a lease is asked for every few, and none is late for it."""
+    bed.delivery.attach(bed.subscription("first"))
+    begun_ms, messages = bed.clock.ms, 60
+    for at in range(messages):
+        bed.produce(LEASE_AHEAD_MS + at)
+    while bed.clock.ms < begun_ms + LEASE_AHEAD_MS + messages:
+        bed.clock.ms += 1
+        bed.settle()
+        due = begun_ms + LEASE_AHEAD_MS - bed.clock.ms
+        if due < 0:
+            assert sum(bed.counts) >= -due - PAUSE_MS, "they come at their time, or with the last of their lease"
+    assert sum(bed.counts) == messages
+    assert len(bed.counts) <= messages / PAUSE_MS + 1
+
+
+def test_what_is_due_at_once_is_leased_at_once(bed: Bed) -> None:
+    bed.delivery.attach(bed.subscription("first"))
+    for _ in range(3):
+        bed.produce(0)
+    assert bed.counts == [1, 1, 1]
