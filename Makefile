@@ -7,6 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 STAMP := .venv/.up-to-date
 SPARK_STAMP := .venv/.spark-up-to-date
+PEERS_STAMP := .venv/.peers-up-to-date
 
 PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 
@@ -62,10 +63,16 @@ check: $(STAMP)
 bench: $(SPARK_STAMP)
 	$(BIN)/python -m benchmarks
 
+# The Python clients of the brokers below.
+$(PEERS_STAMP): requirements-peers.lock $(SPARK_STAMP)
+	@rm -f $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-peers.lock
+	@touch $@
+
 # Beside other brokers, each started by the program. It leaves out what is not installed, and says so; for all of them:
 # apt-get install --no-install-recommends nats-server redis-server beanstalkd rabbitmq-server postgresql-15
 # (Debian also starts services of them then, on their usual ports; nothing here needs those.)
-bench-peers: $(SPARK_STAMP)
+bench-peers: $(PEERS_STAMP)
 	$(BIN)/python -m benchmarks.peers
 
 clean:

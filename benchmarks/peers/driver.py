@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import sys
@@ -14,10 +15,12 @@ from benchmarks.peers.loop import Flow, drain, drive, value
 from benchmarks.peers.peer import Client, PeerError
 from benchmarks.peers.registry import PEERS
 from benchmarks.peers.server import cpu_s
+from benchmarks.peers.usual import lock_step, opened_by, take_all
 from benchmarks.peers.workloads import (
     BY_NAME,
     DUE_PER_S,
     FILL,
+    FILL_FEW,
     FILL_S,
     HOUR_MS,
     LEAD_MS,
@@ -140,6 +143,32 @@ def consume(client: Client, workload: Workload, task: Task) -> Sample:
     return Sample(messages, seconds, server_s, client_s)
 
 
+def usual_produce(client: Client, workload: Workload, task: Task) -> Sample:
+    """Over the peer's own client."""
+    opened, seconds = opened_by(task.peer), QUICK_S if task.quick else PRODUCE_S
+    syncs = client.syncs()
+    meter = Meter(task.pid)
+    before, driven = asyncio.run(lock_step(opened, task.port, workload.connections, _messages(workload, task), seconds))
+    server_s, client_s = meter.read()
+    answered = len(driven.answer_s)
+    check_count(client.stored, before + answered)
+    times_ms = [answer_s * 1000 for answer_s in percentiles(driven.answer_s)]
+    sample = Sample(answered, driven.seconds, server_s, client_s, times_ms)
+    if syncs is not None:
+        sample.syncs = (client.syncs() or 0) - syncs
+    return sample
+
+
+def usual_consume(client: Client, workload: Workload, task: Task) -> Sample:
+    """Fill it by the common way, then take everything over the peer's own client."""
+    filled = produce(client, FILL_FEW, task, QUICK_S if task.quick else FILL_S, _messages(workload, task))
+    messages = filled.messages + FILL_FEW.connections * FILL_FEW.size
+    meter = Meter(task.pid)
+    seconds = asyncio.run(take_all(opened_by(task.peer), task.port, messages))
+    server_s, client_s = meter.read()
+    return Sample(messages, seconds, server_s, client_s)
+
+
 def lateness(client: Client, workload: Workload, task: Task) -> Sample:
     """Schedule all, then receive them."""
     messages = _messages(workload, task)
@@ -172,6 +201,10 @@ def measure(task: Task) -> Sample:
         return consume(client, workload, task)
     if workload.kind is Kind.LATENESS:
         return lateness(client, workload, task)
+    if workload.kind is Kind.USUAL_PRODUCE:
+        return usual_produce(client, workload, task)
+    if workload.kind is Kind.USUAL_CONSUME:
+        return usual_consume(client, workload, task)
     return produce(client, workload, task, QUICK_S if task.quick else PRODUCE_S, _messages(workload, task))
 
 

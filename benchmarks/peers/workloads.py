@@ -28,6 +28,8 @@ class Kind(StrEnum):
     PRODUCE = "produce"
     CONSUME = "consume"
     LATENESS = "lateness"
+    USUAL_PRODUCE = "usual_produce"
+    USUAL_CONSUME = "usual_consume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,13 @@ class Workload:
     @property
     def timed(self) -> bool:
         """Whether it is about times (of answers, or lateness), not only about a rate."""
-        return self.kind is Kind.LATENESS or (self.window == 1 and self.kind is Kind.PRODUCE)
+        return self.kind is Kind.LATENESS or (self.window == 1 and self.kind in (Kind.PRODUCE, Kind.USUAL_PRODUCE))
 
 
 FILL: Final = Workload("fill", "", Kind.PRODUCE, 400_000, 5_000, 100, 4, 16)
 """What fills a peer before it is consumed."""
+FILL_FEW: Final = Workload("fill", "", Kind.PRODUCE, 20_000, 1_000, 10, 1, 16)
+"""The same, before its usual client consumes it."""
 
 WORKLOADS: Final = (
     Workload(
@@ -71,6 +75,30 @@ WORKLOADS: Final = (
         "single messages, 16 connections, one on the way on each",
         Kind.PRODUCE,
         *(200_000, 2_000, 1, 16, 1),
+    ),
+    Workload(
+        "produce_one",
+        "single messages, one connection, one on the way",
+        Kind.PRODUCE,
+        *(50_000, 500, 1, 1, 1),
+    ),
+    Workload(
+        "usual_produce_one",
+        "each peer's usual Python client: one task that awaits one message after the other",
+        Kind.USUAL_PRODUCE,
+        *(50_000, 300),
+    ),
+    Workload(
+        "usual_produce",
+        "each peer's usual Python client: 16 tasks, each of which awaits one message after the other",
+        Kind.USUAL_PRODUCE,
+        *(100_000, 800, 1, 16),
+    ),
+    Workload(
+        "usual_consume",
+        "each peer's usual Python client: everything that is there, each message acked before the next",
+        Kind.USUAL_CONSUME,
+        *(20_000, 1_000),
     ),
     Workload(
         "produce_scheduled",

@@ -1,0 +1,293 @@
+"""The Python clients that people use with each peer, in the way in which their documents show it: one message after the
+other, each awaited.
+
+`make bench-peers` installs them (requirements-peers.lock).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from benchmarks.peers import rabbitmq, redis, sandq_node
+from benchmarks.peers.loop import TIMEOUT_S, Driven, value
+from benchmarks.peers.nats import STREAM
+from benchmarks.peers.peer import PeerError
+
+PREFETCH: Final = 100
+"""Messages that a consumer has at hand, where its client wants to know."""
+
+Produce = Callable[[bytes], Awaitable[object]]
+"""Send a message, and wait until it is stored."""
+
+
+class Usual(ABC):
+    """A peer's client, connected."""
+
+    @abstractmethod
+    async def producers(self, count: int) -> list[Produce]:
+        """Something that sends for each of so many tasks, over as many connections as is usual."""
+
+    @abstractmethod
+    async def consume(self, messages: int) -> None:
+        """Take so many messages, and ack each of them."""
+
+
+class SandqClient(Usual):
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, port: int) -> AsyncIterator[Usual]:
+        import sandq
+
+        async with sandq.connect(f"127.0.0.1:{port}") as client:
+            yield cls(client)
+
+    async def producers(self, count: int) -> list[Produce]:
+        async def produce(text: bytes) -> object:
+            return await self._client.produce(sandq_node.TOPIC, text)
+
+        return [produce] * count
+
+    async def consume(self, messages: int) -> None:
+        async with self._client.subscribe(sandq_node.TOPIC, group=sandq_node.GROUP) as subscription:
+            async for message in subscription:
+                await message.ack()
+                messages -= 1
+                if not messages:
+                    return
+
+
+class RedisClient(Usual):
+    """redis-py: XADD; XREADGROUP and an XACK for each."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, port: int) -> AsyncIterator[Usual]:
+        client = _package("redis.asyncio", "redis").Redis(host="127.0.0.1", port=port)
+        try:
+            yield cls(client)
+        finally:
+            await client.aclose()
+
+    async def producers(self, count: int) -> list[Produce]:
+        async def produce(text: bytes) -> object:
+            return await self._client.xadd(redis.STREAM, {b"v": text})
+
+        return [produce] * count
+
+    async def consume(self, messages: int) -> None:
+        while messages:
+            streams = {redis.STREAM: ">"}
+            found = await self._client.xreadgroup(
+                redis.GROUP, "c", streams, count=PREFETCH, block=int(TIMEOUT_S * 1000)
+            )
+            for entry_id, _ in found[0][1]:
+                await self._client.xack(redis.STREAM, redis.GROUP, entry_id)
+                messages -= 1
+
+
+class BeanstalkdClient(Usual):
+    """greenstalk, which blocks: each of several tasks has a thread and a connection."""
+
+    def __init__(self, port: int, stack: contextlib.ExitStack) -> None:
+        self._port = port
+        self._stack = stack
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, port: int) -> AsyncIterator[Usual]:
+        with contextlib.ExitStack() as stack:
+            yield cls(port, stack)
+
+    def _client(self) -> Any:
+        client = _package("greenstalk").Client(("127.0.0.1", self._port), encoding=None)
+        return self._stack.enter_context(client)
+
+    async def producers(self, count: int) -> list[Produce]:
+        def one(client: Any) -> Produce:
+            async def produce(text: bytes) -> object:
+                return client.put(text) if count == 1 else await asyncio.to_thread(client.put, text)
+
+            return produce
+
+        return [one(self._client()) for _ in range(count)]
+
+    async def consume(self, messages: int) -> None:
+        client = self._client()
+        for _ in range(messages):
+            client.delete(client.reserve())
+
+
+class RabbitClient(Usual):
+    """aio-pika: a channel with publisher confirms; an iterator over the queue."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, port: int) -> AsyncIterator[Usual]:
+        connection = await _package("aio_pika", "aio-pika").connect(host="127.0.0.1", port=port)
+        async with connection:
+            yield cls(await connection.channel())
+
+    async def producers(self, count: int) -> list[Produce]:
+        package = _package("aio_pika", "aio-pika")
+
+        async def produce(text: bytes) -> object:
+            message = package.Message(text, delivery_mode=package.DeliveryMode.PERSISTENT)
+            return await self._channel.default_exchange.publish(message, routing_key=rabbitmq.QUEUE)
+
+        return [produce] * count
+
+    async def consume(self, messages: int) -> None:
+        await self._channel.set_qos(prefetch_count=PREFETCH)
+        queue = await self._channel.get_queue(rabbitmq.QUEUE)
+        async with queue.iterator() as incoming:
+            async for message in incoming:
+                await message.ack()
+                messages -= 1
+                if not messages:
+                    break
+        await asyncio.sleep(rabbitmq.QUEUE_S)  # acks have no answer: else what is on its way would come back
+
+
+class NatsClient(Usual):
+    """nats-py: JetStream's publish; a pull consumer, and an ack for each."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, port: int) -> AsyncIterator[Usual]:
+        client = await _package("nats", "nats-py").connect(f"nats://127.0.0.1:{port}")
+        try:
+            yield cls(client.jetstream())
+        finally:
+            await client.drain()
+
+    async def producers(self, count: int) -> list[Produce]:
+        async def produce(text: bytes) -> object:
+            return await self._stream.publish(f"{STREAM}.0", text)
+
+        return [produce] * count
+
+    async def consume(self, messages: int) -> None:
+        consumer = await self._stream.pull_subscribe(f"{STREAM}.*", durable="usual", stream=STREAM)
+        while messages:
+            for message in await consumer.fetch(min(PREFETCH, messages), timeout=TIMEOUT_S):
+                await message.ack_sync()
+                messages -= 1
+
+
+class PostgresClient(Usual):
+    """psycopg: a transaction for each message, a connection for each task."""
+
+    def __init__(self, port: int, stack: contextlib.AsyncExitStack) -> None:
+        self._port = port
+        self._stack = stack
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, port: int) -> AsyncIterator[Usual]:
+        async with contextlib.AsyncExitStack() as stack:
+            yield cls(port, stack)
+
+    async def _connection(self) -> Any:
+        opened = await _package("psycopg").AsyncConnection.connect(
+            f"host=127.0.0.1 port={self._port} user=postgres dbname=postgres", autocommit=True
+        )
+        return await self._stack.enter_async_context(opened)
+
+    async def producers(self, count: int) -> list[Produce]:
+        def one(connection: Any) -> Produce:
+            async def produce(text: bytes) -> object:
+                return await connection.execute("INSERT INTO bench (value) VALUES (%s)", (text,))
+
+            return produce
+
+        return [one(await self._connection()) for _ in range(count)]
+
+    async def consume(self, messages: int) -> None:
+        connection = await self._connection()
+        take = (
+            "DELETE FROM bench WHERE id = (SELECT id FROM bench ORDER BY id FOR UPDATE SKIP LOCKED LIMIT 1) "
+            "RETURNING value"
+        )
+        for _ in range(messages):
+            cursor = await connection.execute(take)
+            if await cursor.fetchone() is None:
+                raise PeerError("the table is empty before all were taken")
+
+
+Opened = Callable[[int], contextlib.AbstractAsyncContextManager[Usual]]
+
+
+def _package(module: str, name: str | None = None) -> ModuleType:
+    """A client's module. PeerError when it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise PeerError(f"its Python client {name or module} is not installed: make bench-peers installs it") from None
+
+
+async def lock_step(opened: Opened, port: int, tasks: int, most: int, seconds: float) -> tuple[int, Driven]:
+    """Have tasks send one message after the other, `most` together, for so long at most. How many were stored before
+    that, to warm it, and what came of it."""
+    driven = Driven()
+    async with opened(port) as client:
+        producers = await client.producers(tasks)
+        for produce in producers:
+            await produce(value())
+        began = time.perf_counter()
+        end = began + seconds
+
+        async def send(produce: Produce, messages: int) -> None:
+            for _ in range(messages):
+                sent = time.perf_counter()
+                if sent > end:
+                    return
+                await produce(value())
+                driven.answer_s.append(time.perf_counter() - sent)
+
+        await asyncio.gather(*[send(produce, most // tasks) for produce in producers])
+        driven.seconds = time.perf_counter() - began
+    return len(producers), driven
+
+
+async def take_all(opened: Opened, port: int, messages: int) -> float:
+    """Consume so many messages; seconds."""
+    async with opened(port) as client:
+        began = time.perf_counter()
+        async with asyncio.timeout(TIMEOUT_S):
+            await client.consume(messages)
+        return time.perf_counter() - began
+
+
+CLIENTS: Final[Sequence[tuple[str, Opened]]] = (
+    ("sandq", SandqClient.open),
+    ("nats", NatsClient.open),
+    ("redis", RedisClient.open),
+    ("beanstalkd", BeanstalkdClient.open),
+    ("rabbitmq", RabbitClient.open),
+    ("postgres", PostgresClient.open),
+)
+"""By what the peers' names begin with."""
+
+
+def opened_by(peer: str) -> Opened:
+    """The usual client of a peer."""
+    return next(opened for name, opened in CLIENTS if peer.startswith(name))
