@@ -26,10 +26,11 @@ SHARED_GRANT_MESSAGES = 64
 """Of one grant while several consumers have room, so that what is due is spread."""
 RETRY_MS = 50
 """After a refusal (overload, leadership not settled)."""
-PAUSE_MS = 3
-"""Between two leases of what is not due yet, at least, unless ..."""
+PAUSE_MS, DENSE_PAUSE_MS = 3, 8
+"""Between two leases of what is not due yet, at least, unless it is due in `LEAST_AHEAD_MS`: in this time a lease is
+stored, most often. The longer one while leases have `DENSE_MESSAGES`: so much later the first of them comes, at most."""
 LEAST_AHEAD_MS = 2
-"""... it is due so soon: in this time a lease is stored, most often."""
+DENSE_MESSAGES = 16
 FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
 TOUCH_MS = 3_600_000
@@ -47,6 +48,8 @@ class _GroupPump:
         self.busy = False
         self.asked_ms = 0
         """When it was last asked for a lease."""
+        self.pause_ms = PAUSE_MS
+        """From then to the next one, if that is of what is not due."""
         self.timer_ms: int | None = None
         self.timer: Timer | None = None
         """For then; to be cancelled with `sleep_no_more`."""
@@ -268,7 +271,7 @@ class PartitionLeader:
         wake_ms = group.next_ms - self._lease_ahead_ms
         if pump.asked_ms <= now_ms:  # the clock was not set back
             # What comes dense comes together: a lease for each millisecond would cost as much as a lease for several.
-            wake_ms = max(wake_ms, min(pump.asked_ms + PAUSE_MS, group.next_ms - LEAST_AHEAD_MS))
+            wake_ms = max(wake_ms, min(pump.asked_ms + pump.pause_ms, group.next_ms - LEAST_AHEAD_MS))
         if wake_ms > now_ms:
             self._wake_at(name, pump, wake_ms)
             return
@@ -331,6 +334,7 @@ class PartitionLeader:
         for subscription, limit in reserved.items():
             subscription.credit += limit
         granted = sum(delivery.count for delivery in result)
+        pump.pause_ms = DENSE_PAUSE_MS if granted >= DENSE_MESSAGES else PAUSE_MS
         pump.window = 2 * granted if granted >= sum(reserved.values()) else max(granted, 1)
         for delivery in result:
             subscription = by_consumer[delivery.consumer]
