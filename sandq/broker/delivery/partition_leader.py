@@ -28,7 +28,7 @@ RETRY_MS = 50
 """After a refusal (overload, leadership not settled)."""
 PAUSE_MS, DENSE_PAUSE_MS = 3, 8
 """Between two leases of what is not due yet, at least, unless it is due in `LEAST_AHEAD_MS`: in this time a lease is
-stored, most often. The longer one while leases have `DENSE_MESSAGES`: so much later the first of them comes, at most."""
+stored, most often. The longer one while leases have `DENSE_MESSAGES`: at most so much later comes the first of them."""
 LEAST_AHEAD_MS = 2
 DENSE_MESSAGES = 16
 FIRST_WINDOW = 8
