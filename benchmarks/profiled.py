@@ -1,7 +1,7 @@
 """A node under cProfile, a profile for each thread: `python -m benchmarks --profile DIR`.
 
-Look at them with `python -m pstats DIR/NAME.MainThread`. Profiling makes the node two to three times slower, calls of
-small functions most of all.
+Look at them with `python -m pstats DIR/NAME.MainThread`. Seconds are CPU time of the thread: who waits, be it for the
+machine, takes none. Profiling makes the node two to three times slower, calls of small functions most of all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import cProfile
 import os
 import sys
 import threading
+import time
 
 from demo.node import end_with_parent
 from sandq.cli import main
@@ -21,7 +22,7 @@ def _profiled_run(thread: threading.Thread) -> None:
     if not thread.name.startswith("sandq"):
         _run(thread)
         return
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)
     try:
         profile.runcall(_run, thread)
     finally:
@@ -36,7 +37,7 @@ def _store(profile: cProfile.Profile, thread: str) -> None:
 if __name__ == "__main__":
     end_with_parent(int(sys.argv.pop(1)))
     threading.Thread.run = _profiled_run  # type: ignore[assignment, method-assign]
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.thread_time)
     try:
         profile.runcall(main)
     finally:
