@@ -581,17 +581,15 @@ class MessageLog:
         self.delete_row(taken.key, taken.size, view)
         self.reader.forget(first)
         self.state.bytes -= entry.size - len(gone) * entry.unit
-        for message in messages:
-            wanted = message.wanted or AS_PLACED
-            light = rows.needed_of(message.fields, self._shared.is_ordered, wanted.ms)
-            created_ms, is_delay = message.created_ms, wanted.is_delay
-            self.state.bytes += self._put(
-                message.offset, created_ms, message.fields, light, view, is_delay=is_delay
-            ).size
-        for offset in gone:
+        for offset, _, created_ms, fields, wanted in self._shared.in_turns(messages):
+            wanted_ms, is_delay = wanted or AS_PLACED
+            light = rows.needed_of(fields, self._shared.is_ordered, wanted_ms)
+            self.state.bytes += self._put(offset, created_ms, fields, light, view, is_delay=is_delay).size
+        for offset in self._shared.in_turns(gone):
             self.drop_tombstone(offset, now_ms, view)
         for group in self._groups.by_id.values():
-            group.reader.look_anew(last)
+            if first <= group.reader.covered:
+                group.reader.look_anew(last)
             group.note_log_change(first)
 
 

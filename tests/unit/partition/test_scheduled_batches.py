@@ -12,6 +12,7 @@ from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.levels import ONE_MOMENT
 from sandq.partition.log import message_log, reader
+from sandq.partition.shared_state import TURN_ITEMS
 from tests.support.partition.bench import Bench, T, batch_of
 
 HOUR_MS = 3_600_000
@@ -174,3 +175,18 @@ def test_one_of_it_comes_at_another_time(moments: Bench) -> None:
     moments.trim(at=9_000)
     moments.trim(at=9_000 + CANCEL_MEMORY_MS)
     assert not moments.rows(rows.LOG) and not moments.rows(rows.TOMBSTONE) and not moments.rows(rows.MOVED)
+
+
+def test_what_is_left_gets_its_rows_in_turns(moments: Bench) -> None:
+    messages = 4 * TURN_ITEMS
+    base, count = moments.append(*[f"m{at}" for at in range(messages)], due=[5_000] * messages)
+    turns: list[int] = []
+    moments.machine.shared.give_way = lambda: turns.append(len(moments.rows(rows.LOG)))
+    cancelled = 0
+    for one in offsets.run(base, count):
+        moments.cancel(one)
+        cancelled += 1
+        if turns:
+            break
+    assert messages // 2 <= cancelled < messages * 3 // 4, "it is looked at some times while they go"
+    assert len(turns) >= (messages - cancelled) // TURN_ITEMS
