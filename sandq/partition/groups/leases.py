@@ -94,15 +94,27 @@ class Lease:
                 # Far more than the lease holds, or the same again and again: the search would take long.
                 foreign.append([base, bits.bit_length()])
                 continue
-            at = bisect_right(self.ranges, (base, _ANY_LENGTH)) - 1
-            behind = offsets.distance(self.ranges[at].base, base) if at >= 0 else None
-            if behind is not None and behind + bits.bit_length() <= self.ranges[at].length:
-                mask |= bits << (self.starts[at] + behind)  # within one range, as most are
+            first = self._position(base)
+            if first is not None and self._goes_on(first, base, bits.bit_length()):
+                mask |= bits << first
                 continue
             found, outside = self._find(base, bits)
             mask |= found
             foreign += [[offsets.shift(base, first), length] for first, length in _runs(outside)]
         return mask, foreign
+
+    def _position(self, offset: bytes) -> int | None:
+        """The position of a message in the lease; None when it is not of it."""
+        at = bisect_right(self.ranges, (offset, _ANY_LENGTH)) - 1
+        behind = offsets.distance(self.ranges[at].base, offset) if at >= 0 else None
+        return None if behind is None or behind >= self.ranges[at].length else self.starts[at] + behind
+
+    def _goes_on(self, first: int, base: bytes, places: int) -> bool:
+        """Whether all of so many places from `base`, at position `first`, on are of this lease. Positions rise with
+        places: as many of these as of those between two messages means that none is left out."""
+        if places <= 1 or offsets.unpack(base).place + places - 1 > offsets.PLACE_MAX:
+            return places == 1
+        return self._position(offsets.shift(base, places - 1)) == first + places - 1
 
     def _find(self, base: bytes, bits: int) -> tuple[int, int]:
         """The mask of places `base` + i for every bit i of `bits`, and the bits that are not of this lease."""
@@ -161,11 +173,8 @@ class Lease:
         return self._has(self.acked, offset)
 
     def _has(self, mask: int, offset: bytes) -> bool:
-        at = bisect_right(self.ranges, (offset, _ANY_LENGTH)) - 1
-        behind = offsets.distance(self.ranges[at].base, offset) if at >= 0 else None
-        if behind is None or behind >= self.ranges[at].length:
-            return False
-        return bool(mask >> self.starts[at] + behind & 1)
+        position = self._position(offset)
+        return position is not None and bool(mask >> position & 1)
 
     def past_of(self, offset: bytes) -> History:
         """Earlier attempts of a message of the lease."""
