@@ -143,7 +143,7 @@ class Applier:
         """How long what is being done goes on at least; inf: it does not give way."""
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
-        """Apply in order, publish, then hand rows over if there is much."""
+        """Apply in order, hand rows over if there is much, and publish."""
         self._run(tasks, _Run(time.perf_counter()))
 
     def run_here(self, tasks: Sequence[Apply | Ask]) -> int:
@@ -176,12 +176,12 @@ class Applier:
                 answer = task.call()  # what was answered before it is told meanwhile
                 self._half_answers -= 1
                 run.answers.append((task, answer))
+        if not run.is_here and self._is_much(run.changed.values()):
+            self.write()  # before it is told: what is proposed next goes by what waits to be written
         self._tell(run)
         self._runs.pop()
         self._on_applied(run.entries, time.perf_counter() - run.began_s - run.beside_s)
         self.steps += 1
-        if not run.is_here and self._is_much(run.changed.values()):
-            self.write()
         if self._runs:
             self._runs[-1].beside_s += time.perf_counter() - run.began_s
 
