@@ -8,9 +8,8 @@ as if they were written; the thread in `run` writes them, in their order, and ta
     read  ->  newest first ........................    then these
 
 What is handed over together is written together, so after a crash the stores hold a prefix, as without this. Small
-changes that wait are gathered in batches of up to `BATCH_BYTES`: of a row that changes again and again the last value
-is written. Nothing here refuses rows for want of room, as what hands them over has been promised to somebody: who
-takes new messages in asks `takes` first.
+changes that wait are gathered in batches of up to `BATCH_BYTES`. Nothing here refuses rows for want of room, as what
+they come of has been promised to somebody: who takes new messages in asks `takes` first.
 
 One thread hands over and reads; `run`, `flush`, `compact` and snapshots are for any thread.
 """
@@ -20,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from sandq.model.overlay import Changed, scan_over
@@ -89,30 +88,23 @@ class WriteBehindStores:
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def write(self, changes: Sequence[Change]) -> None:
-        """As `Stores.write`, but for the writing. Raises what a write raised since."""
-        rows = dict(changes)
-        if b"" in rows:
-            raise ValueError("an empty key")
-        sizes: dict[bytes, int] = {}
-        for key, value in changes:
-            store = key[:STORE_PREFIX_BYTES]
-            size = ROW_BYTES + len(key) + (0 if value is None else len(value))
-            sizes[store] = sizes.get(store, 0) + size
+        """As `Stores.write`, but for the writing. The changes of a store stand together, or count for others. Raises
+        what a write raised since."""
+        sizes = _sizes_by_store(changes)
         with self._changed:
             if self._failure is not None:
                 raise self._failure
-            if not rows:
+            if not changes:
                 return
-            size = sum(sizes.values())
             last = self._batches[-1] if self._batches else None
-            if last is None or last.is_closed or last.size + size > BATCH_BYTES:
-                self._batches += (_Batch(rows, sizes, size),)
+            if last is None or last.is_closed or last.size + sum(sizes.values()) > BATCH_BYTES:
+                last = _Batch()
+                self._batches += (last,)
                 self._changed.notify()
-            else:
-                last.add(rows, sizes, size)
+            last.add(changes, sizes)
             for store, more in sizes.items():
                 self._sizes[store] = self._sizes.get(store, 0) + more
-            self.bytes += size
+                self.bytes += more
 
     def run(self, on_written: Callable[[], None] = lambda: None) -> None:
         """Write what is handed over, until `end`; `on_written` is called when something was. Blocks. Raises what a
@@ -153,7 +145,7 @@ class WriteBehindStores:
                 batch.is_closed = True
             began_s = time.perf_counter()
             try:
-                self._base.write(list(batch.rows.items()))
+                self._base.write(batch.changes)
             except BaseException as failure:
                 self._failure = failure
                 raise
@@ -181,8 +173,9 @@ class WriteBehindStores:
 
     def get(self, key: bytes) -> bytes | None:
         for batch in reversed(self._batches):
-            if key in batch.rows:
-                return batch.rows[key]
+            rows = batch.rows
+            if key in rows:
+                return rows[key]
         return self._base.get(key)
 
     def scan(
@@ -232,30 +225,41 @@ class WriteBehindStores:
 
 
 class _Batch:
-    """Changes that are written together."""
+    """Changes that are written together, in their order."""
 
-    def __init__(self, rows: dict[bytes, bytes | None], sizes: dict[bytes, int], size: int) -> None:
-        """`sizes`: bytes by store, `size` in all."""
-        self.rows = rows
-        self.sizes = sizes
-        self.size = size
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.sizes: dict[bytes, int] = {}
+        """Bytes by store."""
+        self.size = 0
         self.is_closed = False
         """Nothing is added any more: it is being written, or somebody keeps it."""
         self.is_written = False
-        self._keys: list[bytes] | None = None
-        """In order, once they were asked for."""
+        self._rows: tuple[int, dict[bytes, bytes | None]] = (0, {})
+        """What the first ones come to: looked up only where somebody reads."""
+        self._keys: tuple[int, list[bytes]] = (0, [])
+        """Their keys in order."""
 
-    def add(self, rows: dict[bytes, bytes | None], sizes: dict[bytes, int], size: int) -> None:
-        self.rows.update(rows)
-        for store, more in sizes.items():
-            self.sizes[store] = self.sizes.get(store, 0) + more
-        self.size += size
-        self._keys = None
+    def add(self, changes: Sequence[Change], sizes: Mapping[bytes, int]) -> None:
+        self.changes += changes
+        for store, size in sizes.items():
+            self.sizes[store] = self.sizes.get(store, 0) + size
+            self.size += size
+
+    @property
+    def rows(self) -> dict[bytes, bytes | None]:
+        """By key, the last value of each."""
+        count, rows = self._rows
+        if count != len(self.changes):
+            rows = dict(self.changes)
+            self._rows = len(self.changes), rows
+        return rows
 
     def _sorted(self) -> list[bytes]:
-        keys = self._keys
-        if keys is None:
-            keys = self._keys = sorted(self.rows)
+        count, keys = self._keys
+        if count != len(self.changes):
+            keys = sorted(self.rows)
+            self._keys = len(self.changes), keys
         return keys
 
     def has(self, start: bytes, stop: bytes) -> bool:
@@ -300,6 +304,26 @@ def _changed(batches: Sequence[_Batch], start: bytes, stop: bytes) -> Changed:
     """What these batches, the oldest first, make of the rows with start <= key < stop."""
     changed: dict[bytes, bytes | None] = {}
     for batch in batches:
+        rows = batch.rows
         for key in batch.between(start, stop):
-            changed[key] = batch.rows[key]
+            changed[key] = rows[key]
     return changed
+
+
+def _sizes_by_store(changes: Sequence[Change]) -> dict[bytes, int]:
+    """What changes take in memory, by store. Raises ValueError for an empty key."""
+    sizes: dict[bytes, int] = {}
+    at = 0
+    while at < len(changes):
+        store = changes[at][0][:STORE_PREFIX_BYTES]
+        stop = len(changes)
+        if not changes[-1][0].startswith(store):  # most often all are of one
+            stop = next(after for after in range(at, stop) if not changes[after][0].startswith(store))
+        part = changes[at:stop]
+        keys, values = [key for key, _ in part], [value for _, value in part if value is not None]
+        if not all(keys):
+            raise ValueError("an empty key")
+        size = ROW_BYTES * len(part) + sum(map(len, keys)) + sum(map(len, values))
+        sizes[store] = sizes.get(store, 0) + size
+        at = stop
+    return sizes
