@@ -229,6 +229,7 @@ async def _running(
                 reason_to_wait=clocks.reason_to_wait,
                 on_sync=stats.fsync.observe,
                 on_applied=stats.applied,
+                on_written=stats.store_write.observe,
                 on_digest=lambda view: digests.on_view(view),
             ),
         )

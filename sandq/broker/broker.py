@@ -316,9 +316,7 @@ _SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.A
 
 def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
     """Roughly what a command takes until it is applied, in bytes."""
-    size = 64
-    for item in command.items:
-        size += ITEM_BYTES
-        if isinstance(item[1], list):
-            size += sum([ITEM_BYTES + (len(extent) if isinstance(extent, bytes) else 0) for _, extent in item[1]])
+    size = 64 + ITEM_BYTES * len(command.items)
+    for ranges in [item[1] for item in command.items if isinstance(item[1], list)]:
+        size += sum([ITEM_BYTES + (len(extent) if isinstance(extent, bytes) else 0) for _, extent in ranges])
     return size

@@ -16,6 +16,7 @@ from sandq.partition.log.look_aheads import LookAheads
 
 LOOK_AHEADS_SHARE: Final = 1 / 16
 LOGS_SHARE: Final = 1 / 4
+ROWS_SHARE: Final = 1 / 64
 SNAPSHOTS_SHARE: Final = 1 / 16
 REQUESTS_SHARE: Final = 1 / 8
 ANSWERS_SHARE: Final = 1 / 8

@@ -64,13 +64,11 @@ class NodeStats:
         self.early = 0
         """Messages that were sent before their time."""
 
-    def applied(self, entries: int, apply_s: float, write_s: float) -> None:
-        """A batch of the apply thread is done; `write_s` is 0 if it wrote no rows."""
+    def applied(self, entries: int, apply_s: float) -> None:
+        """A batch of the apply thread is done."""
         if entries:
             self.apply.observe(apply_s)
             self.apply_entries.observe(entries)
-            if write_s:
-                self.store_write.observe(write_s)
 
 
 class TopicStats:

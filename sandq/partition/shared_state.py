@@ -43,10 +43,9 @@ class SharedState:
         return items if len(items) <= TURN_ITEMS else self._in_turns(items)
 
     def _in_turns(self, items: Sequence[T]) -> Iterator[T]:
-        for at, item in enumerate(items):
-            if at % TURN_ITEMS == 0:
-                self.give_way()
-            yield item
+        for at in range(0, len(items), TURN_ITEMS):
+            self.give_way()
+            yield from items[at : at + TURN_ITEMS]
 
     @property
     def ahead_ms(self) -> int:

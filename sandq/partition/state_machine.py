@@ -368,9 +368,7 @@ class TimerPartition:
         match command:
             case c.Ack():
                 self._trim_schedule.note_settled(now_ms)
-                return [
-                    settlement.ack(token, what, now_ms, view) for token, what in self.shared.in_turns(command.items)
-                ]
+                return settlement.ack(command.items, now_ms, view)
             case c.Nack():
                 self._trim_schedule.note_settled(now_ms)
                 return [settlement.nack(item, now_ms, view) for item in in_turns(command.items)]

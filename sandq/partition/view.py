@@ -1,4 +1,4 @@
-"""What a partition reads of its stored rows, and what it changes."""
+"""What a partition reads of its stored rows, and what it changes. Keys are relative to the partition's store."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Protocol
 
+from sandq.model.overlay import Change, Row, scan_over
+
+__all__ = ["Bounds", "Change", "Row", "Rows", "View"]
+
 AHEAD_ROWS = 4096
 AHEAD_BYTES = 1 << 20
 AHEAD_STRETCHES = 64
-Row = tuple[bytes, bytes]
-Change = tuple[bytes, bytes | None]
-"""A row to put, or (value None) to delete. Keys are relative to the partition's store."""
 Bounds = tuple[bytes, bytes]
 """Of the rows with start <= key < stop."""
 
@@ -143,29 +144,11 @@ class View:
         changed = self._changed(start, stop)
         if not changed:
             return self._scan(start, stop, limit, max_bytes, reverse)
-        rows: list[Row] = []
-        while True:
-            # Deleted rows can hide at most len(changed) of what the base returns.
-            wanted = limit + len(changed)
-            found = self._scan(start, stop, wanted, max_bytes, reverse)
-            complete = len(found) < wanted and sum(len(value) for _, value in found) < max_bytes
-            merged: dict[bytes, bytes | None] = dict(found)
-            if complete:
-                merged.update(changed)
-            elif reverse:
-                merged.update((k, v) for k, v in changed.items() if k >= found[-1][0])
-            else:
-                merged.update((k, v) for k, v in changed.items() if k <= found[-1][0])
-            rows += [(key, value) for key, value in sorted(merged.items(), reverse=reverse) if value is not None]
-            # Not less than was asked for because some of it is deleted and not yet written: callers take less for the
-            # end, and what is written must not show in what they see.
-            if complete or len(rows) >= limit or sum([len(value) for _, value in rows]) >= max_bytes:
-                return _cut(rows, limit, max_bytes)
-            if reverse:
-                stop = found[-1][0]
-            else:
-                start = found[-1][0] + b"\x00"
-            changed = {key: value for key, value in changed.items() if start <= key < stop}
+
+        def scan(start: bytes, stop: bytes, wanted: int) -> list[Row]:
+            return self._scan(start, stop, wanted, max_bytes, reverse)
+
+        return scan_over(scan, changed, start, stop, limit=limit, max_bytes=max_bytes, reverse=reverse)
 
     def _changed(self, start: bytes, stop: bytes) -> dict[bytes, bytes | None]:
         """Changes with start <= key < stop."""
@@ -179,12 +162,3 @@ class View:
             for key in keys[bisect_left(keys, start) : bisect_left(keys, stop)]:
                 found[key] = self._changes[key]
         return found
-
-
-def _cut(rows: list[Row], limit: int, max_bytes: int) -> list[Row]:
-    total = 0
-    for at, (_, value) in enumerate(rows[:limit]):
-        total += len(value)
-        if total >= max_bytes:
-            return rows[: at + 1]
-    return rows[:limit]

@@ -138,11 +138,16 @@ class Ack(Request, type=Type.ACK):
     @classmethod
     def parse(cls, frame: Frame) -> Self:
         request = cls.checked(frame)
-        for item, row in enumerate(request.items, 1):
+        # Most are whole leases, and many.
+        others = [
+            (item, row)
+            for item, row in enumerate(request.items, 1)
+            if type(row) is not list or len(row) != 2 or type(row[0]) is not int or row[0] < 0 or row[1] is not None
+        ]
+        for item, row in others:
             if type(row) is not list or len(row) != 2 or type(row[0]) is not int or row[0] < 0:
                 raise cls.wrong("items", f"item {item}: expected [token, what]")
-            if row[1] is not None:
-                row[1] = ranges_of(cls, item, row[1])
+            row[1] = ranges_of(cls, item, row[1])
         return request
 
 

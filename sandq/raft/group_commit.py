@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -49,10 +50,10 @@ class GroupCommit:
         *,
         wake: Callable[[], None] = lambda: None,
         room: Callable[[str], bool] = lambda node: True,
-        takes_entries: Callable[[], bool] = lambda: True,
+        takes_entries: Callable[[int], bool] = lambda group: True,
     ) -> None:
         """`wake`: called when there is work. `room(node)`: whether the queue to a node takes more. `takes_entries`:
-        whether this node applies fast enough to be sent more."""
+        whether this node applies what is of a group fast enough to be sent more."""
         self.records: list[Record] = []
         """Where the journals of all groups write; taken by `tick`."""
         self.groups: dict[int, Group] = {}
@@ -109,7 +110,7 @@ class GroupCommit:
             committed=committed,
             send=self._send,
             room=self._room,
-            takes_entries=self._takes_entries,
+            takes_entries=partial(self._takes_entries, number),
             on_leadership=self._on_leadership,
         )
         self.groups[number] = group

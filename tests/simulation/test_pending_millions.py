@@ -90,7 +90,7 @@ class Drive:
 
     def checkpoint(self) -> None:
         applied = self.node_log.applied_indices()
-        self.stores.flush()
+        self.node_log.stores.flush()
         self.node_log.truncate(applied)
         self._step()
         self.node_log.release()
@@ -113,6 +113,7 @@ class Drive:
         if records:
             node_log.commit(records)
         self.node_log.applier.run([*ready, *node_log.synced()])
+        node_log.stores.write_out()
         while self._published:
             node_log.published(self._published.pop(0))
 

@@ -81,6 +81,7 @@ class NodeHealth:
         needed = [
             Watched("log", "the write-ahead log", stall_after_s, lambda: runner.progress_of("log")),
             Watched("state", "the state of the partitions", stall_after_s, lambda: runner.progress_of("state")),
+            Watched("rows", "the store of the partitions", stall_after_s, lambda: runner.progress_of("rows")),
         ]
         maintenance_s = stall_after_s * MAINTENANCE_FACTOR
         others = [Watched("maintenance", "maintenance", maintenance_s, lambda: runner.progress_of("maintenance"))]

@@ -1,4 +1,4 @@
-"""Applies committed entries, publishes what came of them, and writes the rows: those of many small runs together.
+"""Applies committed entries, publishes what came of them, and hands over the rows: those of many small runs together.
 
 Sync and single-threaded by itself: the node runs it on the apply thread, a simulation steps it. An entry that takes
 long gives way now and then, and what other groups have to do is done meanwhile, within it: one entry of many messages
@@ -116,11 +116,11 @@ class Applier:
         self,
         stores: Stores,
         publish: Callable[[Published], None],
-        on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None,
+        on_applied: Callable[[int, float], None] = lambda entries, apply_s: None,
         after_entry: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_applied` is told of each run: entries, and the seconds it took to apply them and to write rows, 0 if none
-        were. `after_entry`: called after each of them, unless another one gives way to it, or nobody must wait."""
+        """`on_applied` is told of each run: entries, and the seconds it took to apply them. `after_entry`: called after
+        each of them, unless another one gives way to it, or nobody must wait."""
         self._stores = stores
         self._publish = publish
         self.steps = 0
@@ -143,7 +143,7 @@ class Applier:
         """How long what is being done goes on at least; inf: it does not give way."""
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
-        """Apply in order, publish, then write if there is much: the WAL is the truth, so nobody waits for LevelDB."""
+        """Apply in order, hand rows over if there is much, and publish."""
         self._run(tasks, _Run(time.perf_counter()))
 
     def run_here(self, tasks: Sequence[Apply | Ask]) -> int:
@@ -176,15 +176,12 @@ class Applier:
                 answer = task.call()  # what was answered before it is told meanwhile
                 self._half_answers -= 1
                 run.answers.append((task, answer))
+        if not run.is_here and self._is_much(run.changed.values()):
+            self.write()  # before it is told: what is proposed next goes by what waits to be written
         self._tell(run)
         self._runs.pop()
-        applied_s = time.perf_counter()
+        self._on_applied(run.entries, time.perf_counter() - run.began_s - run.beside_s)
         self.steps += 1
-        write_s = 0.0
-        if not run.is_here and self._is_much(run.changed.values()):
-            self.write()
-            write_s = time.perf_counter() - applied_s
-        self._on_applied(run.entries, applied_s - run.began_s - run.beside_s, write_s)
         if self._runs:
             self._runs[-1].beside_s += time.perf_counter() - run.began_s
 
@@ -263,7 +260,7 @@ class Applier:
         return [DigestView(task.group, task.index, n, replica.store, self._stores.snapshot()) for n in numbers]
 
     def write(self) -> None:
-        """Write every change of the entries applied so far, with their applied indices, in one batch."""
+        """Hand over every change of the entries applied so far, with their applied indices, to be written together."""
         changes = [change for replica in self._unwritten.values() for change in replica.drain()]
         self._unwritten.clear()
         self._entries = self._bytes = 0

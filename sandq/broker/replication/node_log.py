@@ -1,7 +1,8 @@
 """A node's log and state: WAL, stores, Raft groups and their state machines, in steps.
 
-Every step is a plain function; who calls them decides what runs where. The node runs `commit` on the WAL thread and
-the applier on the apply thread (`runner.py`); a simulation calls one after the other and crashes in between.
+Every step is a plain function; who calls them decides what runs where. The node runs `commit` on the WAL thread, the
+applier on the apply thread, and `stores.run` on the thread that writes rows (`runner.py`); a simulation calls one after
+the other and crashes in between.
 
 A pass: `tick` -> `commit(records)` -> `synced`. What `tick` and `synced` return goes to the applier, in that order.
 A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) -> `truncate` -> a pass -> `release`.
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from sandq.broker.memory_budget import LOGS_SHARE, PRODUCERS_SHARE, MemoryBudget
+from sandq.broker.memory_budget import LOGS_SHARE, PRODUCERS_SHARE, ROWS_SHARE, MemoryBudget
 from sandq.broker.replication.applier import Applier, Apply, DigestView, Published
 from sandq.broker.replication.journals import open_journal
 from sandq.broker.replication.raft_group import Backlog, RaftGroup
@@ -34,6 +35,7 @@ from sandq.storage.keys import store_of, store_prefix, store_range
 from sandq.storage.pointers import Pointers, StorePointer
 from sandq.storage.stores import Stores, StoresSnapshot
 from sandq.storage.wal import SEGMENT_BYTES, Record, Wal
+from sandq.storage.write_behind import WriteBehindStores
 
 METADATA_GROUP = 0
 PINNED_SEGMENTS = 1
@@ -70,8 +72,10 @@ class Hooks:
     """Why nothing is to be stamped now in a group that this node leads; None: it may be."""
     on_sync: Callable[[float], None] = lambda seconds: None
     """Told how long each sync took."""
-    on_applied: Callable[[int, float, float], None] = lambda entries, apply_s, write_s: None
+    on_applied: Callable[[int, float], None] = lambda entries, apply_s: None
     """See `Applier`."""
+    on_written: Callable[[float], None] = lambda seconds: None
+    """See `WriteBehindStores`."""
     on_digest: Callable[[DigestView], None] = lambda view: view.rows.close()
     """Given what a digest was asked of."""
 
@@ -97,7 +101,12 @@ class NodeLog:
         levels: Levels = KNOWN,
     ) -> None:
         """Recovers the WAL. `create`: there may be nothing yet. Raises Corruption, StorageFailed."""
-        self.stores = stores
+        self.memory = MemoryBudget(limits.memory_bytes)
+        """Of this node."""
+        self.stores = WriteBehindStores(stores, ROWS_SHARE * limits.memory_bytes, hooks.on_written)
+        self.memory.measure("rows", ROWS_SHARE, lambda: self.stores.bytes)
+        self._held: set[int] = set()
+        """Groups that propose nothing until more of their rows is written, or applied."""
         self.limits = limits
         self.node_id = node_id
         self.pointers = Pointers.open(files, create=create)
@@ -111,7 +120,7 @@ class NodeLog:
         self.group_commit = GroupCommit(
             wake=hooks.wake,
             room=hooks.room,
-            takes_entries=lambda: self._applying < limits.apply_backlog_bytes,
+            takes_entries=self._takes_entries,
         )
         self._applying = 0
         """Bytes of entries that were handed to the applier and not applied yet."""
@@ -124,12 +133,10 @@ class NodeLog:
         self.failed: StorageFailed | None = None
         self.stalled: str | None = None
         """Why nothing goes on here, for now."""
-        self.memory = MemoryBudget(limits.memory_bytes)
-        """Of this node."""
         self._logs = self.memory.measure("logs", LOGS_SHARE, self._log_bytes)
         self.producers = self.memory.measure("producers", PRODUCERS_SHARE, self._producer_bytes)
         evict = partial(self.memory.look_aheads.evict, self._readers)
-        self.applier = Applier(stores, publish, hooks.on_applied, evict)
+        self.applier = Applier(self.stores, publish, hooks.on_applied, evict)
         self._now_ms = now_ms
         self._levels = levels
         self._on_leads = hooks.on_leads
@@ -262,6 +269,7 @@ class NodeLog:
             self.limits,
             self.check_level,
             self._reason_to_wait,
+            self._has_room,
             what,
         )
         self.hosts[number] = host
@@ -390,6 +398,34 @@ class NodeLog:
         self._applying += sum([len(task.command) for task in tasks])
         return tasks
 
+    def _takes_entries(self, group: int) -> bool:
+        """Whether a follower's replica is to be sent more: what it has is applied, and written, fast enough."""
+        host = self.hosts.get(group)
+        fits = host is None or self.stores.takes(store_prefix(host.replica.store))
+        return fits and self._applying < self.limits.apply_backlog_bytes
+
+    def _has_room(self, host: RaftGroup) -> bool:
+        """Whether a group may propose more: not much of its rows, and of what they will be, waits to be written. It
+        is ticked again once there is room."""
+        prefix = store_prefix(host.replica.store)
+        if self.stores.takes(prefix, host.unapplied_bytes):
+            return True
+        self._held.add(host.number)
+        # Again: whoever wrote rows just now did not know that somebody waits.
+        return self.stores.takes(prefix, host.unapplied_bytes)
+
+    @property
+    def has_held(self) -> bool:
+        """Whether groups wait for room among the rows that are to be written. For any thread."""
+        return bool(self._held)
+
+    def propose_again(self) -> None:
+        """Rows were written, or entries applied: tick the groups that waited for that."""
+        held, self._held = self._held, set()
+        for number in held:
+            if number in self.hosts:
+                self.group_commit.mark(self.hosts[number].group)
+
     def fail(self, error: StorageFailed) -> None:
         """The log takes nothing any more: everything not committed fails, with its outcome unknown."""
         self.failed = error
@@ -435,6 +471,8 @@ class NodeLog:
             answered(value)
         for view in published.views:
             self._on_digest(view)
+        if self._held:
+            self.propose_again()
 
     # -- a checkpoint ---------------------------------------------------------------------------------------------
 
@@ -448,7 +486,7 @@ class NodeLog:
         return sum([len(host.group.journal) for host in self.hosts.values()])
 
     def applied_indices(self) -> dict[int, int]:
-        """Write what is applied, and say up to where (apply thread)."""
+        """Hand over what is applied, to be written, and say up to where (apply thread)."""
         self.applier.write()
         return {number: host.replica.applied_index for number, host in list(self.hosts.items())}
 

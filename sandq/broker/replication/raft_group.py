@@ -36,7 +36,7 @@ class Stalled(Unavailable):
 @dataclass(slots=True)
 class Request:
     command: Any
-    """Until it is encoded: what is large is not kept twice."""
+    """Until it is encoded, and proposed: what is large is not kept twice."""
     size: int
     messages: int
     done: Done
@@ -90,10 +90,12 @@ class RaftGroup:
         limits: Limits,
         check_level: Callable[[int], None],
         reason_to_wait: Callable[[RaftGroup], str | None],
+        has_room: Callable[[RaftGroup], bool],
         what: str,
     ) -> None:
         """Run a group from now on. `check_level(level)` raises when the cluster has not come to a feature level;
-        `reason_to_wait(self)` says why nothing may be stamped now, or None; `what` it is a group of, for messages.
+        `reason_to_wait(self)` says why nothing may be stamped now, or None; `has_room(self)`: whether more may be
+        proposed, else the group is marked once it may be; `what` it is a group of, for messages.
         Raises Corruption."""
         self.number = number
         self.what = what
@@ -123,14 +125,18 @@ class RaftGroup:
         self._limits = limits
         self._check_level = check_level
         self._reason_to_wait = reason_to_wait
+        self._has_room = has_room
         self._pending: deque[Request] = deque()
+        self.unapplied_bytes = 0
+        """Of what was proposed here and is not answered: rows will come of it."""
         self._proposed_count = 0
         self._proposals: dict[int, list[Request]] = {}
         """By their number, rising: handed to Raft, neither committed nor refused yet."""
         self._in_flight: dict[int, list[Request]] = {}
         """By index: committed, not applied yet."""
-        self._expiring = (0, 0)
-        """What has no higher number, or index, was there when it was looked last."""
+        self._submitted_count = 0
+        self._expiring = (0, 0, 0)
+        """What has no higher number, index or count was there when it was looked last."""
         self.group: Group = group_commit.add(
             number, member, journal, applied=replica.applied_index, before_tick=self.flush
         )
@@ -288,6 +294,7 @@ class RaftGroup:
             )
         backlog.bytes += size
         self._pending.append(Request(command, size, messages, done))
+        self._submitted_count += 1
         self._group_commit.mark(self.group)
 
     async def call(self, command: Any) -> Any:
@@ -388,8 +395,12 @@ class RaftGroup:
             if left <= 0:
                 self._group_commit.mark(self.group)
                 return
+            if not self._has_room(self):
+                return
             requests = self._take()
-            left -= sum([request.size for request in requests])
+            size = sum([request.size for request in requests])
+            left -= size
+            self.unapplied_bytes += size
             entry = self._encode([request.command for request in requests])
             for request in requests:
                 request.command = None
@@ -438,9 +449,12 @@ class RaftGroup:
         self.group.reads.fail()
 
     def expire(self, timeout_s: float) -> None:
-        """Answer what was proposed before this was called last, that time ago, and is still not done."""
-        number, index = self._expiring
-        self._expiring = self._proposed_count, self.group.commit_index
+        """Answer what was submitted before this was called last, that time ago, and is still not done."""
+        number, index, count = self._expiring
+        self._expiring = self._proposed_count, self.group.commit_index, self._submitted_count
+        waits = len(self._pending) - (self._submitted_count - count)
+        held = [self._pending.popleft() for _ in range(waits)]
+        self._answer_all(held, Overloaded(f"for {timeout_s:g} s there was no room for rows of {self.what}; send again"))
         late = [requests for proposed, requests in self._proposals.items() if proposed <= number]
         late += [requests for committed, requests in self._in_flight.items() if committed <= index]
         for requests in late:
@@ -512,6 +526,8 @@ class RaftGroup:
 
     def _answer(self, request: Request, result: Any) -> None:
         self._backlog.bytes -= request.size
+        if request.command is None:
+            self.unapplied_bytes -= request.size
         request.done(result)
 
 

@@ -1,8 +1,9 @@
-"""Run a node's log on trio and three threads: WAL, apply, maintenance. No stall of one stops another."""
+"""Run a node's log on trio and four threads: WAL, apply, rows, maintenance. No stall of one stops another."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ T = TypeVar("T")
 
 log = structlog.get_logger("sandq.engine")
 
-Thread = Literal["log", "state", "maintenance"]
+Thread = Literal["log", "state", "rows", "maintenance"]
 
 ROOM_S = 1.0
 """How often it is tried again to write to a log whose disk is full."""
@@ -87,6 +88,8 @@ class Runner:
         node_log.applier.beside = self._apply.beside
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
+        self._rows = threading.Thread(target=self._write_rows, name="sandq-rows", daemon=True)
+        self._rows.start()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -298,6 +301,25 @@ class Runner:
         assert self._crash is not None
         raise self._crash
 
+    def _write_rows(self) -> None:
+        """On the thread that writes rows."""
+        node_log = self.node_log
+
+        def on_written() -> None:
+            if node_log.has_held:
+                self._inbox.put(node_log.propose_again)
+
+        try:
+            node_log.stores.run(on_written)
+        except BaseException as crash:  # whatever ends this thread must end the node
+            self._worker_crashed(crash)
+
+    def _close_rows(self, timeout_s: float | None) -> bool:
+        """Write what is handed over, then end that thread. Blocks; False when it has not ended in that time."""
+        self.node_log.stores.end()
+        self._rows.join(timeout_s)
+        return not self._rows.is_alive()
+
     def _worker_crashed(self, crash: BaseException) -> None:
         """On the thread that ended."""
         self._inbox.put(self._stop_after, crash)
@@ -321,9 +343,9 @@ class Runner:
         has not ended in that time: it hangs in the disk, and nothing that it works with may be closed."""
         deadline_s = time.monotonic() + within_s
         try:
-            for worker in (self._apply, self._wal, self._maintenance):
+            for close in (self._apply.close, self._close_rows, self._wal.close, self._maintenance.close):
                 left_s = max(deadline_s - time.monotonic(), 0.0) if math.isfinite(deadline_s) else None
-                if not await trio.to_thread.run_sync(worker.close, left_s):
+                if not await trio.to_thread.run_sync(close, left_s):
                     return False
             return True
         finally:
@@ -333,6 +355,8 @@ class Runner:
         """What changes as a thread gets on with its work; None while there is none."""
         if thread == "log":
             return self._wal.progress
+        if thread == "rows":
+            return self.node_log.stores.progress
         if thread == "maintenance":
             return self._maintenance.progress
         turn = self._apply.progress
@@ -379,6 +403,12 @@ class Runner:
 
     async def on_maintenance(self, call: Callable[[], T]) -> T:
         return await self._on(self._maintenance, call)
+
+    async def until_written(self) -> None:
+        """Wait, while much of it waits to be written, until what rows were handed over are. Raises StorageFailed."""
+        stores = self.node_log.stores
+        if stores.is_half_full:
+            await self.on_maintenance(stores.write_out)
 
     def hand_to_maintenance(self, call: Callable[[], None]) -> None:
         """Have it run there some time, unless the node ends before; it must not raise."""

@@ -42,6 +42,7 @@ class StoreSweeper:
         with suppress(StorageFailed):
             while start is not None:
                 start, range_done = await self._runner.ask(partial(self._node_log.sweep, start))
+                await self._runner.until_written()
                 if range_done is not None:
                     await self._runner.on_maintenance(partial(self._node_log.stores.compact, *range_done))
 

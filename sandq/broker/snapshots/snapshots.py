@@ -288,8 +288,10 @@ class _Store:
         return self._importer.position
 
     async def add(self, data: bytes) -> bool:
-        # The apply thread alone writes rows.
-        return await self._runner.ask(partial(self._importer.add, data))
+        # The apply thread alone hands rows over.
+        is_last = await self._runner.ask(partial(self._importer.add, data))
+        await self._runner.until_written()
+        return is_last
 
     def drop(self) -> None:
         self._node_log.filling.discard(self._number)

@@ -39,10 +39,15 @@ class LeaseSettlement:
         self._summaries = group_state.summaries
         self._unique = unique
 
-    def ack(self, token: int, what: c.What, now_ms: int, view: View) -> Lost:
-        lease = self._leases.by_token.get(token)
-        if lease is None:
-            return []
+    def ack(self, items: Sequence[tuple[int, c.What]], now_ms: int, view: View) -> list[Lost]:
+        """`items`: those of an Ack."""
+        found, in_turns = self._leases.by_token.get, self._shared.in_turns
+        return [
+            [] if (lease := found(token)) is None else self._ack(lease, what, now_ms, view)
+            for token, what in in_turns(items)
+        ]
+
+    def _ack(self, lease: Lease, what: c.What, now_ms: int, view: View) -> Lost:
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
         if fresh:

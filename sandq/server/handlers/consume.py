@@ -23,13 +23,13 @@ def _settled(kind: type[S]) -> Route:
 
     def handle(at: Context, frame: Frame) -> Awaitable[None] | None:
         items = frame[4] if len(frame) == 5 else None
-        if type(items) is not list or (len(items) <= PART_WORK and _work_of(items) <= PART_WORK):
+        if type(items) is not list or (work := _work_of(items)) <= PART_WORK:
             return whole(at, frame)
-        return _in_parts(at, frame)
+        return _in_parts(at, frame, work)
 
-    async def _in_parts(at: Context, frame: Frame) -> None:
+    async def _in_parts(at: Context, frame: Frame, work: int) -> None:
         turn, parts = at.connection.turn, []
-        for first, part in _parts(frame[4]):
+        for first, part in _parts(frame[4], work):
             try:
                 parts.append(kind.parse([*frame[:4], part]))
             except InvalidRequest as error:
@@ -65,19 +65,20 @@ class _Answers:
 
 
 def _work_of(items: list[Any]) -> int:
-    return sum([_work_of_item(item) for item in items])
+    named = [item[1] for item in items if type(item) is list and len(item) > 1 and type(item[1]) is list]
+    return len(items) + sum(map(len, named))
 
 
-def _work_of_item(item: Any) -> int:
-    return 1 + len(item[1]) if type(item) is list and len(item) > 1 and type(item[1]) is list else 1
-
-
-def _parts(items: list[Any]) -> Iterator[tuple[int, list[Any]]]:
-    """The number of the first item, and the items, of each part."""
+def _parts(items: list[Any], work: int) -> Iterator[tuple[int, list[Any]]]:
+    """The number of the first item, and the items, of each part. `work`: of all items."""
+    if work == len(items):  # none of them names ranges
+        for at in range(0, len(items), PART_WORK):
+            yield at + 1, items[at : at + PART_WORK]
+        return
     part: list[Any] = []
     first, work = 1, 0
     for number, item in enumerate(items, 1):
-        more = _work_of_item(item)
+        more = _work_of([item])
         if part and work + more > PART_WORK:
             yield first, part
             first, part, work = number, [], 0

@@ -101,6 +101,8 @@ class Stepped:
         self.rng = rng
         self._rests = random.Random(0)
         """When the apply thread has nothing to do for a moment; of its own, so that worlds stay what they are."""
+        self._writes = random.Random(1)
+        """When the thread that writes rows gets on; likewise."""
         self.timers = VirtualTimers(clock)
         self.published: deque[Published] = deque()
         self.tasks: deque[Any] = deque()
@@ -131,11 +133,19 @@ class Stepped:
             self.records = None
 
     def apply(self) -> None:
+        self.write_rows()
         if self.tasks:
             some = self.rng.randint(1, len(self.tasks))
             self.run([self.tasks.popleft() for _ in range(some)])
             if not self.tasks and self._rests.random() < 0.5:
                 self.node_log.applier.rest()
+
+    def write_rows(self) -> None:
+        """What the thread that writes rows does: a batch, or it stands still for a moment."""
+        if self._writes.random() < 0.3:
+            self.node_log.stores.write_one()
+            if self.node_log.has_held:
+                self.node_log.propose_again()
 
     def run(self, tasks: list[Any]) -> None:
         """What the apply thread does with these."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,28 @@ from hypothesis import strategies as st
 from sandq.model.errors import ClosedError
 from sandq.storage.keys import store_range
 from sandq.storage.stores import Change, LevelStores, MemoryStores, Row, Stores
+from sandq.storage.write_behind import WriteBehindStores
+
+
+class HalfWritten(WriteBehindStores):
+    """One whose thread writes what is handed over every other time."""
+
+    def __init__(self, base: Stores) -> None:
+        super().__init__(base, 1 << 20)
+        self._calls = 0
+
+    def write(self, changes: Sequence[Change]) -> None:
+        super().write(changes)
+        self._calls += 1
+        if self._calls % 2:
+            self.write_one()
+
 
 TWINS: dict[str, Callable[[Path], Stores]] = {
     "memory": lambda path: MemoryStores(),
     "leveldb": lambda path: LevelStores(path / "stores"),
+    "unwritten": lambda path: WriteBehindStores(MemoryStores(), 1 << 20),
+    "half written": lambda path: HalfWritten(LevelStores(path / "stores")),
 }
 
 

@@ -140,6 +140,19 @@ async def test_a_state_that_hangs_hands_over_to_those_that_are_well(autojump_clo
     assert not bed.health.may_lead("a") and not bed.health.may_lead("b") and bed.health.may_lead("c")
 
 
+async def test_a_store_that_hangs_ends_requests_and_no_questions(autojump_clock: trio.testing.MockClock) -> None:
+    """What the partitions hold is answered for as long as it is in memory; what they take has nowhere to go."""
+    bed = Bed()
+    bed.progress["rows"] = 1
+    await bed.passes(5 + 4 * LOOK_S)
+    assert bed.health.stalled and "the store" in bed.health.stalled
+    assert set(bed.stalled) == {bed.health.stalled} and bed.gave_up == []
+    assert bed.handed_to == [["b", "c"]] and bed.told
+    bed.progress["rows"] = None
+    await bed.passes(1)
+    assert bed.health.reason is None
+
+
 async def test_a_group_is_left_alone_that_nobody_can_take_over_at_once(autojump_clock: trio.testing.MockClock) -> None:
     """While it is tried it takes nothing: others that are behind are no reason to."""
     bed = Bed()

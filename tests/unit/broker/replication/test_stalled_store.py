@@ -1,0 +1,227 @@
+"""A store that stands still keeps nobody waiting but who brings much for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from sandq.broker.memory_budget import ROWS_SHARE
+from sandq.broker.replication.inbox import Inbox
+from sandq.broker.replication.node_log import Hooks, NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.runner import Runner
+from sandq.broker.signals import Signal
+from sandq.metadata.state import Partition, Topic
+from sandq.model.batch import Column, encode
+from sandq.model.errors import Overloaded, StorageFailed
+from sandq.model.limits import Limits
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+from sandq.raft import Members
+from sandq.storage.memory_files import MemoryFiles
+from sandq.storage.stores import MemoryStores
+from sandq.storage.write_behind import STORE_SHARE
+from tests.support.simulation.stepped import Stepped, VirtualClock
+from tests.support.stalling_stores import StallingStores
+from tests.support.waiting import PATIENCE_S, until_holds
+
+GROUPS = 7, 8
+NODE_BYTES = 4 << 20
+STORE_BYTES = int(STORE_SHARE * NODE_BYTES)
+LIMITS = Limits(memory_bytes=int(NODE_BYTES / ROWS_SHARE))
+LARGE, SMALL = (encode({Column.VALUE: [bytes(size)]}) for size in (256 << 10, 100))
+
+
+def partitions(node_log: NodeLog) -> list[RaftGroup]:
+    """Two, of one topic, that this node is alone with."""
+    settings = parse_settings({}).record()
+    placed = tuple(Partition(group, ("n1#1",), ("n1#1",)) for group in GROUPS)
+    topic = Topic("t", 1, "timer", 2, 2, settings, 0, placed, settings)
+    node_log.install([(group, "n1#1", Members(("n1#1",))) for group in GROUPS])
+    return [node_log.open_partition(topic, number) for number in range(2)]
+
+
+def produce(host: RaftGroup, batch: bytes, answers: list[Any]) -> None:
+    host.submit(c.Append(batch), answers.append, size=len(batch), messages=1)
+
+
+class Bed(Stepped):
+    """Whose store is written to when a test says so."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        super().__init__(random.Random(0), self.clock)
+        self.below = MemoryStores()
+        self.node_log = NodeLog(
+            MemoryFiles(),
+            self.below,
+            node_id="n1",
+            now_ms=self.clock.now_ms,
+            publish=self.published.append,
+            limits=LIMITS,
+        )
+        self.hosts = partitions(self.node_log)
+        self.settle()
+
+    def write_rows(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        for _ in range(50):
+            self.drive()
+
+    def go_on(self) -> None:
+        """The store writes what it was given, and whatever that lets in."""
+        while self.node_log.stores.progress is not None or self.node_log.has_held:
+            self.node_log.stores.write_out()
+            self.node_log.propose_again()
+            self.settle()
+            self.node_log.applier.write()
+
+
+def test_a_store_that_stands_still_for_seconds_delays_no_answer_until_its_limit() -> None:
+    bed = Bed()
+    one, other = bed.hosts
+    large: list[Any] = []
+    sent = 0
+    while len(large) == sent:
+        produce(one, LARGE, large)
+        sent += 1
+        bed.clock.ms += 100
+        bed.settle()
+        assert sent * len(LARGE) < 2 * STORE_BYTES, "it takes without end"
+    assert bed.clock.ms - VirtualClock().ms >= 500 and bed.below.scan(b"", b"\xff") == [], "it did stand still"
+    assert len(LARGE) * len(large) >= STORE_BYTES - len(LARGE)
+    small: list[Any] = []
+    for number in range(50):
+        bed.clock.ms += 100
+        produce(other, SMALL, small)
+        bed.settle()
+        assert len(small) == number + 1, "the other partition waits as well"
+    for _ in range(9):
+        produce(one, SMALL, large)
+    bed.settle()
+    assert len(large) == sent - 1, "what comes behind it keeps its order"
+    assert bed.node_log.memory.accounts["rows"].bytes < STORE_BYTES + 2 * len(LARGE)
+    bed.go_on()
+    assert len(large) == sent + 9 and not any(isinstance(answer, Exception) for answer in large + small)
+    ids = [base for base, _ in large]
+    assert ids == sorted(ids) and not bed.node_log.backlog.bytes and not one.unapplied_bytes
+    for host in bed.hosts:
+        bed.check_rows(host.replica)  # type: ignore[arg-type]
+
+
+def test_who_waits_too_long_for_room_is_told_that_nothing_was_stored() -> None:
+    bed = Bed()
+    host, answers = bed.hosts[0], list[Any]()
+    for _ in range(2 * STORE_BYTES // len(LARGE)):
+        produce(host, LARGE, answers)
+    bed.settle()
+    stored = len(answers)
+    bed.node_log.expire(30)
+    produce(host, SMALL, answers)
+    assert len(answers) == stored, "it has waited no time yet"
+    bed.node_log.expire(30)
+    refused = answers[stored:]
+    assert len(answers) == 2 * STORE_BYTES // len(LARGE), "the last one has just come"
+    assert refused and all(isinstance(answer, Overloaded) and answer.retriable for answer in refused)
+    assert "no room" in str(refused[0])
+    bed.go_on()
+    assert not isinstance(answers[-1], Exception) and len(answers) == len(refused) + stored + 1
+    assert bed.node_log.backlog.bytes == host.unapplied_bytes == 0
+    assert host.status.messages == stored + 1
+
+
+def test_a_follower_takes_no_more_of_a_group_whose_rows_wait() -> None:
+    bed = Bed()
+    one, other = bed.hosts
+    assert bed.node_log._takes_entries(one.number)
+    bed.node_log.stores.write([(one.replica._rows.prefix + b"x", bytes(STORE_BYTES))])  # type: ignore[attr-defined]
+    assert not bed.node_log._takes_entries(one.number) and bed.node_log._takes_entries(other.number)
+    bed.node_log.stores.write_out()
+    assert bed.node_log._takes_entries(one.number)
+
+
+class Threads:
+    """The same with the threads of a node."""
+
+    def __init__(self) -> None:
+        wakeup, inbox = Signal(), Inbox()
+        self.below = StallingStores()
+        self.node_log: NodeLog = NodeLog(
+            MemoryFiles(),
+            self.below,
+            node_id="n1",
+            now_ms=lambda: 1_800_000_000_000,
+            publish=lambda news: inbox.put(self.node_log.published, news),
+            limits=LIMITS,
+            hooks=Hooks(wake=wakeup.set),
+        )
+        self.runner = Runner(
+            self.node_log,
+            wakeup,
+            inbox,
+            lambda node, messages: None,
+            checkpoint_bytes=1 << 30,
+            checkpoint_interval_s=1e9,
+        )
+        self.hosts = partitions(self.node_log)
+
+
+@asynccontextmanager
+async def threads() -> AsyncIterator[Threads]:
+    found = Threads()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(found.runner.run)
+        await until_holds(lambda: all(host.ready for host in found.hosts))
+        with trio.fail_after(PATIENCE_S):
+            yield found
+        nursery.cancel_scope.cancel()
+    found.below.go_on()
+    await found.runner.close()
+
+
+async def test_what_waits_for_the_store_goes_on_with_it() -> None:
+    async with threads() as node:
+        one, other = node.hosts
+        node.below.stall()
+        large: list[Any] = []
+        count = 2 * STORE_BYTES // len(LARGE)
+        for _ in range(count):
+            produce(one, LARGE, large)
+        await until_holds(lambda: node.below.stands.is_set() and node.node_log.has_held)
+        await other.call(c.Append(SMALL))
+        assert node.runner.progress_of("rows") is not None
+        assert len(large) < count
+        node.below.go_on()
+        await until_holds(lambda: len(large) == count)
+        assert not any(isinstance(answer, Exception) for answer in large)
+
+
+async def test_a_store_that_fails_ends_what_waits_for_it() -> None:
+    async with threads() as node:
+        one = node.hosts[0]
+        node.below.error = StorageFailed("the disk fails")
+        answers: list[Any] = []
+        for _ in range(2 * STORE_BYTES // len(LARGE)):
+            produce(one, LARGE, answers)
+        await until_holds(lambda: node.node_log.failed is not None)
+        with pytest.raises(StorageFailed, match="the disk fails"):
+            await node.runner.ask(lambda: None)
+        with pytest.raises(StorageFailed, match="the disk fails"):
+            produce(one, SMALL, answers)
+        await until_holds(lambda: len(answers) == 2 * STORE_BYTES // len(LARGE))
+        assert not node.node_log.backlog.bytes
+
+
+async def test_rows_that_are_handed_over_are_written_before_a_node_ends() -> None:
+    async with threads() as node:
+        node.below.stall()
+        await node.hosts[0].call(c.Append(LARGE))
+        await node.runner.ask(node.node_log.applier.write)
+    assert node.below.scan(b"", b"\xff")

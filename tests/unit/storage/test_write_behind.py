@@ -1,0 +1,182 @@
+"""What is handed over is read as if it were written, and is written in its order."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sandq.model.errors import StorageFailed
+from sandq.storage.keys import store_prefix
+from sandq.storage.stores import Change, MemoryStores
+from sandq.storage.write_behind import BATCH_BYTES, ROW_BYTES, STORE_SHARE, WriteBehindStores
+from tests.support.stalling_stores import PATIENCE_S, StallingStores
+
+ONE, TWO, THREE = (store_prefix(number) for number in (1, 2, 3))
+LIMIT = 8 << 20
+
+
+def some_changes(rng: random.Random) -> list[Change]:
+    def change() -> Change:
+        key = rng.choice((ONE, TWO)) + bytes([rng.randrange(12)])
+        return key, None if rng.random() < 0.4 else rng.randbytes(rng.choice((0, 1, 3)))
+
+    return [change() for _ in range(rng.randrange(6))]
+
+
+def some_range(rng: random.Random) -> tuple[bytes, bytes]:
+    start, stop = sorted(rng.choice((ONE, TWO)) + bytes([rng.randrange(13)]) for _ in range(2))
+    return start, stop
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whoever_reads_sees_no_difference(seed: int) -> None:
+    rng = random.Random(seed)
+    written, stores = MemoryStores(), WriteBehindStores(MemoryStores(), LIMIT)
+    snapshots = []
+    for _ in range(60):
+        changes = some_changes(rng)
+        written.write(changes)
+        stores.write(changes)
+        if rng.random() < 0.3:
+            stores.write_one()
+        if rng.random() < 0.1:
+            snapshots.append((written.snapshot(), stores.snapshot()))
+        start, stop = some_range(rng)
+        asked = {"limit": rng.choice([None, 0, 1, 3]), "max_bytes": rng.choice([None, 0, 1, 4])}
+        for reverse in (False, True):
+            expected = written.scan(start, stop, reverse=reverse, **asked)
+            assert stores.scan(start, stop, reverse=reverse, **asked) == expected
+        assert stores.get(start) == written.get(start)
+        ranges = sorted(some_range(rng) for _ in range(3))
+        assert stores.vacant(ranges) == written.vacant(ranges)
+        for as_written, as_seen in snapshots:
+            assert as_seen.scan(start, stop, **asked) == as_written.scan(start, stop, **asked)
+    stores.write_out()
+    assert stores.progress is None and stores.bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_written_is_what_was_handed_over_up_to_some_moment(seed: int) -> None:
+    rng = random.Random(seed)
+    below = MemoryStores()
+    stores = WriteBehindStores(below, LIMIT)
+    states, so_far = [[]], MemoryStores()
+    for _ in range(30):
+        changes = some_changes(rng)
+        stores.write(changes)
+        so_far.write(changes)
+        states.append(so_far.scan(ONE, THREE))
+        if rng.random() < 0.3:
+            stores.write_one()
+        found = below.scan(ONE, THREE)
+        assert found in states, "rows that were handed over together were not written together, or out of their order"
+        states = states[states.index(found) :]
+
+
+def test_small_changes_that_wait_are_written_together() -> None:
+    below = MemoryStores()
+    stores = WriteBehindStores(below, LIMIT)
+    for number in range(100):
+        stores.write([(ONE + b"state", b"%d" % number), (ONE + b"%03d" % number, b"")])
+    stores.write_one()
+    assert below.get(ONE + b"state") == b"99" and stores.progress is None
+    large = BATCH_BYTES // 2
+    for number in range(3):
+        stores.write([(ONE + b"large%d" % number, bytes(large))])
+    stores.write_one()
+    assert below.get(ONE + b"large0") is not None and below.get(ONE + b"large1") is None
+
+
+def test_nothing_is_added_to_what_is_being_written() -> None:
+    below = StallingStores()
+    stores = WriteBehindStores(below, LIMIT)
+    with written_by_a_thread(stores, below):
+        below.stall()
+        stores.write([(ONE + b"a", b"1")])
+        assert below.stands.wait(PATIENCE_S)
+        stores.write([(ONE + b"a", b"2"), (ONE + b"b", b"2")])
+        assert (stores.get(ONE + b"a"), below.get(ONE + b"a")) == (b"2", None)
+        assert stores.scan(ONE, TWO) == [(ONE + b"a", b"2"), (ONE + b"b", b"2")]
+        progress = stores.progress
+        assert progress is not None, "there is something to do"
+        below.go_on()
+    assert below.scan(ONE, TWO) == [(ONE + b"a", b"2"), (ONE + b"b", b"2")]
+    assert stores.progress is None
+
+
+def test_a_flush_writes_what_was_handed_over() -> None:
+    below = MemoryStores()
+    stores = WriteBehindStores(below, LIMIT)
+    stores.write([(ONE + b"a", b"1")])
+    stores.flush()
+    assert below.after(0).get(ONE + b"a") == b"1"
+    stores.write([(ONE + b"b", b"1")])
+    stores.compact(ONE, TWO)
+    assert below.get(ONE + b"b") == b"1", "what it compacts is there"
+
+
+def test_a_failed_write_is_the_last_one() -> None:
+    below = StallingStores()
+    stores = WriteBehindStores(below, LIMIT)
+    below.error = StorageFailed("the disk fails")
+    stores.write([(ONE + b"a", b"1")])
+    with pytest.raises(StorageFailed, match="the disk fails"):
+        stores.run()
+    below.error = None
+    for call in (stores.write_out, stores.flush, stores.write_one, lambda: stores.write([(ONE + b"b", b"1")])):
+        with pytest.raises(StorageFailed, match="the disk fails"):
+            call()
+    assert stores.get(ONE + b"a") == b"1", "it is read on"
+    assert not below.scan(ONE, TWO)
+
+
+def test_a_store_takes_its_share_and_all_together_what_there_is() -> None:
+    stores = WriteBehindStores(MemoryStores(), LIMIT)
+    share = int(STORE_SHARE * LIMIT)
+    assert stores.takes(ONE) and stores.takes(ONE, share - 1)
+    assert not stores.takes(ONE, share), "what is on its way counts"
+    stores.write([(ONE + b"a", bytes(share - 2 * ROW_BYTES))])
+    assert stores.takes(ONE) and not stores.takes(ONE, 2 * ROW_BYTES)
+    stores.write([(ONE + b"b", bytes(2 * ROW_BYTES))])
+    assert not stores.takes(ONE) and stores.takes(TWO), "others do not wait for it"
+    stores.write([(TWO + b"a", bytes(share - 2 * ROW_BYTES))])
+    stores.write([(THREE + b"a", bytes(2 * ROW_BYTES))])
+    assert stores.bytes >= LIMIT and stores.is_half_full
+    assert [stores.takes(store) for store in (ONE, TWO, THREE)] == [False, False, True]
+    assert not stores.takes(THREE, LIMIT // 3), "an equal part, once all is taken"
+    assert stores.takes(store_prefix(4)), "who has nothing goes on"
+    stores.write_out()
+    assert stores.bytes == 0 and stores.takes(ONE)
+
+
+def test_the_end_comes_when_all_is_written() -> None:
+    below = StallingStores()
+    stores = WriteBehindStores(below, LIMIT)
+    times: list[None] = []
+    with written_by_a_thread(stores, below, times):
+        below.stall()
+        stores.write([(ONE + b"a", b"1")])
+        assert below.stands.wait(PATIENCE_S)
+        stores.write([(ONE + b"b", b"1")])
+        stores.end()
+        below.go_on()
+    assert len(below.scan(ONE, TWO)) == 2 and len(times) == 2
+
+
+@contextmanager
+def written_by_a_thread(
+    stores: WriteBehindStores, below: StallingStores, times: list[None] | None = None
+) -> Iterator[None]:
+    told = [] if times is None else times
+    thread = threading.Thread(target=stores.run, args=[lambda: told.append(None)])
+    thread.start()
+    try:
+        yield
+    finally:
+        stores.end()
+        below.go_on()
+        thread.join()
