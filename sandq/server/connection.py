@@ -49,13 +49,17 @@ FRAME_BYTES_PER_S = 512 << 10
 counted."""
 ANSWERS_GRANTED_BYTES = 16 << 10
 """Of answers that every connection may have waiting, whatever others have."""
+UNSENT_BYTES: Final = 1 << 20
+"""While more bytes of answers than that wait for a client to take them it is not read, and nothing is read for it: the
+system has as much again and more on its way, so that who takes them is not kept waiting ..."""
 CONNECTION_SHARE = 1 / 8
-"""What a connection may have of all answers ..."""
+"""... and no more than so much of all answers."""
 CONNECTION_REQUESTS_SHARE = 1 / 4
-"""... and of all requests that are not answered."""
+"""What a connection may have of all requests that are not answered."""
 AT_ONCE = 32
 """Requests of a connection that are worked on at once, but for those that wait for something to happen: what it asks
-beyond comes after them, or all of it would have a part of every round of the loop."""
+beyond comes after them, or all of it would have a part of every round of the loop. Once `requests_per_connection` are
+to be worked on it is not read."""
 REQUEST_BYTES = 512
 """What a request that is worked on takes, about, beside the bytes of its frame ..."""
 PARSED_COPIES = 8
@@ -133,9 +137,8 @@ class Connection:
         self.turn = Turn()
         self._at_once = 0
         """Requests that are worked on, but for those that wait for something to happen, ..."""
-        self._later: deque[Callable[[], Awaitable[None]]] = deque()
-        """... and those that come after them."""
-        """What is done for the requests of this connection as they come."""
+        self._later: deque[tuple[int, Callable[[], Awaitable[None]]]] = deque()
+        """... and those that come after them: how many are done together, and what does them."""
         self._requests: dict[int, Mark] = {}
         """Those that are not answered yet."""
         # What is answered is answered in other tasks, too.
@@ -148,7 +151,7 @@ class Connection:
         self._incoming = memory.requests.of(address)
         self._waiting = memory.watchers.of(address)
         most = limits.in_flight_bytes_per_connection
-        self._most_bytes = min(most, int(CONNECTION_SHARE * memory.answers.share_bytes))
+        self._most_bytes = min(most, UNSENT_BYTES, int(CONNECTION_SHARE * memory.answers.share_bytes))
         self._most_unanswered_bytes = min(most, int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes))
         self._unanswered_bytes = 0
         """Of requests, with what they take beside ..."""
@@ -171,6 +174,11 @@ class Connection:
         self._reading = trio.CancelScope()
         self._ending = False
         self._working = 0
+        """Requests that are worked on, or are to be, ..."""
+        self._worked = trio.Event()
+        """... fewer than before; ..."""
+        self._listening = 0
+        """... and those that wait for something to happen."""
         self._written = trio.Event()
         self._nursery: trio.Nursery
         self._session: Session
@@ -362,61 +370,77 @@ class Connection:
         finally:
             self._waiting.give_back(size)
 
-    @property
-    def room(self) -> int:
-        """For so many more requests to be worked on."""
-        return self._limits.requests_per_connection - self._working
-
     def start(self, request_id: int, work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0) -> None:
-        """Run a request that takes a while; what it returns is the reply. `wait_s`: for so long it asks to wait."""
-        self.start_many([request_id], work, wait_s)
+        """Run a request that takes a while; what it returns is the reply. `wait_s`: for so long it asks to wait. Raises
+        Overloaded when as many wait as may."""
+        if not wait_s:
+            self.start_many([request_id], work)
+            return
+        if self._listening >= self._limits.requests_per_connection:
+            raise Overloaded(f"{self._listening} requests of this connection wait; wait for their answers")
+        self._listening += 1
+        self._nursery.start_soon(self._listen, self._begun([request_id], work, wait_s))
 
-    def start_many(
-        self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0
-    ) -> None:
+    def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]]) -> None:
         """Run requests that are done together; what it returns are their replies, one behind the other."""
-        if len(request_ids) > self.room:
-            raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
         self._working += len(request_ids)
+        begun = len(request_ids), self._begun(request_ids, work)
+        if self._at_once < AT_ONCE:
+            self._at_once += 1
+            self._nursery.start_soon(self._one_after_the_other, *begun)
+        else:
+            self._later.append(begun)
+
+    def _begun(
+        self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0
+    ) -> Callable[[], Awaitable[None]]:
+        """What answers requests within the time that they have from now on."""
         self.turn.left -= BEGUN_WORK
         timeout_s = self._request_timeout_s + wait_s
-        done = partial(self._work, request_ids, work, timeout_s, trio.current_time() + timeout_s)
-        if wait_s:
-            self._nursery.start_soon(done)
-        elif self._at_once < AT_ONCE:
-            self._at_once += 1
-            self._nursery.start_soon(self._one_after_the_other, done)
-        else:
-            self._later.append(done)
+        return partial(self._work, request_ids, work, timeout_s, trio.current_time() + timeout_s)
 
-    async def _one_after_the_other(self, done: Callable[[], Awaitable[None]]) -> None:
-        turn = Turn()
-        await done()
-        while self._later:
-            done = self._later.popleft()
-            await turn.spend(BEGUN_WORK)
+    async def _listen(self, done: Callable[[], Awaitable[None]]) -> None:
+        try:
             await done()
+        finally:
+            self._listening -= 1
+
+    async def _one_after_the_other(self, requests: int, done: Callable[[], Awaitable[None]]) -> None:
+        turn = Turn()
+        while True:
+            await done()
+            self._working -= requests
+            if not self._worked.is_set():
+                self._worked.set()
+            if not self._later:
+                break
+            requests, done = self._later.popleft()
+            await turn.spend(BEGUN_WORK)
         self._at_once -= 1
+
+    async def _until_worked(self) -> None:
+        """Not read: the client that asks for more than is worked on waits for its answers."""
+        with self._not_counted():
+            while self._working >= self._limits.requests_per_connection:
+                self._worked = trio.Event()
+                await self._worked.wait()
 
     async def _work(
         self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], timeout_s: float, deadline_s: float
     ) -> None:
         failure: SandqError = TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown")
-        try:
-            with trio.move_on_at(deadline_s) as within:
-                try:
-                    self.reply_each(request_ids, await work())
-                except SandqError as error:
-                    failure = error
-                    failure = await error.settled() if isinstance(error, Unsure) else error
-                else:
-                    return
-            if within.cancelled_caught:
-                log.warning("a request took too long", requests=len(request_ids), timeout_s=timeout_s)
-            for request_id in request_ids:
-                self.send_error(request_id, failure)
-        finally:
-            self._working -= len(request_ids)
+        with trio.move_on_at(deadline_s) as within:
+            try:
+                self.reply_each(request_ids, await work())
+            except SandqError as error:
+                failure = error
+                failure = await error.settled() if isinstance(error, Unsure) else error
+            else:
+                return
+        if within.cancelled_caught:
+            log.warning("a request took too long", requests=len(request_ids), timeout_s=timeout_s)
+        for request_id in request_ids:
+            self.send_error(request_id, failure)
 
     def refuse(self, request_id: int, refusal: SandqError) -> None:
         """Answer a request that failed, once it is certain how."""
@@ -425,12 +449,9 @@ class Connection:
             raise refusal
 
         if isinstance(refusal, Unsure):
-            try:
-                self.start(request_id, work)
-                return
-            except SandqError as error:
-                refusal = error
-        self.send_error(request_id, refusal)
+            self.start(request_id, work)
+        else:
+            self.send_error(request_id, refusal)
 
     async def run(self, make_session: Callable[[Connection], Session]) -> None:
         self._session = make_session(self)
@@ -517,16 +538,18 @@ class Connection:
     async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
         """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once."""
         session, stats, turn, requests = self._session, self._stats, self.turn, self._requests
-        handle, most_bytes = session.handle, self._most_bytes
+        handle, most_bytes, most_requests = session.handle, self._most_bytes, self._limits.requests_per_connection
         kind, mark, size, unasked_bytes = -1, None, 0, 0
         produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes)
         self._count_unanswered(all_bytes)
         other_work = 1 + (came_bytes // max(len(frames), 1) >> SAID_BITS)
         for one in frames:
-            if turn.left <= 0 or self._out.bytes > most_bytes:
+            if turn.left <= 0 or self._out.bytes > most_bytes or self._working >= most_requests:
                 session.handled()
                 if self._out.bytes > most_bytes:
                     await self._until_sent()
+                if self._working >= most_requests:
+                    await self._until_worked()
                 await turn.end()
             frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
             turn.left -= 1 if frame[0] == _PRODUCE else other_work

@@ -71,11 +71,7 @@ class Subscriptions:
                 del self._opening[request.subscription_id]
                 opened.set()
 
-        try:
-            self._connection.start(request_id, work)
-        except SandqError:
-            del self._opening[request.subscription_id]
-            raise
+        self._connection.start(request_id, work)
 
     async def _subscribed(self, request_id: int, request: Subscribe) -> bytes:
         connection, subscription_id = self._connection, request.subscription_id
