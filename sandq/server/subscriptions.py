@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 import trio
 
@@ -17,6 +18,8 @@ from sandq.protocol.requests import Credit, Lease, Subscribe, Unsubscribe
 from sandq.server.connection import Connection
 
 TAKEN_KEPT = 1000
+PARTITIONS_OF_WORK: Final = 4
+"""Of a topic, that cost as much to go through as a small frame."""
 LISTENING_BYTES = 256
 """What a LEASE request that waits takes for each partition, about."""
 
@@ -61,6 +64,7 @@ class Subscriptions:
             )
         if request.credit > limits.credit_max:
             raise InvalidRequest(f"a credit of {request.credit}; at most {limits.credit_max} is given")
+        self._count_work(request.topic)
         # Before anything is awaited: the id is taken, and who leaves meanwhile waits for the end of this.
         opened = self._opening[request.subscription_id] = trio.Event()
 
@@ -97,6 +101,7 @@ class Subscriptions:
     def lease(self, request_id: int, request: Lease) -> None:
         if request_id in self._takes:
             raise Conflict(f"request {request_id} is under way already on this connection")
+        self._count_work(request.topic)
 
         async def work() -> bytes:
             taken: list[Delivery] = []
@@ -121,6 +126,10 @@ class Subscriptions:
         except SandqError:
             del self._takes[request_id]
             raise
+
+    def _count_work(self, topic: str) -> None:
+        """Of going through all partitions of a topic, as SUBSCRIBE and LEASE do. Raises UnknownTopic."""
+        self._connection.turn.left -= len(self._broker.topic(topic).record.partitions) // PARTITIONS_OF_WORK
 
     def _waits(self, request: Lease) -> AbstractContextManager[None]:
         """Count a request that may wait: it listens to every partition. Raises UnknownTopic, Overloaded."""
