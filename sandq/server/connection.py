@@ -171,6 +171,8 @@ class Connection:
         self._writing = False
         self._wake = trio.Event()
         self._sent = trio.Event()
+        self._room_line = trio.Lock()
+        """Of those who wait for room, the first has it."""
         self._reading = trio.CancelScope()
         self._ending = False
         self._working = 0
@@ -202,12 +204,14 @@ class Connection:
         return waiting_bytes <= self._most_bytes and not self._answers.is_full
 
     async def until_room(self) -> None:
-        """Wait until more may be read for this client."""
-        while not self.has_room:
-            if self._answers.is_full:
-                await self._answers.until_room()
-            else:
-                await self._sent.wait()
+        """Wait until more may be read for this client. One goes on after the other: the next answer may take all of it,
+        and hundreds would be woken for nothing with every piece that is sent."""
+        async with self._room_line:
+            while not self.has_room:
+                if self._answers.is_full:
+                    await self._answers.until_room()
+                else:
+                    await self._sent.wait()
 
     def hold(self, size: int) -> None:
         """So much was read for this client. On the apply thread."""
