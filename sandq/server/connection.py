@@ -102,7 +102,9 @@ class Session(Protocol):
         """The connection takes frames again after it was congested."""
         ...
 
-    def closed(self) -> None: ...
+    async def closed(self) -> None:
+        """The connection has gone."""
+        ...
 
 
 class Connection:
@@ -179,7 +181,7 @@ class Connection:
         """Requests that are worked on, or are to be, ..."""
         self._worked = trio.Event()
         """... fewer than before; ..."""
-        self._listening = 0
+        self._listening: dict[trio.CancelScope, None] = {}
         """... and those that wait for something to happen."""
         self._written = trio.Event()
         self._nursery: trio.Nursery
@@ -380,10 +382,11 @@ class Connection:
         if not wait_s:
             self.start_many([request_id], work)
             return
-        if self._listening >= self._limits.requests_per_connection:
-            raise Overloaded(f"{self._listening} requests of this connection wait; wait for their answers")
-        self._listening += 1
-        self._nursery.start_soon(self._listen, self._begun([request_id], work, wait_s))
+        if len(self._listening) >= self._limits.requests_per_connection:
+            raise Overloaded(f"{len(self._listening)} requests of this connection wait; wait for their answers")
+        scope = trio.CancelScope()
+        self._listening[scope] = None
+        self._nursery.start_soon(self._listen, scope, self._begun([request_id], work, wait_s))
 
     def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]]) -> None:
         """Run requests that are done together; what it returns are their replies, one behind the other."""
@@ -403,11 +406,19 @@ class Connection:
         timeout_s = self._request_timeout_s + wait_s
         return partial(self._work, request_ids, work, timeout_s, trio.current_time() + timeout_s)
 
-    async def _listen(self, done: Callable[[], Awaitable[None]]) -> None:
-        try:
-            await done()
-        finally:
-            self._listening -= 1
+    async def _listen(self, scope: trio.CancelScope, done: Callable[[], Awaitable[None]]) -> None:
+        with scope:
+            try:
+                await done()
+            finally:
+                del self._listening[scope]
+
+    async def _end_listening(self) -> None:
+        """End what waits for something to happen, in turns: all at once would be a long one."""
+        turn = Turn()
+        for scope in list(self._listening):
+            scope.cancel()
+            await turn.spend(BEGUN_WORK)
 
     async def _one_after_the_other(self, requests: int, done: Callable[[], Awaitable[None]]) -> None:
         turn = Turn()
@@ -466,13 +477,10 @@ class Connection:
                 nursery.start_soon(self._greeting_deadline)
                 with self._reading:
                     await self._read()
-                if self._reading.cancelled_caught and self._session.greeted:
-                    self.send_error(0, Unavailable("a frame has not come whole in time; connect and send it again"))
-                # What is queued still goes out: an error that says why, most often.
-                self._ending = True
-                self._wake.set()
-                with trio.move_on_after(LAST_WORDS_S):
-                    await self._written.wait()
+                if self.open:
+                    await self._say_last_words()
+                self.open = False
+                await self._end_listening()
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
@@ -481,8 +489,24 @@ class Connection:
             self._requests.clear()
             self._answers.give_back(self._out.clear())
             self._notify_sent()
-            self._session.closed()
+            with trio.CancelScope(shield=True):
+                await self._session.closed()
             await trio.aclose_forcefully(self._stream)
+
+    async def _say_last_words(self) -> None:
+        """Let what is queued still go out: an error that says why, most often."""
+        if self._reading.cancelled_caught and self._session.greeted:
+            self.send_error(0, Unavailable("a frame has not come whole in time; connect and send it again"))
+        self._ending = True
+        self._wake.set()
+        with trio.move_on_after(LAST_WORDS_S):
+            await self._written.wait()
+
+    def _cut_off(self) -> None:
+        """The client takes nothing, or has gone."""
+        self.open = False
+        self._written.set()
+        self._reading.cancel()
 
     async def _read(self) -> None:
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
@@ -640,7 +664,7 @@ class Connection:
             self._writing = True
             while self._out:
                 if not await self._send_piece():
-                    self._nursery.cancel_scope.cancel()
+                    self._cut_off()
                     return
             self._writing = False
             self._end_congestion()

@@ -10,6 +10,7 @@ import trio
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
+from sandq.broker.turns import Turn
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError, TooLarge
 from sandq.model.names import check_name
 from sandq.protocol.frames import encode_reply
@@ -42,11 +43,16 @@ class Subscriptions:
         for _, subscription in self._subscriptions.values():
             subscription.notify_room()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """The connection is gone: leases run on."""
-        for topic, subscription in self._subscriptions.values():
-            self._broker.detach(topic, subscription)
+        subscriptions = list(self._subscriptions.values())
         self._subscriptions.clear()
+        for _, subscription in subscriptions:
+            subscription.closed = True
+        turn = Turn()
+        for topic, subscription in subscriptions:
+            left = self._broker.detach(topic, subscription)
+            await turn.spend(1 + len(left) // PARTITIONS_OF_WORK)
 
     def subscribe(self, request_id: int, request: Subscribe) -> None:
         if request.subscription_id in self._subscriptions or request.subscription_id in self._opening:

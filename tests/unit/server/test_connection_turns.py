@@ -51,17 +51,21 @@ class Session:
 
     def drained(self) -> None: ...
 
-    def closed(self) -> None: ...
+    async def closed(self) -> None: ...
 
 
 class Steps(trio.abc.Instrument):
-    """Numbers the steps of all tasks: what is done in one of them, nobody else has a turn in between."""
+    """Numbers the steps of all tasks: what is done in one of them, nobody else has a turn in between; and the rounds of
+    the loop, in each of which all have one that can."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = self.round = 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.number += 1
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.round += 1
 
 
 @pytest.fixture
@@ -313,6 +317,32 @@ async def test_a_connection_with_many_requests_to_be_worked_on_is_not_read() -> 
         go_on.set()
         while len(answers) < (most + 500) * len(encode_reply(1, None)):
             answers += await client.receive_some(1 << 16)
+
+
+@pytest.mark.parametrize("takes_nothing", [False, True])
+async def test_requests_that_wait_end_in_turns_with_their_connection(steps: Steps, takes_nothing: bool) -> None:
+    most, begun, ended = DEFAULT.requests_per_connection, [], []
+
+    async def wait() -> bytes:
+        begun.append(steps.round)
+        try:
+            await trio.sleep_forever()
+            raise AssertionError
+        finally:
+            ended.append(steps.round)
+
+    def handle(connection: Connection, frame: Any) -> None:
+        connection.start(1, wait, wait_s=10)
+
+    async with connected(handle) as (connection, client):
+        await client.send_all(frames_of(most))
+        await until_holds(lambda: len(begun) == most)
+        if takes_nothing:
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it is reset
+            connection.send(bytes(64 * UNSENT_BYTES))
+        await client.aclose()
+        await until_holds(lambda: len(ended) == most)
+    assert max(ended.count(at) for at in set(ended)) <= TURN_WORK // BEGUN_WORK
 
 
 async def test_requests_that_wait_beyond_their_number_are_refused() -> None:
