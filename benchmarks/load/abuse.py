@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import count, cycle, repeat
 from typing import Any, NamedTuple
 
 from benchmarks.load.work import Done, Ready
@@ -35,6 +35,10 @@ ROWS, ROW_BYTES = 16, 1 << 20
 PAUSE_S = 0.005
 CHUNK = 32
 """Requests that are sent in one go."""
+NUMBERS = 8192
+"""A request that is sent again and again has so many numbers in turn, more than there may be unanswered ..."""
+NUMBERED_BYTES = 16 << 20
+"""... if its frames with them are no larger: they are made once, as the processor is to be the node's."""
 SOCKETS = 100
 """Connections of one abuser that holds as many as it can."""
 STEP_S = 0.05
@@ -94,7 +98,11 @@ def abuse(kind: str, port: int, http: int, seconds: float) -> Ready:
 # -- over the client port -----------------------------------------------------------------------------------------
 
 
-def _pounds(requests: Callable[[], Iterator[Request]], *, reads: bool = True) -> Abuse:
+Blocks = Callable[[], Iterator[bytes]]
+"""Frames of requests without end, `CHUNK` in each block, for a connection."""
+
+
+def _pounds(requests: Blocks, *, reads: bool = True) -> Abuse:
     """Send requests without end, as fast as they are taken; read the answers, or none of them."""
 
     def pound(at: Target, until_s: float) -> int:
@@ -102,10 +110,10 @@ def _pounds(requests: Callable[[], Iterator[Request]], *, reads: bool = True) ->
         while time.perf_counter() < until_s:
             with suppress(OSError):
                 sock = _connected(at.port, reads)
-                numbers, coming, out = count(2), requests(), b""
+                coming, out = requests(), b""
                 while time.perf_counter() < until_s:
                     if not out:
-                        out = b"".join([next(coming).frame(next(numbers)) for _ in range(CHUNK)])
+                        out = next(coming)
                         asked += CHUNK
                     readable, writable, _ = select.select([sock] if reads else [], [sock], [], STEP_S)
                     if readable and not sock.recv(RECEIVE_BYTES):
@@ -129,12 +137,27 @@ def _connected(port: int, reads: bool) -> socket.socket:
     return sock
 
 
-def _again(request: Request) -> Callable[[], Iterator[Request]]:
-    def requests() -> Iterator[Request]:
-        while True:
-            yield request
+def _made(requests: Callable[[], Iterator[Request]]) -> Blocks:
+    """Each request is another one."""
 
-    return requests
+    def blocks() -> Iterator[bytes]:
+        numbers, coming = count(2), requests()
+        while True:
+            yield b"".join([next(coming).frame(next(numbers)) for _ in range(CHUNK)])
+
+    return blocks
+
+
+def _again(request: Request) -> Blocks:
+    """The same request without end."""
+    if NUMBERS * len(request.frame(NUMBERS)) > NUMBERED_BYTES:
+        return _made(lambda: repeat(request))
+
+    def blocks() -> Iterator[bytes]:
+        firsts = range(2, 2 + NUMBERS, CHUNK)
+        return cycle(b"".join([request.frame(first + at) for at in range(CHUNK)]) for first in firsts)
+
+    return blocks
 
 
 def _unread(request: Request) -> Abuse:
@@ -283,13 +306,13 @@ KINDS: dict[str, Abuse] = {
     "kv_watch_unread": _unread(_WATCH),
     "kv_watch_waits": _read(_WAIT),
     "lease_waits": _read(Lease(WIDE, "waits", "c", 1, 60_000, None, "latest", False)),
-    "subscribe": _pounds(_subscriptions),
-    "subscribe_unread": _pounds(_subscriptions, reads=False),
+    "subscribe": _pounds(_made(_subscriptions)),
+    "subscribe_unread": _pounds(_made(_subscriptions), reads=False),
     "produce": _read(_PRODUCE),
     "produce_large": _read(_LARGE),
     "ack": _read(Ack(1, 0, [[number, None] for number in range(1, 1000)])),
-    "cancel": _pounds(_cancels),
-    "topic_create": _pounds(_topics),
+    "cancel": _pounds(_made(_cancels)),
+    "topic_create": _pounds(_made(_topics)),
     "ping": _read(Ping()),
     "garbage": _garbage,
     "connects": _connects,

@@ -49,13 +49,17 @@ FRAME_BYTES_PER_S = 512 << 10
 counted."""
 ANSWERS_GRANTED_BYTES = 16 << 10
 """Of answers that every connection may have waiting, whatever others have."""
+UNSENT_BYTES: Final = 1 << 20
+"""While more bytes of answers than that wait for a client to take them it is not read, and nothing is read for it: the
+system has as much again and more on its way, so that who takes them is not kept waiting ..."""
 CONNECTION_SHARE = 1 / 8
-"""What a connection may have of all answers ..."""
+"""... and no more than so much of all answers."""
 CONNECTION_REQUESTS_SHARE = 1 / 4
-"""... and of all requests that are not answered."""
+"""What a connection may have of all requests that are not answered."""
 AT_ONCE = 32
 """Requests of a connection that are worked on at once, but for those that wait for something to happen: what it asks
-beyond comes after them, or all of it would have a part of every round of the loop."""
+beyond comes after them, or all of it would have a part of every round of the loop. Once `requests_per_connection` are
+to be worked on it is not read."""
 REQUEST_BYTES = 512
 """What a request that is worked on takes, about, beside the bytes of its frame ..."""
 PARSED_COPIES = 8
@@ -98,7 +102,9 @@ class Session(Protocol):
         """The connection takes frames again after it was congested."""
         ...
 
-    def closed(self) -> None: ...
+    async def closed(self) -> None:
+        """The connection has gone."""
+        ...
 
 
 class Connection:
@@ -133,9 +139,8 @@ class Connection:
         self.turn = Turn()
         self._at_once = 0
         """Requests that are worked on, but for those that wait for something to happen, ..."""
-        self._later: deque[Callable[[], Awaitable[None]]] = deque()
-        """... and those that come after them."""
-        """What is done for the requests of this connection as they come."""
+        self._later: deque[tuple[int, Callable[[], Awaitable[None]]]] = deque()
+        """... and those that come after them: how many are done together, and what does them."""
         self._requests: dict[int, Mark] = {}
         """Those that are not answered yet."""
         # What is answered is answered in other tasks, too.
@@ -148,7 +153,7 @@ class Connection:
         self._incoming = memory.requests.of(address)
         self._waiting = memory.watchers.of(address)
         most = limits.in_flight_bytes_per_connection
-        self._most_bytes = min(most, int(CONNECTION_SHARE * memory.answers.share_bytes))
+        self._most_bytes = min(most, UNSENT_BYTES, int(CONNECTION_SHARE * memory.answers.share_bytes))
         self._most_unanswered_bytes = min(most, int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes))
         self._unanswered_bytes = 0
         """Of requests, with what they take beside ..."""
@@ -168,9 +173,16 @@ class Connection:
         self._writing = False
         self._wake = trio.Event()
         self._sent = trio.Event()
+        self._room_line = trio.Lock()
+        """Of those who wait for room, the first has it."""
         self._reading = trio.CancelScope()
         self._ending = False
         self._working = 0
+        """Requests that are worked on, or are to be, ..."""
+        self._worked = trio.Event()
+        """... fewer than before; ..."""
+        self._listening: dict[trio.CancelScope, None] = {}
+        """... and those that wait for something to happen."""
         self._written = trio.Event()
         self._nursery: trio.Nursery
         self._session: Session
@@ -194,12 +206,14 @@ class Connection:
         return waiting_bytes <= self._most_bytes and not self._answers.is_full
 
     async def until_room(self) -> None:
-        """Wait until more may be read for this client."""
-        while not self.has_room:
-            if self._answers.is_full:
-                await self._answers.until_room()
-            else:
-                await self._sent.wait()
+        """Wait until more may be read for this client. One goes on after the other: the next answer may take all of it,
+        and hundreds would be woken for nothing with every piece that is sent."""
+        async with self._room_line:
+            while not self.has_room:
+                if self._answers.is_full:
+                    await self._answers.until_room()
+                else:
+                    await self._sent.wait()
 
     def hold(self, size: int) -> None:
         """So much was read for this client. On the apply thread."""
@@ -362,61 +376,86 @@ class Connection:
         finally:
             self._waiting.give_back(size)
 
-    @property
-    def room(self) -> int:
-        """For so many more requests to be worked on."""
-        return self._limits.requests_per_connection - self._working
-
     def start(self, request_id: int, work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0) -> None:
-        """Run a request that takes a while; what it returns is the reply. `wait_s`: for so long it asks to wait."""
-        self.start_many([request_id], work, wait_s)
+        """Run a request that takes a while; what it returns is the reply. `wait_s`: for so long it asks to wait. Raises
+        Overloaded when as many wait as may."""
+        if not wait_s:
+            self.start_many([request_id], work)
+            return
+        if len(self._listening) >= self._limits.requests_per_connection:
+            raise Overloaded(f"{len(self._listening)} requests of this connection wait; wait for their answers")
+        scope = trio.CancelScope()
+        self._listening[scope] = None
+        self._nursery.start_soon(self._listen, scope, self._begun([request_id], work, wait_s))
 
-    def start_many(
-        self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0
-    ) -> None:
+    def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]]) -> None:
         """Run requests that are done together; what it returns are their replies, one behind the other."""
-        if len(request_ids) > self.room:
-            raise Overloaded(f"{self._working} requests of this connection are being worked on; wait for their answers")
         self._working += len(request_ids)
+        begun = len(request_ids), self._begun(request_ids, work)
+        if self._at_once < AT_ONCE:
+            self._at_once += 1
+            self._nursery.start_soon(self._one_after_the_other, *begun)
+        else:
+            self._later.append(begun)
+
+    def _begun(
+        self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0
+    ) -> Callable[[], Awaitable[None]]:
+        """What answers requests within the time that they have from now on."""
         self.turn.left -= BEGUN_WORK
         timeout_s = self._request_timeout_s + wait_s
-        done = partial(self._work, request_ids, work, timeout_s, trio.current_time() + timeout_s)
-        if wait_s:
-            self._nursery.start_soon(done)
-        elif self._at_once < AT_ONCE:
-            self._at_once += 1
-            self._nursery.start_soon(self._one_after_the_other, done)
-        else:
-            self._later.append(done)
+        return partial(self._work, request_ids, work, timeout_s, trio.current_time() + timeout_s)
 
-    async def _one_after_the_other(self, done: Callable[[], Awaitable[None]]) -> None:
+    async def _listen(self, scope: trio.CancelScope, done: Callable[[], Awaitable[None]]) -> None:
+        with scope:
+            try:
+                await done()
+            finally:
+                del self._listening[scope]
+
+    async def _end_listening(self) -> None:
+        """End what waits for something to happen, in turns: all at once would be a long one."""
         turn = Turn()
-        await done()
-        while self._later:
-            done = self._later.popleft()
+        for scope in list(self._listening):
+            scope.cancel()
             await turn.spend(BEGUN_WORK)
+
+    async def _one_after_the_other(self, requests: int, done: Callable[[], Awaitable[None]]) -> None:
+        turn = Turn()
+        while True:
             await done()
+            self._working -= requests
+            if not self._worked.is_set():
+                self._worked.set()
+            if not self._later:
+                break
+            requests, done = self._later.popleft()
+            await turn.spend(BEGUN_WORK)
         self._at_once -= 1
+
+    async def _until_worked(self) -> None:
+        """Not read: the client that asks for more than is worked on waits for its answers."""
+        with self._not_counted():
+            while self._working >= self._limits.requests_per_connection:
+                self._worked = trio.Event()
+                await self._worked.wait()
 
     async def _work(
         self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], timeout_s: float, deadline_s: float
     ) -> None:
         failure: SandqError = TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown")
-        try:
-            with trio.move_on_at(deadline_s) as within:
-                try:
-                    self.reply_each(request_ids, await work())
-                except SandqError as error:
-                    failure = error
-                    failure = await error.settled() if isinstance(error, Unsure) else error
-                else:
-                    return
-            if within.cancelled_caught:
-                log.warning("a request took too long", requests=len(request_ids), timeout_s=timeout_s)
-            for request_id in request_ids:
-                self.send_error(request_id, failure)
-        finally:
-            self._working -= len(request_ids)
+        with trio.move_on_at(deadline_s) as within:
+            try:
+                self.reply_each(request_ids, await work())
+            except SandqError as error:
+                failure = error
+                failure = await error.settled() if isinstance(error, Unsure) else error
+            else:
+                return
+        if within.cancelled_caught:
+            log.warning("a request took too long", requests=len(request_ids), timeout_s=timeout_s)
+        for request_id in request_ids:
+            self.send_error(request_id, failure)
 
     def refuse(self, request_id: int, refusal: SandqError) -> None:
         """Answer a request that failed, once it is certain how."""
@@ -425,12 +464,9 @@ class Connection:
             raise refusal
 
         if isinstance(refusal, Unsure):
-            try:
-                self.start(request_id, work)
-                return
-            except SandqError as error:
-                refusal = error
-        self.send_error(request_id, refusal)
+            self.start(request_id, work)
+        else:
+            self.send_error(request_id, refusal)
 
     async def run(self, make_session: Callable[[Connection], Session]) -> None:
         self._session = make_session(self)
@@ -441,13 +477,10 @@ class Connection:
                 nursery.start_soon(self._greeting_deadline)
                 with self._reading:
                     await self._read()
-                if self._reading.cancelled_caught and self._session.greeted:
-                    self.send_error(0, Unavailable("a frame has not come whole in time; connect and send it again"))
-                # What is queued still goes out: an error that says why, most often.
-                self._ending = True
-                self._wake.set()
-                with trio.move_on_after(LAST_WORDS_S):
-                    await self._written.wait()
+                if self.open:
+                    await self._say_last_words()
+                self.open = False
+                await self._end_listening()
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
@@ -456,8 +489,24 @@ class Connection:
             self._requests.clear()
             self._answers.give_back(self._out.clear())
             self._notify_sent()
-            self._session.closed()
+            with trio.CancelScope(shield=True):
+                await self._session.closed()
             await trio.aclose_forcefully(self._stream)
+
+    async def _say_last_words(self) -> None:
+        """Let what is queued still go out: an error that says why, most often."""
+        if self._reading.cancelled_caught and self._session.greeted:
+            self.send_error(0, Unavailable("a frame has not come whole in time; connect and send it again"))
+        self._ending = True
+        self._wake.set()
+        with trio.move_on_after(LAST_WORDS_S):
+            await self._written.wait()
+
+    def _cut_off(self) -> None:
+        """The client takes nothing, or has gone."""
+        self.open = False
+        self._written.set()
+        self._reading.cancel()
 
     async def _read(self) -> None:
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
@@ -517,16 +566,18 @@ class Connection:
     async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
         """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once."""
         session, stats, turn, requests = self._session, self._stats, self.turn, self._requests
-        handle, most_bytes = session.handle, self._most_bytes
+        handle, most_bytes, most_requests = session.handle, self._most_bytes, self._limits.requests_per_connection
         kind, mark, size, unasked_bytes = -1, None, 0, 0
         produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes)
         self._count_unanswered(all_bytes)
         other_work = 1 + (came_bytes // max(len(frames), 1) >> SAID_BITS)
         for one in frames:
-            if turn.left <= 0 or self._out.bytes > most_bytes:
+            if turn.left <= 0 or self._out.bytes > most_bytes or self._working >= most_requests:
                 session.handled()
                 if self._out.bytes > most_bytes:
                     await self._until_sent()
+                if self._working >= most_requests:
+                    await self._until_worked()
                 await turn.end()
             frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
             turn.left -= 1 if frame[0] == _PRODUCE else other_work
@@ -613,7 +664,7 @@ class Connection:
             self._writing = True
             while self._out:
                 if not await self._send_piece():
-                    self._nursery.cancel_scope.cancel()
+                    self._cut_off()
                     return
             self._writing = False
             self._end_congestion()

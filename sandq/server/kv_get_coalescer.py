@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, Final
 
 from sandq.broker.queries.kv_queries import KvQueries
-from sandq.model.errors import SandqError
 from sandq.protocol.frames import Frame, encode_replies
 from sandq.protocol.requests_keys import KvGet
 from sandq.server.connection import Connection
@@ -35,20 +34,10 @@ class KvGetCoalescer:
             return
         gathered, self._gathered = self._gathered, {}
         for requests in gathered.values():
-            first = 0
-            while first < len(requests):
-                # What there is no room for is refused one by one.
-                stop = first + max(1, min(TOGETHER, self._connection.room))
-                self._ask(requests[first:stop])
-                first = stop
-
-    def _ask(self, requests: list[tuple[int, KvGet]]) -> None:
-        ids = [request_id for request_id, _ in requests]
-        try:
-            self._connection.start_many(ids, partial(self._answer, requests))
-        except SandqError as error:
-            for request_id in ids:
-                self._connection.refuse(request_id, error)
+            for first in range(0, len(requests), TOGETHER):
+                together = requests[first : first + TOGETHER]
+                ids = [request_id for request_id, _ in together]
+                self._connection.start_many(ids, partial(self._answer, together))
 
     async def _answer(self, requests: list[tuple[int, KvGet]]) -> bytes:
         """The answers of the last of them; those before are answered as they are found."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.replication.replica import Delivery
+from sandq.broker.turns import Turn
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError, TooLarge
 from sandq.model.names import check_name
 from sandq.protocol.frames import encode_reply
@@ -17,6 +19,8 @@ from sandq.protocol.requests import Credit, Lease, Subscribe, Unsubscribe
 from sandq.server.connection import Connection
 
 TAKEN_KEPT = 1000
+PARTITIONS_OF_WORK: Final = 4
+"""Of a topic, that cost as much to go through as a small frame."""
 LISTENING_BYTES = 256
 """What a LEASE request that waits takes for each partition, about."""
 
@@ -39,11 +43,16 @@ class Subscriptions:
         for _, subscription in self._subscriptions.values():
             subscription.notify_room()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """The connection is gone: leases run on."""
-        for topic, subscription in self._subscriptions.values():
-            self._broker.detach(topic, subscription)
+        subscriptions = list(self._subscriptions.values())
         self._subscriptions.clear()
+        for _, subscription in subscriptions:
+            subscription.closed = True
+        turn = Turn()
+        for topic, subscription in subscriptions:
+            left = self._broker.detach(topic, subscription)
+            await turn.spend(1 + len(left) // PARTITIONS_OF_WORK)
 
     def subscribe(self, request_id: int, request: Subscribe) -> None:
         if request.subscription_id in self._subscriptions or request.subscription_id in self._opening:
@@ -61,6 +70,7 @@ class Subscriptions:
             )
         if request.credit > limits.credit_max:
             raise InvalidRequest(f"a credit of {request.credit}; at most {limits.credit_max} is given")
+        self._count_work(request.topic)
         # Before anything is awaited: the id is taken, and who leaves meanwhile waits for the end of this.
         opened = self._opening[request.subscription_id] = trio.Event()
 
@@ -71,11 +81,7 @@ class Subscriptions:
                 del self._opening[request.subscription_id]
                 opened.set()
 
-        try:
-            self._connection.start(request_id, work)
-        except SandqError:
-            del self._opening[request.subscription_id]
-            raise
+        self._connection.start(request_id, work)
 
     async def _subscribed(self, request_id: int, request: Subscribe) -> bytes:
         connection, subscription_id = self._connection, request.subscription_id
@@ -101,6 +107,7 @@ class Subscriptions:
     def lease(self, request_id: int, request: Lease) -> None:
         if request_id in self._takes:
             raise Conflict(f"request {request_id} is under way already on this connection")
+        self._count_work(request.topic)
 
         async def work() -> bytes:
             taken: list[Delivery] = []
@@ -125,6 +132,10 @@ class Subscriptions:
         except SandqError:
             del self._takes[request_id]
             raise
+
+    def _count_work(self, topic: str) -> None:
+        """Of going through all partitions of a topic, as SUBSCRIBE and LEASE do. Raises UnknownTopic."""
+        self._connection.turn.left -= len(self._broker.topic(topic).record.partitions) // PARTITIONS_OF_WORK
 
     def _waits(self, request: Lease) -> AbstractContextManager[None]:
         """Count a request that may wait: it listens to every partition. Raises UnknownTopic, Overloaded."""

@@ -33,7 +33,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Serving]:
         yield serving
 
 
-@pytest.mark.parametrize("kind", [Type.FETCH, Type.KV_SCAN, Type.KV_GET])
+@pytest.mark.parametrize("kind", [Type.FETCH, Type.KV_SCAN, Type.KV_GET, Type.KV_WATCH])
 async def test_a_client_that_takes_nothing_is_read_no_more_for(node: Serving, dial: Dial, kind: Type) -> None:
     slow, other = await dial(node), await dial(node)
     answers = node.broker.node_log.memory.answers
@@ -46,6 +46,7 @@ async def test_a_client_that_takes_nothing_is_read_no_more_for(node: Serving, di
         Type.FETCH: (offsets.FIRST, None, 1000, 16 * MB, True),
         Type.KV_SCAN: (False, b"", None, 1000, 8 * MB),
         Type.KV_GET: (False, [b"%d" % number for number in range(BATCHES)]),
+        Type.KV_WATCH: (bytes(16), None, True, b"", None, 1000, 8 * MB, 0),
     }
     for number in range(REQUESTS):
         await slow.send(kind, 1000 + number, "t", 0, *fields[kind])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -44,7 +44,11 @@ class _GroupPump:
     """Delivery of one group in one partition: at most one lease command is under way."""
 
     def __init__(self) -> None:
-        self.subscriptions: deque[Subscription] = deque()
+        self.consumers: dict[str, Subscription] = {}
+        """Those who take part, each by its name."""
+        self.line: OrderedDict[Subscription, None] = OrderedDict()
+        """Of them those that may have room, whose turn is next first. The others are not looked at, however many they
+        are: they come back once there may be room (`PartitionLeader._has_room`)."""
         self.busy = False
         self.asked_ms = 0
         """When it was last asked for a lease."""
@@ -123,27 +127,30 @@ class PartitionLeader:
         self._attended.add(self)
         pump = self._pumps.setdefault(subscription.group, _GroupPump())
         subscription.partitions += 1
-        for old in [s for s in pump.subscriptions if s.consumer == subscription.consumer]:
-            pump.subscriptions.remove(old)
-        pump.subscriptions.append(subscription)
+        old = pump.consumers.pop(subscription.consumer, None)
+        if old is not None:
+            pump.line.pop(old, None)
+        pump.consumers[subscription.consumer] = subscription
+        pump.line[subscription] = None
         self.pump(subscription.group)
 
     def detach(self, subscription: Subscription) -> bool:
         """False: it was replaced meanwhile."""
         pump = self._pumps.get(subscription.group)
-        if pump is None or subscription not in pump.subscriptions:
+        if pump is None or pump.consumers.get(subscription.consumer) is not subscription:
             return False
-        pump.subscriptions.remove(subscription)
+        del pump.consumers[subscription.consumer]
+        pump.line.pop(subscription, None)
         return True
 
     def consumers(self, group: str) -> int:
         """How many take part here."""
         pump = self._pumps.get(group)
-        return len(pump.subscriptions) if pump is not None else 0
+        return len(pump.consumers) if pump is not None else 0
 
     def consumers_by_group(self) -> dict[str, int]:
         """From any thread."""
-        return {name: len(pump.subscriptions) for name, pump in list(self._pumps.items())}
+        return {name: len(pump.consumers) for name, pump in list(self._pumps.items())}
 
     def end_subscriptions(self, error: SandqError) -> None:
         """Nobody takes part any more; who did is told why."""
@@ -151,7 +158,7 @@ class PartitionLeader:
         self._pumps.clear()
         for pump in pumps:
             pump.sleep_no_more()
-            for subscription in pump.subscriptions:
+            for subscription in pump.consumers.values():
                 if not subscription.closed:
                     subscription.closed = subscription.moved = True
                     subscription.ended(error)
@@ -255,7 +262,7 @@ class PartitionLeader:
         """The group was deleted: whoever takes part is told, and may make it anew."""
         pump = self._pumps.pop(name)
         pump.sleep_no_more()
-        for subscription in pump.subscriptions:
+        for subscription in pump.consumers.values():
             if not subscription.closed:
                 subscription.closed = True
                 subscription.ended(Unavailable(f"group {name!r} was deleted; subscribe again", group=name))
@@ -277,8 +284,6 @@ class PartitionLeader:
             return
         grants, reserved = self._grants(pump)
         if not grants:
-            for subscription in pump.subscriptions:
-                subscription.when_room(self.pump)
             return
         command = c.Lease(name, now_ms + self._lease_ahead_ms, tuple(grants))
         pump.busy, pump.asked_ms = True, now_ms
@@ -298,10 +303,35 @@ class PartitionLeader:
         pump.sleep_no_more()
         pump.timer_ms, pump.timer = at_ms, self._timers.at(at_ms, wake)
 
+    def _has_room(self, subscription: Subscription) -> None:
+        """A consumer that had no room may have some."""
+        pump = self._pumps.get(subscription.group)
+        if pump is not None and pump.consumers.get(subscription.consumer) is subscription:
+            pump.line[subscription] = None
+            self.pump(subscription.group)
+
+    def _with_room(self, pump: _GroupPump) -> dict[Subscription, int]:
+        """Whose turn is next, as many as there are grants at most, and what each may be given. Who is found to have no
+        room leaves the line."""
+        room: dict[Subscription, int] = {}
+        starved = []
+        for subscription in pump.line:
+            share = self._share(pump, subscription)
+            if share <= 0:
+                starved.append(subscription)
+            else:
+                room[subscription] = share
+                if len(room) == MAX_GRANTS:
+                    break
+        for subscription in starved:
+            del pump.line[subscription]
+            subscription.when_room(self._has_room)
+        return room
+
     def _grants(self, pump: _GroupPump) -> tuple[list[c.Grant], dict[Subscription, int]]:
         """Round robin over the consumers with room; what is granted is taken off their credit."""
-        room = {s: self._share(pump, s) for s in pump.subscriptions}
-        takers = deque(s for s in pump.subscriptions if room[s] > 0)
+        room = self._with_room(pump)
+        takers = deque(room)
         most = SHARED_GRANT_MESSAGES if len(takers) > 1 else FIXED.grant_messages
         grants: list[c.Grant] = []
         reserved: dict[Subscription, int] = {}
@@ -315,7 +345,7 @@ class PartitionLeader:
             if room[taker] > 0:
                 takers.append(taker)
         if grants:
-            pump.subscriptions.rotate(-1)
+            pump.line.move_to_end(next(iter(room)))
         return grants, reserved
 
     def _share(self, pump: _GroupPump, subscription: Subscription) -> int:
@@ -397,10 +427,8 @@ class PartitionLeader:
         if not subscription.closed:
             return subscription
         pump = self._pumps.get(subscription.group) if subscription.moved else None
-        for other in pump.subscriptions if pump is not None else ():
-            if other.consumer == subscription.consumer and not other.closed:
-                return other
-        return None
+        other = pump.consumers.get(subscription.consumer) if pump is not None else None
+        return None if other is None or other.closed else other
 
     # -- expiry and upkeep -----------------------------------------------------------------------------------------
 
@@ -488,7 +516,7 @@ class PartitionLeader:
         now_ms = self._clock.now_ms()
         if self._touched_ms is None or self._touched_ms + self._touch_interval_ms(status) <= now_ms:
             self._touched_ms = now_ms
-            self._touch([name for name, pump in self._pumps.items() if pump.subscriptions])
+            self._touch([name for name, pump in self._pumps.items() if pump.consumers])
         if status.upkeep_ms is not None and status.upkeep_ms <= now_ms:
             self._upkeep()
         else:

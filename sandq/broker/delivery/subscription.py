@@ -32,7 +32,7 @@ class Subscription:
         self.ended = ended
         self.partitions = 0
         """How many partitions share this pool."""
-        self._starved: dict[Callable[[str], None], None] = {}
+        self._starved: dict[Callable[[Subscription], None], None] = {}
         self.closed = False
         self.moved = False
         """It ended because partitions are led elsewhere now: its consumer comes back, and still holds what it held."""
@@ -41,12 +41,12 @@ class Subscription:
     def room(self) -> int:
         return 0 if self.closed or self.congested() else max(self.credit, 0)
 
-    def when_room(self, lease: Callable[[str], None]) -> None:
-        """Have a partition that found no room call `lease(group)` once there is room again."""
+    def when_room(self, lease: Callable[[Subscription], None]) -> None:
+        """Have a partition that found no room call `lease(subscription)` once there may be room again."""
         self._starved[lease] = None
 
     def notify_room(self) -> None:
         """Let the partitions that found no room try again."""
         starved, self._starved = self._starved, {}
         for lease in starved:
-            lease(self.group)
+            lease(self)

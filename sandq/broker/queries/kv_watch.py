@@ -39,7 +39,7 @@ class _Watcher:
         """All that was applied up to there has been looked at; -1: there is more."""
         self.found: outcome.Outcome[Changes] | None = None
         self.is_given_up = False
-        self.answered = trio.Event()
+        self._woken = trio.Event()
 
     def looked(self, found: outcome.Outcome[Changes], index: int, now_s: float) -> None:
         """What there is for it among what was applied up to an index, if only that there is nothing."""
@@ -56,7 +56,16 @@ class _Watcher:
         if isinstance(found, outcome.Value) and not self.is_given_up:
             self.size = sum([len(piece.batch) for piece in found.value.pieces])
             self.room.take(self.size)
-        self.answered.set()
+        self._woken.set()
+
+    def put_off(self) -> None:
+        """There may be much for it, and its client does not take what was found before."""
+        self._woken.set()
+
+    async def wait(self) -> None:
+        """Wait until something is found, or it is put off."""
+        await self._woken.wait()
+        self._woken = trio.Event()
 
     def is_over(self, index: int, now_s: float) -> bool:
         """Whether it has waited long enough, and there is nothing for it: it is told how far."""
@@ -91,6 +100,22 @@ class KvWatches:
         if watch.after is None:
             await host.read()  # what was acknowledged by now is not news
         watcher = _Watcher(watch, max_messages, max_bytes, trio.current_time() + wait_s, room)
+        try:
+            while watcher.found is None:
+                await room.until_room()
+                self._add(host, watcher)
+                await watcher.wait()
+        finally:
+            watcher.is_given_up = True
+            if watcher.size:
+                room.let_go(watcher.size)
+            self._watchers.get(host, {}).pop(watcher, None)
+        assert watcher.found is not None
+        return watcher.found.unwrap()
+
+    def _add(self, host: RaftGroup, watcher: _Watcher) -> None:
+        """Have it looked at from now on. Raises NotLeader, Overloaded."""
+        host.check_ready()
         watchers = self._watchers.get(host)
         if watchers is None:
             watchers = self._watchers[host] = {}
@@ -100,15 +125,6 @@ class KvWatches:
         else:
             host.look()  # wakes who looks for them
         watchers[watcher] = None
-        try:
-            await watcher.answered.wait()
-        finally:
-            watcher.is_given_up = True
-            if watcher.size:
-                room.let_go(watcher.size)
-            watchers.pop(watcher, None)
-        assert watcher.found is not None
-        return watcher.found.unwrap()
 
     async def _serve(self, host: RaftGroup, watchers: dict[_Watcher, None]) -> None:
         try:
@@ -117,10 +133,9 @@ class KvWatches:
                 index = host.status.applied_index
                 asked = list(islice((watcher for watcher in watchers if watcher.index < index), VISIT_WATCHERS))
                 for watcher in [one for one in asked if not one.room.has_room]:
-                    # There may be much for it, and nobody takes what was found before.
                     asked.remove(watcher)
                     del watchers[watcher]
-                    watcher.settle(outcome.Error(Overloaded("this connection takes no answers; ask again then")))
+                    watcher.put_off()
                 if asked:
                     await self._visit(host, watchers, asked, index)
                 elif watchers:
@@ -131,9 +146,7 @@ class KvWatches:
         finally:
             del self._watchers[host]
 
-    async def _visit(
-        self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int
-    ) -> None:
+    async def _visit(self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int) -> None:
         found = await self._runner.ask(lambda: _look(host, asked), group=host.number, patient=False)
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):

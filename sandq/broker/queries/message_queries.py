@@ -13,6 +13,7 @@ from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room, no_bytes
 from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import Done, RaftGroup
+from sandq.broker.turns import Turn
 from sandq.model import offsets
 from sandq.model.caller import Caller
 from sandq.model.errors import (
@@ -49,6 +50,11 @@ T = TypeVar("T")
 log = structlog.get_logger("sandq.broker")
 
 
+STATS_WORK = 16
+"""Of what one partition holds."""
+FORECAST_WORK = 8
+"""Of the counts of one partition. Who is answered asks the next one at once: that many more together would be a long
+turn."""
 WHY_WORK = 16
 """Of one message, and every group."""
 ROW_BYTES = 256
@@ -136,7 +142,11 @@ class MessageQueries:
         for delivery in self._broker.led(request.topic):
             await self._time.advance_for_states(delivery.host)
             buckets, more = await self._ask_partition(
-                request.topic, delivery.partition, lambda queries: queries.forecast(unit_s, request.count, now_ms)
+                request.topic,
+                delivery.partition,
+                lambda queries: queries.forecast(unit_s, request.count, now_ms),
+                no_bytes,
+                FORECAST_WORK,
             )
             later += more
             for start_ms, messages in buckets:
@@ -240,26 +250,11 @@ class MessageQueries:
     async def topic_stats(self, request: TopicStats, caller: Caller) -> list[dict[str, Any]]:
         led, guarded_ms = self._broker.led(request.topic), self._broker.clock.now_ms()
         await read_all([delivery.host for delivery in led])
-        return [
-            {
-                "partition": delivery.partition,
-                "messages": delivery.host.status.messages,
-                "delayed": delivery.host.status.later,
-                "dead": delivery.host.status.dead,
-                "keys": delivery.host.status.keys,
-                "bytes": delivery.host.status.bytes,
-                "floor_ms": delivery.host.status.floor_ms,
-                "now_ms": delivery.host.status.now_ms,
-                "ahead_ms": max(delivery.host.status.floor_ms - guarded_ms, 0),
-                "clock_epoch": delivery.host.status.clock_epoch,
-                "clock_reset": delivery.host.status.reset,
-                "applied_index": delivery.host.status.applied_index,
-                "groups": len(delivery.host.status.groups),
-                "holds": [hold._asdict() for hold in delivery.host.status.holds],
-                "members": _members(delivery.host),
-            }
-            for delivery in led
-        ]
+        turn, rows = Turn(), []
+        for delivery in led:
+            await turn.spend(STATS_WORK)
+            rows.append(_stats(delivery, guarded_ms))
+        return rows
 
     async def _ask(
         self,
@@ -296,6 +291,28 @@ def _bytes_of_page(page: tuple[list[dict[str, Any]], bytes | None]) -> int:
 def _bytes_of_message(row: dict[str, Any] | None) -> int:
     values = row.values() if row is not None else ()
     return ROW_BYTES + sum([len(value) for value in values if isinstance(value, (bytes, str))])
+
+
+def _stats(delivery: PartitionLeader, guarded_ms: int) -> dict[str, Any]:
+    """What a partition that is led here holds."""
+    status = delivery.host.status
+    return {
+        "partition": delivery.partition,
+        "messages": status.messages,
+        "delayed": status.later,
+        "dead": status.dead,
+        "keys": status.keys,
+        "bytes": status.bytes,
+        "floor_ms": status.floor_ms,
+        "now_ms": status.now_ms,
+        "ahead_ms": max(status.floor_ms - guarded_ms, 0),
+        "clock_epoch": status.clock_epoch,
+        "clock_reset": status.reset,
+        "applied_index": status.applied_index,
+        "groups": len(status.groups),
+        "holds": [hold._asdict() for hold in status.holds],
+        "members": _members(delivery.host),
+    }
 
 
 def _members(host: RaftGroup) -> list[dict[str, Any]]:

@@ -61,5 +61,5 @@ class ClientSession:
     def drained(self) -> None:
         self._context.subscriptions.notify_room()
 
-    def closed(self) -> None:
-        self._context.subscriptions.close()
+    async def closed(self) -> None:
+        await self._context.subscriptions.close()

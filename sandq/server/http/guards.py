@@ -42,8 +42,8 @@ SMALL_BYTES: Final = 4096
 """A body that is read whatever others take."""
 ANSWER_BYTES: Final = 3 << 20
 """What a request may take for its answer: the largest are pages, which are there in so many copies, too."""
-PIECES_BYTES: Final = 1 << 20
-"""What is read ahead of an answer that is sent piece by piece, about."""
+PIECES_BYTES: Final = 5 << 19
+"""What is read ahead of an answer that is sent piece by piece, about: a batch of 1 MiB, and its messages."""
 ROOM_S: Final = 10.0
 """A request waits so long for room for that."""
 ALWAYS_ANSWERED = ("/healthz", "/readyz", "/metrics")

@@ -48,7 +48,7 @@ class Session:
     def drained(self) -> None:
         self.drains += 1
 
-    def closed(self) -> None: ...
+    async def closed(self) -> None: ...
 
 
 @pytest.fixture
@@ -270,6 +270,47 @@ async def test_who_waits_goes_on_when_all_of_it_leaves_at_once(memory: MemoryBud
             memory.answers.give_back(100 * LARGE)
             connection.flush()
         assert memory.answers.bytes == 0
+
+
+class Steps(trio.abc.Instrument):
+    """Counts the steps of all tasks."""
+
+    number = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.number += 1
+
+
+async def test_those_who_wait_for_room_go_on_one_after_the_other(memory: MemoryBudget) -> None:
+    """The next answer may take all of it; and none is woken to find that there is none."""
+    waiters, steps = 200, Steps()
+    went_on: list[int] = []
+    async with connected(memory, Session()) as (connection, _), trio.open_nursery() as nursery:
+
+        async def wait(number: int) -> None:
+            await connection.until_room()
+            went_on.append(number)
+            connection.hold(LARGE)
+
+        connection.hold(LARGE)
+        for number in range(waiters):
+            nursery.start_soon(wait, number)
+        await wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(steps)
+        try:
+            for _ in range(10):
+                connection.let_go(1)
+                await wait_all_tasks_blocked()
+            assert went_on == [] and steps.number < waiters / 2
+            connection.let_go(LARGE - 10)
+            await wait_all_tasks_blocked()
+            assert len(went_on) == 1 and steps.number < waiters / 2
+        finally:
+            trio.lowlevel.remove_instrument(steps)
+        while len(went_on) < waiters:
+            connection.let_go(LARGE)
+            await wait_all_tasks_blocked()
+        connection.let_go(LARGE)
 
 
 async def test_what_was_read_counts_until_it_is_a_frame(memory: MemoryBudget) -> None:

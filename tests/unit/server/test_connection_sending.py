@@ -38,7 +38,7 @@ class Session:
     def drained(self) -> None:
         self.drains += 1
 
-    def closed(self) -> None: ...
+    async def closed(self) -> None: ...
 
 
 @asynccontextmanager

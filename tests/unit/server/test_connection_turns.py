@@ -15,18 +15,20 @@ from trio.testing import wait_all_tasks_blocked
 
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import SHARED_WORK, TURN_WORK
-from sandq.model.errors import NotFound
+from sandq.model.errors import NotFound, Overloaded
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.server import connection as connection_module
 from sandq.server.connection import (
     AT_ONCE,
     BEGUN_WORK,
+    FLUSH_BYTES,
     FRAME_S,
     RECEIVE_FEW_BYTES,
     REFUSAL_WORK,
     SAID_BITS,
     UNIT_BITS,
+    UNSENT_BYTES,
     Connection,
 )
 from tests.support.nodes.one_connection import one_connection
@@ -49,17 +51,21 @@ class Session:
 
     def drained(self) -> None: ...
 
-    def closed(self) -> None: ...
+    async def closed(self) -> None: ...
 
 
 class Steps(trio.abc.Instrument):
-    """Numbers the steps of all tasks: what is done in one of them, nobody else has a turn in between."""
+    """Numbers the steps of all tasks: what is done in one of them, nobody else has a turn in between; and the rounds of
+    the loop, in each of which all have one that can."""
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number = self.round = 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self.number += 1
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.round += 1
 
 
 @pytest.fixture
@@ -287,6 +293,93 @@ async def test_so_many_requests_of_a_connection_are_worked_on_at_once() -> None:
         while len(answers) < 2 * many * len(encode_reply(1, None)):
             answers += await client.receive_some(1 << 16)
     assert len(begun) == many
+
+
+async def test_a_connection_with_many_requests_to_be_worked_on_is_not_read() -> None:
+    """It is not told so either: who does not read would be told without end."""
+    handled, go_on = [], trio.Event()
+    most = DEFAULT.requests_per_connection
+
+    async def work() -> bytes:
+        await go_on.wait()
+        return encode_reply(1, None)
+
+    def handle(connection: Connection, frame: Any) -> None:
+        handled.append(frame)
+        connection.start(1, work)
+
+    answers = b""
+    async with connected(handle) as (connection, client):
+        await client.send_all(frames_of(most + 500))
+        await until_holds(lambda: len(handled) == most)
+        await wait_all_tasks_blocked()
+        assert len(handled) == most and connection.waiting_bytes == 0
+        go_on.set()
+        while len(answers) < (most + 500) * len(encode_reply(1, None)):
+            answers += await client.receive_some(1 << 16)
+
+
+@pytest.mark.parametrize("takes_nothing", [False, True])
+async def test_requests_that_wait_end_in_turns_with_their_connection(steps: Steps, takes_nothing: bool) -> None:
+    most, begun, ended = DEFAULT.requests_per_connection, [], []
+
+    async def wait() -> bytes:
+        begun.append(steps.round)
+        try:
+            await trio.sleep_forever()
+            raise AssertionError
+        finally:
+            ended.append(steps.round)
+
+    def handle(connection: Connection, frame: Any) -> None:
+        connection.start(1, wait, wait_s=10)
+
+    async with connected(handle) as (connection, client):
+        await client.send_all(frames_of(most))
+        await until_holds(lambda: len(begun) == most)
+        if takes_nothing:
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it is reset
+            connection.send(bytes(64 * UNSENT_BYTES))
+        await client.aclose()
+        await until_holds(lambda: len(ended) == most)
+    assert max(ended.count(at) for at in set(ended)) <= TURN_WORK // BEGUN_WORK
+
+
+async def test_requests_that_wait_beyond_their_number_are_refused() -> None:
+    most, refused = DEFAULT.requests_per_connection, []
+
+    async def wait() -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    def handle(connection: Connection, frame: Any) -> None:
+        try:
+            connection.start(1, wait, wait_s=10)
+        except Overloaded as error:
+            refused.append(error)
+
+    async with connected(handle) as (_, client):
+        await client.send_all(frames_of(most + 3))
+        await until_holds(lambda: len(refused) == 3)
+
+
+async def test_a_client_that_takes_no_answers_is_not_read() -> None:
+    handled, answer = [], encode_reply(1, bytes(10_000))
+
+    def handle(connection: Connection, frame: Any) -> None:
+        handled.append(frame)
+        connection.send(answer)
+
+    async with connected(handle) as (connection, client):
+        await client.send_all(frames_of(3000))
+        await until_holds(lambda: connection.waiting_bytes > UNSENT_BYTES)
+        await wait_all_tasks_blocked()
+        read = len(handled)
+        assert read < 3000 and not connection.has_room
+        assert connection.waiting_bytes <= UNSENT_BYTES + 2 * FLUSH_BYTES
+        left = 3000 * len(answer)
+        while left:
+            left -= len(await client.receive_some(1 << 16))
 
 
 async def test_requests_that_tasks_work_on_are_begun_in_turns(steps: Steps) -> None:

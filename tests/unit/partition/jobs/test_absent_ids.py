@@ -124,6 +124,23 @@ def test_answers_and_rows_are_those_of_one_look_up_each(level: int, seed: int, m
     assert results[0] == results[1]
 
 
+def test_others_have_turns_while_many_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, _ = partition(KNOWN.highest)
+    looked: list[int] = []
+    gave_way: list[int] = []
+    note_vacant = View.note_vacant
+
+    def noted(view: View, ranges: Any) -> Any:
+        looked.append(len(ranges))
+        return note_vacant(view, ranges)
+
+    monkeypatch.setattr(View, "note_vacant", noted)
+    bench.machine.shared.give_way = lambda: gave_way.append(len(looked))
+    bench.apply(20, c.Cancel([by_id(one) for one in absent(bench, 4096)]))
+    assert sum(looked) > 4 * 4096 and max(looked) <= pending.LOOK_RANGES
+    assert {*range(1, len(looked) + 1)} <= {*gave_way}
+
+
 def test_more_ids_than_are_looked_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "AHEAD_IDS", 10)
     monkeypatch.setattr(pending, "AHEAD_RANGES", 20)

@@ -17,6 +17,7 @@ from sandq.protocol import requests_admin as admin
 from sandq.protocol.requests_keys import KvGet
 from sandq.server.handlers import routes
 from sandq.server.handlers.session import HANDLERS, ClientSession
+from sandq.server.subscriptions import PARTITIONS_OF_WORK
 from tests.support.protocol_document import EXAMPLES, KINDS, decode, parsed
 
 CALLER = Caller("ada", "192.0.2.7:4711")
@@ -35,11 +36,12 @@ class Twin:
 
     def __init__(self, came: list[tuple[Any, Any]]) -> None:
         self._came = came
+        self.partitions = 1
         self.administration = self
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
     def topic(self, name: str) -> Any:
-        return SimpleNamespace(record=SimpleNamespace(partitions=[None]))
+        return SimpleNamespace(record=SimpleNamespace(partitions=self.partitions * [None]))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(request: Any, caller: Any, *rest: Any, **more: Any) -> Any:
@@ -55,7 +57,6 @@ class Door:
     def __init__(self) -> None:
         self.caller = CALLER
         self.congested = False
-        self.room = 100
         self.turn = Turn()
         self.begun: list[Callable[[], Awaitable[bytes]]] = []
 
@@ -103,6 +104,21 @@ async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], na
     request = parsed(name)
     assert asked == ([request] if isinstance(request, KvGet) else request)
     assert caller is CALLER
+
+
+@pytest.mark.parametrize("name", [name for name in ASKED if isinstance(parsed(name), (r.Subscribe, r.Lease))])
+def test_what_goes_through_all_partitions_is_as_much_work(name: str) -> None:
+    def work_of(partitions: int) -> int:
+        broker, door = Twin([]), Door()
+        broker.partitions = partitions
+        info = SimpleNamespace(waiting=lambda: None, add_hint=None)
+        session = ClientSession(broker, door, info)  # type: ignore[arg-type]
+        session.greeted = True
+        before = door.turn.left
+        session.handle(decode(name))
+        return before - door.turn.left
+
+    assert work_of(1000 * PARTITIONS_OF_WORK) == work_of(0) + 1000
 
 
 def test_every_request_has_a_handler() -> None:

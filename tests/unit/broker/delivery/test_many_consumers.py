@@ -1,0 +1,91 @@
+"""Thousands of consumers of one group: only those are looked at that may have room."""
+
+from __future__ import annotations
+
+from sandq.broker.delivery.partition_leader import MAX_GRANTS
+from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.replication.replica import Delivery
+from tests.unit.broker.delivery.test_moved_leases import LEASE_MS, Bed
+
+CONSUMERS = 1000
+
+
+class Crowd(Bed):
+    """Counts how often somebody's room was looked at, and tells who was given something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = 0
+        self.congested: set[str] = set()
+        self.given: list[str] = []
+
+    def consumer(self, name: str, credit: int) -> Subscription:
+        def push(delivery: Delivery) -> None:
+            self.given.append(name)
+
+        def congested() -> bool:
+            self.looked += 1
+            return name in self.congested
+
+        subscription = Subscription("g", name, credit, LEASE_MS, push, congested, lambda error: None)
+        self.delivery.attach(subscription)
+        return subscription
+
+
+def add_credit(subscription: Subscription, more: int) -> None:
+    subscription.credit += more
+    subscription.notify_room()
+
+
+def test_consumers_without_room_are_looked_at_once() -> None:
+    crowd = Crowd()
+    crowd.produce(0)
+    consumers = [crowd.consumer(f"c{number}", 0) for number in range(CONSUMERS)]
+    assert crowd.looked == CONSUMERS
+    add_credit(consumers[500], 1)
+    crowd.settle()
+    assert crowd.given == ["c500"]
+    crowd.produce(0)
+    crowd.delivery.detach(consumers[500])
+    assert crowd.looked < CONSUMERS + 10, "the others are not looked at again"
+    add_credit(consumers[501], 1)
+    crowd.settle()
+    assert crowd.given == ["c500", "c501"]
+
+
+def test_no_more_of_those_with_room_are_looked_at_than_are_given_something() -> None:
+    crowd = Crowd()
+    for number in range(CONSUMERS):
+        crowd.consumer(f"c{number}", 10)
+    for number in range(3):
+        crowd.looked = 0
+        crowd.produce(0)
+        assert len(crowd.given) == number + 1
+        assert crowd.looked <= 3 * MAX_GRANTS
+    assert len(set(crowd.given)) == 3, "one after the other"
+
+
+def test_a_client_that_takes_nothing_is_given_something_once_it_does() -> None:
+    crowd = Crowd()
+    crowd.congested = {"slow"}
+    slow = crowd.consumer("slow", 10)
+    crowd.produce(0)
+    assert crowd.given == []
+    crowd.congested = set()
+    slow.notify_room()
+    crowd.settle()
+    assert crowd.given == ["slow"]
+
+
+def test_who_has_left_is_not_given_anything_for_room_that_comes_later() -> None:
+    crowd = Crowd()
+    gone = crowd.consumer("c", 0)
+    crowd.produce(0)
+    crowd.delivery.detach(gone)
+    there = crowd.consumer("c", 0)
+    add_credit(gone, 1)
+    crowd.settle()
+    assert crowd.given == []
+    add_credit(there, 1)
+    crowd.settle()
+    assert len(crowd.given) == 1 and there.credit == 0

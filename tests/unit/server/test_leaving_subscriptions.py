@@ -1,0 +1,51 @@
+"""A connection with many subscriptions has gone: they end in turns, and nothing is pushed to them meanwhile."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.turns import TURN_WORK
+from sandq.server.subscriptions import PARTITIONS_OF_WORK, Subscriptions
+
+SUBSCRIPTIONS, PARTITIONS = 100, 1024
+
+
+class Steps(trio.abc.Instrument):
+    number = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.number += 1
+
+
+class Broker:
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.at: list[int] = []
+        self.made: list[Subscription] = []
+
+    def detach(self, topic: str, subscription: Subscription) -> list[None]:
+        assert all(one.closed for one in self.made), "before anything else is done"
+        self.at.append(self._steps.number)
+        return PARTITIONS * [None]
+
+
+async def test_subscriptions_end_in_turns() -> None:
+    steps = Steps()
+    broker: Any = Broker(steps)
+    connection: Any = SimpleNamespace()
+    subscriptions = Subscriptions(broker, connection)
+    for number in range(SUBSCRIPTIONS):
+        one = Subscription("g", f"c{number}", 1, 1000, lambda lease: None, lambda: False, lambda error: None)
+        broker.made.append(one)
+        subscriptions._subscriptions[number] = "t", one
+    trio.lowlevel.add_instrument(steps)
+    try:
+        await subscriptions.close()
+    finally:
+        trio.lowlevel.remove_instrument(steps)
+    assert len(broker.at) == SUBSCRIPTIONS
+    assert max(broker.at.count(step) for step in set(broker.at)) <= TURN_WORK // (PARTITIONS // PARTITIONS_OF_WORK) + 1
