@@ -131,9 +131,7 @@ class KvWatches:
         finally:
             del self._watchers[host]
 
-    async def _visit(
-        self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int
-    ) -> None:
+    async def _visit(self, host: RaftGroup, watchers: dict[_Watcher, None], asked: list[_Watcher], index: int) -> None:
         found = await self._runner.ask(lambda: _look(host, asked), group=host.number, patient=False)
         now_s = trio.current_time()
         for watcher, one in zip(asked, found, strict=False):

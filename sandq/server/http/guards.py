@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandq.broker.memory_budget import Account, AddressShare
+from sandq.client import on_behalf_of
 from sandq.model.errors import Overloaded
 from sandq.server.http import problems
 from sandq.server.http.places import Places
@@ -113,6 +114,8 @@ class Guard:
         state = scope.setdefault("state", {})
         once = state.get(NO_PLACE, False)
         address = str((scope.get("client") or ("?",))[0])
+        # As nodes write the addresses of their own clients.
+        asker = f"[{address}]" if ":" in address else address
         share = self._account.of(address)
         exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, share, once)
         apart = partial(self.wait_apart, address, exchange)
@@ -120,7 +123,7 @@ class Guard:
         started = time.perf_counter()
         has_place = scope["path"] not in ALWAYS_ANSWERED and self._under_way.take(address)
         try:
-            with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
+            with structlog.contextvars.bound_contextvars(request_id=exchange.request_id), on_behalf_of(asker):
                 await self._handle(scope, headers, exchange, has_place)
         finally:
             if has_place:

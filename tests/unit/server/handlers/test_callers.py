@@ -20,8 +20,8 @@ from sandq.server.handlers.session import HANDLERS, ClientSession
 from tests.support.protocol_document import EXAMPLES, KINDS, decode, parsed
 
 CALLER = Caller("ada", "192.0.2.7:4711")
-NOT_ASKED = {r.Hello, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo, admin.ClusterClock,
-             admin.ClusterInit}  # fmt: skip
+NOT_ASKED = {r.Hello, r.Prove, r.OnBehalf, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo,
+             admin.ClusterClock, admin.ClusterInit}  # fmt: skip
 """Requests that the server answers of what it knows, or that are about what this connection has."""
 ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
 
@@ -86,7 +86,7 @@ def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], name: str) -> None:
-    info = SimpleNamespace(waiting=lambda: None, add_hint=None)
+    info = SimpleNamespace(waiting=lambda: None, add_hint=None, gateway_keys=(), node_id="node1")
     door = Door()
     session = ClientSession(Twin(came), door, info)  # type: ignore[arg-type]
     session.greeted = True
