@@ -25,6 +25,7 @@ from sandq.server.caller_requests import BEGUN_WORK, GRANTED_BYTES, CallerReques
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.send_queue import SendQueue
 from sandq.server.sender import Sender
+from sandq.server.wire import PlainWire, Transform, TransformedWire, Wire
 
 log = structlog.get_logger("sandq.server")
 
@@ -111,8 +112,10 @@ class Connection:
         caller: Caller = NODE,
         request_timeout_s: float = math.inf,
         memory: MemoryBudget | None = None,
+        transform: Transform | None = None,
     ) -> None:
-        """`request_timeout_s`: for a request that takes a while, beyond what it asks to wait. `memory`: of the node."""
+        """`request_timeout_s`: for a request that takes a while, beyond what it asks to wait. `memory`: of the node.
+        `transform`: what is made of all bytes; None: nothing."""
         self._request_timeout_s = request_timeout_s
         self._stream = stream
         self._fd = stream.socket.fileno()
@@ -147,6 +150,7 @@ class Connection:
         """... and of those that are frames by now, or are not needed."""
         self._was_congested = False
         self._out = SendQueue()
+        self._wire: Wire = PlainWire(self._out) if transform is None else TransformedWire(self._out, transform)
         self._writing = False
         self._wake = trio.Event()
         self._sent = trio.Event()
@@ -232,24 +236,25 @@ class Connection:
     def _sent_out(self, sent: int) -> None:
         """So many bytes have left this node."""
         self._stats.sent_bytes += sent
-        held_no_more = self._out.drop(sent)
+        held_no_more = self._out.drop(self._wire.left(sent))
         if held_no_more:
             self._answers.give_back(held_no_more)
 
     def flush(self) -> None:
         """Send what has gathered, as far as the socket takes it now; `_write` sends the rest, and meets the errors."""
-        if self._writing or not self.open or not self._out:
+        wire = self._wire
+        if self._writing or not self.open or not wire.is_due():
             return
         if not self.congested:
             try:
-                buffers = self._out.head(FLUSH_BYTES)
+                buffers = wire.head(FLUSH_BYTES)
                 sent = os.write(self._fd, buffers[0]) if len(buffers) == 1 else os.writev(self._fd, buffers)
             except Exception:
                 # It is met again where it ends this connection, and no other.
                 self._wake.set()
                 return
             self._sent_out(sent)
-        if self._out or self._was_congested:
+        if wire.is_due() or self._was_congested:
             self._wake.set()
 
     def reply(self, request_id: int, frame: Answer) -> None:
@@ -430,6 +435,7 @@ class Connection:
     async def _read(self) -> None:
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
         stats, incoming = self._stats, self._incoming
+        received, is_transformed = self._wire.received, isinstance(self._wire, TransformedWire)
         more = False
         while True:
             try:
@@ -447,17 +453,24 @@ class Connection:
                 continue
             except OSError:
                 return
-            if not data:
-                return
             more = len(data) == size
             stats.received_bytes += len(data)
+            try:
+                plain = received(data)
+            except SandqError as error:
+                self.send_error(0, error)
+                return
+            if plain is None:
+                return
+            if is_transformed and not self._writing and self._wire.is_due():
+                self._sender.add(self)  # it has words of its own, or may send at last
             if self._gate is not None:
                 with self._not_counted():
                     await self._gate()
-            came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(data)
+            came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(plain)
             try:
                 most = max(self.turn.left, 1)
-                frames = reader.feed(data, most)
+                frames = reader.feed(plain, most)
                 if self._is_half and frames:
                     self._came_whole()
                 while True:
@@ -585,13 +598,17 @@ class Connection:
     async def _write(self) -> None:
         while True:
             self._writing = True
-            while self._out:
+            while self._wire.is_due():
                 if not await self._send_piece():
                     self._nursery.cancel_scope.cancel()
                     return
             self._writing = False
             self._end_congestion()
             if self._ending:
+                self._wire.end()
+                if self._wire.is_due() and not await self._send_piece():
+                    self._nursery.cancel_scope.cancel()
+                    return
                 self._written.set()
                 return
             self._wake = trio.Event()
@@ -608,9 +625,9 @@ class Connection:
         """Send a piece: a client that is slow takes one after the other, a client that takes nothing is cut off."""
         left = SEND_BYTES
         with trio.move_on_after(CROWDED_STALL_S if self._answers.is_waited_for else SEND_STALL_S) as scope:
-            while left and self._out:
+            while left and self._wire.is_due():
                 try:
-                    sent = await self._stream.socket.sendmsg(self._out.head(left))
+                    sent = await self._stream.socket.sendmsg(self._wire.head(left))
                 except (OSError, trio.ClosedResourceError):
                     return False
                 left -= sent
