@@ -64,6 +64,7 @@ from sandq.model.limits import Limits
 from sandq.server import logs, open_files
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
+from sandq.server.gateway_proof import gateway_keys
 from sandq.server.handlers.session import ClientSession
 from sandq.server.http.supervisor import Supervisor, launch_on, serve_http_apart
 from sandq.server.http.worker_pipe import Begin
@@ -141,6 +142,7 @@ class _Parts:
     data_dir: Path
     files: Files
     secret: bytes | None
+    gateway_keys: tuple[bytes, ...]
     this_node: ThisNode
     known: KnownPeers
     links: PeerLinks
@@ -180,6 +182,7 @@ async def _running(
     else:
         own = identity.open_identity(files, config.node.id)
     secret = read_secret(config.cluster.secret_file) if config.cluster.secret_file is not None else None
+    keys = gateway_keys(config.http.gateway_secret_file, secret)
     clock = clock or GuardedClock(max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm)
     config = config.model_copy(update={"limits": open_files.within(config.limits)})
     this_node = ThisNode(
@@ -306,6 +309,7 @@ async def _running(
                     data_dir,
                     files,
                     secret,
+                    keys,
                     this_node,
                     known,
                     links,
@@ -407,6 +411,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             cluster.init,
             TopicRecords(broker.routes),
             parts.node_log.memory,
+            parts.gateway_keys,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -424,7 +429,15 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         serving.start_soon(metrics.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
         async with _serving_http(
-            config, this_node.name, memory, broker.limits, metrics, node, web, Address(host, port)
+            config,
+            this_node.name,
+            memory,
+            broker.limits,
+            metrics,
+            node,
+            web,
+            Address(host, port),
+            parts.gateway_keys[0],
         ):
             if waits:
                 await _take_part(member, broker, serving)
@@ -579,6 +592,7 @@ def _serving_http(
     node: NodeState,
     listeners: list[trio.SocketListener],
     clients: Address,
+    gateway_secret: bytes,
 ) -> contextlib.AbstractAsyncContextManager[None]:
     if not listeners:
         return contextlib.nullcontext()
@@ -595,6 +609,7 @@ def _serving_http(
             limits,
             tuple(listener.socket.fileno() for listener in listeners),
             *logs.as_set_up(),
+            gateway_secret.hex(),
         )
         requests, on_restart = metrics.http_requests, metrics.on_http_restart
         supervisor = Supervisor(begin, node, requests, on_restart, launch_on(begin.listeners))
@@ -604,7 +619,8 @@ def _serving_http(
     from sandq.server.http.connections import serve_http
     from sandq.server.http.serve import HttpSettings
 
-    settings = HttpSettings(frozenset(names), frozenset(config.http.allowed_origins), (server,), sandq.__version__)
+    origins = frozenset(config.http.allowed_origins)
+    settings = HttpSettings(frozenset(names), origins, (server,), sandq.__version__, gateway_secret=gateway_secret)
     return serve_http(listeners, settings, limits, node, metrics.http_requests.observe, memory.http)
 
 

@@ -28,6 +28,7 @@ from sandq.client.messages.messages import Messages
 from sandq.client.messages.stored_message import Attempt, DeadLetter, FetchedMessage, JobResult, StoredMessage
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
+from sandq.client.transport.on_behalf import on_behalf_of
 from sandq.model.offsets import from_text as offset_bytes
 from sandq.model.offsets import to_text as offset_text
 from sandq.protocol.replies import Partition, TopicRecord
@@ -79,4 +80,5 @@ __all__ = [
     "offset_bytes",
     "offset_text",
     "offset_time_ms",
+    "on_behalf_of",
 ]

@@ -22,6 +22,8 @@ class Options:
     timeout_s: float = 10.0
     # To begin although no server answers yet, and to go on looking for one; requests wait for it.
     starts_alone: bool = False
+    # Of a gateway, which tells nodes for whom it asks: proves to them that it may.
+    gateway_secret: bytes | None = None
     # A produce or a queued ack is tried again for this long; then it fails with the last error.
     delivery_timeout_s: float = 120.0
 

@@ -10,11 +10,11 @@ ANONYMOUS: Final = "anonymous"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends the requests of a connection; made once when it is accepted, and given to the broker with each.
+    """Who sends the requests of a connection, made once when it is accepted, or on whose behalf a gateway sends them;
+    given to the broker with each.
 
     `principal`: a name for rights, quotas and audit, "anonymous" as long as nobody has to say who they are. `address`:
-    where the connection comes from, "host:port". The HTTP API is a client of its own node: its requests come from that
-    client's connection, all with the same anonymous caller, whose address is one of this machine.
+    where the connection comes from, "host:port", or of who asks a gateway, which says the host alone.
     """
 
     principal: str
@@ -22,8 +22,9 @@ class Caller:
 
 
 def host_of(caller: Caller) -> str:
-    """The machine that a connection comes from."""
-    return caller.address.rpartition(":")[0] or caller.address
+    """The machine that a request comes from."""
+    host, _, port = caller.address.rpartition(":")
+    return host if port.isdecimal() and host else caller.address
 
 
 NODE: Final = Caller("node", "local")

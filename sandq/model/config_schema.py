@@ -5,7 +5,7 @@
     cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after}
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
-    http     {allowed_hosts, allowed_origins, workers}        who may use it, which process serves it
+    http     {allowed_hosts, allowed_origins, workers, gateway_secret_file}   who may use it, which process serves it
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
@@ -160,6 +160,8 @@ class HttpSection(schema.Section):
     )
     workers: Annotated[int, BeforeValidator(_workers)] = 0
     """Processes of their own that serve it; 0: the node's loop does."""
+    gateway_secret_file: Annotated[Path | None, BeforeValidator(text)] = None
+    """What nodes and gateways share, so that nodes believe gateways on whose behalf they ask."""
 
 
 class StorageSection(schema.Section):

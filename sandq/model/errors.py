@@ -32,6 +32,7 @@
     ├── ProtocolError             PROTOCOL            400   the connection is closed after it
     │   ├── WrongVersion          WRONG_VERSION       400
     │   └── FrameTooLarge         FRAME_TOO_LARGE     413
+    ├── Forbidden                 FORBIDDEN           403   who asks may not do this
     ├── ClosedError               CLOSED              500   you closed it (ConnectionLost: the world did)
     │   └── ForkedError           FORKED              500   a client is of one process, and this is another
     └── StartupError              STARTUP             500   a process that cannot start
@@ -267,6 +268,13 @@ class FrameTooLarge(ProtocolError):
 
     code = "FRAME_TOO_LARGE"
     http_status = 413
+
+
+class Forbidden(SandqError):
+    """Who asks may not do this."""
+
+    code = "FORBIDDEN"
+    http_status = 403
 
 
 class ClosedError(SandqError):

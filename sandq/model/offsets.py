@@ -171,6 +171,11 @@ def to_text(offset: bytes) -> str:
     return "".join([_PAIRS[number >> bits & 1023] for bits in _PAIR_SHIFTS])
 
 
+def partition_of_text(text: str) -> int:
+    """The partition in the text of an offset that a broker gave."""
+    return int(text[-3:].translate(_DIGITS), 32) & PARTITION_MAX
+
+
 def from_text(text: str) -> bytes:
     """The offset of a text, in either case, I and L read as 1 and O as 0; InvalidRequest on anything else."""
     if not isinstance(text, str) or not _TEXT.fullmatch(text):

@@ -20,9 +20,7 @@ _COUNTS_FIELD: Final = 6
 
 def comparable(found: Iterable[Row]) -> Mapping[bytes, Any]:
     """Of these rows, keys relative to the store, what is the same on every replica."""
-    return {
-        key: _of_state(value) if key == rows.STATE_KEY else value for key, value in found if key[:1] != rows.COUNTS
-    }
+    return {key: _of_state(value) if key == rows.STATE_KEY else value for key, value in found if key[:1] != rows.COUNTS}
 
 
 def _of_state(row: bytes) -> list[Any]:

@@ -9,7 +9,7 @@
               request id 0: it is about the connection, which is closed after it
     push    = [7 (DELIVER), subscription id, field...]    or the id of a LEASE request
 
-CREDIT is the one request without a reply; its request id is 0. Text is msgpack str (UTF-8), bytes are
+CREDIT and ON_BEHALF are the requests without a reply; their request id is 0. Text is msgpack str (UTF-8), bytes are
 msgpack bin; ext types, floats and map keys that are not text have no place in a field. Every number of
 `Type` is part of the protocol: never change one.
 
@@ -94,6 +94,8 @@ class Type(IntEnum):
     JOB_STOP = 21
     LEASE = 22
     MEASURE = 23
+    PROVE = 24
+    ON_BEHALF = 25
     TOPIC_CREATE = 32
     TOPIC_DELETE = 33
     TOPIC_UPDATE = 34

@@ -58,11 +58,14 @@ class HelloReply(NamedTuple):
     cluster_uuid: str
     limits: Mapping[str, Any]
     now_ms: int
+    challenge: bytes | None = None
+    """To be proved to, by a gateway that asked for it; None from a node that knows of no gateways."""
 
     @classmethod
     def parse(cls, frame: Frame) -> HelloReply:
         _HELLO.check(frame)
-        return cls._make(frame[2:7])
+        challenge = frame[7] if len(frame) > 7 and type(frame[7]) is bytes else None
+        return cls._make([*frame[2:7], challenge])
 
 
 class Node(NamedTuple):

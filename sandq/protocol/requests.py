@@ -15,7 +15,20 @@ from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
-from sandq.protocol.request import U32, U48, Bounds, Offset, Partition, Request, characters, choice, each, row_of
+from sandq.protocol.proofs import PROOF_BYTES
+from sandq.protocol.request import (
+    U32,
+    U48,
+    Bounds,
+    Offset,
+    Partition,
+    Request,
+    characters,
+    choice,
+    each,
+    length,
+    row_of,
+)
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -26,6 +39,8 @@ LEASE_WAIT_MAX_MS: Final = 60_000
 """A LEASE waits for messages for so long, at most."""
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
 RANGES_MAX: Final = FIXED.grant_messages  # a lease has no more messages
+ADDRESS_CHARS: Final = 64
+"""Of a machine's address: an IPv6 address has 39, beside brackets and a zone."""
 _BITMAP_BYTES = RANGE_MESSAGES // 8
 
 Start = Annotated[str, choice(EARLIEST, LATEST)] | U48 | Offset
@@ -35,7 +50,8 @@ Credits = Annotated[int, Bounds(0, DEFAULT.credit_max)]
 
 
 class Hello(Request, type=Type.HELLO):
-    """The first frame of a connection. `options` is for later: none is defined, and unknown ones are ignored."""
+    """The first frame of a connection. `options`: `gateway`, a nonce, asks to be challenged for a proof; unknown ones
+    are ignored."""
 
     version: U32
     client_name: Annotated[str, characters(0, DEFAULT.consumer_id_chars)]
@@ -54,6 +70,23 @@ class Hello(Request, type=Type.HELLO):
 
 def _check_name(name: Any) -> str | None:
     return None if type(name) is str else "expected str"
+
+
+class Prove(Request, type=Type.PROVE):
+    """Prove to be a gateway (`proofs.prove_gateway`), once, behind a HELLO that asked for a challenge."""
+
+    proof: Annotated[bytes, length(PROOF_BYTES)]
+
+
+class OnBehalf(Request, type=Type.ON_BEHALF):
+    """What follows is asked on behalf of a caller, until the next of these; without an address for the gateway itself.
+    Only who has proved to be a gateway may say so. No reply."""
+
+    principal: Annotated[str, characters(1, DEFAULT.consumer_id_chars)] | None
+    address: Annotated[str, characters(1, ADDRESS_CHARS)] | None
+
+    def frame(self, request_id: int = 0) -> bytes:
+        return encode_frame(self.type, request_id, *self)
 
 
 class Metadata(Request, type=Type.METADATA):

@@ -10,17 +10,18 @@ from typing import Protocol
 from sandq.broker.stats import SECONDS, Histogram
 from sandq.model.errors import Corruption, SandqError, StorageFailed, TimedOut
 from sandq.protocol.frames import Type
+from sandq.server.caller_requests import CallerRequests
 
 LOGGED_PER_S = 10
 """Warnings about what clients did or met, over all connections; a hostile one cannot fill the disk with them."""
 OTHER = "other"
 OURS = frozenset({SandqError.code, StorageFailed.code, Corruption.code, TimedOut.code})
 """Errors that are no doing of the client."""
-_NO_REPLY = frozenset({Type.CREDIT})
+_NO_REPLY = frozenset({Type.CREDIT, Type.ON_BEHALF})
 _NAMES = {kind.value: kind.name.lower() for kind in Type if kind not in (Type.REPLY, Type.DELIVER, Type.ERROR)}
 
-Mark = tuple[Histogram, str, float, int]
-"""Of a request under way: where its duration goes, its type, when it came, the bytes that it takes."""
+Mark = tuple[Histogram, str, float, int, CallerRequests]
+"""Of a request under way: where its duration goes, its type, when it came, the bytes that it takes, whose it is."""
 
 
 class Seldom:
@@ -75,7 +76,7 @@ class ClientStats:
         """By type and error code."""
         self.warnings = Seldom(LOGGED_PER_S)
 
-    def mark(self, kind: int, at: float, size: int) -> Mark | None:
+    def mark(self, kind: int, at: float, size: int, asks: CallerRequests) -> Mark | None:
         """For a request that came now; None: it gets no answer."""
         if kind in _NO_REPLY:
             return None
@@ -83,4 +84,4 @@ class ClientStats:
         durations = self.durations.get(name)
         if durations is None:
             durations = self.durations[name] = Histogram(SECONDS)
-        return durations, name, at, size
+        return durations, name, at, size, asks

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 import structlog
 import trio
@@ -18,12 +18,14 @@ from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import SHARED_WORK, Turn
 from sandq.model.caller import NODE, Caller, host_of
-from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
+from sandq.model.errors import Conflict, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
+from sandq.server.caller_requests import BEGUN_WORK, GRANTED_BYTES, CallerRequests, asking
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.send_queue import SendQueue
 from sandq.server.sender import Sender
+from sandq.server.wire import PlainWire, Transform, TransformedWire, Wire
 
 log = structlog.get_logger("sandq.server")
 
@@ -41,8 +43,6 @@ CROWDED_STALL_S = 2.0
 HELLO_S = 10.0
 HELLO_BYTES = 4096
 """The first frame, in bytes."""
-GRANTED_BYTES = 4096
-"""A frame that every connection may have half sent, whatever others have."""
 FRAME_S = 10.0
 FRAME_BYTES_PER_S = 512 << 10
 """A frame has so long to come whole, and a second more for so many bytes of it; what waits for its turn here is not
@@ -54,27 +54,19 @@ UNSENT_BYTES: Final = 1 << 20
 system has as much again and more on its way, so that who takes them is not kept waiting ..."""
 CONNECTION_SHARE = 1 / 8
 """... and no more than so much of all answers."""
-CONNECTION_REQUESTS_SHARE = 1 / 4
-"""What a connection may have of all requests that are not answered."""
-AT_ONCE = 32
-"""Requests of a connection that are worked on at once, but for those that wait for something to happen: what it asks
-beyond comes after them, or all of it would have a part of every round of the loop. Once `requests_per_connection` are
-to be worked on it is not read."""
 REQUEST_BYTES = 512
 """What a request that is worked on takes, about, beside the bytes of its frame ..."""
 PARSED_COPIES = 8
 """... which take so many times as much as what they say, but for batches: an item of a few bytes is an object."""
-WAITING_BYTES = 4096
-"""What a request that waits for something to happen takes, about, beside what it names."""
 SAID_BITS = 4
 """A frame is a unit of work, and one more for each 16 bytes of it, which most often are an item; but for batches."""
 UNIT_BITS = 10
 """An answer is a unit of work for each 1,024 bytes, beside what it cost to make: a turn gives 1 MiB, and the last."""
 REFUSAL_WORK = 16
 """Of an answer that says why not."""
-BEGUN_WORK = 16
-"""Of a request that a task of its own works on."""
 LAST_WORDS_S = 1.0
+CALLERS: Final = 4096
+"""On whose behalf a gateway may have requests under way at a time; those of more are its own."""
 _PRODUCE = int(Type.PRODUCE)
 
 
@@ -125,10 +117,11 @@ class Connection:
         caller: Caller = NODE,
         request_timeout_s: float = math.inf,
         memory: MemoryBudget | None = None,
+        transform: Transform | None = None,
     ) -> None:
-        """`request_timeout_s`: for a request that takes a while, beyond what it asks to wait. `memory`: of the node."""
+        """`request_timeout_s`: for a request that takes a while, beyond what it asks to wait. `memory`: of the node.
+        `transform`: what is made of all bytes; None: nothing."""
         self._request_timeout_s = request_timeout_s
-        self.caller = caller
         self._stream = stream
         self._fd = stream.socket.fileno()
         self._sender = sender
@@ -137,29 +130,21 @@ class Connection:
         self.add_hint: Callable[[SandqError], None] = lambda error: None
         """Adds to an error what its receiver may want to know; set by the session."""
         self.turn = Turn()
-        self._at_once = 0
-        """Requests that are worked on, but for those that wait for something to happen, ..."""
-        self._later: deque[tuple[int, Callable[[], Awaitable[None]]]] = deque()
-        """... and those that come after them: how many are done together, and what does them."""
+        """What is done for the requests of this connection as they come."""
         self._requests: dict[int, Mark] = {}
         """Those that are not answered yet."""
-        # What is answered is answered in other tasks, too.
-        self._log = log.bind(**structlog.contextvars.get_contextvars())
         self._limits = limits
         self._http_address = http_address
         memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
-        address = host_of(caller)
-        self._answers = memory.answers.of(address)
-        self._incoming = memory.requests.of(address)
-        self._waiting = memory.watchers.of(address)
+        self._memory = memory
+        # What is answered is answered in other tasks, too.
+        self._own = CallerRequests(caller, memory, limits, log.bind(**structlog.contextvars.get_contextvars()))
+        self._callers: WeakValueDictionary[Caller, CallerRequests] = WeakValueDictionary()
+        """Those on whose behalf a gateway has requests under way, and the last one."""
+        self._answers = memory.answers.of(host_of(caller))
+        self._incoming = self._own.incoming
         most = limits.in_flight_bytes_per_connection
         self._most_bytes = min(most, UNSENT_BYTES, int(CONNECTION_SHARE * memory.answers.share_bytes))
-        self._most_unanswered_bytes = min(most, int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes))
-        self._unanswered_bytes = 0
-        """Of requests, with what they take beside ..."""
-        self._charged_bytes = 0
-        """... and what of that is counted for all clients: what goes beyond `GRANTED_BYTES`."""
-        self._answered = trio.Event()
         self._reserved_bytes = 0
         """For the frame of which a part has come."""
         self._is_half = False
@@ -170,6 +155,7 @@ class Connection:
         """... and of those that are frames by now, or are not needed."""
         self._was_congested = False
         self._out = SendQueue()
+        self._wire: Wire = PlainWire(self._out) if transform is None else TransformedWire(self._out, transform)
         self._writing = False
         self._wake = trio.Event()
         self._sent = trio.Event()
@@ -177,12 +163,8 @@ class Connection:
         """Of those who wait for room, the first has it."""
         self._reading = trio.CancelScope()
         self._ending = False
-        self._working = 0
-        """Requests that are worked on, or are to be, ..."""
-        self._worked = trio.Event()
-        """... fewer than before; ..."""
         self._listening: dict[trio.CancelScope, None] = {}
-        """... and those that wait for something to happen."""
+        """Of requests that wait for something to happen."""
         self._written = trio.Event()
         self._nursery: trio.Nursery
         self._session: Session
@@ -265,24 +247,25 @@ class Connection:
     def _sent_out(self, sent: int) -> None:
         """So many bytes have left this node."""
         self._stats.sent_bytes += sent
-        held_no_more = self._out.drop(sent)
+        held_no_more = self._out.drop(self._wire.left(sent))
         if held_no_more:
             self._answers.give_back(held_no_more)
 
     def flush(self) -> None:
         """Send what has gathered, as far as the socket takes it now; `_write` sends the rest, and meets the errors."""
-        if self._writing or not self.open or not self._out:
+        wire = self._wire
+        if self._writing or not self.open or not wire.is_due():
             return
         if not self.congested:
             try:
-                buffers = self._out.head(FLUSH_BYTES)
+                buffers = wire.head(FLUSH_BYTES)
                 sent = os.write(self._fd, buffers[0]) if len(buffers) == 1 else os.writev(self._fd, buffers)
             except Exception:
                 # It is met again where it ends this connection, and no other.
                 self._wake.set()
                 return
             self._sent_out(sent)
-        if self._out or self._was_congested:
+        if wire.is_due() or self._was_congested:
             self._wake.set()
 
     def reply(self, request_id: int, frame: Answer) -> None:
@@ -290,18 +273,21 @@ class Connection:
         mark = self._requests.pop(request_id, None)
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
-            self._count_unanswered(-mark[3])
+            mark[4].count(-mark[3])
         self.send(frame)
 
     def reply_each(self, request_ids: Sequence[int], frames: Answer) -> None:
         """Answer several requests."""
-        now_s, answered_bytes = time.perf_counter(), 0
+        now_s, own, answered_bytes = time.perf_counter(), self._own, 0
         for request_id in request_ids:
             mark = self._requests.pop(request_id, None)
             if mark is not None:
                 mark[0].observe(now_s - mark[2])
-                answered_bytes += mark[3]
-        self._count_unanswered(-answered_bytes)
+                if mark[4] is own:
+                    answered_bytes += mark[3]
+                else:
+                    mark[4].count(-mark[3])
+        own.count(-answered_bytes)
         self.send(frames)
 
     def send_error(self, request_id: int, error: SandqError) -> None:
@@ -310,7 +296,7 @@ class Connection:
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
             self._stats.failures[mark[1], error.code] += 1
-            self._count_unanswered(-mark[3])
+            mark[4].count(-mark[3])
         elif not request_id:
             self._stats.errors[error.code] += 1
         self.turn.left -= REFUSAL_WORK
@@ -328,53 +314,43 @@ class Connection:
             "error": error.message,
         }
         fields = {name: value for name, value in told.items() if value is not None}
+        about = (self._own if mark is None else mark[4]).log
         if error.code not in OURS:
-            self._log.debug("a request was refused", **fields)
+            about.debug("a request was refused", **fields)
         elif (held_back := self._stats.warnings.held_back()) is not None:
-            self._log.warning("a request failed", **fields, not_logged_before=held_back)
+            about.warning("a request failed", **fields, not_logged_before=held_back)
 
-    # -- what its requests take ------------------------------------------------------------------------------
-
-    def _count_unanswered(self, size: int) -> None:
-        """So many bytes of requests came, or (less than 0) are answered."""
-        self._unanswered_bytes += size
-        charge = max(0, self._unanswered_bytes - GRANTED_BYTES) - self._charged_bytes
-        if charge > 0:
-            self._charged_bytes += charge
-            self._incoming.take(charge)
-        elif charge and (charge <= -GRANTED_BYTES or charge == -self._charged_bytes):  # not for each small one
-            self._charged_bytes += charge
-            self._incoming.give_back(-charge)
-        if size < 0 and not self._answered.is_set():
-            self._answered.set()
+    # -- whose requests they are, and what they take ------------------------------------------------------------
 
     @property
-    def _asks_too_much(self) -> bool:
-        """So much is not answered yet that nothing more should be read."""
-        most = GRANTED_BYTES if self._incoming.is_full else self._most_unanswered_bytes
-        return self._unanswered_bytes > most
+    def _asking(self) -> CallerRequests:
+        return asking.get(self._own)
 
-    async def _until_answered(self) -> None:
-        """Not read: the client that asks for more than is answered waits for its answers."""
-        while self._asks_too_much:
-            self._answered = trio.Event()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_first, nursery, self._answered.wait)
-                if self._incoming.is_full:
-                    nursery.start_soon(_first, nursery, self._incoming.until_room)
+    @property
+    def caller(self) -> Caller:
+        """Who asks for what this task works on."""
+        return self._asking.caller
 
-    @contextmanager
-    def waits(self, size: int) -> Iterator[None]:
+    def ask_for(self, caller: Caller | None) -> None:
+        """What follows is asked on behalf of a caller; None: for this connection itself. For who reads it."""
+        own = self._own
+        asks = own if caller is None else self._callers.get(caller)
+        if caller is not None and asks is None and len(self._callers) < CALLERS:
+            about = own.log.bind(principal=caller.principal, peer=caller.address, gateway=own.caller.address)
+            asks = CallerRequests(caller, self._memory, self._limits, about, has_connection=False)
+            self._callers[caller] = asks
+        asking.set(asks or own)
+        # Of what is logged by the tasks that are begun for it.
+        structlog.contextvars.bind_contextvars(principal=self.caller.principal, peer=self.caller.address)
+        if asks is None or asks is own:
+            structlog.contextvars.unbind_contextvars("gateway")
+        else:
+            structlog.contextvars.bind_contextvars(gateway=own.caller.address)
+
+    def waits(self, size: int) -> AbstractContextManager[None]:
         """Count a request that waits for something to happen, and what it takes beyond `WAITING_BYTES`. Raises
         Overloaded."""
-        if self._waiting.is_full:
-            raise Overloaded("too many wait for messages or changes here; ask again in a moment")
-        size += WAITING_BYTES
-        self._waiting.take(size)
-        try:
-            yield
-        finally:
-            self._waiting.give_back(size)
+        return self._asking.waits(size)
 
     def start(self, request_id: int, work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0) -> None:
         """Run a request that takes a while; what it returns is the reply. `wait_s`: for so long it asks to wait. Raises
@@ -382,36 +358,36 @@ class Connection:
         if not wait_s:
             self.start_many([request_id], work)
             return
-        if len(self._listening) >= self._limits.requests_per_connection:
-            raise Overloaded(f"{len(self._listening)} requests of this connection wait; wait for their answers")
-        scope = trio.CancelScope()
+        asks, scope = self._asking, trio.CancelScope()
+        asks.listen()
         self._listening[scope] = None
-        self._nursery.start_soon(self._listen, scope, self._begun([request_id], work, wait_s))
+        self._nursery.start_soon(self._listen, scope, asks, self._begun(asks, [request_id], work, wait_s))
 
     def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]]) -> None:
         """Run requests that are done together; what it returns are their replies, one behind the other."""
-        self._working += len(request_ids)
-        begun = len(request_ids), self._begun(request_ids, work)
-        if self._at_once < AT_ONCE:
-            self._at_once += 1
-            self._nursery.start_soon(self._one_after_the_other, *begun)
-        else:
-            self._later.append(begun)
+        asks = self._asking
+        asks.begin(len(request_ids))
+        asks.do(len(request_ids), self._begun(asks, request_ids, work), self._nursery)
 
     def _begun(
-        self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0
+        self,
+        asks: CallerRequests,
+        request_ids: Sequence[int],
+        work: Callable[[], Awaitable[Answer]],
+        wait_s: float = 0.0,
     ) -> Callable[[], Awaitable[None]]:
         """What answers requests within the time that they have from now on."""
         self.turn.left -= BEGUN_WORK
         timeout_s = self._request_timeout_s + wait_s
-        return partial(self._work, request_ids, work, timeout_s, trio.current_time() + timeout_s)
+        return partial(self._work, asks, request_ids, work, timeout_s, trio.current_time() + timeout_s)
 
-    async def _listen(self, scope: trio.CancelScope, done: Callable[[], Awaitable[None]]) -> None:
+    async def _listen(self, scope: trio.CancelScope, asks: CallerRequests, done: Callable[[], Awaitable[None]]) -> None:
         with scope:
             try:
                 await done()
             finally:
                 del self._listening[scope]
+                asks.listening -= 1
 
     async def _end_listening(self) -> None:
         """End what waits for something to happen, in turns: all at once would be a long one."""
@@ -420,28 +396,18 @@ class Connection:
             scope.cancel()
             await turn.spend(BEGUN_WORK)
 
-    async def _one_after_the_other(self, requests: int, done: Callable[[], Awaitable[None]]) -> None:
-        turn = Turn()
-        while True:
-            await done()
-            self._working -= requests
-            if not self._worked.is_set():
-                self._worked.set()
-            if not self._later:
-                break
-            requests, done = self._later.popleft()
-            await turn.spend(BEGUN_WORK)
-        self._at_once -= 1
-
     async def _until_worked(self) -> None:
         """Not read: the client that asks for more than is worked on waits for its answers."""
         with self._not_counted():
-            while self._working >= self._limits.requests_per_connection:
-                self._worked = trio.Event()
-                await self._worked.wait()
+            await self._own.until_worked()
 
     async def _work(
-        self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]], timeout_s: float, deadline_s: float
+        self,
+        asks: CallerRequests,
+        request_ids: Sequence[int],
+        work: Callable[[], Awaitable[Answer]],
+        timeout_s: float,
+        deadline_s: float,
     ) -> None:
         failure: SandqError = TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown")
         with trio.move_on_at(deadline_s) as within:
@@ -453,7 +419,7 @@ class Connection:
             else:
                 return
         if within.cancelled_caught:
-            log.warning("a request took too long", requests=len(request_ids), timeout_s=timeout_s)
+            asks.log.warning("a request took too long", requests=len(request_ids), timeout_s=timeout_s)
         for request_id in request_ids:
             self.send_error(request_id, failure)
 
@@ -470,6 +436,7 @@ class Connection:
 
     async def run(self, make_session: Callable[[Connection], Session]) -> None:
         self._session = make_session(self)
+        asking.set(self._own)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -484,8 +451,10 @@ class Connection:
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
-            self._incoming.give_back(self._reserved_bytes + self._charged_bytes)
-            self._reserved_bytes = self._charged_bytes = self._unanswered_bytes = 0
+            self._incoming.give_back(self._reserved_bytes)
+            self._reserved_bytes = 0
+            for asks in (self._own, *self._callers.values()):
+                asks.clear()
             self._requests.clear()
             self._answers.give_back(self._out.clear())
             self._notify_sent()
@@ -511,6 +480,7 @@ class Connection:
     async def _read(self) -> None:
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
         stats, incoming = self._stats, self._incoming
+        received, is_transformed = self._wire.received, isinstance(self._wire, TransformedWire)
         more = False
         while True:
             try:
@@ -528,17 +498,24 @@ class Connection:
                 continue
             except OSError:
                 return
-            if not data:
-                return
             more = len(data) == size
             stats.received_bytes += len(data)
+            try:
+                plain = received(data)
+            except SandqError as error:
+                self.send_error(0, error)
+                return
+            if plain is None:
+                return
+            if is_transformed and not self._writing and self._wire.is_due():
+                self._sender.add(self)  # it has words of its own, or may send at last
             if self._gate is not None:
                 with self._not_counted():
                     await self._gate()
-            came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(data)
+            came_at, came_bytes = time.perf_counter(), reader.buffered_bytes + len(plain)
             try:
                 most = max(self.turn.left, 1)
-                frames = reader.feed(data, most)
+                frames = reader.feed(plain, most)
                 if self._is_half and frames:
                     self._came_whole()
                 while True:
@@ -557,26 +534,28 @@ class Connection:
                 return
             if self.congested:
                 await self._until_sent()
-            if self._asks_too_much:
+            if self._own.are_too_many:
+                # Not read: the client that asks for more than is answered waits for its answers.
                 with self._not_counted():
-                    await self._until_answered()
+                    await self._own.until_answered()
             if reader.buffered_bytes:
                 await self._expect(reader)
 
     async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
         """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once."""
         session, stats, turn, requests = self._session, self._stats, self.turn, self._requests
-        handle, most_bytes, most_requests = session.handle, self._most_bytes, self._limits.requests_per_connection
+        own = asks = self._own
+        handle, most_bytes = session.handle, self._most_bytes
         kind, mark, size, unasked_bytes = -1, None, 0, 0
         produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes)
-        self._count_unanswered(all_bytes)
+        own.count(all_bytes)
         other_work = 1 + (came_bytes // max(len(frames), 1) >> SAID_BITS)
         for one in frames:
-            if turn.left <= 0 or self._out.bytes > most_bytes or self._working >= most_requests:
+            if turn.left <= 0 or self._out.bytes > most_bytes or own.is_busy:
                 session.handled()
                 if self._out.bytes > most_bytes:
                     await self._until_sent()
-                if self._working >= most_requests:
+                if own.is_busy:
                     await self._until_worked()
                 await turn.end()
             frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
@@ -584,7 +563,9 @@ class Connection:
             if frame[0] != kind:
                 kind = frame[0]
                 size = produce_bytes if kind == _PRODUCE else other_bytes
-                mark = stats.mark(kind, came_at, size)
+                # Batches are the gateway's own: it makes them of messages of many callers.
+                asks = own if kind == _PRODUCE else self._asking
+                mark = stats.mark(kind, came_at, size, asks)
             if mark is None:
                 unasked_bytes += size
             elif frame[1] in requests:
@@ -594,6 +575,8 @@ class Connection:
             else:
                 requests[frame[1]] = mark
             try:
+                if asks is not own and mark is not None:
+                    own.hand_over(size, asks)
                 rest = handle(frame)
                 if rest is not None:
                     await rest
@@ -603,7 +586,7 @@ class Connection:
                 self.refuse(frame[1], error)
         session.handled()
         if unasked_bytes:
-            self._count_unanswered(-unasked_bytes)
+            own.count(-unasked_bytes)
 
     async def _decode(self, large: LargeFrame) -> Frame:
         """Decode a large frame in turns."""
@@ -662,13 +645,17 @@ class Connection:
     async def _write(self) -> None:
         while True:
             self._writing = True
-            while self._out:
+            while self._wire.is_due():
                 if not await self._send_piece():
                     self._cut_off()
                     return
             self._writing = False
             self._end_congestion()
             if self._ending:
+                self._wire.end()
+                if self._wire.is_due() and not await self._send_piece():
+                    self._nursery.cancel_scope.cancel()
+                    return
                 self._written.set()
                 return
             self._wake = trio.Event()
@@ -685,9 +672,9 @@ class Connection:
         """Send a piece: a client that is slow takes one after the other, a client that takes nothing is cut off."""
         left = SEND_BYTES
         with trio.move_on_after(CROWDED_STALL_S if self._answers.is_waited_for else SEND_STALL_S) as scope:
-            while left and self._out:
+            while left and self._wire.is_due():
                 try:
-                    sent = await self._stream.socket.sendmsg(self._out.head(left))
+                    sent = await self._stream.socket.sendmsg(self._wire.head(left))
                 except (OSError, trio.ClosedResourceError):
                     return False
                 left -= sent
@@ -695,7 +682,7 @@ class Connection:
                 self._notify_sent()
                 self._end_congestion()
         if scope.cancelled_caught and (held_back := self._stats.warnings.held_back()) is not None:
-            self._log.warning(
+            self._own.log.warning(
                 "a client takes nothing: its connection is closed",
                 waiting_bytes=self._out.bytes,
                 not_logged_before=held_back,
@@ -726,9 +713,3 @@ def _sizes(frames: Sequence[Frame | LargeFrame], came_bytes: int) -> tuple[int, 
     parsed_bytes = min(each_bytes, RECEIVE_BYTES) if produces else each_bytes
     produce_bytes, other_bytes = each_bytes + REQUEST_BYTES, parsed_bytes * PARSED_COPIES + REQUEST_BYTES
     return produce_bytes, other_bytes, produces * produce_bytes + (len(frames) - produces) * other_bytes
-
-
-async def _first(nursery: trio.Nursery, wait: Callable[[], Awaitable[None]]) -> None:
-    """Wait for one of several things."""
-    await wait()
-    nursery.cancel_scope.cancel()

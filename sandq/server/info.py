@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,8 @@ class ServerInfo:
     """Found the cluster with this node alone; its UUID."""
     topics: TopicRecords
     memory: MemoryBudget
+    gateway_keys: Sequence[bytes] = ()
+    """Any of these proves to this node that a client is a gateway."""
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
 
     def nodes(self) -> list[list[Any]]:

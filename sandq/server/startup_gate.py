@@ -12,7 +12,16 @@ H = TypeVar("H")
 
 ANSWERED: Final = frozenset(
     # Credit gets no answer anyway, and there are no subscriptions that it could be for.
-    {Type.HELLO, Type.PING, Type.CREDIT, Type.CLUSTER_INFO, Type.CLUSTER_CLOCK, Type.CLUSTER_INIT}
+    {
+        Type.HELLO,
+        Type.PROVE,
+        Type.ON_BEHALF,
+        Type.PING,
+        Type.CREDIT,
+        Type.CLUSTER_INFO,
+        Type.CLUSTER_CLOCK,
+        Type.CLUSTER_INIT,
+    }
 )
 
 

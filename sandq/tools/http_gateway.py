@@ -9,11 +9,13 @@ import anyio
 import structlog
 
 import sandq
+from sandq.broker.peers.secret import read_secret
 from sandq.client.options import parse_server
 from sandq.model.config import Address, NodeConfig
 from sandq.model.errors import InvalidRequest
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
+from sandq.server.gateway_proof import SETTING
 from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
@@ -33,7 +35,9 @@ def serve_gateway(
         parse_server(server)
     names = frozenset(name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name)
     origins = frozenset(config.http.allowed_origins)
-    settings = HttpSettings(names, origins, servers, sandq.__version__, starts_alone=True)
+    secret_file = config.http.gateway_secret_file
+    secret = None if secret_file is None else read_secret(secret_file, SETTING)
+    settings = HttpSettings(names, origins, servers, sandq.__version__, starts_alone=True, gateway_secret=secret)
     deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)
     people = logs.set_up(log_format, log_level, "http")
     log = structlog.get_logger("sandq.http")

@@ -9,7 +9,7 @@ from typing import Final
 from sandq.broker import memory_budget
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.limits import Limits
-from sandq.server import connection
+from sandq.server import caller_requests, connection
 from sandq.server.http import bodies, bounds, event_streams, guards, lines, strict, supervisor, worker_pipe
 from tests.support.paths import ROOT
 
@@ -43,6 +43,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
     assert connection.SEND_STALL_S == bounds.SEND_STALL_S
     assert connection.CROWDED_STALL_S == bounds.CROWDED_STALL_S
     fixed = {
+        "callers of a gateway's connection that have requests under way": (f"{connection.CALLERS:,}",),
         "HELLO": (f"{connection.HELLO_S:g} s", size(connection.HELLO_BYTES)),
         "half a frame": (f"{connection.FRAME_S:g} s and 1 s for each {size(connection.FRAME_BYTES_PER_S)}",),
         "answers that a client does not take": (
@@ -98,7 +99,7 @@ def test_every_account_is_on_the_page_with_its_share() -> None:
     assert set(found) - {"Account"} == set(shares)
     for name, share in shares.items():
         assert f"| {share.as_integer_ratio()[0]}/{share.as_integer_ratio()[1]} |" in found[name], name
-    for share in (connection.CONNECTION_SHARE, connection.CONNECTION_REQUESTS_SHARE, memory_budget.ADDRESS_SHARE):
+    for share in (connection.CONNECTION_SHARE, caller_requests.CONNECTION_REQUESTS_SHARE, memory_budget.ADDRESS_SHARE):
         assert {0.125: "an eighth of all answers", 0.25: "a quarter of all requests", 0.75: "three quarters at most"}[
             share
         ] in section("When memory is short").replace("\n", " ")

@@ -20,7 +20,6 @@ is passed over. docs/protocol.md has the bytes.
 from __future__ import annotations
 
 import dataclasses
-import hmac
 from collections.abc import Callable, Container, Generator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -31,13 +30,13 @@ from sandq.model.config_schema import WEIGHT_MOST
 from sandq.model.errors import Conflict, InvalidName, ProtocolError
 from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.names import check_name
+from sandq.protocol.proofs import NONCE_BYTES, is_proof, prove, said
 from sandq.storage.known_peers import KnownPeers
 
 MAGIC: Final = "sandq-peer"
 VERSION: Final = 2
 HANDSHAKE_BYTES: Final = 4096
 """The body of a frame of the handshake, at most."""
-NONCE_BYTES: Final = 32
 UUID_CHARS: Final = 64
 ADDRESSES_MOST: Final = 8
 MESSAGE_CHARS: Final = 500
@@ -287,7 +286,7 @@ class _Proofs:
 
     def __init__(self, secret: bytes, hello: bytes, challenge: bytes) -> None:
         self._secret = secret
-        self._openings = b"".join(len(body).to_bytes(4, "big") + body for body in (hello, challenge))
+        self._openings = said(hello, challenge)
 
     def proof(self) -> bytes:
         """The body of PROOF."""
@@ -311,10 +310,10 @@ class _Proofs:
         return known, cluster_uuid
 
     def _sign(self, what: bytes) -> bytes:
-        return hmac.digest(self._secret, what + b"\0" + self._openings, "sha256")
+        return prove(self._secret, what, self._openings)
 
     def _check(self, proof: bytes, what: bytes) -> None:
-        if not hmac.compare_digest(proof, self._sign(what)):
+        if not is_proof(proof, self._secret, what, self._openings):
             raise Refusal("secret", "the two nodes do not share the same secret")
 
 

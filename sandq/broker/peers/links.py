@@ -27,7 +27,6 @@ from sandq.broker.peers.greeting import refuse, shake_hands
 from sandq.broker.peers.handshake import (
     HANDSHAKE_BYTES,
     LINK,
-    NONCE_BYTES,
     REMEDIES,
     STREAM,
     Introduced,
@@ -42,6 +41,7 @@ from sandq.broker.peers.link import PING_S, SILENCE_S, PeerLink
 from sandq.broker.peers.stream import PeerStream
 from sandq.model.config_schema import Address, is_loopback
 from sandq.model.errors import ConnectionLost, NotFound, Overloaded, SandqError
+from sandq.protocol.proofs import NONCE_BYTES
 from sandq.storage.known_peers import KnownPeers
 
 CONNECT_S: Final = 2.0

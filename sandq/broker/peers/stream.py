@@ -63,9 +63,12 @@ def decode(body: bytes | memoryview) -> Any:
 
 class PeerStream:
     """Whoever waits too long (`silence_s` without a byte, in either direction) gets ConnectionLost, as does whoever
-    uses a connection that has ended. One task may send while another one receives."""
+    uses a connection that has ended. One task may send while another one receives.
 
-    def __init__(self, stream: trio.abc.HalfCloseableStream, silence_s: float = BULK_SILENCE_S) -> None:
+    The stream may be any of trio's, whatever it makes of the bytes (`trio.SSLStream`): frames are cut again.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, silence_s: float = BULK_SILENCE_S) -> None:
         self.silence_s = silence_s
         self.frame_bytes = 0
         """Of the body that was received last."""
@@ -118,7 +121,8 @@ class PeerStream:
         with trio.move_on_after(LAST_WORDS_S):
             try:
                 await self._stream.send_all(data)
-                await self._stream.send_eof()
+                if isinstance(self._stream, trio.abc.HalfCloseableStream):
+                    await self._stream.send_eof()
                 while await self._stream.receive_some(RECEIVE_BYTES):
                     pass
             except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -21,6 +21,7 @@ from sandq.client.options import again
 from sandq.client.positions import Start, start_of
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
+from sandq.client.transport.on_behalf import asker
 from sandq.client.transport.requests import settle
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, LeaseLost, ProtocolError, SandqError, Unavailable
@@ -321,7 +322,7 @@ class _Taking:
 
     async def run(self) -> list[LeasedMessage]:
         connection = self._connection
-        request_id = connection.request(self._request.frame, self._on_reply)
+        request_id = connection.request(self._request.frame, self._on_reply, asker())
         connection.listeners[request_id] = self
         try:
             with anyio.move_on_after(self._request.wait_ms / 1000 + _SPARE_S):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import secrets
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,11 +24,13 @@ import anyio.abc
 
 from sandq.client.options import Options, again
 from sandq.client.signals import Signal
-from sandq.model.errors import ClosedError, ConnectionLost, ProtocolError, SandqError, TimedOut
+from sandq.client.transport.on_behalf import OURSELVES
+from sandq.model.errors import ClosedError, ConnectionLost, Forbidden, ProtocolError, SandqError, TimedOut
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, FrameReader, Type, decode_error
+from sandq.protocol.proofs import NONCE_BYTES, prove_gateway
 from sandq.protocol.replies import HelloReply
-from sandq.protocol.requests import Hello, Ping
+from sandq.protocol.requests import Hello, OnBehalf, Ping, Prove
 
 log = logging.getLogger("sandq.client")
 
@@ -72,6 +75,10 @@ class Connection:
         self._writing = False
         self._received = 0  # counts what arrives: how keepalive sees life
         self._clock = _Clock()
+        self._is_proved = False
+        """The node believes on whose behalf we ask."""
+        self._asker = OURSELVES
+        """On whose behalf, as it was told last."""
         self._scope: anyio.CancelScope | None = None
 
     @classmethod
@@ -101,21 +108,34 @@ class Connection:
 
     async def _say_hello(self, client_name: str) -> None:
         sent_at = anyio.current_time()
-        await self._stream.send(Hello(PROTOCOL_VERSION, client_name, {}).frame(self._next_id))
-        frames: list[Frame] = []
-        while not frames:
-            frames = self._reader.feed(await self._stream.receive(RECEIVE_BYTES))
-        frame, request_id = frames[0], self._next_id
-        self._next_id += 1
-        if frame[0] == Type.ERROR:
-            raise decode_error(frame)
-        if frame[:2] != [Type.REPLY, request_id] or len(frames) > 1:
-            raise ProtocolError(f"{self.address} does not answer HELLO as a sandq node does")
-        self.hello = HelloReply.parse(frame)
+        secret = self._options.gateway_secret
+        nonce = b"" if secret is None else secrets.token_bytes(NONCE_BYTES)
+        options = {"gateway": nonce} if nonce else {}
+        self.hello = hello = HelloReply.parse(await self._ask_first(Hello(PROTOCOL_VERSION, client_name, options)))
+        self._clock.note(hello.now_ms, sent_at)
+        if secret is not None and hello.challenge is not None:
+            proof = prove_gateway(secret, nonce, hello.challenge, hello.node_id, hello.cluster_uuid)
+            try:
+                await self._ask_first(Prove(proof))
+                self._is_proved = True
+            except Forbidden as refusal:
+                log.warning("%s does not take this client for a gateway: %s", self.address, refusal.message)
         frame_bytes = self.hello.limits.get("frame_bytes")
         if type(frame_bytes) is int and DEFAULT.frame_bytes < frame_bytes < 2**32 and not self._reader.buffered_bytes:
             self._reader = FrameReader(frame_bytes, frame_bytes)  # the operator allows larger ones
-        self._clock.note(self.hello.now_ms, sent_at)
+
+    async def _ask_first(self, request: Hello | Prove) -> Frame:
+        """Ask before anybody else does. Raises what it is answered with."""
+        request_id = self.new_id()
+        await self._stream.send(request.frame(request_id))
+        frames: list[Frame] = []
+        while not frames:
+            frames = self._reader.feed(await self._stream.receive(RECEIVE_BYTES))
+        if frames[0][0] == Type.ERROR:
+            raise decode_error(frames[0])
+        if frames[0][:2] != [Type.REPLY, request_id] or len(frames) > 1:
+            raise ProtocolError(f"{self.address} does not answer {request.type.name} as a sandq node does")
+        return frames[0]
 
     # What others use.
 
@@ -136,18 +156,27 @@ class Connection:
     def post(self, frame: bytes) -> None:
         """Queue a frame that has no reply."""
         if self.error is None:
+            self._tell_asker(OURSELVES)
             self._out.append(frame)
             self._wake_writer.set()
 
-    def request(self, build: Build, on_reply: OnReply) -> int:
-        """Queue a request; `on_reply` is called exactly once, later, unless `forget` comes first."""
+    def request(self, build: Build, on_reply: OnReply, asker: OnBehalf = OURSELVES) -> int:
+        """Queue a request, on behalf of somebody; `on_reply` is called exactly once, later, unless `forget` comes
+        first."""
         if self.error is not None:
             raise again(self.error)
+        self._tell_asker(asker)
         request_id = self.new_id()
         self._out.append(build(request_id))
         self._pending[request_id] = on_reply
         self._wake_writer.set()
         return request_id
+
+    def _tell_asker(self, asker: OnBehalf) -> None:
+        """Say on whose behalf the next frame is, unless the node knows, or would not believe it."""
+        if asker is not self._asker and self._is_proved and asker != self._asker:
+            self._asker = asker
+            self._out.append(asker.frame())
 
     def forget(self, request_id: int) -> None:
         """Nobody waits for this reply any more."""
@@ -169,6 +198,7 @@ class Connection:
         timeout_s: float = math.inf,
         wait_s: float = 0.0,
         is_moved: Callable[[], bool] = lambda: False,
+        asker: OnBehalf = OURSELVES,
     ) -> Frame:
         """Send a request and wait for its reply. TimedOut: the outcome is unknown. `is_moved()` is asked when there is
         none for `standstill_s` beyond the `wait_s` that the request asks to wait, and again and again: whether somebody
@@ -180,7 +210,7 @@ class Connection:
             box.append(reply)
             done.set()
 
-        request_id = self.request(build, on_reply)
+        request_id = self.request(build, on_reply, asker)
         waited_s, pause_s = 0.0, wait_s + self._options.standstill_s
         try:
             while not box and waited_s < timeout_s:

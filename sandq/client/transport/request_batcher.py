@@ -14,7 +14,9 @@ import anyio.abc
 
 from sandq.client.options import again
 from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.on_behalf import asker
 from sandq.model.errors import ClosedError, SandqError
+from sandq.protocol.requests import OnBehalf
 from sandq.protocol.requests_messages import PAGE_MAX
 
 I = TypeVar("I")  # noqa: E741 - of items
@@ -57,15 +59,17 @@ class RequestBatcher:
     def __init__(self, cluster: Cluster, tasks: anyio.abc.TaskGroup) -> None:
         self._cluster = cluster
         self._tasks = tasks
-        self._loads: dict[Counter[Any, Any], _Load[Any, Any]] = {}  # that take more
+        self._loads: dict[tuple[Counter[Any, Any], OnBehalf], _Load[Any, Any]] = {}
+        """Those that take more, each on behalf of one."""
 
     async def run(self, counter: Counter[I, R], item: I) -> R:
         """Request one item, and return its outcome."""
         self._cluster.check_open()
-        load: _Load[I, R] | None = self._loads.get(counter)
+        at = counter, asker()
+        load: _Load[I, R] | None = self._loads.get(at)
         if load is None or len(load.items) >= PAGE_MAX:
-            load = self._loads[counter] = _Load()
-            self._tasks.start_soon(self._carry, counter, load)
+            load = self._loads[at] = _Load()
+            self._tasks.start_soon(self._carry, at, load)
         place = len(load.items)
         load.items.append(item)
         try:
@@ -77,14 +81,15 @@ class RequestBatcher:
             raise again(load.error)
         return load.found[place]
 
-    async def _carry(self, counter: Counter[I, R], load: _Load[I, R]) -> None:
+    async def _carry(self, at: tuple[Counter[I, R], OnBehalf], load: _Load[I, R]) -> None:
+        counter, _ = at  # the task has come to be on behalf of the same
         try:
             try:
                 await anyio.lowlevel.checkpoint()  # those who are about to ask in this turn of the loop come along
             finally:
                 load.is_sent = True
-                if self._loads.get(counter) is load:
-                    del self._loads[counter]
+                if self._loads.get(at) is load:
+                    del self._loads[at]
             places = [place for place, item in enumerate(load.items) if item is not _NOBODYS]
             items = [load.items[place] for place in places]
             found = await counter.ask(self._cluster, counter.topic, counter.partition, items) if items else ()

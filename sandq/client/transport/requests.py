@@ -18,6 +18,7 @@ import anyio
 from sandq.client.options import again
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Build, Connection
+from sandq.client.transport.on_behalf import asker
 from sandq.model.errors import (
     ConnectionLost,
     NotLeader,
@@ -262,6 +263,7 @@ async def _call(
                 timeout_s=min(max(left_s, 0.001), timeout_s * route.share),
                 wait_s=wait_s,
                 is_moved=is_moved,
+                asker=asker(),
             )
         except SandqError as error:
             at_once = route.failed(error)

@@ -6,16 +6,30 @@ from typing import Any, Final
 
 import msgpack
 
-from sandq.protocol.frames import PackedArray
-from sandq.protocol.requests import Hello, Metadata, Ping
-from sandq.server.handlers.routes import Context, Packed, sliced, told
+from sandq.model.caller import ANONYMOUS, Caller
+from sandq.model.errors import InvalidRequest, ProtocolError
+from sandq.protocol.frames import Frame, PackedArray
+from sandq.protocol.requests import Hello, Metadata, OnBehalf, Ping, Prove
+from sandq.server.handlers.routes import Context, Packed, framed, sliced, told
 
 TOPIC_WORK: Final = 1
 
 
 def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
-    info = at.info
-    return info.version, info.node_id, info.cluster_uuid, info.limits, at.broker.clock.now_ms()
+    info, cluster_uuid = at.info, at.info.cluster_uuid
+    challenge = at.gateway_proof.challenge(request.options, cluster_uuid)
+    return info.version, info.node_id, cluster_uuid, info.limits, at.broker.clock.now_ms(), *challenge
+
+
+def _on_behalf(at: Context, frame: Frame) -> None:
+    at.gateway_proof.require()
+    at.kv_gets.flush()  # what came before is asked by another
+    try:
+        principal, address = OnBehalf.parse(frame)
+    except InvalidRequest as error:
+        # Nobody knows on whose behalf what follows would be.
+        raise ProtocolError(error.message) from None
+    at.connection.ask_for(None if address is None else Caller(principal or ANONYMOUS, address))
 
 
 async def _metadata(at: Context, request: Metadata) -> Packed:
@@ -31,5 +45,7 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
 ROUTES = (
     told(Hello, _hello),
     sliced(Metadata, _metadata),
+    told(Prove, lambda at, request: at.gateway_proof.check(request.proof)),
+    framed(OnBehalf, _on_behalf),
     told(Ping, lambda at, request: at.broker.clock.now_ms()),
 )

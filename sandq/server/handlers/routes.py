@@ -20,6 +20,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.queries.kv_queries import KvQueries
 from sandq.broker.queries.message_queries import MessageQueries
 from sandq.broker.replication.raft_group import Done
+from sandq.model.caller import Caller
 from sandq.model.errors import SandqError
 from sandq.model.piece import Piece
 from sandq.protocol.frames import Frame, PackedArray, encode_packed, encode_reply
@@ -27,6 +28,7 @@ from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
 from sandq.protocol.requests import Produce
 from sandq.server.connection import Answer, Connection
+from sandq.server.gateway_proof import GatewayProof
 from sandq.server.info import ServerInfo
 from sandq.server.kv_get_coalescer import KvGetCoalescer
 from sandq.server.produce_coalescer import ProduceCoalescer
@@ -39,22 +41,26 @@ class Context:
     """What handlers know of a connection, and whom they hand its requests to."""
 
     def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
-        caller = connection.caller
         self.broker = broker
         self.connection = connection
-        self.caller = caller
         self.info = info
+        self.gateway_proof = GatewayProof(info.gateway_keys, info.node_id)
         self.queries = MessageQueries(broker, connection)
         self.kv_queries = KvQueries(broker, connection)
         self.kv_gets = KvGetCoalescer(connection, self.kv_queries)
         self.produces = ProduceCoalescer(
-            lambda request, requests, done: broker.produce(request, caller, done, requests=requests),
+            lambda request, requests, done: broker.produce(request, self.caller, done, requests=requests),
             self._produce_large,
             self._spend,
             connection.reply_each,
             connection.refuse,
         )
         self.subscriptions = Subscriptions(broker, connection)
+
+    @property
+    def caller(self) -> Caller:
+        """Who asks for what this task works on."""
+        return self.connection.caller
 
     async def _produce_large(self, request: Produce, done: Done) -> None:
         checked = await self.broker.check_large(request)

@@ -191,7 +191,7 @@ class MessageIn(BaseModel):
     def _without_what_brokers_tell(cls, given: Any) -> Any:
         """A message that was consumed can be produced as it is."""
         few(given)
-        if isinstance(given, dict):
+        if isinstance(given, dict) and not FROM_OTHERS.isdisjoint(given):
             return {name: value for name, value in given.items() if name not in FROM_OTHERS}
         return given
 

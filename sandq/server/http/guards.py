@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import anyio
@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandq.broker.memory_budget import Account, AddressShare
+from sandq.client import on_behalf_of
 from sandq.model.errors import Overloaded
 from sandq.server.http import problems
 from sandq.server.http.places import Places
@@ -54,6 +55,8 @@ WAIT_APART: Final = "wait_apart"
 """Of a request's state: see `Guard.wait_apart`."""
 IS_HEAD: Final = "is_head"
 """Of a request's state: it is answered like a GET, without the body."""
+HOSTS_KEPT: Final = 256
+"""Names by which the server was called last, and whether they are addresses."""
 CONTROL_BYTES: Final = 1 << 20
 """A body that carries no messages, and is no answer that is sent back."""
 _CARRYING: Final = ("POST", "PUT", "PATCH")
@@ -101,6 +104,7 @@ class Guard:
         self._app = app
         self._rules = rules
         self._observe = observe
+        self._log = log.bind()  # not for each request: what is not logged costs nothing
         self._under_way = Places(rules.requests)
         self._waiting = Places(rules.waiting)
 
@@ -113,6 +117,8 @@ class Guard:
         state = scope.setdefault("state", {})
         once = state.get(NO_PLACE, False)
         address = str((scope.get("client") or ("?",))[0])
+        # As nodes write the addresses of their own clients.
+        asker = f"[{address}]" if ":" in address else address
         share = self._account.of(address)
         exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, share, once)
         apart = partial(self.wait_apart, address, exchange)
@@ -120,7 +126,9 @@ class Guard:
         started = time.perf_counter()
         has_place = scope["path"] not in ALWAYS_ANSWERED and self._under_way.take(address)
         try:
-            with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
+            # A task of its own serves each request: what it is called needs no taking back.
+            structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
+            with on_behalf_of(asker):
                 await self._handle(scope, headers, exchange, has_place)
         finally:
             if has_place:
@@ -213,7 +221,7 @@ class Guard:
         path: str = getattr(route, "path", "(none)")
         status = exchange.status or problems.CLIENT_GONE
         self._observe(scope["method"], path, status, seconds)
-        log.debug(
+        self._log.debug(
             "request",
             request_id=exchange.request_id,
             method=scope["method"],
@@ -371,6 +379,7 @@ def _request_id(headers: dict[bytes, bytes]) -> str:
     return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
 
 
+@lru_cache(HOSTS_KEPT)
 def _is_address(host: str) -> bool:
     """A page of another site can make a browser call its own name, not an address."""
     try:

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.broker.turns import Turn
-from sandq.client import Client, Receipt, StoredMessage
+from sandq.client import Client, Receipts, StoredMessage
 from sandq.client.json_format import at_once, content_fields, stored_json, value_fields, when, why_json
 from sandq.client.producer import MessageValidation, time_of
 from sandq.model import offsets
@@ -246,24 +246,32 @@ async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any
     results: list[Found] = []
     first: SandqError | None = None
     turn = Turn()
-    receipts: list[Receipt] = []
+    sent: list[Receipts] = []
     for start in range(0, len(messages), SENT_AT_ONCE):
-        receipts += await client.produce_many(topic, messages[start : start + SENT_AT_ONCE])
-        await turn.end()
-    for receipt in receipts:
-        await turn.spend(2)
+        if start:
+            await turn.end()
+        sent.append(await client.produce_many(topic, messages[start : start + SENT_AT_ONCE]))
+    for receipts in sent:
+        await turn.spend(2 * len(receipts))
         try:
-            results.append(_stored(await receipt))
-        except SandqError as error:
-            first = first or error
-            results.append({"error": _error(error)})
+            results += [_stored(offset) for offset in await receipts]
+            continue
+        except SandqError:
+            pass  # some of them were not stored, and each tells
+        for receipt in receipts:
+            try:
+                results.append(_stored(await receipt))
+            except SandqError as error:
+                first = first or error
+                results.append({"error": _error(error)})
     failed = sum("error" in result for result in results)
     if first is not None and failed == len(results):
         raise first
     told = []
     for start in range(0, len(results), SENT_AT_ONCE):
+        if start:
+            await turn.end()
         told.append(json.dumps(results[start : start + SENT_AT_ONCE], ensure_ascii=False, separators=(",", ":"))[1:-1])
-        await turn.end()
     answer = f'{{"stored":{len(results) - failed},"failed":{failed},"results":[{",".join(told)}]}}'
     return Response(answer, 207 if failed else 201, media_type="application/json")
 
@@ -279,7 +287,7 @@ def _check(checks: MessageValidation, message: Mapping[str, Any]) -> None:
 
 
 def _stored(offset: str) -> Found:
-    return {"id": offset, "offset": offset, "partition": offsets.unpack(offsets.from_text(offset)).partition}
+    return {"id": offset, "offset": offset, "partition": offsets.partition_of_text(offset)}
 
 
 def _error(error: SandqError) -> Found:

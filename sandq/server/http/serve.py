@@ -31,6 +31,8 @@ class HttpSettings:
     timeout_s: float = GATEWAY_S
     starts_alone: bool = False
     """Whether it serves also before any of them answers."""
+    gateway_secret: bytes | None = None
+    """Proves to nodes that they may believe for whom it asks; None: its requests count as its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,10 @@ async def running_app(
         delivery_timeout_s=settings.timeout_s,
         connect_timeout_s=settings.timeout_s,
         starts_alone=settings.starts_alone,
+        gateway_secret=settings.gateway_secret,
+        # What callers have in bodies is bounded by the account, by address: in a smaller buffer one would keep others
+        # waiting.
+        buffer_bytes=int(account.share_bytes),
     )
     names = settings.names | {"localhost"}
     fits = int(BODY_SHARE * ADDRESS_SHARE * account.share_bytes) // BODY_COPIES

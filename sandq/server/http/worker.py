@@ -143,7 +143,10 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
 
     told.hand_on(hand_on)
     names, origins = frozenset(begin.names), frozenset(begin.origins)
-    settings = HttpSettings(names, origins, begin.servers, begin.version, begin.timeout_s, starts_alone=True)
+    secret = bytes.fromhex(begin.gateway_secret)
+    settings = HttpSettings(
+        names, origins, begin.servers, begin.version, begin.timeout_s, starts_alone=True, gateway_secret=secret
+    )
     listeners = [socket.socket(fileno=descriptor) for descriptor in begin.listeners]
     serving = serve_http_fast(listeners, settings, begin.limits, begin.deadlines, node, requests.observe, account)
     async with serving:

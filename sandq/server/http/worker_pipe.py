@@ -51,6 +51,8 @@ class Begin:
     """Descriptors of sockets that listen already."""
     log_format: str
     log_level: str
+    gateway_secret: str
+    """Proves to nodes that it may say for whom it asks; in hexadecimal digits."""
     stale_s: float = STALE_S
     timeout_s: float = GATEWAY_S
     deadlines: Deadlines = field(default_factory=Deadlines)

@@ -12,10 +12,11 @@ import trio
 
 from sandq import node as node_module
 from sandq.node import Serving, run_node
+from sandq.server.caller_requests import WAITING_BYTES
 from sandq.server.http.worker_pipe import Begin
 from tests.support.nodes.gateway import PATIENT
 from tests.support.nodes.small_node import small_config
-from tests.support.waiting import PATIENCE_S, until_answer
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 
 async def takes_connections(port: int) -> bool:
@@ -77,3 +78,17 @@ async def test_it_answers_what_is_under_way_before_the_client_port_closes(tmp_pa
             await asks.send_all(late)
             assert (await everything(asks)).startswith(b"HTTP/1.1 201 ")
             await stopped.wait()
+
+
+async def test_the_node_believes_its_process_on_whose_behalf_it_asks(tmp_path: Path, patient: None) -> None:
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", HTTP__WORKERS="1")
+    with trio.fail_after(PATIENCE_S):
+        async with run_node(config) as node:
+            assert node.http is not None
+            async with httpx.AsyncClient(base_url=f"http://{node.http}", timeout=PATIENCE_S) as client:
+                assert (await client.post("/topics", json={"name": "t"})).status_code == 201
+            async with await trio.open_tcp_stream(*node.http, local_address="127.0.0.2") as waits:
+                await waits.send_all(post("/topics/t/groups/g/lease", b'{"wait": "60s"}'))
+                account = node.broker.node_log.memory.watchers
+                await until_holds(lambda: account.of("127.0.0.2").bytes >= WAITING_BYTES)
+                assert account.bytes == account.of("127.0.0.2").bytes

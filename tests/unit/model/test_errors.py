@@ -42,6 +42,7 @@ CONTRACT = {
     ("PROTOCOL", False, 400),
     ("WRONG_VERSION", False, 400),
     ("FRAME_TOO_LARGE", False, 413),
+    ("FORBIDDEN", False, 403),
     ("CLOSED", False, 500),
     ("FORKED", False, 500),
     ("STARTUP", False, 500),

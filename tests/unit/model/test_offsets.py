@@ -77,6 +77,12 @@ def test_ceiling() -> None:
     assert offsets.pack(5, 6, 2**20 - 1, 4095) == ceiling < offsets.pack(5, 7, 0, 0)
 
 
+@pytest.mark.parametrize("partition", [0, 1, 31, 32, 1023, 1024, 4095])
+def test_a_text_tells_its_partition(partition: int) -> None:
+    for place in (0, 1, 7, 8, offsets.PLACE_MAX):
+        assert offsets.partition_of_text(offsets.to_text(offsets.pack(5, 6, place, partition))) == partition
+
+
 def test_text_is_read_as_crockford_says() -> None:
     offset = offsets.pack(1, 1, 1, 1)
     text = offsets.to_text(offset)

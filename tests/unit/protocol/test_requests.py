@@ -54,6 +54,9 @@ EVERY: list[tuple[int, Any]] = [
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None, False], [2, None, None, None, True]])),
     (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000]])),
     (Type.PING, requests.Ping()),
+    (Type.PROVE, requests.Prove(bytes(32))),
+    (Type.ON_BEHALF, requests.OnBehalf("ada", "192.0.2.7")),
+    (Type.ON_BEHALF, requests.OnBehalf(None, None)),
     (Type.FETCH, log.Fetch("t", 0, BASE, None, 1, 2**32 - 1)),
     (Type.MEASURE, log.Measure("t", 0, BASE)),
     (Type.MEASURE, log.Measure("t", 4095, BASE, BASE, 1, True)),
@@ -322,7 +325,10 @@ def test_replies() -> None:
     # A newer broker's further fields do not matter.
     assert TopicRecord.from_map({**record.to_map(), "new": 1}) == record
     assert MetadataReply.parse([*frame, "new"]) == reply
-    assert HelloReply.parse([0, 1, "0.1.0", "n1", "uuid", {}, 5, "new"]) == ("0.1.0", "n1", "uuid", {}, 5)
+    assert HelloReply.parse([0, 1, "0.1.0", "n1", "uuid", {}, 5, "new"]) == ("0.1.0", "n1", "uuid", {}, 5, None)
+    # A node of an older version knows of no challenge.
+    assert HelloReply.parse([0, 1, "0.1.0", "n1", "uuid", {}, 5]).challenge is None
+    assert HelloReply.parse([0, 1, "0.1.0", "n1", "uuid", {}, 5, b"dare", "new"]).challenge == b"dare"
     assert (
         TopicRecord.from_map({**record.to_map(), "partitions": [[0, 7, "n1", [], False, "new"]]}).partitions[0].nodes
         == ()

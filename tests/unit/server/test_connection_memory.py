@@ -16,7 +16,8 @@ from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import Overloaded
 from sandq.protocol.frames import FrameReader, Type
 from sandq.server import connection as connection_module
-from sandq.server.connection import HELLO_BYTES, WAITING_BYTES, Connection
+from sandq.server.caller_requests import WAITING_BYTES
+from sandq.server.connection import HELLO_BYTES, Connection
 from sandq.server.sender import Sender
 from tests.support.nodes.one_connection import one_connection
 from tests.support.waiting import until_holds

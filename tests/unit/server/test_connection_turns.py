@@ -19,9 +19,8 @@ from sandq.model.errors import NotFound, Overloaded
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.server import connection as connection_module
+from sandq.server.caller_requests import AT_ONCE, BEGUN_WORK
 from sandq.server.connection import (
-    AT_ONCE,
-    BEGUN_WORK,
     FLUSH_BYTES,
     FRAME_S,
     RECEIVE_FEW_BYTES,

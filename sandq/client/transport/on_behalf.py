@@ -1,0 +1,33 @@
+"""Say for whom a client asks: a gateway has many callers, and nodes count what each of them takes.
+
+Nodes believe it of a client that has proved itself (`Options.gateway_secret`), and are told by no other. It is said of
+requests that are awaited one by one. A batch that is produced may hold messages of many: it is the gateway's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from sandq.protocol.requests import OnBehalf
+
+OURSELVES: Final = OnBehalf(None, None)
+_asker: Final = ContextVar("asker", default=OURSELVES)
+
+
+@contextmanager
+def on_behalf_of(address: str, principal: str | None = None) -> Iterator[None]:
+    """Ask on behalf of a caller inside the block. `address`: of its machine, an IPv6 address in brackets; `principal`:
+    who it is, once that is known."""
+    token = _asker.set(OnBehalf(principal, address))
+    try:
+        yield
+    finally:
+        _asker.reset(token)
+
+
+def asker() -> OnBehalf:
+    """On whose behalf this task asks."""
+    return _asker.get()

@@ -1,0 +1,179 @@
+"""Requests on behalf of others: each caller has what a connection of its own would have, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from sandq.broker.memory_budget import MemoryBudget
+from sandq.model.caller import ANONYMOUS, Caller, host_of
+from sandq.protocol.frames import FrameReader, Type, encode_frame, encode_reply
+from sandq.server import connection as connection_module
+from sandq.server.caller_requests import AT_ONCE, CONNECTION_REQUESTS_SHARE, GRANTED_BYTES
+from sandq.server.connection import PARSED_COPIES, Connection
+from tests.support.nodes.one_connection import one_connection
+from tests.support.waiting import until_holds
+
+ADA, BOB = "10.0.0.1", "10.0.0.2"
+GATEWAY = "10.0.0.9"
+SIZE = 4096
+
+
+class Session:
+    """ON_BEHALF says who asks; what is asked is kept, or begun."""
+
+    greeted = True
+
+    def __init__(self) -> None:
+        self.connection: Connection
+        self.asked: list[tuple[int, str]] = []
+        """By whom."""
+        self.work: Callable[[int], Awaitable[bytes]] | None = None
+
+    def handle(self, frame: Any) -> None:
+        if frame[0] == Type.ON_BEHALF:
+            self.connection.ask_for(None if frame[3] is None else Caller(frame[2] or ANONYMOUS, frame[3]))
+            return
+        self.asked.append((frame[1], self.connection.caller.address))
+        if self.work is not None:
+            self.connection.start(frame[1], partial(self.work, frame[1]))
+
+    def handled(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+    async def closed(self) -> None: ...
+
+
+class Gateway:
+    def __init__(self, connection: Connection, client: trio.SocketStream, session: Session) -> None:
+        self.connection = connection
+        self.session = session
+        self._client = client
+        self._reader = FrameReader()
+
+    async def ask(self, address: str | None, *numbers: int, size: int = SIZE, kind: Type = Type.WHY) -> None:
+        asked = b"".join(encode_frame(kind, number, bytes(size)) for number in numbers)
+        await self._client.send_all(encode_frame(Type.ON_BEHALF, 0, None, address) + asked)
+
+    async def answer(self) -> Any:
+        frames: list[Any] = []
+        while not frames:
+            frames = self._reader.feed(await self._client.receive_some(1))
+        return frames[0]
+
+
+@asynccontextmanager
+async def gateway(memory: MemoryBudget) -> AsyncIterator[Gateway]:
+    session = Session()
+
+    def make_session(connection: Connection) -> Session:
+        session.connection = connection
+        return session
+
+    async with one_connection(make_session, caller=Caller(ANONYMOUS, f"{GATEWAY}:1"), memory=memory) as (one, client):
+        yield Gateway(one, client, session)
+
+
+@pytest.fixture
+def memory() -> MemoryBudget:
+    return MemoryBudget(64 << 20)
+
+
+async def test_requests_are_counted_for_whom_they_are_asked(memory: MemoryBudget) -> None:
+    async with gateway(memory) as at:
+        await at.ask(ADA, 1, 2, 3)
+        await at.ask(None, 4)
+        await until_holds(lambda: len(at.session.asked) == 4)
+        hers, own = (memory.requests.of(host).bytes for host in (ADA, GATEWAY))
+        assert [whose for _, whose in at.session.asked] == [ADA] * 3 + [f"{GATEWAY}:1"]
+        assert hers > own > 0
+        for number in (1, 2, 3):
+            at.connection.reply(number, b"")
+        assert memory.requests.of(ADA).bytes == 0
+        assert memory.requests.bytes == own
+    assert memory.requests.bytes == 0, "the connection has gone"
+
+
+async def test_what_is_not_answered_at_the_end_is_counted_no_more(memory: MemoryBudget) -> None:
+    async with gateway(memory) as at:
+        await at.ask(ADA, 1, 2)
+        await at.ask(BOB, 3)
+        await until_holds(lambda: len(at.session.asked) == 3)
+        assert memory.requests.of(ADA).bytes > memory.requests.of(BOB).bytes > 0
+    assert memory.requests.bytes == 0
+
+
+async def test_who_asks_for_too_much_is_refused_and_others_are_not(memory: MemoryBudget) -> None:
+    most = int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes)
+    async with gateway(memory) as at:
+        for number in range(1, 4 * most // (PARSED_COPIES * SIZE)):
+            await at.ask(ADA, number)
+        refusal = await at.answer()
+        assert refusal[2] == "OVERLOADED" and f"the requests of {ADA} take all that they may" in refusal[3]
+        assert most - GRANTED_BYTES < memory.requests.of(ADA).bytes < 2 * most
+        await at.ask(BOB, 1000)
+        await until_holds(lambda: (1000, BOB) in at.session.asked)
+
+
+async def test_batches_count_for_the_gateway(memory: MemoryBudget) -> None:
+    async with gateway(memory) as at:
+        await at.ask(ADA, 1, size=3 * SIZE, kind=Type.PRODUCE)
+        await until_holds(lambda: at.session.asked == [(1, ADA)])
+        assert memory.requests.of(ADA).bytes == 0 < memory.requests.of(GATEWAY).bytes
+
+
+async def test_many_requests_of_one_do_not_come_before_those_of_another(memory: MemoryBudget) -> None:
+    begun: list[tuple[int, str]] = []
+    end = trio.Event()
+    async with gateway(memory) as at:
+
+        async def work(number: int) -> bytes:
+            begun.append((number, at.connection.caller.address))
+            await end.wait()
+            return encode_reply(number)
+
+        at.session.work = work
+        await at.ask(ADA, *range(1, 2 * AT_ONCE + 1), size=1)
+        await at.ask(BOB, 1000, size=1)
+        await until_holds(lambda: len(begun) == AT_ONCE + 1)
+        assert (1000, BOB) in begun
+        end.set()
+        await until_holds(lambda: len(begun) == 2 * AT_ONCE + 1)
+        assert {whose for number, whose in begun if number != 1000} == {ADA}, "what came later is hers, too"
+
+
+async def test_of_very_many_callers_the_last_are_the_gateway(
+    memory: MemoryBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "CALLERS", 2)
+    async with gateway(memory) as at:
+        await at.ask(ADA, 1)
+        await at.ask(BOB, 2)
+        await at.ask("10.0.0.3", 3)
+        await until_holds(lambda: len(at.session.asked) == 3)
+        assert [whose for _, whose in at.session.asked] == [ADA, BOB, f"{GATEWAY}:1"]
+        at.connection.reply(1, b"")
+        at.connection.reply(2, b"")
+        await at.ask("10.0.0.3", 4)
+        await until_holds(lambda: len(at.session.asked) == 4)
+        assert at.session.asked[3] == (4, "10.0.0.3"), "who has nothing under way takes no place"
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("10.0.0.1:4711", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("[::1]:4711", "[::1]"),
+        ("[::1]", "[::1]"),
+        ("local", "local"),
+    ],
+)
+def test_a_host_is_told_with_a_port_or_without(address: str, host: str) -> None:
+    assert host_of(Caller(ANONYMOUS, address)) == host

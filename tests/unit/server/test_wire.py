@@ -1,0 +1,245 @@
+"""What becomes of a connection's bytes on the wire is nothing to its frames, its queue and its end."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.broker.memory_budget import MemoryBudget
+from sandq.broker.peers.stream import PeerStream
+from sandq.model.caller import ANONYMOUS, Caller
+from sandq.protocol.frames import FrameReader, Type, encode_frame, encode_reply
+from sandq.server.connection import Connection
+from sandq.server.send_queue import Buffer, SendQueue
+from sandq.server.wire import PlainWire, TransformedWire, Wire
+from tests.support.nodes.one_connection import one_connection
+from tests.support.tls import NAME, TlsTransform, contexts
+from tests.support.waiting import until_holds
+
+LARGE = 300_000
+
+
+class Blocks:
+    """Sends blocks of seven bytes, each turned around behind its length; says HI first, and waits for it."""
+
+    HI = b"HI"
+    SIZE = 7
+
+    def __init__(self) -> None:
+        self.is_open = self.has_ended = False
+        self._words = self.HI
+        self._kept = bytearray()
+
+    def decode(self, data: bytes) -> bytes:
+        self._kept += data
+        if not self.is_open:
+            if len(self._kept) < len(self.HI):
+                return b""
+            assert self._kept[: len(self.HI)] == self.HI
+            del self._kept[: len(self.HI)]
+            self.is_open = True
+        plain = bytearray()
+        while self._kept and len(self._kept) > self._kept[0]:
+            size = self._kept[0]
+            if not size:
+                self.has_ended = True
+                break
+            plain += self._kept[size:0:-1]
+            del self._kept[: 1 + size]
+        return bytes(plain)
+
+    def encode(self, plain: Sequence[Buffer]) -> bytes:
+        words, self._words = self._words, b""
+        joined = b"".join(plain)
+        blocks = [joined[at : at + self.SIZE] for at in range(0, len(joined), self.SIZE)]
+        return words + b"".join(bytes([len(block)]) + block[::-1] for block in blocks)
+
+    def end(self) -> None:
+        self._words += b"\0"
+
+
+TRANSFORMS: Final[dict[str, Callable[[], tuple[Any, Any]]]] = {
+    "blocks": lambda: (Blocks(), Blocks()),
+    "tls": lambda: (TlsTransform(), TlsTransform(is_server=False)),
+}
+"""Of both ends."""
+
+
+class End:
+    """One end's queue and wire."""
+
+    def __init__(self, transform: Any) -> None:
+        self.queue = SendQueue()
+        self.wire: Wire = PlainWire(self.queue) if transform is None else TransformedWire(self.queue, transform)
+
+    def carry(self, other: End, rng: random.Random) -> bytes:
+        """What arrives at the other end of what is due, in pieces as they come."""
+        got = b""
+        while self.wire.is_due():
+            buffers = self.wire.head(rng.choice([1, 10, 5000, 1 << 20]))
+            data = b"".join(buffers)[: rng.choice([1, 10, 5000, 1 << 20])]
+            self.queue.drop(self.wire.left(len(data)))
+            step = rng.choice([1, 1000, 1 << 20])
+            for at in range(0, len(data), step):
+                got += other.wire.received(data[at : at + step]) or b""
+        return got
+
+
+@pytest.mark.parametrize("kind", ["plain", *TRANSFORMS])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_sent_arrives_however_it_is_cut(kind: str, seed: int) -> None:
+    rng = random.Random(seed)
+    server, client = [End(transform) for transform in (TRANSFORMS[kind]() if kind != "plain" else (None, None))]
+    sent, got = bytearray(), bytearray()
+    for _ in range(30):
+        for _ in range(rng.randrange(4)):
+            part = rng.randbytes(rng.choice([1, 20, 3000, 40_000]))
+            server.queue.add(part)
+            sent += part
+        client.carry(server, rng)
+        got += server.carry(client, rng)
+    for _ in range(3):  # what was said first is answered
+        client.carry(server, rng)
+        got += server.carry(client, rng)
+    assert got == sent and not server.queue.bytes
+
+
+def test_bytes_are_held_until_all_that_became_of_them_has_left() -> None:
+    server = End(Blocks())
+    server.queue.add(bytes(100))
+    assert b"".join(server.wire.head(1000)) == b"HI"  # nothing else yet: the other side has not said it
+    assert server.queue.drop(server.wire.left(2)) == 0 and not server.wire.is_due()
+    assert server.wire.received(b"HI") == b""
+    became = len(b"".join(server.wire.head(1000)))
+    assert became > 100
+    for _ in range(became - 1):
+        assert server.wire.is_due() and server.queue.drop(server.wire.left(1)) == 0
+    assert server.queue.drop(server.wire.left(1)) == 100 and not server.wire.is_due()
+
+
+# -- a connection -----------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """Answers each request with as many bytes as it names."""
+
+    greeted = True
+
+    def __init__(self) -> None:
+        self.connection: Connection
+        self.frames: list[Any] = []
+        self.has_closed = trio.Event()
+
+    def handle(self, frame: Any) -> None:
+        self.frames.append(frame)
+        if frame[0] == Type.WHY:
+            self.connection.reply(frame[1], encode_reply(frame[1], bytes(frame[2])))
+
+    def handled(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+    async def closed(self) -> None:
+        self.has_closed.set()
+
+
+@asynccontextmanager
+async def echoing(memory: MemoryBudget) -> AsyncIterator[tuple[Echo, trio.SocketStream]]:
+    """A connection by TLS, and the client's socket."""
+    session = Echo()
+
+    def make_session(connection: Connection) -> Echo:
+        session.connection = connection
+        return session
+
+    caller = Caller(ANONYMOUS, "10.0.0.1:1")
+    async with one_connection(make_session, caller=caller, memory=memory, transform=TlsTransform()) as (_, client):
+        yield session, client
+
+
+def tls_over(stream: trio.abc.Stream) -> trio.SSLStream[trio.abc.Stream]:
+    return trio.SSLStream(stream, contexts()[1], server_hostname=NAME, https_compatible=True)
+
+
+@pytest.fixture
+def memory() -> MemoryBudget:
+    return MemoryBudget(1 << 30)
+
+
+async def test_frames_are_cut_again(memory: MemoryBudget) -> None:
+    async with echoing(memory) as (session, socket_stream):
+        client, reader, answers = tls_over(socket_stream), FrameReader(), []
+        asked = b"".join(encode_frame(Type.WHY, number, 10 ** (number % 6)) for number in range(1, 13))
+        for at in range(0, len(asked), 5):
+            await client.send_all(asked[at : at + 5])
+        while len(answers) < 12:
+            answers += reader.feed(await client.receive_some(1000))
+        assert [(frame[1], len(frame[2])) for frame in answers] == [(n, 10 ** (n % 6)) for n in range(1, 13)]
+        assert session.connection.waiting_bytes == memory.answers.bytes == 0
+
+
+async def test_a_client_that_says_nothing_more_ends_the_connection(memory: MemoryBudget) -> None:
+    async with echoing(memory) as (session, socket_stream):
+        client = tls_over(socket_stream)
+        await client.send_all(encode_frame(Type.WHY, 1, 5))
+        assert await client.receive_some(1000)
+        await client.aclose()
+        await session.has_closed.wait()
+
+
+async def test_the_last_words_arrive_and_then_the_end(memory: MemoryBudget) -> None:
+    async with echoing(memory) as (_, socket_stream):
+        client = tls_over(socket_stream)
+        await client.send_all(b"\0\0\0\x01\xc1")  # no frame
+        (error,) = FrameReader().feed(await client.receive_some(1000))
+        assert error[:3] == [Type.ERROR, 0, "PROTOCOL"]
+        assert await client.receive_some(1000) == b""
+
+
+async def test_what_is_no_tls_ends_the_connection(memory: MemoryBudget) -> None:
+    async with echoing(memory) as (session, client):
+        await client.send_all(encode_frame(Type.HELLO, 1, 1, "plain", {}))
+        await session.has_closed.wait()
+        assert not session.frames
+
+
+async def test_what_a_client_does_not_take_is_counted(memory: MemoryBudget) -> None:
+    async with echoing(memory) as (session, socket_stream):
+        socket_stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        client, reader, answers = tls_over(socket_stream), FrameReader(), []
+        many = 40
+        await client.send_all(b"".join(encode_frame(Type.WHY, number, LARGE) for number in range(1, 1 + many)))
+        await until_holds(lambda: session.connection.waiting_bytes > LARGE)
+        assert memory.answers.bytes == session.connection.waiting_bytes
+        while len(answers) < many:
+            answers += reader.feed(await client.receive_some(65_536))
+        assert [len(frame[2]) for frame in answers] == [LARGE] * many
+        await until_holds(lambda: session.connection.waiting_bytes == memory.answers.bytes == 0)
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+
+
+async def test_frames_between_nodes_are_cut_again() -> None:
+    near, far = trio.testing.memory_stream_pair()
+    one, two = PeerStream(tls_over(near)), PeerStream(trio.SSLStream(far, contexts()[0], server_side=True))
+    values = [bytes([number]) * size for number, size in enumerate((1, 100, 20_000, LARGE))]
+
+    async def send(stream: PeerStream) -> None:
+        for value in values:
+            await stream.send(value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, one)
+        nursery.start_soon(send, two)
+        assert [await two.receive() for _ in values] == values
+        assert [await one.receive() for _ in values] == values
+    await one.aclose()
+    await two.aclose()
