@@ -12,9 +12,11 @@ import trio
 
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import ANONYMOUS, Caller, host_of
+from sandq.model.errors import Overloaded
+from sandq.model.limits import Limits
 from sandq.protocol.frames import FrameReader, Type, encode_frame, encode_reply
 from sandq.server import connection as connection_module
-from sandq.server.caller_requests import AT_ONCE, CONNECTION_REQUESTS_SHARE, GRANTED_BYTES
+from sandq.server.caller_requests import AT_ONCE, CONNECTION_REQUESTS_SHARE, GRANTED_BYTES, CallerRequests
 from sandq.server.connection import PARSED_COPIES, Connection
 from tests.support.nodes.one_connection import one_connection
 from tests.support.waiting import until_holds
@@ -177,3 +179,20 @@ async def test_of_very_many_callers_the_last_are_the_gateway(
 )
 def test_a_host_is_told_with_a_port_or_without(address: str, host: str) -> None:
     assert host_of(Caller(ANONYMOUS, address)) == host
+
+
+def test_who_has_no_connection_of_its_own_is_refused_when_too_much_is_to_be_worked_on(memory: MemoryBudget) -> None:
+    limits = Limits(requests_per_connection=2)
+    caller = Caller(ANONYMOUS, ADA)
+    alone = CallerRequests(caller, memory, limits, None)
+    alone.begin(3)
+    assert alone.is_busy, "it is not read"
+    beside = CallerRequests(caller, memory, limits, None, has_connection=False)
+    beside.begin(2)
+    with pytest.raises(Overloaded, match=f"2 requests of {ADA} are being worked on"):
+        beside.begin(1)
+    for asks in (alone, beside):
+        asks.listen()
+        asks.listen()
+        with pytest.raises(Overloaded, match="2 requests of this connection wait"):
+            asks.listen()
