@@ -86,6 +86,7 @@ def test_every_account_is_on_the_page_with_its_share() -> None:
     shares = {
         "look_aheads": memory_budget.LOOK_AHEADS_SHARE,
         "logs": memory_budget.LOGS_SHARE,
+        "rows": memory_budget.ROWS_SHARE,
         "snapshots": memory_budget.SNAPSHOTS_SHARE,
         "requests": memory_budget.REQUESTS_SHARE,
         "answers": memory_budget.ANSWERS_SHARE,

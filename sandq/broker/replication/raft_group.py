@@ -29,6 +29,10 @@ PASS_BYTES: Final = 4 << 20
 much again."""
 
 
+BACKLOG_SHARE: Final = 1 / 2
+"""Of what may wait to be stored on a node, what may wait for one group: others have room beside it."""
+
+
 class Stalled(Unavailable):
     """The log or the state of this node stands still, for now; nothing was done."""
 
@@ -127,8 +131,10 @@ class RaftGroup:
         self._reason_to_wait = reason_to_wait
         self._has_room = has_room
         self._pending: deque[Request] = deque()
+        self._waiting_bytes = 0
+        """Of what was submitted and is not answered, ..."""
         self.unapplied_bytes = 0
-        """Of what was proposed here and is not answered: rows will come of it."""
+        """... and of that, of what was proposed: rows will come of it."""
         self._proposed_count = 0
         self._proposals: dict[int, list[Request]] = {}
         """By their number, rising: handed to Raft, neither committed nor refused yet."""
@@ -292,7 +298,14 @@ class RaftGroup:
             raise Overloaded(
                 f"{backlog.bytes} bytes wait to be stored here (limit {backlog.limit_bytes}); send again in a moment"
             )
+        own_limit_bytes = int(BACKLOG_SHARE * backlog.limit_bytes)
+        if self._waiting_bytes + size > own_limit_bytes and self._waiting_bytes:
+            raise Overloaded(
+                f"{self._waiting_bytes} bytes wait to be stored in {self.what} (limit {own_limit_bytes}); "
+                "send again in a moment"
+            )
         backlog.bytes += size
+        self._waiting_bytes += size
         self._pending.append(Request(command, size, messages, done))
         self._submitted_count += 1
         self._group_commit.mark(self.group)
@@ -526,6 +539,7 @@ class RaftGroup:
 
     def _answer(self, request: Request, result: Any) -> None:
         self._backlog.bytes -= request.size
+        self._waiting_bytes -= request.size
         if request.command is None:
             self.unapplied_bytes -= request.size
         request.done(result)

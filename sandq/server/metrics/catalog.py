@@ -140,7 +140,7 @@ STORAGE: Final = (
     Metric("sandq_data_free_bytes", GAUGE, (), "Free space where node.data_dir lies."),
     Metric("sandq_apply_duration_seconds", HISTOGRAM, (), "How long applying a batch of entries took."),
     Metric("sandq_apply_batch_entries", HISTOGRAM, (), "Entries applied as one batch."),
-    Metric("sandq_store_write_duration_seconds", HISTOGRAM, (), "How long writing such a batch to LevelDB took."),
+    Metric("sandq_store_write_duration_seconds", HISTOGRAM, (), "How long writing a batch of rows to LevelDB took."),
     Metric("sandq_apply_backlog_bytes", GAUGE, (), "Bytes of requests that are not applied yet."),
     Metric("sandq_raft_log_entries", GAUGE, (), "Raft log entries in memory, of all groups."),
 )

@@ -225,3 +225,22 @@ async def test_rows_that_are_handed_over_are_written_before_a_node_ends() -> Non
         await node.hosts[0].call(c.Append(LARGE))
         await node.runner.ask(node.node_log.applier.write)
     assert node.below.scan(b"", b"\xff")
+
+
+def test_one_partition_leaves_others_room_in_what_waits_to_be_stored() -> None:
+    bed = Bed()
+    one, other = bed.hosts
+    answers: list[Any] = []
+    limit = bed.node_log.backlog.limit_bytes
+    with pytest.raises(Overloaded, match=r"bytes wait to be stored in the partition \(limit \d+\)") as refusal:
+        for _ in range(limit // len(LARGE)):
+            produce(one, LARGE, answers)
+    assert refusal.value.retriable
+    produce(one, SMALL, answers)
+    for _ in range(limit // len(LARGE) // 3):
+        produce(other, LARGE, answers)
+    bed.settle()
+    bed.go_on()
+    assert not any(isinstance(answer, Exception) for answer in answers) and not bed.node_log.backlog.bytes
+    assert len(answers) > limit // len(LARGE) // 3 * 2
+    produce(one, LARGE, answers)
