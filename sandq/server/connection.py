@@ -427,7 +427,7 @@ class Connection:
             self._working -= requests
             if not self._worked.is_set():
                 self._worked.set()
-            if not self._later:
+            if not self._later or not self.open:
                 break
             requests, done = self._later.popleft()
             await turn.spend(BEGUN_WORK)
