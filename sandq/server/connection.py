@@ -409,6 +409,8 @@ class Connection:
         timeout_s: float,
         deadline_s: float,
     ) -> None:
+        if not self.open:
+            return  # it was to come after others, and nobody waits for it any more
         failure: SandqError = TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown")
         with trio.move_on_at(deadline_s) as within:
             try:
