@@ -67,7 +67,9 @@ class WriteBehindStores:
     def takes(self, prefix: bytes, beside_bytes: int = 0) -> bool:
         """Whether more should be promised to the store with this prefix, `beside_bytes` of which are on their way here:
         it has less than its share. Once all stores together have no room left, that is an equal part for each that has
-        something waiting, so who has little goes on. For any thread."""
+        something waiting, so who has little goes on, up to twice the room. For any thread."""
+        if self.bytes >= 2 * self.limit_bytes:
+            return False
         size = self._sizes.get(prefix, 0) + beside_bytes
         if not size:
             return True

@@ -1,7 +1,7 @@
 """Know whether this node gets on with its work, and act by it: the one place that decides.
 
 A disk that fails says so; one that hangs does not, and nothing that waits for it ever ends. So the progress of the
-threads is looked at. Once the log or the state has stood still for `health.stall_after`, this node is *stalled*:
+threads is looked at. Once log, state or store has stood still for `health.stall_after`, this node is *stalled*:
 
 - what waits is answered: TIMED_OUT where it was proposed (the outcome is unknown), UNAVAILABLE where nothing was done;
 - it answers for no group that others can lead, and those of them that are well are given the leadership;

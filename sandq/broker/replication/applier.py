@@ -63,7 +63,7 @@ class Ask:
     call: Callable[[], Any]
     answered: Callable[[Any], None]
     group: int | None = None
-    """It comes behind what was submitted for that group; None: behind everything, the rows of which are written."""
+    """It comes behind what was submitted for that group; None: behind everything, the rows of which are handed over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,6 +281,7 @@ class NodeLog:
     def close_group(self, number: int, error: SandqError) -> None:
         """Stop running a group that metadata no longer places here; what waits for it gets `error`."""
         host = self.hosts.pop(number, None)
+        self._held.discard(number)
         if host is not None:
             self.group_commit.remove(host.group)
             host.close(error)
@@ -412,7 +413,10 @@ class NodeLog:
             return True
         self._held.add(host.number)
         # Again: whoever wrote rows just now did not know that somebody waits.
-        return self.stores.takes(prefix, host.unapplied_bytes)
+        if not self.stores.takes(prefix, host.unapplied_bytes):
+            return False
+        self._held.discard(host.number)
+        return True
 
     @property
     def has_held(self) -> bool:

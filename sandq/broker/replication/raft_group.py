@@ -472,6 +472,8 @@ class RaftGroup:
         late += [requests for committed, requests in self._in_flight.items() if committed <= index]
         for requests in late:
             self._answer_all(requests, TimedOut(f"not done within {timeout_s:g} s: the outcome is unknown"))
+        if self._pending:
+            self._group_commit.mark(self.group)  # it may have waited for what was given up
 
     def stall(self, why: str) -> None:
         """Nothing goes on here, for as long as it takes: answer what waits, and leave the group to other members."""

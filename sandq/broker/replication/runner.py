@@ -88,6 +88,10 @@ class Runner:
         node_log.applier.beside = self._apply.beside
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
+        self._written = trio.Event()
+        """Set when rows are written next, ..."""
+        self._awaits_rows = False
+        """... if somebody waits for that."""
         self._rows = threading.Thread(target=self._write_rows, name="sandq-rows", daemon=True)
         self._rows.start()
         self._prepare()
@@ -101,7 +105,8 @@ class Runner:
 
     def is_busy(self) -> bool:
         """Whether something is on its way to the log."""
-        return self.node_log.failed is None and (self._passing or self.node_log.group_commit.has_work)
+        node_log = self.node_log
+        return node_log.failed is None and (self._passing or node_log.group_commit.has_work or node_log.has_held)
 
     async def drain(self) -> None:
         """Wait until what was queued for the log and for the partitions is done. It may have led to more."""
@@ -303,16 +308,21 @@ class Runner:
 
     def _write_rows(self) -> None:
         """On the thread that writes rows."""
-        node_log = self.node_log
 
         def on_written() -> None:
-            if node_log.has_held:
-                self._inbox.put(node_log.propose_again)
+            if self.node_log.has_held or self._awaits_rows:
+                self._inbox.put(self._rows_written)
 
         try:
-            node_log.stores.run(on_written)
+            self.node_log.stores.run(on_written)
         except BaseException as crash:  # whatever ends this thread must end the node
             self._worker_crashed(crash)
+
+    def _rows_written(self) -> None:
+        self.node_log.propose_again()
+        self._awaits_rows = False
+        written, self._written = self._written, trio.Event()
+        written.set()
 
     def _close_rows(self, timeout_s: float | None) -> bool:
         """Write what is handed over, then end that thread. Blocks; False when it has not ended in that time."""
@@ -334,6 +344,7 @@ class Runner:
             self.node_log.fail(crash)
             for host in self.node_log.hosts.values():
                 host.abandon(crash)
+            self._rows_written()
         else:
             self._crash = crash
             self._crashed.set()
@@ -405,10 +416,14 @@ class Runner:
         return await self._on(self._maintenance, call)
 
     async def until_written(self) -> None:
-        """Wait, while much of it waits to be written, until what rows were handed over are. Raises StorageFailed."""
-        stores = self.node_log.stores
-        if stores.is_half_full:
-            await self.on_maintenance(stores.write_out)
+        """Wait while many rows wait to be written: for who brings them of its own accord. Raises StorageFailed."""
+        while self.node_log.stores.is_half_full:
+            if self._apply_ended is not None:
+                raise self._apply_ended
+            written, self._awaits_rows = self._written, True
+            # Again: whoever wrote rows just now did not know that somebody waits.
+            if self.node_log.stores.is_half_full:
+                await written.wait()
 
     def hand_to_maintenance(self, call: Callable[[], None]) -> None:
         """Have it run there some time, unless the node ends before; it must not raise."""

@@ -149,6 +149,8 @@ def test_a_store_takes_its_share_and_all_together_what_there_is() -> None:
     assert [stores.takes(store) for store in (ONE, TWO, THREE)] == [False, False, True]
     assert not stores.takes(THREE, LIMIT // 3), "an equal part, once all is taken"
     assert stores.takes(store_prefix(4)), "who has nothing goes on"
+    stores.write([(store_prefix(5), bytes(LIMIT))])
+    assert not stores.takes(store_prefix(4)), "but not without end"
     stores.write_out()
     assert stores.bytes == 0 and stores.takes(ONE)
 

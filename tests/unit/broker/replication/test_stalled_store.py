@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from sandq.broker.memory_budget import ROWS_SHARE
 from sandq.broker.replication.inbox import Inbox
@@ -217,6 +218,33 @@ async def test_a_store_that_fails_ends_what_waits_for_it() -> None:
             produce(one, SMALL, answers)
         await until_holds(lambda: len(answers) == 2 * STORE_BYTES // len(LARGE))
         assert not node.node_log.backlog.bytes
+
+
+async def test_who_brings_rows_of_its_own_accord_waits_until_they_are_written() -> None:
+    async with threads() as node:
+        await node.runner.until_written()  # there are none
+        node.below.stall()
+        key = node.hosts[0].replica._rows.prefix + b"x"  # type: ignore[attr-defined]
+        for _ in range(3):
+            await node.runner.ask(lambda: node.node_log.stores.write([(key, bytes(NODE_BYTES // 4))]))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.runner.until_written)
+            await trio.testing.wait_all_tasks_blocked()
+            assert nursery.child_tasks, "it did not wait"
+            node.below.go_on()
+        node.below.stall()
+        for _ in range(3):
+            await node.runner.ask(lambda: node.node_log.stores.write([(key, bytes(NODE_BYTES // 4))]))
+        node.below.error = StorageFailed("the disk fails")
+        async with trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                with pytest.raises(StorageFailed, match="the disk fails"):
+                    await node.runner.until_written()
+
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            node.below.go_on()
 
 
 async def test_rows_that_are_handed_over_are_written_before_a_node_ends() -> None:
