@@ -258,6 +258,10 @@ class PartitionLeader:
         self._touch([name])
         return now_ms + self._touch_interval_ms(self.host.status)
 
+    def touched_with(self, name: str) -> None:
+        """The group was made just now: it need not be said that it is in use."""
+        self._taken_ms[name] = self._clock.now_ms()
+
     def _end_group(self, name: str) -> None:
         """The group was deleted: whoever takes part is told, and may make it anew."""
         pump = self._pumps.pop(name)

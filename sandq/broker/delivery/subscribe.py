@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import trio
 
@@ -15,12 +16,17 @@ from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.protocol.requests import Subscribe
 
+OPENINGS_AT_ONCE: Final = 8
+"""Of a node. The thread that applies goes round over the partitions: one that has a message to store is not to come
+behind hundreds in which a group is made, which takes it some ms in each."""
+
 
 class GroupOpenings:
     """Makes groups where they are new: for all who ask for the same one at a time, once."""
 
     def __init__(self) -> None:
         self._locks: dict[tuple[str, str], trio.Lock] = {}
+        self._room = trio.Semaphore(OPENINGS_AT_ONCE)
 
     async def open(self, topic: str, deliveries: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
         """Make the group in those of these partitions where it is new. Raises NotLeader, InvalidRequest,
@@ -31,7 +37,10 @@ class GroupOpenings:
         try:
             async with lock:
                 opening = _without(group, deliveries)
-                await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition))) for d in opening])
+                commands = [(d.host, c.OpenGroup(group, start_in(start, d.partition))) for d in opening]
+                await call_all(commands, self._room)
+                for delivery in opening:
+                    delivery.touched_with(group)
         finally:
             if not (lock.locked() or lock.statistics().tasks_waiting):
                 self._locks.pop((topic, group), None)

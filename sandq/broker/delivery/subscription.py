@@ -26,6 +26,7 @@ class Subscription:
         self.group = group
         self.consumer = consumer
         self.credit = credit
+        """Whoever raises it calls `notify_room` then: a partition that found no room does not look again by itself."""
         self.lease_ms = lease_ms
         self.push = push
         self.congested = congested

@@ -226,7 +226,7 @@ class Node(Stepped):
     def credit(self) -> None:
         for subscription in self.subscriptions.values():
             subscription.credit = 20
-            self.delivery.pump(subscription.group)
+            subscription.notify_room()
 
     def release(self) -> None:
         """A consumer leaves cleanly and comes back."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.delivery.subscribe import GroupOpenings
+from sandq.broker.delivery.subscribe import OPENINGS_AT_ONCE, GroupOpenings
 from sandq.model.errors import Conflict, SandqError
 from sandq.partition import commands as c
 
@@ -21,8 +21,12 @@ class Led:
         self.host = self
         self.status = SimpleNamespace(groups={})
         self.asked: list[str] = []
+        self.touched: list[str] = []
         self.refuses: SandqError | None = None
         self._nursery = nursery
+
+    def touched_with(self, group: str) -> None:
+        self.touched.append(group)
 
     def submit(self, command: c.OpenGroup, done: Any) -> None:
         self.asked.append(command.group)
@@ -42,8 +46,31 @@ async def test_who_comes_meanwhile_waits_for_it(nursery: trio.Nursery) -> None:
         for _ in range(50):
             asking.start_soon(openings.open, "t", partitions, "g", "earliest")
         asking.start_soon(openings.open, "t", partitions, "h", "earliest")
-    assert all(sorted(led.asked) == ["g", "h"] for led in partitions)
+    assert all(sorted(led.asked) == sorted(led.touched) == ["g", "h"] for led in partitions)
     assert openings._locks == {}
+
+
+async def test_so_many_are_made_at_once(nursery: trio.Nursery) -> None:
+    """Whoever asks, and for whichever groups."""
+    under_way, most = 0, 0
+
+    class Slow(Led):
+        async def _open(self, group: str, done: Any) -> None:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            for _ in range(3):
+                await trio.lowlevel.checkpoint()
+            under_way -= 1
+            await super()._open(group, done)
+
+    partitions: Any = [Slow(number, nursery) for number in range(100)]
+    openings = GroupOpenings()
+    async with trio.open_nursery() as asking:
+        for group in "gh":
+            asking.start_soon(openings.open, "t", partitions, group, "earliest")
+    assert all(sorted(led.asked) == ["g", "h"] for led in partitions)
+    assert 1 < most <= OPENINGS_AT_ONCE
 
 
 async def test_who_gives_up_leaves_it_to_the_next(nursery: trio.Nursery) -> None:
