@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from benchmarks.process import Meter, Metered, MeteredNode, running
@@ -110,9 +110,16 @@ def measure(nodes: Metered, do: str, **spec: Any) -> Measured:
 
 
 @contextlib.contextmanager
-def node_with(setting: Setting, topic: str, partitions: int = 1, **settings: Any) -> Iterator[MeteredNode]:
-    """A new node with a topic."""
-    with running(setting.where, setting.name) as node:
+def node_with(
+    setting: Setting,
+    topic: str,
+    partitions: int = 1,
+    *,
+    node_settings: Mapping[str, str] = MappingProxyType({}),
+    **settings: Any,
+) -> Iterator[MeteredNode]:
+    """A new node with a topic, whose settings are the last ones."""
+    with running(setting.where, setting.name, **node_settings) as node:
         wire = Wire(node.port)
         wire.create_topic(topic, partitions, **settings)
         wire.close()

@@ -48,10 +48,11 @@ def serve_metrics(node: Node) -> int:
 
 
 @contextlib.contextmanager
-def running(where: Where, name: str) -> Iterator[MeteredNode]:
-    """A new node that serves; its data is removed at the end."""
+def running(where: Where, name: str, **settings: str) -> Iterator[MeteredNode]:
+    """A new node that serves, with these settings; its data is removed at the end."""
     with data_directory(where) as directory:
         node = MeteredNode(directory, program_of(where, name))
+        node.configure(**settings)
         try:
             node.start()
             node.wait_until_it_serves()
@@ -122,9 +123,19 @@ def fsyncs(http_port: int) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, all threads, in seconds (10 ms fine)."""
+    """User and system time of a process so far, all threads, and of the processes that it has started and that live, in
+    seconds (10 ms fine)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return (int(fields[11]) + int(fields[12])) / _TICKS + sum(map(cpu_s, _started_by(pid)))
+
+
+def _started_by(pid: int) -> list[int]:
+    """The processes that a process has started, and that live."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
 
 
 def confine(pid: int) -> None:

@@ -42,10 +42,10 @@ def consume(setting: Setting, *, way: str, messages: int, partitions: int) -> Me
         return _cpu(measure(node.metered, "small_consume", address=node.address, port=node.port, **spec))
 
 
-def post(setting: Setting, *, connections: int, size: int, messages: int) -> Measured:
-    """`POST /topics/{topic}`."""
+def post(setting: Setting, *, connections: int, size: int, messages: int, processes: int = 0) -> Measured:
+    """`POST /topics/{topic}`. `processes`: that serve HTTP; 0: the node's loop does."""
     spec = {"messages": setting.count(messages, messages // 10), "connections": connections, "size": size}
-    with node_with(setting, TOPIC, PARTITIONS) as node:
+    with node_with(setting, TOPIC, PARTITIONS, node_settings={"HTTP__WORKERS": str(processes)}) as node:
         ((_, http_port),) = node.metered
         return _cpu(measure(node.metered, "small_post", http=f"127.0.0.1:{http_port}", **spec))
 
@@ -103,6 +103,18 @@ ROWS = (
         "small_post_10",
         "POST 10 messages, 32 connections (for each message)",
         partial(post, connections=32, size=10, messages=32_000),
+        50,
+    ),
+    _row(
+        "small_post_32_process",
+        "POST one message, 32 connections, HTTP in a process of its own (node and process)",
+        partial(post, connections=32, size=1, messages=8_000, processes=1),
+        300,
+    ),
+    _row(
+        "small_post_10_process",
+        "POST 10 messages, 32 connections, HTTP in a process of its own (for each message)",
+        partial(post, connections=32, size=10, messages=64_000, processes=1),
         50,
     ),
 )

@@ -324,7 +324,9 @@ class Connection:
 
     @property
     def _asking(self) -> CallerRequests:
-        return asking.get(self._own)
+        asks, own = asking.get(self._own), self._own
+        # A task that was begun for another connection may do something for this one.
+        return asks if asks is own or self._callers.get(asks.caller) is asks else own
 
     @property
     def caller(self) -> Caller:

@@ -21,8 +21,9 @@ from tests.support.nodes.gateway import ALONE, INSIDE, PATIENT, gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.three import three_nodes
 from tests.support.nodes.working import connected
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 SECRET: Final = b"what nodes and gateways share"
 NONCE: Final = bytes(range(32))
@@ -212,3 +213,27 @@ async def test_who_asks_for_too_much_is_refused_and_others_are_not(raw: Nodes) -
     assert (await client.call(Type.FORECAST, "t", "hour", 1))[0] == Type.REPLY, "what waits is counted by itself"
     await client.send(Type.LEASE, 20, "t", "g", "c", 1, 60_000, None, "earliest", False)
     assert (await client.receive())[1:3] == [20, "OVERLOADED"]
+
+
+# -- a cluster --------------------------------------------------------------------------------------------------------
+
+
+async def test_nodes_of_a_cluster_believe_each_others_http(tmp_path: Path) -> None:
+    """A lease that waits is asked of each node that leads a partition."""
+    secret_file = tmp_path / "secret"
+    secret_file.write_bytes(b"what all nodes of the cluster share")
+    secret_file.chmod(0o600)
+    settings = {"CLUSTER__SECRET_FILE": str(secret_file), "LISTEN__HTTP": "127.0.0.1:0"}
+    async with three_nodes(tmp_path, **settings) as nodes:
+        node = nodes.running["node1"]
+        async with web_from(GREEDY, node) as web, trio.open_nursery() as nursery:
+            await until_answer(lambda: web.raw("GET", "/readyz"), lambda answer: answer.status_code == 200)
+            await web.post("/topics", {"name": "t", "partitions": 3, "replicas": 3}, 201)
+            await until_answer(lambda: leaders(web), lambda found: found == {*nodes.running})
+            nursery.start_soon(web.post, "/topics/t/groups/g/lease", {"wait": "60s"})
+            await until_holds(lambda: all(waiting_bytes(one, GREEDY) for one in nodes.running.values()))
+            nursery.cancel_scope.cancel()
+
+
+async def leaders(web: Web) -> set[str | None]:
+    return {*(await web.get("/topics/t"))["leaders"]}

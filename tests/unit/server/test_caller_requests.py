@@ -167,6 +167,16 @@ async def test_of_very_many_callers_the_last_are_the_gateway(
         assert at.session.asked[3] == (4, "10.0.0.3"), "who has nothing under way takes no place"
 
 
+async def test_what_is_done_by_a_task_of_another_connection_is_its_own(memory: MemoryBudget) -> None:
+    async with gateway(memory) as at, gateway(memory) as other:
+        other.connection.ask_for(Caller(ANONYMOUS, ADA))  # as this task does, from here on
+        assert other.connection.caller.address == ADA
+        assert at.connection.caller.address == f"{GATEWAY}:1"
+        at.connection.ask_for(Caller(ANONYMOUS, ADA))
+        assert at.connection.caller.address == ADA
+        assert other.connection.caller.address == f"{GATEWAY}:1"
+
+
 @pytest.mark.parametrize(
     ("address", "host"),
     [
