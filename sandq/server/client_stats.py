@@ -20,8 +20,9 @@ OURS = frozenset({SandqError.code, StorageFailed.code, Corruption.code, TimedOut
 _NO_REPLY = frozenset({Type.CREDIT, Type.ON_BEHALF})
 _NAMES = {kind.value: kind.name.lower() for kind in Type if kind not in (Type.REPLY, Type.DELIVER, Type.ERROR)}
 
-Mark = tuple[Histogram, str, float, int, CallerRequests]
-"""Of a request under way: where its duration goes, its type, when it came, the bytes that it takes, whose it is."""
+Mark = tuple[Histogram, str, float, int, CallerRequests, CallerRequests]
+"""Of a request under way: where its duration goes, its type, when it came, the bytes that it takes, where these count,
+and who asks."""
 
 
 class Seldom:
@@ -76,7 +77,7 @@ class ClientStats:
         """By type and error code."""
         self.warnings = Seldom(LOGGED_PER_S)
 
-    def mark(self, kind: int, at: float, size: int, asks: CallerRequests) -> Mark | None:
+    def mark(self, kind: int, at: float, size: int, counted: CallerRequests, asks: CallerRequests) -> Mark | None:
         """For a request that came now; None: it gets no answer."""
         if kind in _NO_REPLY:
             return None
@@ -84,4 +85,4 @@ class ClientStats:
         durations = self.durations.get(name)
         if durations is None:
             durations = self.durations[name] = Histogram(SECONDS)
-        return durations, name, at, size, asks
+        return durations, name, at, size, counted, asks

@@ -314,7 +314,7 @@ class Connection:
             "error": error.message,
         }
         fields = {name: value for name, value in told.items() if value is not None}
-        about = (self._own if mark is None else mark[4]).log
+        about = (self._own if mark is None else mark[5]).log
         if error.code not in OURS:
             about.debug("a request was refused", **fields)
         elif (held_back := self._stats.warnings.held_back()) is not None:
@@ -548,7 +548,7 @@ class Connection:
     async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
         """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once."""
         session, stats, turn, requests = self._session, self._stats, self.turn, self._requests
-        own = asks = self._own
+        own = counted = self._own
         handle, most_bytes = session.handle, self._most_bytes
         kind, mark, size, unasked_bytes = -1, None, 0, 0
         produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes)
@@ -567,9 +567,10 @@ class Connection:
             if frame[0] != kind:
                 kind = frame[0]
                 size = produce_bytes if kind == _PRODUCE else other_bytes
-                # Batches are the gateway's own: it makes them of messages of many callers.
-                asks = own if kind == _PRODUCE else self._asking
-                mark = stats.mark(kind, came_at, size, asks)
+                asks = self._asking
+                # Batches count for the gateway, which makes them of messages of many callers.
+                counted = own if kind == _PRODUCE else asks
+                mark = stats.mark(kind, came_at, size, counted, asks)
             if mark is None:
                 unasked_bytes += size
             elif frame[1] in requests:
@@ -579,8 +580,8 @@ class Connection:
             else:
                 requests[frame[1]] = mark
             try:
-                if asks is not own and mark is not None:
-                    own.hand_over(size, asks)
+                if counted is not own and mark is not None:
+                    own.hand_over(size, counted)
                 rest = handle(frame)
                 if rest is not None:
                     await rest

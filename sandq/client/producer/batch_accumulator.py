@@ -18,6 +18,7 @@ from sandq.client.producer.partition_producer import PartitionProducer
 from sandq.client.producer.partitioner import Partitioner
 from sandq.client.producer.validation import Lot
 from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.on_behalf import OURSELVES, asker
 from sandq.model.errors import SandqError
 
 _PRODUCER_ID_BITS = 63
@@ -97,9 +98,12 @@ class BatchAccumulator:
             batch, sealed = None, True
         if batch is None:
             batch = partition_producer.open[lot] = Batch(lot, place, anyio.current_time())
+            batch.asker = asker()
             self._busy[partition_producer] = None
             self.outstanding += 1
             self._schedule(place)
+        elif batch.asker is not OURSELVES and batch.asker != asker():
+            batch.asker = OURSELVES  # it is of several
         position = len(batch.values)
         batch.values.append(value)
         batch.keys.append(key)

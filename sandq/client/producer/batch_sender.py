@@ -28,6 +28,7 @@ import anyio
 from sandq.client.options import Options, again
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
+from sandq.client.transport.on_behalf import OURSELVES
 from sandq.model.errors import (
     ConnectionLost,
     OutOfSequence,
@@ -55,6 +56,7 @@ class NumberedBatch:
     """A batch under its number, and what became of it: it is *done* once it has offsets or an error."""
 
     __slots__ = (
+        "asker",
         "data",
         "epoch",
         "error",
@@ -72,6 +74,7 @@ class NumberedBatch:
         """`opened_at`: when its time begins. `on_conflict`: what is done about unique keys that are taken."""
         self.opened_at = opened_at
         self.on_conflict = on_conflict
+        self.asker = OURSELVES  # on whose behalf all of it is
         self.data: bytes | None = None  # once encoded, until it is done
         self.epoch = self.sequence = 0  # once numbered
         self.sent_at = NEVER  # with these, for the first time
@@ -287,7 +290,7 @@ class BatchSender(Generic[B]):
         )
         if batch.sent_at == NEVER:
             batch.sent_at = now
-        request_id = connection.request(request.frame, lambda reply: self._answered(batch, reply))
+        request_id = connection.request(request.frame, lambda reply: self._answered(batch, reply), batch.asker)
         if not self.flying:
             self._look_at, self._heard = now + self.options.standstill_s, False
         self.flying[batch] = (connection, request_id)

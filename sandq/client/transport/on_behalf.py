@@ -1,7 +1,8 @@
 """Say for whom a client asks: a gateway has many callers, and nodes count what each of them takes.
 
 Nodes believe it of a client that has proved itself (`Options.gateway_secret`), and are told by no other. It is said of
-requests that are awaited one by one. A batch that is produced may hold messages of many: it is the gateway's own.
+requests that are awaited one by one, and of batches whose messages are all of one caller; the others are the gateway's
+own.
 """
 
 from __future__ import annotations

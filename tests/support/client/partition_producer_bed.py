@@ -11,13 +11,14 @@ from sandq.client.options import Options
 from sandq.client.producer.batches import Batch
 from sandq.client.producer.partition_producer import PartitionProducer
 from sandq.client.transport.connection import Build, OnReply
+from sandq.client.transport.on_behalf import OURSELVES
 from sandq.model.errors import ConnectionLost, SandqError, TimedOut
 from sandq.model.sequence import is_resent, number_of
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.protocol.frames import FrameReader, Type
 from sandq.protocol.replies import HelloReply
-from sandq.protocol.requests import Produce
+from sandq.protocol.requests import OnBehalf, Produce
 from tests.support.partition.bench import Bench, batch_of
 
 DELIVERY_TIMEOUT_S = 10.0
@@ -45,7 +46,7 @@ class Wire:
         self._waiting: dict[int, OnReply] = {}
         self._last_id = 0
 
-    def request(self, build: Build, on_reply: OnReply) -> int:
+    def request(self, build: Build, on_reply: OnReply, asker: OnBehalf = OURSELVES) -> int:
         self._last_id += 1
         (frame,) = FrameReader().feed(build(self._last_id))
         self.requests.append((self._last_id, Produce.parse(frame)))

@@ -15,6 +15,7 @@ import trio.testing
 from sandq.client.options import Options
 from sandq.client.producer.validation import MessageValidation
 from sandq.client.transport.connection import Build, OnReply
+from sandq.client.transport.on_behalf import OURSELVES
 from sandq.model.batch import Batch, Column
 from sandq.model.errors import ConnectionLost, SandqError
 from sandq.model.sequence import is_resent, number_of
@@ -23,7 +24,7 @@ from sandq.partition import rows
 from sandq.partition.log.message_log import Stored
 from sandq.protocol.frames import FrameReader, Type
 from sandq.protocol.replies import Partition, TopicRecord
-from sandq.protocol.requests import IGNORE, Produce
+from sandq.protocol.requests import IGNORE, OnBehalf, Produce
 from sandq.spark.sink import chunks as chunks_module
 from sandq.spark.sink.chunks import Chunk, Chunker, blocks
 from sandq.spark.sink.columns import Columns, RowErrors
@@ -132,7 +133,7 @@ class FakeCluster:
     def refresh(self, topic: str) -> None:
         self.refreshed += 1
 
-    def request(self, build: Build, on_reply: OnReply) -> int:
+    def request(self, build: Build, on_reply: OnReply, asker: OnBehalf = OURSELVES) -> int:
         self._last_id += 1
         (frame,) = FrameReader().feed(build(self._last_id))
         self._requests.append((self._last_id, Produce.parse(frame)))

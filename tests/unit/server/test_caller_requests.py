@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import ANONYMOUS, Caller, host_of
@@ -123,11 +124,15 @@ async def test_who_asks_for_too_much_is_refused_and_others_are_not(memory: Memor
         await until_holds(lambda: (1000, BOB) in at.session.asked)
 
 
-async def test_batches_count_for_the_gateway(memory: MemoryBudget) -> None:
-    async with gateway(memory) as at:
-        await at.ask(ADA, 1, size=3 * SIZE, kind=Type.PRODUCE)
-        await until_holds(lambda: at.session.asked == [(1, ADA)])
-        assert memory.requests.of(ADA).bytes == 0 < memory.requests.of(GATEWAY).bytes
+async def test_batches_count_for_the_gateway_and_are_logged_with_who_asked(memory: MemoryBudget) -> None:
+    with capture_logs() as logs:
+        async with gateway(memory) as at:
+            await at.ask(ADA, 1, size=3 * SIZE, kind=Type.PRODUCE)
+            await until_holds(lambda: at.session.asked == [(1, ADA)])
+            assert memory.requests.of(ADA).bytes == 0 < memory.requests.of(GATEWAY).bytes
+            at.connection.send_error(1, Overloaded("there is no room"))
+            assert memory.requests.bytes == 0
+    assert [(line["peer"], line["gateway"], line["request"]) for line in logs] == [(ADA, f"{GATEWAY}:1", "produce")]
 
 
 async def test_many_requests_of_one_do_not_come_before_those_of_another(memory: MemoryBudget) -> None:

@@ -96,13 +96,27 @@ def test_a_caller_is_said_when_it_changes(run: Any) -> None:
     assert all(one != following for one, following in pairwise(told)), "it is not said twice"
 
 
-def test_batches_are_the_gateways_own(run: Any) -> None:
+def test_a_batch_of_one_caller_is_asked_on_its_behalf(run: Any) -> None:
     server = Node()
 
     async def body(client: Client) -> None:
-        with on_behalf_of(ADA):
-            await client.admin.groups("t")
-            await client.produce("t", b"hers")
+        for address in (ADA, BOB):
+            with on_behalf_of(address):
+                await client.produce_many("t", [b"one", b"two"])
+                await client.produce("t", b"three")
+
+    with_gateway(run, server, body)
+    assert {*callers(server, Type.PRODUCE)} == {(None, ADA), (None, BOB)}
+
+
+def test_a_batch_of_several_is_the_gateways_own(run: Any) -> None:
+    server = Node()
+
+    async def body(client: Client) -> None:
+        async with client.producer("t", linger="1h") as producer:
+            for address in (ADA, BOB, ADA):
+                with on_behalf_of(address):
+                    await producer.send(b"v")
 
     with_gateway(run, server, body)
     assert callers(server, Type.PRODUCE) == [(None, None)]

@@ -17,7 +17,7 @@ from sandq.client.transport.connection import Build, OnReply
 from sandq.errors import DuplicateKey, NotLeader, OutOfSequence, Overloaded, ProducerFenced, StorageFailed, TimedOut
 from sandq.model.errors import ConnectionLost, SandqError, Unavailable
 from sandq.model.sequence import sequence_of
-from sandq.protocol.requests import REJECT
+from sandq.protocol.requests import REJECT, OnBehalf
 from sandq.spark.sink.chunks import Chunk
 from sandq.spark.sink.identity import Identity
 from sandq.spark.sink.partition_sender import RETRY_S, ChangedRows
@@ -263,7 +263,7 @@ async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster, 
     await write(cluster, mine[:2])
     calls, count = cluster.request, 0
 
-    def request(build: Build, on_reply: OnReply) -> int:
+    def request(build: Build, on_reply: OnReply, asker: OnBehalf) -> int:
         nonlocal count
         if count == after:
             last = max(number for _, number, _ in cluster.seen)
@@ -271,7 +271,7 @@ async def test_another_attempt_runs_ahead_with_other_rows(cluster: FakeCluster, 
                 one = other[number - 1]
                 cluster.store(one.data, RETRY.producer_id, 1, sequence_of(number, one.chain))
         count += 1
-        return calls(build, on_reply)
+        return calls(build, on_reply, asker)
 
     cluster.request = request  # type: ignore[method-assign]
     if again:
