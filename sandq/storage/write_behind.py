@@ -2,7 +2,7 @@
 
 LevelDB stops who writes for as long as it takes to write a memtable to its files, a third of a second and more beside
 large messages. So `write` lays the changes over the stores, in memory, and returns. Who reads sees them there, exactly
-as if they were written; the thread in `run` writes them, in their order, and takes them away.
+as if they were written; another thread writes them, in their order, and takes them away (`write_one`).
 
     write ->  batch  batch  batch (being written)  ->  the stores below
     read  ->  newest first ........................    then these
@@ -11,7 +11,7 @@ What is handed over together is written together, so after a crash the stores ho
 changes that wait are gathered in batches of up to `BATCH_BYTES`. Nothing here refuses rows for want of room, as what
 they come of has been promised to somebody: who takes new messages in asks `takes` first.
 
-One thread hands over and reads; `run`, `flush`, `compact` and snapshots are for any thread.
+One thread hands over and reads; `write_one`, `write_out`, `flush`, `compact` and snapshots are for any thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ALL: Final = 1 << 60
 
 
 class WriteBehindStores:
-    """`Stores` over others, which are written to by `run`. The others are closed by who opened them."""
+    """`Stores` over others, which are written to by who calls `write_one`."""
 
     def __init__(
         self, base: Stores, limit_bytes: float, on_written: Callable[[float], None] = lambda seconds: None
@@ -56,8 +56,7 @@ class WriteBehindStores:
         self._written = 0
         """Batches."""
         self._failure: BaseException | None = None
-        self._is_ended = False
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Lock()
         """Held for moments, to change any of these."""
         self._writing = threading.Lock()
         """Held by who writes."""
@@ -102,29 +101,10 @@ class WriteBehindStores:
             if last is None or last.is_closed or last.size + sum(sizes.values()) > BATCH_BYTES:
                 last = _Batch()
                 self._batches += (last,)
-                self._changed.notify()
             last.add(changes, sizes)
             for store, more in sizes.items():
                 self._sizes[store] = self._sizes.get(store, 0) + more
                 self.bytes += more
-
-    def run(self, on_written: Callable[[], None] = lambda: None) -> None:
-        """Write what is handed over, until `end`; `on_written` is called when something was. Blocks. Raises what a
-        write raised: nothing is written any more then."""
-        while True:
-            with self._changed:
-                while not self._batches and not self._is_ended:
-                    self._changed.wait()
-                if not self._batches:
-                    return
-            self.write_one()
-            on_written()
-
-    def end(self) -> None:
-        """Let `run` return once all is written."""
-        with self._changed:
-            self._is_ended = True
-            self._changed.notify()
 
     def write_out(self) -> None:
         """Write all that was handed over before. Blocks; raises what a write raised."""
@@ -136,7 +116,7 @@ class WriteBehindStores:
             raise self._failure
 
     def write_one(self) -> None:
-        """Write the oldest batch, if there is one."""
+        """Write the oldest batch, if there is one. Blocks; raises what a write raised, once and for all."""
         with self._writing:
             with self._changed:
                 if self._failure is not None:
@@ -222,7 +202,7 @@ class WriteBehindStores:
         return self._base.approximate_bytes()
 
     def close(self) -> None:
-        """What waits is not written: the log has it. `run` must have ended."""
+        """What waits is not written: the log has it."""
         self._base.close()
 
 

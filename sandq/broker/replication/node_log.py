@@ -1,8 +1,8 @@
 """A node's log and state: WAL, stores, Raft groups and their state machines, in steps.
 
 Every step is a plain function; who calls them decides what runs where. The node runs `commit` on the WAL thread, the
-applier on the apply thread, and `stores.run` on the thread that writes rows (`runner.py`); a simulation calls one after
-the other and crashes in between.
+applier on the apply thread, and `stores.write_one` on the one that writes rows (`runner.py`); a simulation calls one
+after the other and crashes in between.
 
 A pass: `tick` -> `commit(records)` -> `synced`. What `tick` and `synced` return goes to the applier, in that order.
 A checkpoint: `applied_indices` (apply thread) -> `stores.flush` (maintenance) -> `truncate` -> a pass -> `release`.

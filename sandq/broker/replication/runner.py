@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -79,10 +78,10 @@ class Runner:
         self._between: list[tuple[Callable[[], None], _Reply[Any]]] = []
         self._apply: FairWorker[Apply | Ask] = FairWorker(
             "sandq-apply",
-            node_log.applier.run,
+            self._run_applier,
             self._worker_crashed,
             attrgetter("group"),
-            node_log.applier.rest,
+            self._rest_applier,
             node_log.applier.run_here,
         )
         node_log.applier.beside = self._apply.beside
@@ -92,8 +91,9 @@ class Runner:
         """Set when rows are written next, ..."""
         self._awaits_rows = False
         """... if somebody waits for that."""
-        self._rows = threading.Thread(target=self._write_rows, name="sandq-rows", daemon=True)
-        self._rows.start()
+        self._rows: Worker[bool] = Worker("sandq-rows", self._write_rows, self._worker_crashed)
+        self._are_rows_queued = False
+        """The thread that writes rows will look whether there are some."""
         self._prepare()
 
     def _prepare(self) -> None:
@@ -306,29 +306,35 @@ class Runner:
         assert self._crash is not None
         raise self._crash
 
-    def _write_rows(self) -> None:
-        """On the thread that writes rows."""
+    def _run_applier(self, tasks: Iterable[Apply | Ask]) -> None:
+        """On the apply thread."""
+        self.node_log.applier.run(tasks)
+        self._have_rows_written()
 
-        def on_written() -> None:
+    def _rest_applier(self) -> None:
+        """Likewise."""
+        self.node_log.applier.rest()
+        self._have_rows_written()
+
+    def _have_rows_written(self) -> None:
+        if self.node_log.stores.progress is not None and not self._are_rows_queued:
+            self._are_rows_queued = True
+            self._rows.submit(True)
+
+    def _write_rows(self, told: Iterable[bool]) -> None:
+        """On the thread that writes rows."""
+        self._are_rows_queued = False  # before it looks: what is handed over from here on is told again
+        stores = self.node_log.stores
+        while stores.progress is not None:
+            stores.write_one()
             if self.node_log.has_held or self._awaits_rows:
                 self._inbox.put(self._rows_written)
-
-        try:
-            self.node_log.stores.run(on_written)
-        except BaseException as crash:  # whatever ends this thread must end the node
-            self._worker_crashed(crash)
 
     def _rows_written(self) -> None:
         self.node_log.propose_again()
         self._awaits_rows = False
         written, self._written = self._written, trio.Event()
         written.set()
-
-    def _close_rows(self, timeout_s: float | None) -> bool:
-        """Write what is handed over, then end that thread. Blocks; False when it has not ended in that time."""
-        self.node_log.stores.end()
-        self._rows.join(timeout_s)
-        return not self._rows.is_alive()
 
     def _worker_crashed(self, crash: BaseException) -> None:
         """On the thread that ended."""
@@ -354,9 +360,9 @@ class Runner:
         has not ended in that time: it hangs in the disk, and nothing that it works with may be closed."""
         deadline_s = time.monotonic() + within_s
         try:
-            for close in (self._apply.close, self._close_rows, self._wal.close, self._maintenance.close):
+            for worker in (self._apply, self._rows, self._wal, self._maintenance):
                 left_s = max(deadline_s - time.monotonic(), 0.0) if math.isfinite(deadline_s) else None
-                if not await trio.to_thread.run_sync(close, left_s):
+                if not await trio.to_thread.run_sync(worker.close, left_s):
                     return False
             return True
         finally:

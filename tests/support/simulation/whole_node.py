@@ -26,11 +26,16 @@ from sandq.storage.stores import MemoryStores
 if TYPE_CHECKING:
     from sandq.node import Serving
 
-THREADS: Final = {"sandq-wal": "log", "sandq-apply": "state", "sandq-maintenance": "maintenance"}
+THREADS: Final = {
+    "sandq-wal": "log",
+    "sandq-apply": "state",
+    "sandq-rows": "rows",
+    "sandq-maintenance": "maintenance",
+}
 SPACE: Final = "space"
 CLOCK: Final = "clock"
 HANGS: Final = (*THREADS.values(), SPACE, CLOCK)
-"""What of a machine may hang: its three threads, looks at the free space, and what it answers about its clock."""
+"""What of a machine may hang: its four threads, looks at the free space, and what it answers about its clock."""
 
 THREAD_S: Final = (0.0001, 0.001, 0.01)
 """What a thread needs for what was queued."""

@@ -94,16 +94,17 @@ def test_small_changes_that_wait_are_written_together() -> None:
 def test_nothing_is_added_to_what_is_being_written() -> None:
     below = StallingStores()
     stores = WriteBehindStores(below, LIMIT)
+    below.stall()
+    stores.write([(ONE + b"a", b"1")])
     with written_by_a_thread(stores, below):
-        below.stall()
-        stores.write([(ONE + b"a", b"1")])
         assert below.stands.wait(PATIENCE_S)
         stores.write([(ONE + b"a", b"2"), (ONE + b"b", b"2")])
         assert (stores.get(ONE + b"a"), below.get(ONE + b"a")) == (b"2", None)
         assert stores.scan(ONE, TWO) == [(ONE + b"a", b"2"), (ONE + b"b", b"2")]
         progress = stores.progress
         assert progress is not None, "there is something to do"
-        below.go_on()
+    assert below.scan(ONE, TWO) == [(ONE + b"a", b"1")]
+    stores.write_one()
     assert below.scan(ONE, TWO) == [(ONE + b"a", b"2"), (ONE + b"b", b"2")]
     assert stores.progress is None
 
@@ -125,7 +126,7 @@ def test_a_failed_write_is_the_last_one() -> None:
     below.error = StorageFailed("the disk fails")
     stores.write([(ONE + b"a", b"1")])
     with pytest.raises(StorageFailed, match="the disk fails"):
-        stores.run()
+        stores.write_one()
     below.error = None
     for call in (stores.write_out, stores.flush, stores.write_one, lambda: stores.write([(ONE + b"b", b"1")])):
         with pytest.raises(StorageFailed, match="the disk fails"):
@@ -155,30 +156,13 @@ def test_a_store_takes_its_share_and_all_together_what_there_is() -> None:
     assert stores.bytes == 0 and stores.takes(ONE)
 
 
-def test_the_end_comes_when_all_is_written() -> None:
-    below = StallingStores()
-    stores = WriteBehindStores(below, LIMIT)
-    times: list[None] = []
-    with written_by_a_thread(stores, below, times):
-        below.stall()
-        stores.write([(ONE + b"a", b"1")])
-        assert below.stands.wait(PATIENCE_S)
-        stores.write([(ONE + b"b", b"1")])
-        stores.end()
-        below.go_on()
-    assert len(below.scan(ONE, TWO)) == 2 and len(times) == 2
-
-
 @contextmanager
-def written_by_a_thread(
-    stores: WriteBehindStores, below: StallingStores, times: list[None] | None = None
-) -> Iterator[None]:
-    told = [] if times is None else times
-    thread = threading.Thread(target=stores.run, args=[lambda: told.append(None)])
+def written_by_a_thread(stores: WriteBehindStores, below: StallingStores) -> Iterator[None]:
+    """What is handed over at the beginning, and more."""
+    thread = threading.Thread(target=stores.write_out)
     thread.start()
     try:
         yield
     finally:
-        stores.end()
         below.go_on()
         thread.join()
