@@ -25,18 +25,17 @@ async def read_all(hosts: Sequence[RaftGroup]) -> None:
         await host.finish_read(confirmation)
 
 
-async def call_all(commands: Sequence[tuple[RaftGroup, Any]], room: trio.Semaphore | None = None) -> list[Any]:
-    """As `answers_of`. Raises the first result that is an error, after all have come."""
-    results = await answers_of(commands, room)
+async def call_all(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
+    """Submit all at once, and wait for all results. Raises the first that is an error, after all have come."""
+    results = await answers_of(commands)
     for result in results:
         if isinstance(result, SandqError):
             raise result
     return results
 
 
-async def answers_of(commands: Sequence[tuple[RaftGroup, Any]], room: trio.Semaphore | None = None) -> list[Any]:
-    """Submit all at once, or each once there is room for it, and wait for all results; a SandqError stands where one
-    failed. Whoever is cancelled while some wait for room has submitted those before."""
+async def answers_of(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
+    """Submit all at once, and wait for all results; a SandqError stands where one failed."""
     results: list[Any] = [None] * len(commands)
     left = len(commands)
     finished = trio.Event()
@@ -45,16 +44,12 @@ async def answers_of(commands: Sequence[tuple[RaftGroup, Any]], room: trio.Semap
         nonlocal left
         results[at] = result
         left -= 1
-        if room is not None:
-            room.release()
         if not left:
             finished.set()
 
     turn = Turn()
     for at, (host, command) in enumerate(commands):
         await turn.spend(GROUP_WORK)
-        if room is not None:
-            await room.acquire()
         try:
             host.submit(command, partial(done, at))
         except SandqError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from sandq.broker.delivery.subscribe import OPENINGS_AT_ONCE, GroupOpenings
+from sandq.broker.delivery.subscribe import GROUPS_AT_ONCE, PARTITIONS_AT_ONCE, GroupOpenings
 from sandq.model.errors import Conflict, SandqError
 from sandq.partition import commands as c
 
@@ -67,10 +67,10 @@ async def test_so_many_are_made_at_once(nursery: trio.Nursery) -> None:
     partitions: Any = [Slow(number, nursery) for number in range(100)]
     openings = GroupOpenings()
     async with trio.open_nursery() as asking:
-        for group in "gh":
+        for group in "ghi":
             asking.start_soon(openings.open, "t", partitions, group, "earliest")
-    assert all(sorted(led.asked) == ["g", "h"] for led in partitions)
-    assert 1 < most <= OPENINGS_AT_ONCE
+    assert all(sorted(led.asked) == ["g", "h", "i"] for led in partitions)
+    assert PARTITIONS_AT_ONCE <= most <= GROUPS_AT_ONCE * PARTITIONS_AT_ONCE
 
 
 async def test_who_gives_up_leaves_it_to_the_next(nursery: trio.Nursery) -> None:
