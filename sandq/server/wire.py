@@ -33,7 +33,7 @@ class Transform(Protocol):
 
     def encode(self, plain: Sequence[Buffer]) -> bytes:
         """What is to be sent: words of its own, and behind them what becomes of these bytes. Without bytes its own
-        words alone, often none."""
+        words alone, often none. Never raises: `decode` tells what is wrong with the other side."""
 
     def end(self) -> None:
         """Nothing is sent any more, but for words that say so."""

@@ -96,5 +96,5 @@ class TlsTransform:
     def _greet_on(self) -> None:
         try:
             self._greet()
-        except ssl.SSLWantReadError:
-            return
+        except ssl.SSLError:
+            return  # it wants more, or has failed: of which who decodes is told
