@@ -33,6 +33,7 @@ from sandq.partition.groups.leases import Made, Waiting, merged
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
+from sandq.partition.levels import ONE_MOMENT
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import CANCELLED, MessageLog
 from sandq.partition.log.pieces import FAR_MS, Message, decode_fields, load_kept, wanted_times
@@ -482,7 +483,8 @@ class _Placing:
         at_ms = offsets.deliver_ms(entry.first)
         messages = [self.as_moved(message) for message in self._messages(key, value, entry)]
         # Tombstones are forgotten: what is left beside some is placed anew.
-        if len(messages) == entry.length and all([message.wanted_ms == at_ms for message in messages]):
+        stays = self._reset._shared.level >= ONE_MOMENT and len(messages) == entry.length
+        if stays and all([message.wanted_ms == at_ms for message in messages]):
             for message in messages:
                 self._count(at_ms, at_ms)
                 self._note_gaps(self._passed(message), message.offset)

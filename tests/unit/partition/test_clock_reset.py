@@ -14,6 +14,7 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS
 from sandq.partition.groups import settlement
+from sandq.partition.levels import ONE_MOMENT
 from sandq.partition.log.message_log import Stored
 from tests.support.partition.bench import Bench, T, batch_of, by_key
 from tests.support.partition.key_bench import KeyBench
@@ -583,3 +584,33 @@ def test_expiry_passes_a_bounded_number_of_gaps(monkeypatch: pytest.MonkeyPatch)
         bench.expire(at=60_000)
         assert group.cursor == left[passed - 1]
     assert bench.dead("g") == []
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_waits_of_a_batch_that_stays_is_there_when_the_others_are_cancelled(restart: bool) -> None:
+    bench = Bench(level=ONE_MOMENT)
+    bench.open()
+    names = [f"m{at}" for at in range(16)]
+    base, count = bench.append(*names, due=[HOUR] * len(names))
+    taken = bench.one(limit=8, at=2 * HOUR)
+    bench.nack(taken.token, at=2 * HOUR, delay=2 * HOUR)
+    set_back(bench, 3000)
+    assert [bench.cancel(offsets.shift(base, at), at=4000)[0] for at in range(8, count)] == ["cancelled"] * 8
+    if restart:
+        bench.restart()
+    came = []
+    for at in (HOUR, 2 * HOUR, 3 * HOUR):
+        bench.upkeep(at)
+        came += bench.values(bench.lease(at=at))
+    assert came == names[:8]
+
+
+@pytest.mark.parametrize("level", [ONE_MOMENT - 1, ONE_MOMENT])
+def test_batch_that_stands_where_it_is_wanted_stays_from_its_level_on(level: int) -> None:
+    bench = Bench(level=level)
+    bench.open()
+    bench.apply(YEAR, c.Clock())
+    bench.append(*"abcdefgh", at=YEAR, due=[YEAR] * 8)
+    set_back(bench, 3000)
+    kinds = {value[0] for _, value in bench.rows(rows.LOG)}
+    assert kinds == {rows.KIND_BATCH if level == ONE_MOMENT else rows.KIND_MESSAGE}
