@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
@@ -18,7 +18,7 @@ from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import SHARED_WORK, Turn
 from sandq.model.caller import NODE, Caller, host_of
-from sandq.model.errors import Conflict, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
+from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
 from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.server.caller_requests import BEGUN_WORK, GRANTED_BYTES, CallerRequests, asking
@@ -356,7 +356,7 @@ class Connection:
 
     def start(self, request_id: int, work: Callable[[], Awaitable[Answer]], wait_s: float = 0.0) -> None:
         """Run a request that takes a while; what it returns is the reply. `wait_s`: for so long it asks to wait. Raises
-        Overloaded when as many wait as may."""
+        Overloaded when as many wait as may, or as `start_many` does."""
         if not wait_s:
             self.start_many([request_id], work)
             return
@@ -366,7 +366,8 @@ class Connection:
         self._nursery.start_soon(self._listen, scope, asks, self._begun(asks, [request_id], work, wait_s))
 
     def start_many(self, request_ids: Sequence[int], work: Callable[[], Awaitable[Answer]]) -> None:
-        """Run requests that are done together; what it returns are their replies, one behind the other."""
+        """Run requests that are done together; what it returns are their replies, one behind the other. Raises
+        Overloaded when a gateway's caller has as many under way as may be."""
         asks = self._asking
         asks.begin(len(request_ids))
         asks.do(len(request_ids), self._begun(asks, request_ids, work), self._nursery)
@@ -434,9 +435,10 @@ class Connection:
             raise refusal
 
         if isinstance(refusal, Unsure):
-            self.start(request_id, work)
-        else:
-            self.send_error(request_id, refusal)
+            with suppress(Overloaded):  # then it is answered as it is: to be asked again
+                self.start(request_id, work)
+                return
+        self.send_error(request_id, refusal)
 
     async def run(self, make_session: Callable[[Connection], Session]) -> None:
         self._session = make_session(self)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from sandq.broker.queries.kv_queries import KvQueries
+from sandq.model.errors import Overloaded
 from sandq.protocol.frames import Frame, encode_replies
 from sandq.protocol.requests_keys import KvGet
 from sandq.server.connection import Connection
@@ -37,7 +38,11 @@ class KvGetCoalescer:
             for first in range(0, len(requests), TOGETHER):
                 together = requests[first : first + TOGETHER]
                 ids = [request_id for request_id, _ in together]
-                self._connection.start_many(ids, partial(self._answer, together))
+                try:
+                    self._connection.start_many(ids, partial(self._answer, together))
+                except Overloaded as refusal:  # of these alone, not of who else asks by this connection
+                    for request_id in ids:
+                        self._connection.refuse(request_id, refusal)
 
     async def _answer(self, requests: list[tuple[int, KvGet]]) -> bytes:
         """The answers of the last of them; those before are answered as they are found."""

@@ -81,7 +81,11 @@ class Subscriptions:
                 del self._opening[request.subscription_id]
                 opened.set()
 
-        self._connection.start(request_id, work)
+        try:
+            self._connection.start(request_id, work)
+        except SandqError:
+            del self._opening[request.subscription_id]
+            raise
 
     async def _subscribed(self, request_id: int, request: Subscribe) -> bytes:
         connection, subscription_id = self._connection, request.subscription_id

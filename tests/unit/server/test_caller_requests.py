@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 from structlog.testing import capture_logs
 
+from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
+from sandq.broker.turns import Turn
 from sandq.model.caller import ANONYMOUS, Caller, host_of
-from sandq.model.errors import Overloaded
-from sandq.model.limits import Limits
+from sandq.model.errors import NotFound, Overloaded
+from sandq.model.limits import DEFAULT, Limits
 from sandq.protocol.frames import FrameReader, Type, encode_frame, encode_reply
+from sandq.protocol.requests import Subscribe
+from sandq.protocol.requests_keys import KvGet
 from sandq.server import connection as connection_module
 from sandq.server.caller_requests import AT_ONCE, CONNECTION_REQUESTS_SHARE, GRANTED_BYTES, CallerRequests
 from sandq.server.connection import PARSED_COPIES, Connection
+from sandq.server.kv_get_coalescer import KvGetCoalescer
+from sandq.server.subscriptions import Subscriptions
 from tests.support.nodes.one_connection import one_connection
 from tests.support.waiting import until_holds
 
@@ -37,12 +44,15 @@ class Session:
         self.asked: list[tuple[int, str]] = []
         """By whom."""
         self.work: Callable[[int], Awaitable[bytes]] | None = None
+        self.refusal: Exception | None = None
 
     def handle(self, frame: Any) -> None:
         if frame[0] == Type.ON_BEHALF:
             self.connection.ask_for(None if frame[3] is None else Caller(frame[2] or ANONYMOUS, frame[3]))
             return
         self.asked.append((frame[1], self.connection.caller.address))
+        if self.refusal is not None:
+            raise self.refusal
         if self.work is not None:
             self.connection.start(frame[1], partial(self.work, frame[1]))
 
@@ -211,3 +221,71 @@ def test_who_has_no_connection_of_its_own_is_refused_when_too_much_is_to_be_work
         asks.listen()
         with pytest.raises(Overloaded, match="2 requests of this connection wait"):
             asks.listen()
+
+
+class Refusing:
+    """The connection of a caller that has as many requests under way as may be."""
+
+    caller = Caller(ANONYMOUS, ADA)
+    turn = Turn()
+
+    def __init__(self) -> None:
+        self.refused: list[int] = []
+
+    def start(self, request_id: int, work: Any, wait_s: float = 0.0) -> None:
+        raise Overloaded("too many are being worked on")
+
+    def start_many(self, request_ids: list[int], work: Any) -> None:
+        raise Overloaded("too many are being worked on")
+
+    def refuse(self, request_id: int, error: Overloaded) -> None:
+        self.refused.append(request_id)
+
+
+def test_gets_that_are_too_many_are_refused_one_by_one() -> None:
+    connection: Any = Refusing()
+    gets = KvGetCoalescer(connection, None)  # type: ignore[arg-type]
+    for number in (1, 2):
+        (frame,) = FrameReader().feed(KvGet("t", 0, False, [b"k"]).frame(number))
+        gets.add(frame)
+    gets.flush()
+    assert connection.refused == [1, 2]
+
+
+def test_subscription_that_was_refused_can_be_asked_for_again() -> None:
+    connection: Any = Refusing()
+    topic = SimpleNamespace(record=SimpleNamespace(partitions=[None]))
+    limits = Limits()
+    broker: Any = SimpleNamespace(limits=limits, topic=lambda name: topic)
+    subscriptions = Subscriptions(broker, connection)
+    asked = Subscribe(1, "t", "g", "c", 10, None, "earliest", [])
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            subscriptions.subscribe(1, asked)
+
+
+async def test_refusal_that_is_not_certain_is_passed_on_while_too_many_are_worked_on(memory: MemoryBudget) -> None:
+    begun, end = [], trio.Event()
+    most = DEFAULT.requests_per_connection
+
+    async def settle() -> NotFound:
+        return NotFound("there is no such topic")
+
+    async with gateway(memory) as at:
+
+        async def work(number: int) -> bytes:
+            begun.append(number)
+            await end.wait()
+            return encode_reply(number)
+
+        at.session.work = work
+        await at.ask(ADA, *range(1, most + 1), size=1)
+        await until_holds(lambda: len(at.session.asked) == most)
+        at.session.work = None
+        at.session.refusal = Unsure(NotFound("there is no such topic"), settle)
+        await at.ask(ADA, most + 1, size=1)
+        assert (await at.answer())[1:3] == [most + 1, "UNAVAILABLE"]
+        at.session.refusal = None
+        await at.ask(BOB, most + 2, size=1)
+        await until_holds(lambda: (most + 2, BOB) in at.session.asked)
+        end.set()
