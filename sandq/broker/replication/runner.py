@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, Literal, TypeVar
@@ -84,7 +84,7 @@ class Runner:
             self._rest_applier,
             node_log.applier.run_here,
         )
-        node_log.applier.beside = self._apply.beside
+        node_log.applier.beside = self._beside
         self._wal: Worker[Callable[[], None]] = Worker("sandq-wal", _call_all, self._worker_crashed)
         self._maintenance: Worker[Callable[[], None]] = Worker("sandq-maintenance", _call_all, self._worker_crashed)
         self._written = trio.Event()
@@ -315,6 +315,11 @@ class Runner:
         """Likewise."""
         self.node_log.applier.rest()
         self._have_rows_written()
+
+    def _beside(self) -> Iterator[Apply | Ask]:
+        """Likewise, within what takes long: rows of others that were handed over need not wait for its end."""
+        self._have_rows_written()
+        return self._apply.beside()
 
     def _have_rows_written(self) -> None:
         if self.node_log.stores.progress is not None and not self._are_rows_queued:

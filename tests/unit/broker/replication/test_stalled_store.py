@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -202,6 +204,27 @@ async def test_what_waits_for_the_store_goes_on_with_it() -> None:
         node.below.go_on()
         await until_holds(lambda: len(large) == count)
         assert not any(isinstance(answer, Exception) for answer in large)
+
+
+async def test_rows_are_written_while_one_partition_works_on_something_long() -> None:
+    async with threads() as node:
+        one, other = node.hosts
+        ended = threading.Event()
+        answers: list[Any] = []
+        count = 2 * STORE_BYTES // len(LARGE)
+
+        def work() -> None:
+            while not ended.is_set():
+                node.node_log.applier.give_way()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(node.runner.ask, work, group=one.number))
+            try:
+                for _ in range(count):
+                    produce(other, LARGE, answers)
+                await until_holds(lambda: len(answers) == count)
+            finally:
+                ended.set()
 
 
 async def test_a_store_that_fails_ends_what_waits_for_it() -> None:
