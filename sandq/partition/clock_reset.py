@@ -482,12 +482,12 @@ class _Placing:
             return
         at_ms = offsets.deliver_ms(entry.first)
         messages = [self.as_moved(message) for message in self._messages(key, value, entry)]
-        # Tombstones are forgotten: what is left beside some is placed anew.
+        # Tombstones are forgotten: what is left beside some is placed anew. And of a row that stays, a group must not
+        # have had a part: rows are gone through, and gaps told, as a whole.
         stays = self._reset._shared.level >= ONE_MOMENT and len(messages) == entry.length
-        if stays and all([message.wanted_ms == at_ms for message in messages]):
-            for message in messages:
+        if stays and all([message.wanted_ms == at_ms and self._is_new(message.offset) for message in messages]):
+            for _ in messages:
                 self._count(at_ms, at_ms)
-                self._note_gaps(self._passed(message), message.offset)
             return
         self._log.delete_row(key, len(value), self._view)
         self._log.state.bytes -= entry.size - entry.unit * (entry.length - len(messages))
@@ -531,6 +531,10 @@ class _Placing:
             )
             if offset not in gone
         ]
+
+    def _is_new(self, offset: bytes) -> bool:
+        """Whether no group had passed a message."""
+        return not any([offset <= cursor or offset in group.gaps for group, cursor in self._groups])
 
     def _passed(self, message: _Message) -> list[Group]:
         """The groups that had passed a message, and are to go on as they were with it."""

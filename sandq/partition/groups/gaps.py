@@ -37,11 +37,6 @@ class Gaps:
         behind = offsets.distance(base := self._bases[at], offset)
         return behind is not None and behind < self._lengths.get(base, 1)
 
-    def any_within(self, first: bytes, last: bytes) -> bool:
-        """Whether one of the messages of a log row, from `first` to `last`, is a gap."""
-        at = bisect_right(self._bases, last) - 1
-        return at >= 0 and (self._bases[at] >= first or first in self)
-
     def load(self, view: View) -> None:
         """Read them from rows."""
         for _, value in rows.all_of_group(view, rows.GAPS, self._group_id):

@@ -571,8 +571,6 @@ class MessageLog:
         nobody wants any more must not stay until its time."""
         first, length = taken.key[1:], taken.length
         last = offsets.shift(first, length - 1)
-        if any([group.gaps.any_within(first, last) for group in self._groups.by_id.values()]):
-            return  # a clock reset left it there: what groups had of it before they know by runs of this row
         gone = tombstones(view, first, last, FILL_TOMBSTONES)
         if 2 * len(gone) < length:
             return

@@ -605,6 +605,17 @@ def test_what_waits_of_a_batch_that_stays_is_there_when_the_others_are_cancelled
     assert came == names[:8]
 
 
+def test_rest_of_a_batch_of_which_a_group_had_a_part_comes_at_its_instant() -> None:
+    bench = Bench(level=ONE_MOMENT)
+    bench.open()
+    names = [f"m{at}" for at in range(8)]
+    bench.append(*names, due=[HOUR] * len(names))
+    bench.ack(bench.one(limit=3, at=2 * HOUR).token, at=2 * HOUR)
+    set_back(bench, 3000)
+    assert bench.lease(at=HOUR - 1) == []
+    assert bench.values(bench.lease(at=HOUR)) == names[3:]
+
+
 @pytest.mark.parametrize("level", [ONE_MOMENT - 1, ONE_MOMENT])
 def test_batch_that_stands_where_it_is_wanted_stays_from_its_level_on(level: int) -> None:
     bench = Bench(level=level)
