@@ -41,6 +41,7 @@ RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
 RANGES_MAX: Final = FIXED.grant_messages  # a lease has no more messages
 ADDRESS_CHARS: Final = 64
 """Of a machine's address: an IPv6 address has 39, beside brackets and a zone."""
+PRINCIPAL_CHARS: Final = DEFAULT.consumer_id_chars
 _BITMAP_BYTES = RANGE_MESSAGES // 8
 
 Start = Annotated[str, choice(EARLIEST, LATEST)] | U48 | Offset
@@ -82,7 +83,7 @@ class OnBehalf(Request, type=Type.ON_BEHALF):
     """What follows is asked on behalf of a caller, until the next of these; without an address for the gateway itself.
     Only who has proved to be a gateway may say so. No reply."""
 
-    principal: Annotated[str, characters(1, DEFAULT.consumer_id_chars)] | None
+    principal: Annotated[str, characters(1, PRINCIPAL_CHARS)] | None
     address: Annotated[str, characters(1, ADDRESS_CHARS)] | None
 
     def frame(self, request_id: int = 0) -> bytes:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-from sandq.protocol.requests import OnBehalf
+from sandq.model.errors import InvalidRequest
+from sandq.protocol.requests import ADDRESS_CHARS, PRINCIPAL_CHARS, OnBehalf
 
 OURSELVES: Final = OnBehalf(None, None)
 _asker: Final = ContextVar("asker", default=OURSELVES)
@@ -21,7 +22,11 @@ _asker: Final = ContextVar("asker", default=OURSELVES)
 @contextmanager
 def on_behalf_of(address: str, principal: str | None = None) -> Iterator[None]:
     """Ask on behalf of a caller inside the block. `address`: of its machine, an IPv6 address in brackets; `principal`:
-    who it is, once that is known."""
+    who it is, once that is known. Raises InvalidRequest for what no node would take: it would end the connection, for
+    all who are asked for."""
+    for what, text, most in (("address", address, ADDRESS_CHARS), ("principal", principal, PRINCIPAL_CHARS)):
+        if text is not None and not 0 < len(text) <= most:
+            raise InvalidRequest(f"on_behalf_of: {what} has 1 to {most} characters, not {len(text)}")
     token = _asker.set(OnBehalf(principal, address))
     try:
         yield

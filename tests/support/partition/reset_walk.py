@@ -100,7 +100,7 @@ class ResetWalk:
 
     def produce(self) -> None:
         draw = self.random
-        count, how = draw.randrange(1, 6), draw.choice(["now", "now", "at", "moment", "delay", "mixed"])
+        count, how = draw.randrange(1, 6), draw.choice(["now", "now", "at", "moment", "moment", "delay", "mixed"])
         names = [f"m{len(self.messages) + at}" for at in range(count)]
         due: list[int | None] = [None] * count
         far = max(self.skew, self.ahead)

@@ -6,10 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 import anyio
+import pytest
 
 from sandq.client import Client, connect_with, on_behalf_of
 from sandq.client.options import Options
-from sandq.model.errors import Forbidden
+from sandq.model.errors import Forbidden, InvalidRequest
 from sandq.protocol.frames import Frame, Type
 from sandq.protocol.proofs import prove_gateway
 from tests.support.client.fake_server import FakeConnection, FakeServer
@@ -173,3 +174,12 @@ def test_a_client_asks_for_itself(with_client: Any) -> None:
         assert not server.of_type(Type.ON_BEHALF)
 
     with_client(body)
+
+
+@pytest.mark.parametrize(
+    "caller, what",
+    [(("",), "address"), (("a" * 65,), "address"), ((ADA, ""), "principal"), ((ADA, "p" * 300), "principal")],
+)
+def test_what_no_node_would_take_is_refused_before_it_ends_the_connection(caller: tuple[str, ...], what: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"on_behalf_of: {what} has 1 to"), on_behalf_of(*caller):
+        pass
