@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-YOUNG_OBJECTS: Final = 2_000
-"""More objects made than freed, before the youngest are looked at, which takes a ms or two if all of them are in use:
-of requests that wait they are."""
-YOUNG_ROUNDS: Final = 1
-"""Of the youngest, before those that outlived one are looked at with them: 6,000 at a time, for some ms. What outlives
-that as well is freed once nothing refers to it, as almost everything is."""
-ROUNDS: Final = 2_500
-"""Of those, before all are looked at: for a tenth of a second where there are many. An answer of 1,000 messages is some
-thousands of objects: by Python's own bounds that would be every few answers."""
+YOUNG_OBJECTS: Final = 5_000
+"""More objects made than freed, before the youngest are looked at, which takes some ms if all of them are in use: of
+requests that wait they are. An answer of 1,000 messages is some thousands: by Python's own bound of 700 the collector
+goes through all objects there are every few answers, and stops the process for a tenth of a second and more."""
+YOUNG_ROUNDS: Final = 5
+"""Of the youngest, before those that outlived one are looked at with them ..."""
+ROUNDS: Final = 500
+"""... and of those, before all are: for a tenth of a second where there are many."""
 
 
 def collect_rarely() -> None:

@@ -10,13 +10,9 @@ import trio
 
 from sandq.broker.delivery.subscribe import held_by, known_to
 from sandq.broker.queries.fan_out import GROUP_WORK, answers_of, read_all
-from sandq.broker.queries.linearizable_reads import BOUNDLESS
-from sandq.broker.queries.message_queries import STATS_WORK, MessageQueries
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.turns import TURN_WORK
-from sandq.model.caller import NODE
 from sandq.protocol.requests import Subscribe
-from sandq.protocol.requests_admin import TopicStats
 
 PARTITIONS = 3000
 
@@ -61,29 +57,6 @@ async def test_reads_of_all_are_begun_in_turns() -> None:
         await read_all(PARTITIONS * [SimpleNamespace(begin_read=note, finish_read=finish_read)])  # type: ignore[list-item]
 
     await at_most_so_many_in_a_step(work)
-
-
-async def test_what_partitions_hold_is_told_in_turns() -> None:
-    async def work(note: Callable[[], None]) -> None:
-        class Status:
-            def __getattr__(self, name: str) -> Any:
-                if name == "clock_epoch":  # once for each
-                    note()
-                return () if name in ("groups", "holds") else 0
-
-        def begin_read() -> None: ...
-
-        async def finish_read(confirmation: Any) -> None: ...
-
-        host = SimpleNamespace(
-            status=Status(), begin_read=begin_read, finish_read=finish_read, group=None, members=((), ())
-        )
-        led = [SimpleNamespace(host=host, partition=number) for number in range(PARTITIONS)]
-        broker: Any = SimpleNamespace(led=lambda topic: led, clock=SimpleNamespace(now_ms=lambda: 0))
-        rows = await MessageQueries(broker, BOUNDLESS).topic_stats(TopicStats("t"), NODE)
-        assert [row["partition"] for row in rows] == [*range(PARTITIONS)]
-
-    await at_most_so_many_in_a_step(work, TURN_WORK // STATS_WORK)
 
 
 async def test_what_a_consumer_holds_is_gone_through_once() -> None:
