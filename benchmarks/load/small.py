@@ -13,6 +13,7 @@ import anyio.abc
 
 import sandq
 from benchmarks.load.consume import GROUP, fill
+from benchmarks.load.keys import TOPIC as KV_TOPIC
 from benchmarks.load.work import Done, Ready
 from benchmarks.produce import TOPIC, VALUE
 from benchmarks.result import CALLED, Latency, Told
@@ -35,20 +36,22 @@ def kv_get(address: str, messages: int, clients: int) -> Ready:
     """`await keys.get(...)`, again and again, by so many clients."""
 
     def of(client: sandq.Client) -> Once:
-        keys = client.kv(TOPIC)
+        keys = client.kv(KV_TOPIC)
         numbers = iter(range(messages))
         return lambda: keys.get(b"%d" % (next(numbers) % KEYS))
 
     async def prepare() -> None:
         async with sandq.connect(address) as client:
             for number in range(KEYS):
-                await client.kv(TOPIC).put(b"%d" % number, VALUE)
+                await client.kv(KV_TOPIC).put(b"%d" % number, VALUE)
 
     anyio.run(prepare, backend="trio")
-    return _lock_step(address, messages, clients, of)
+    return _lock_step(address, messages, clients, of, KV_TOPIC)
 
 
-def _lock_step(address: str, messages: int, clients: int, once_of: Callable[[sandq.Client], Once]) -> Ready:
+def _lock_step(
+    address: str, messages: int, clients: int, once_of: Callable[[sandq.Client], Once], topic: str = TOPIC
+) -> Ready:
     """Each client does it again when it was answered."""
     taken_s: list[float] = []
 
@@ -63,7 +66,7 @@ def _lock_step(address: str, messages: int, clients: int, once_of: Callable[[san
             all_once = []
             for _ in range(clients):
                 client = await stack.enter_async_context(sandq.connect(address))
-                await client.admin.topic(TOPIC)
+                await client.admin.topic(topic)
                 all_once.append(once_of(client))
             began_s = time.perf_counter()
             async with anyio.create_task_group() as tasks:
