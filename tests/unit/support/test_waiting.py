@@ -1,0 +1,50 @@
+"""What waits for something to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from sandq.errors import UnknownTopic
+from tests.support import waiting
+from tests.support.waiting import until_holds, wait_until
+
+
+def by_looks(*answers: object) -> Callable[[], object]:
+    """Answers that come one after the other, the last again and again; errors are raised."""
+    left = list(answers)
+
+    def check() -> object:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return check
+
+
+NOT_YET = (False, UnknownTopic("there is no topic 't'"), KeyError("node2"), None)
+
+
+async def test_what_is_not_there_yet_does_not_hold_yet(autojump_clock: trio.testing.MockClock) -> None:
+    await until_holds(by_looks(*NOT_YET, "it holds"))
+    wait_until(by_looks(*NOT_YET, "it holds"))
+
+
+async def test_what_never_holds_is_told(autojump_clock: trio.testing.MockClock) -> None:
+    with pytest.raises(AssertionError, match=r"never held in 240 s: .*by_looks\(False\)"):
+        await until_holds(lambda: by_looks(False)())
+    with pytest.raises(UnknownTopic):
+        await until_holds(by_looks(UnknownTopic("there is no topic 't'")))
+    with pytest.raises(ZeroDivisionError):
+        await until_holds(by_looks(ZeroDivisionError()))
+
+
+def test_what_never_holds_is_told_without_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.0)
+    with pytest.raises(AssertionError, match="never held"):
+        wait_until(by_looks(False))
+    with pytest.raises(KeyError):
+        wait_until(by_looks(KeyError("node2")))
