@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from benchmarks.driver import measure, node_with
 from benchmarks.load.consume import subscribe
@@ -14,6 +15,7 @@ from benchmarks.result import Goal, Measured, Row, Setting
 from benchmarks.wire import Wire
 from demo.node import Node
 from sandq.errors import SandqError
+from sandq.node import STORES_NAME
 from sandq.protocol.frames import Type
 from sandq.protocol.requests import Subscribe
 
@@ -53,6 +55,7 @@ def pending(messages: int, setting: Setting, *, value: str) -> Measured:
             "empty MB": empty["rss"] / _MB,
             "produced/s": measured.value,
             **_restarted(node),
+            "stored bytes a message": _stored_bytes(node.directory) / messages,
         }
         assert node.pid is not None
         details["MB after it"] = memory_bytes(node.pid)["rss"] / _MB
@@ -117,6 +120,11 @@ def _restarted(node: Node) -> dict[str, float]:
     delivers_s = time.perf_counter() - began_s
     wire.close()
     return {"restart, serves s": serves_s, "restart s": answers_s, "restart, delivers s": delivers_s}
+
+
+def _stored_bytes(directory: Path) -> int:
+    """Of all rows on the disk, without the log."""
+    return sum(path.stat().st_size for path in directory.rglob(f"{STORES_NAME}/*"))
 
 
 def _answers(wire: Wire, partition: int) -> bool:

@@ -29,9 +29,19 @@ WINDOWS = {1: 1000, 10: 64, 100: 16, 1000: 4}
 """Requests that are on the way on each connection, by the messages of a batch."""
 
 
-def batch_of(size: int, rng: random.Random | None = None, *, value: bytes = VALUE, within_ms: int = HOUR_MS) -> bytes:
-    """`size` messages of 100 bytes; with `rng` each has a moment of its own, from a minute on from now."""
+def batch_of(
+    size: int,
+    rng: random.Random | None = None,
+    *,
+    value: bytes = VALUE,
+    within_ms: int = HOUR_MS,
+    keyed: bool = False,
+) -> bytes:
+    """`size` messages of 100 bytes; with `rng` each has a moment of its own, from a minute on from now. `keyed`: and a
+    key of its own, of 8 bytes."""
     columns: dict[int, list[bytes] | list[int]] = {Column.VALUE: [value] * size}
+    if keyed:
+        columns[Column.KEY] = [b"%08d" % number for number in range(size)]
     if rng is not None:
         first_ms = int(time.time() * 1000) + _SOON_MS
         columns[Column.DELIVER_MS] = [first_ms + int(rng.random() * within_ms) for _ in range(size)]

@@ -1,13 +1,14 @@
-"""Messages with times of their own: to take them in, by how far they are spread, and to bring them out, by how many are
-due a second."""
+"""Messages with times of their own: to take them in, by how far they are spread; to bring them out, by how many are due
+a second; to cancel, move and trim very many; and a group that begins before them."""
 
 from __future__ import annotations
 
 from functools import partial
 
+from benchmarks.driver import measure, node_with
 from benchmarks.lateness import Due, lateness
-from benchmarks.produce import HOUR_MS, MONTH_MS, produce
-from benchmarks.result import Goal, Row
+from benchmarks.produce import HOUR_MS, MONTH_MS, PARTITIONS, TOPIC, produce
+from benchmarks.result import Goal, Measured, Row, Setting
 
 YEAR_MS = 365 * 24 * HOUR_MS
 CONNECTIONS, BATCH = 16, 1000
@@ -23,6 +24,11 @@ SPREADS = {
     "month": ("each at a moment within a month", MONTH_MS),
     "year": ("each at a moment within a year", YEAR_MS),
 }
+JOBS = {"cancel": "cancelled by one job", "move": "moved by an hour by one job"}
+PENDING, BEHIND = 200_000, 1_000_000
+QUICK_PENDING = 4000
+RETENTION = "10s"
+"""Longer than it takes to take and ack all that is to be trimmed then."""
 RATES = {1000: None, 5000: Goal(10, "ms", at_least=False), 10_000: Goal(150, "ms", at_least=False), 20_000: None}
 """Due a second: the goal for how late they are."""
 
@@ -30,6 +36,30 @@ RATES = {1000: None, 5000: Goal(10, "ms", at_least=False), 10_000: Goal(150, "ms
 def _due(per_s: int) -> Row:
     due = Due(per_s * DUE_S, min(per_s * DUE_S, QUICK_MESSAGES), per_s)
     return Row(f"due_{per_s}", "scheduled", f"{per_s:,} due a second", partial(lateness, due), "ms p99", RATES[per_s])
+
+
+def _job(what: str, within_ms: int, setting: Setting) -> Measured:
+    messages = setting.count(PENDING, QUICK_PENDING)
+    with node_with(setting, TOPIC, PARTITIONS) as node:
+        to = {"address": node.address, "port": node.port}
+        return measure(node.metered, "pending_job", **to, messages=messages, what=what, within_ms=within_ms)
+
+
+def _trim(setting: Setting) -> Measured:
+    """Of what the node does it is only that: everything was acked before."""
+    messages = setting.count(PENDING, QUICK_PENDING)
+    with node_with(setting, TOPIC, lease="60s", retention=RETENTION) as node:
+        to = {"address": node.address, "port": node.port}
+        return measure(node.metered, "pending_trim", **to, messages=messages, within_ms=1000)
+
+
+def _earliest(setting: Setting) -> Measured:
+    """The value is when the first message came: nothing is to depend on how much stands behind it."""
+    messages = setting.count(BEHIND, QUICK_PENDING)
+    with node_with(setting, TOPIC, lease="60s") as node:
+        measured = measure(node.metered, "pending_earliest", port=node.port, messages=messages, within_ms=1000)
+    measured.details["msg/s"], measured.value = measured.value, measured.details.pop("first ms")
+    return measured
 
 
 ROWS = (
@@ -42,5 +72,29 @@ ROWS = (
         )
         for name, (what, within_ms) in SPREADS.items()
     ),
+    Row(
+        "schedule_hour_keys",
+        "scheduled",
+        f"batches of {BATCH} x 100 B, {CONNECTIONS} connections, {SPREADS['hour'][0]}, with a key",
+        partial(produce, CONNECTIONS, BATCH, BATCHES, QUICK_BATCHES, window=2, within_ms=HOUR_MS, keyed=True),
+    ),
     *(_due(per_s) for per_s in RATES),
+    *(
+        Row(
+            f"{job}_{spread}",
+            "scheduled",
+            f"{PENDING:,} messages, {SPREADS[spread][0]}, {what}",
+            partial(_job, job, SPREADS[spread][1]),
+        )
+        for job, what in JOBS.items()
+        for spread in ("moment", "hour")
+    ),
+    Row("trim_second", "scheduled", f"{PENDING:,} messages, {SPREADS['second'][0]}, given back by the log", _trim),
+    Row(
+        "earliest",
+        "scheduled",
+        f"a group that begins at the earliest with {BEHIND:,} behind it, {SPREADS['second'][0]}",
+        _earliest,
+        "ms to the first",
+    ),
 )

@@ -8,7 +8,7 @@ import resource
 import sys
 from dataclasses import asdict
 
-from benchmarks.load import abuse, client, consume, keys, lateness, produce, small
+from benchmarks.load import abuse, client, consume, keys, lateness, pending, produce, small
 from benchmarks.load.work import Work
 from demo.node import end_with_parent
 
@@ -21,6 +21,9 @@ WORKS: dict[str, Work] = {
     "consume_paced": consume.paced,
     "lateness": lateness.lateness,
     "lateness_failover": lateness.failover,
+    "pending_job": pending.job,
+    "pending_trim": pending.trim,
+    "pending_earliest": pending.earliest,
     "kv_put": keys.put,
     "kv_get": keys.get,
     "kv_scan": keys.scan,

@@ -21,11 +21,17 @@ NUMBER_BYTES = 8
 
 
 def closed(
-    links: Links, size: int, count: int, window: int, within_ms: int | None = None, value_bytes: int = len(VALUE)
+    links: Links,
+    size: int,
+    count: int,
+    window: int,
+    within_ms: int | None = None,
+    value_bytes: int = len(VALUE),
+    keyed: bool = False,
 ) -> Ready:
     """`count` batches over each connection, `window` of them unanswered.
 
-    `within_ms`: each message has a moment of its own within so long.
+    `within_ms`: each message has a moment of its own within so long; `keyed`: and a key.
     """
     rng, value = random.Random(1), b"x" * value_bytes
     flows = []
@@ -33,7 +39,7 @@ def closed(
         if within_ms is None:
             batches = [batch_of(size, value=value)] * count
         else:
-            batches = [batch_of(size, rng, value=value, within_ms=within_ms) for _ in range(count)]
+            batches = [batch_of(size, rng, value=value, within_ms=within_ms, keyed=keyed) for _ in range(count)]
         flows.append(Flow(wire, frames_of(batches, *partitions), window))
 
     def run(began_s: float) -> Done:
