@@ -19,7 +19,7 @@ from sandq.node import STORES_NAME
 from sandq.protocol.frames import Type
 from sandq.protocol.requests import Subscribe
 
-MEMORY = Goal(100, "MB over an empty node", at_least=False)
+MEMORY = Goal(60, "MB over an empty node", at_least=False)
 IDLE_MEMORY = Goal(300, "MB over an empty node", at_least=False)
 RESTART = Goal(15, "s to the first answer", at_least=False)
 COUNTS = {"10k": 10_000, "100k": 100_000, "1m": 1_000_000, "10m": 10_000_000}

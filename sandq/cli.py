@@ -198,6 +198,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     from sandq.node import SWITCH_INTERVAL_S, Serving, run_node
     from sandq.server import logs, open_files
     from sandq.server.collector import collect_rarely
+    from sandq.server.heap import give_back_heap
     from sandq.server.restarts import serve_until
     from sandq.storage.secret_file import OTHERS
 
@@ -249,6 +250,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     try:
         log.info("started", version=sandq.__version__)
         open_files.raise_limit()
+        give_back_heap()
         os.umask(OTHERS)  # LevelDB makes its files by it
         trio.run(run)
         log.info("stopped")

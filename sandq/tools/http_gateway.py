@@ -16,6 +16,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
 from sandq.server.gateway_proof import SETTING
+from sandq.server.heap import give_back_heap
 from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
@@ -74,6 +75,7 @@ def serve_gateway(
 
     try:
         open_files.raise_limit()
+        give_back_heap()
         anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
         log.info("stopped")
     finally:

@@ -22,6 +22,7 @@ from sandq.broker.memory_budget import HTTP_SHARE, Account
 from sandq.model.errors import Unavailable
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
+from sandq.server.heap import give_back_heap
 from sandq.server.http.fast_connections import serve_http_fast
 from sandq.server.http.serve import HttpSettings
 from sandq.server.http.worker_pipe import STALE_S, Begin, NodeInput, encode
@@ -123,6 +124,7 @@ def main(told: NodeInput) -> None:
         code = EXIT_OTHER_VERSION
     else:
         open_files.raise_limit()
+        give_back_heap()
         try:
             anyio.run(_serve, begin, told, said, backend="asyncio", backend_options={"use_uvloop": True})
         except Exception:

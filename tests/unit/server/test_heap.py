@@ -1,0 +1,80 @@
+"""Free memory goes back to the system when the process has grown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from sandq.server.heap import GROWN_BYTES, Heap, trimming
+
+MB = 1 << 20
+
+
+class Process:
+    """A process of so many bytes, some of them free."""
+
+    def __init__(self) -> None:
+        self.used, self.free = 100 * MB, 0
+        self.trims = 0
+
+    def resident(self) -> int:
+        return self.used + self.free
+
+    def trim(self) -> None:
+        self.free = 0
+        self.trims += 1
+
+
+def test_it_gives_back_when_the_process_has_grown() -> None:
+    process = Process()
+    heap = Heap(process.resident, process.trim)
+    heap.look()
+    process.free = GROWN_BYTES - 1
+    heap.look()
+    assert process.trims == 0, "it is not worth it"
+    process.free += 1
+    heap.look()
+    assert (process.trims, process.free) == (1, 0)
+
+
+def test_what_is_in_use_is_not_tried_again_and_again() -> None:
+    process = Process()
+    heap = Heap(process.resident, process.trim)
+    process.used += 10 * GROWN_BYTES
+    for _ in range(3):
+        heap.look()
+    assert process.trims == 1
+    process.used -= 5 * GROWN_BYTES
+    process.free += GROWN_BYTES
+    heap.look()
+    assert process.trims == 1, "it is smaller than it was left"
+
+
+PIECES = """
+import ctypes
+from sandq.server.heap import Heap, resident_bytes, trimming
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+trim = trimming()
+heap = Heap(resident_bytes, trim)
+before, pieces = resident_bytes(), []
+for _ in range(4000):
+    piece = libc.malloc(16_000)
+    ctypes.memset(piece, 1, 16_000)
+    pieces.append(piece)
+last = libc.malloc(16_000)
+for piece in pieces:
+    libc.free(ctypes.c_void_p(piece))
+kept = resident_bytes() - before
+heap.look()
+print(kept, resident_bytes() - before)
+"""
+
+
+def test_pieces_between_others_are_given_back() -> None:
+    """In a process of its own: the heap is everybody's."""
+    assert trimming() is not None
+    said = subprocess.run([sys.executable, "-c", PIECES], capture_output=True, text=True, check=True).stdout
+    kept, left = map(int, said.split())
+    assert kept > 50 * MB, "by itself the C library keeps them"
+    assert left < 10 * MB
