@@ -18,6 +18,7 @@ from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatuses
+from sandq.partition.groups.lease_grants import MAX_LEASE_AHEAD_MS
 from sandq.partition.jobs.jobs import STEP_MESSAGES
 from sandq.partition.state_machine import Status
 
@@ -28,9 +29,10 @@ RETRY_MS = 50
 """After a refusal (overload, leadership not settled)."""
 PAUSE_MS, DENSE_PAUSE_MS = 3, 8
 """Between two leases of what is not due yet, at least, unless it is due in `LEAST_AHEAD_MS`: in this time a lease is
-stored, most often. The longer one while leases have `DENSE_MESSAGES`: at most so much later comes the first of them."""
+stored, most often. The longer one while so many come due that a lease has `DENSE_PER_MS` for each ms of the pause; then
+leases look twice as far ahead. At most so much later than it is due comes the first message of a lease."""
 LEAST_AHEAD_MS = 2
-DENSE_MESSAGES = 16
+DENSE_PER_MS = 5
 FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
 TOUCH_MS = 3_600_000
@@ -51,9 +53,11 @@ class _GroupPump:
         are: they come back once there may be room (`PartitionLeader._has_room`)."""
         self.busy = False
         self.asked_ms = 0
-        """When it was last asked for a lease."""
-        self.pause_ms = PAUSE_MS
-        """From then to the next one, if that is of what is not due."""
+        """When it was last asked for a lease, ..."""
+        self.asked_early = False
+        """... and that was of what was not due yet."""
+        self.is_dense = False
+        """Very many come due, each at its time: they are leased less often, and further ahead."""
         self.timer_ms: int | None = None
         self.timer: Timer | None = None
         """For then; to be cancelled with `sleep_no_more`."""
@@ -279,18 +283,23 @@ class PartitionLeader:
         if pump is None or pump.busy or group is None or group.next_ms is None:
             return
         now_ms = self._clock.now_ms()
-        wake_ms = group.next_ms - self._lease_ahead_ms
+        ahead_ms, pause_ms = self._lease_ahead_ms, PAUSE_MS
+        if pump.is_dense:
+            ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
+        wake_ms = group.next_ms - ahead_ms
         if pump.asked_ms <= now_ms:  # the clock was not set back
             # What comes dense comes together: a lease for each millisecond would cost as much as a lease for several.
-            wake_ms = max(wake_ms, min(pump.asked_ms + pump.pause_ms, group.next_ms - LEAST_AHEAD_MS))
+            wake_ms = max(wake_ms, min(pump.asked_ms + pause_ms, group.next_ms - LEAST_AHEAD_MS))
         if wake_ms > now_ms:
             self._wake_at(name, pump, wake_ms)
             return
         grants, reserved = self._grants(pump)
         if not grants:
             return
-        command = c.Lease(name, now_ms + self._lease_ahead_ms, tuple(grants))
-        pump.busy, pump.asked_ms = True, now_ms
+        # The first of a lease waits for the last.
+        horizon_ms = max(now_ms, min(now_ms + ahead_ms, group.next_ms + pause_ms))
+        command = c.Lease(name, horizon_ms, tuple(grants))
+        pump.busy, pump.asked_ms, pump.asked_early = True, now_ms, group.next_ms > now_ms
         try:
             self.host.submit(command, lambda result: self._leased(name, pump, reserved, result))
         except SandqError:
@@ -368,7 +377,8 @@ class PartitionLeader:
         for subscription, limit in reserved.items():
             subscription.credit += limit
         granted = sum(delivery.count for delivery in result)
-        pump.pause_ms = DENSE_PAUSE_MS if granted >= DENSE_MESSAGES else PAUSE_MS
+        dense = DENSE_PER_MS * (DENSE_PAUSE_MS if pump.is_dense else PAUSE_MS)
+        pump.is_dense = pump.asked_early and granted >= dense
         pump.window = 2 * granted if granted >= sum(reserved.values()) else max(granted, 1)
         for delivery in result:
             subscription = by_consumer[delivery.consumer]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sandq.broker.delivery.partition_leader import (
-    DENSE_MESSAGES,
     DENSE_PAUSE_MS,
+    DENSE_PER_MS,
     PAUSE_MS,
     PartitionLeader,
 )
@@ -35,7 +35,7 @@ MOVED = NotLeader("partition 1 is led by another node now")
 class Bed(Stepped):
     """A partition of this node, and what its consumer "c" gets, by subscription."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_ahead_ms: int = LEASE_AHEAD_MS) -> None:
         self.clock = VirtualClock()
         super().__init__(random.Random(0), self.clock)
         self.node_log = NodeLog(
@@ -50,7 +50,7 @@ class Bed(Stepped):
         topic = Topic("t", 1, "timer", 1, 1, settings, 0, (Partition(GROUP, ("n1#1",), ("n1#1",)),), settings)
         self.node_log.install([(GROUP, "n1#1", Members(("n1#1",)))])
         self.host = self.node_log.open_partition(topic, 0)
-        self.delivery = PartitionLeader(self.host, 0, self.clock, self.timers, LEASE_AHEAD_MS)  # type: ignore[arg-type]
+        self.delivery = PartitionLeader(self.host, 0, self.clock, self.timers, lease_ahead_ms)  # type: ignore[arg-type]
         self.pushed: list[tuple[str, int]] = []
         self.counts: list[int] = []
         """Messages of each push."""
@@ -182,22 +182,38 @@ def test_what_was_leased_before_comes_first_though_its_timer_is_late(bed: Bed, m
     assert len(bed.pushed) == 3, "and once each"
 
 
-@pytest.mark.parametrize("each_ms, pause_ms", [(1, PAUSE_MS), (DENSE_MESSAGES, DENSE_PAUSE_MS)])
-def test_what_comes_dense_is_leased_together(bed: Bed, each_ms: int, pause_ms: int) -> None:
+@pytest.mark.parametrize("lease_ahead_ms", [DENSE_PAUSE_MS, 5, LEASE_AHEAD_MS])
+@pytest.mark.parametrize("each_ms, pause_ms", [(1, PAUSE_MS), (DENSE_PER_MS, DENSE_PAUSE_MS)])
+def test_what_comes_dense_is_leased_together(lease_ahead_ms: int, each_ms: int, pause_ms: int) -> None:
     """So many messages each millisecond: a lease is asked for every few, and none waits longer for it than that."""
+    bed = Bed(lease_ahead_ms)
     subscription = bed.subscription("first")
-    subscription.credit = CREDIT * DENSE_MESSAGES
+    subscription.credit = CREDIT * DENSE_PER_MS
     bed.delivery.attach(subscription)
-    begun_ms, span_ms = bed.clock.ms, 60
+    begun_ms, first_ms, span_ms = bed.clock.ms, 2 * LEASE_AHEAD_MS, 80
     for at in range(span_ms):
-        bed.produce(LEASE_AHEAD_MS + at, each_ms)
-    for now_ms in range(begun_ms, begun_ms + LEASE_AHEAD_MS + span_ms):
+        bed.produce(first_ms + at, each_ms)
+    for now_ms in range(begun_ms, begun_ms + first_ms + span_ms):
         bed.clock.ms = now_ms
         bed.settle()
-        due_ms = now_ms - begun_ms - LEASE_AHEAD_MS
+        due_ms = now_ms - begun_ms - first_ms
         assert (due_ms - pause_ms) * each_ms <= sum(bed.counts) <= max(due_ms + 1, 0) * each_ms
     assert sum(bed.counts) == span_ms * each_ms
-    assert len(bed.counts) <= span_ms / pause_ms + 2
+    assert len(bed.counts) <= span_ms / pause_ms + 4
+
+
+def test_what_is_due_at_once_makes_no_lease_look_further_ahead() -> None:
+    """Very many that are due at once beside some that are not: the first would wait for the others."""
+    bed = Bed(5)
+    subscription = bed.subscription("first")
+    bed.delivery.attach(subscription)
+    bed.produce(7)
+    for _ in range(3):
+        bed.produce(0, 10 * DENSE_PER_MS)
+        assert sum(bed.counts) % (10 * DENSE_PER_MS) == 0
+        subscription.credit = CREDIT
+        subscription.notify_room()
+    assert sum(bed.counts) == 30 * DENSE_PER_MS
 
 
 def test_what_is_due_at_once_is_leased_at_once(bed: Bed) -> None:
