@@ -104,7 +104,8 @@ def test_it_goes_by_its_node_and_by_nobody_else(served: Served) -> None:
     pid = served.pids[-1]
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(pid, number)
-    assert served.web.get("/readyz").status_code == 200
+    # After a standstill it has not heard of its node for a while.
+    wait_until(lambda: served.web.get("/readyz").status_code == 200)
     assert served.pids[-1] == pid
     served.node.kill()
     wait_until_gone(pid)
