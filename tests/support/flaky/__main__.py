@@ -23,10 +23,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.support.paths import ROOT
-from tests.support.runner.__main__ import YIELD
 from tests.support.runner.costs import ORDER
 
 BUILD = ROOT / "build" / "flaky"
+HOG = ("nice", "-n", "15")
+"""Behind the runs, which are each other's load: what they leave of the machine, and a part of what they do not."""
 _BAD = re.compile(r"^(?:FAILED|ERROR) (tests/[^\s\[]+(?:\[.*?\](?= - |$))?)", re.M)
 """In pytest's summary; parameters in a test's name may hold spaces."""
 
@@ -133,7 +134,7 @@ def main() -> int:
     environ = slow_sync()
     rng = random.Random(options.seed)
     print(f"seed {options.seed}, {options.runs} runs, {options.beside} at a time", flush=True)
-    hogs = [subprocess.Popen([*YIELD, sys.executable, "-c", "while True: pass"]) for _ in range(options.hogs)]
+    hogs = [subprocess.Popen([*HOG, sys.executable, "-c", "while True: pass"]) for _ in range(options.hogs)]
     runs: list[Run] = []
     ended = threading.Event()
     disturbing = threading.Thread(target=disturb, args=(runs, ended, rng), daemon=True)
