@@ -320,6 +320,12 @@ def is_plain(value: bytes) -> bool:
     return value[:2] in _PLAIN_HEADS and value[PLAIN_FROM - 2 : PLAIN_FROM] == _PLAIN_FIELDS
 
 
+def are_plain(values: Sequence[bytes]) -> bool:
+    """Whether each of these log rows is plain."""
+    heads = {value[:2] for value in values}
+    return heads <= _PLAIN_HEADS and {value[PLAIN_FROM - 2 : PLAIN_FROM] for value in values} <= {_PLAIN_FIELDS}
+
+
 def plain_fields(values: Sequence[bytes]) -> list[Fields]:
     """The fields of plain rows."""
     body = b"\xdd" + len(values).to_bytes(4, "big") + b"".join([value[PLAIN_FROM:] for value in values])

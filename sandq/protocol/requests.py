@@ -241,28 +241,33 @@ def ranges_of(cls: type[Ack] | type[Nack], item: int, what: object) -> list[list
     add, number_of = ranges.append, int.from_bytes
     behind = -1
     for row in what:
-        if type(row) is list and len(row) == 2 and type(row[0]) is bytes and len(row[0]) == OFFSET_BYTES:
+        if type(row) is list and len(row) == 2:
             offset, extent = row
-            if type(extent) is int and 1 <= extent <= RANGE_MESSAGES:
+            if type(offset) is bytes and len(offset) == OFFSET_BYTES:
                 number = number_of(offset, "big")
-                if number == behind and number & PLACE_BITS and ranges[-1][1] + extent <= RANGE_MESSAGES:
-                    ranges[-1][1] += extent
-                else:
-                    add([offset, extent])
-                behind = number + extent * PLACE_STEP
-                continue
-            if type(extent) is bytes and 1 <= len(extent) <= _BITMAP_BYTES:
-                add(row)
-                behind = -1
-                continue
+                if type(extent) is int and 1 <= extent <= RANGE_MESSAGES:
+                    if extent > 1:
+                        _check_end(cls, item, number, extent)
+                    if number == behind and number & PLACE_BITS and ranges[-1][1] + extent <= RANGE_MESSAGES:
+                        ranges[-1][1] += extent
+                    else:
+                        add([offset, extent])
+                    behind = number + extent * PLACE_STEP
+                    continue
+                if type(extent) is bytes and 1 <= len(extent) <= _BITMAP_BYTES:
+                    _check_end(cls, item, number, number_of(extent, "little").bit_length())
+                    add(row)
+                    behind = -1
+                    continue
         raise cls.wrong(
             "items",
             f"item {item}: a range must be [offset of {OFFSET_BYTES} bytes, count 1..{RANGE_MESSAGES}"
             f" | bitmap of 1..{_BITMAP_BYTES} bytes]",
         )
-    for offset, extent in ranges:
-        # Before anything is proposed: refused where it is applied, it would be so behind the items before it.
-        places = extent if type(extent) is int else number_of(extent, "little").bit_length()
-        if (number_of(offset, "big") & PLACE_BITS) + (places - 1) * PLACE_STEP > PLACE_BITS:
-            raise cls.wrong("items", f"item {item}: a range of {places} places ends after the last place there is")
     return ranges
+
+
+def _check_end(cls: type[Ack] | type[Nack], item: int, number: int, places: int) -> None:
+    """Before anything is proposed: refused where it is applied, it would be so behind the items before it."""
+    if (number & PLACE_BITS) + (places - 1) * PLACE_STEP > PLACE_BITS:
+        raise cls.wrong("items", f"item {item}: a range of {places} places ends after the last place there is")

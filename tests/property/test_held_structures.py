@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandq.model import offsets
 from sandq.partition import rows
+from sandq.partition.groups import leases
 from sandq.partition.groups.holders import Holders
+from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.rows import Range
 from sandq.partition.stale_heaps import FEW, LeastOf, LeastOfRising
@@ -42,6 +45,42 @@ def each(ranges: Any) -> list[bytes]:
 
 
 EVERY = [offset_of((time, place)) for time in TIMES for place in range(PLACES)]
+
+
+# -- what of a lease is named -----------------------------------------------------------------------------------------
+
+named = st.lists(
+    st.tuples(st.sampled_from(EVERY), st.sampled_from([1, 1, 1, 2, 5, b"\x01", b"\x05"])).map(list),
+    max_size=30,
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(chosen=messages.filter(bool), cut=st.one_of(cuts, st.just([True] * 60)), what=named)
+def test_parts_that_are_looked_up_together_are_those_that_are_looked_up_one_by_one(
+    chosen: set[tuple[int, int]], cut: list[bool], what: list[list[Any]]
+) -> None:
+    ranges = ranges_of({offset_of(one) for one in chosen}, cut)
+
+    def mask_of(many: int) -> tuple[set[bytes], list[bytes]]:
+        with mock.patch.object(leases, "MANY", many):
+            lease = Lease(7, 1, "c", 1, 9, 9, ranges, 1, 1)
+            mask, foreign = lease.mask_of(what)
+        return set(each(lease.select(mask))) if mask else set(), each(foreign)
+
+    together, outside = mask_of(1)
+    assert (together, outside) == mask_of(1000)
+    wanted = [offset for base, extent in what for offset in _named(base, extent)]
+    held = set(each(ranges))
+    assert together == {offset for offset in wanted if offset in held}
+    assert sorted(outside) == sorted(offset for offset in wanted if offset not in held)
+
+
+def _named(base: bytes, extent: int | bytes) -> list[bytes]:
+    if isinstance(extent, int):
+        return offsets.run(base, extent)
+    bits = int.from_bytes(extent, "little")
+    return [offsets.shift(base, at) for at in range(bits.bit_length()) if bits >> at & 1]
 
 
 # -- packed ranges ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.rows import Range
 
 _ANY_LENGTH = 1 << 32
+MANY = 8
+"""Parts that are looked up together."""
 HISTORY_ATTEMPTS = 5
 HISTORY_ERROR_CHARS = 200
 
@@ -57,7 +59,9 @@ class Lease:
     _past: list[tuple[bytes, int, History]] | None = field(init=False, default=None)
     """`past`, in order; made when it is wanted."""
     _packed: tuple[bytes, bytes] | None = field(init=False, default=None)
-    """`ranges` and `past` as its row has them, likewise."""
+    """`ranges` and `past` as its row has them, ..."""
+    _places: dict[bytes, int] | None = field(init=False, default=None)
+    """... and the position of each message, where every range has one; likewise."""
 
     def __post_init__(self) -> None:
         self.reindex()
@@ -67,12 +71,12 @@ class Lease:
         counts = [r.length for r in self.ranges]
         self.total = sum(counts)
         self.starts = list(accumulate(counts, initial=0))[:-1]
-        self._past = self._packed = None
+        self._past = self._packed = self._places = None
 
     def end(self, number: int) -> None:
         """None of it is live any more: forget what was made for speed alone. `number`: see `ended`."""
         self.ended = number
-        self._past = self._packed = None
+        self._past = self._packed = self._places = None
 
     @property
     def live(self) -> int:
@@ -85,8 +89,12 @@ class Lease:
         """
         if what is None:
             return (1 << self.total) - 1, []
-        mask, foreign = 0, []
         left = 2 * self.total + 64
+        mask = 0
+        if MANY <= len(what) <= left and self.total == len(self.ranges):
+            mask, what = self._named_each(what)
+            left -= mask.bit_count()
+        foreign = []
         for base, named in what:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
             left -= bits.bit_count()
@@ -102,6 +110,15 @@ class Lease:
             mask |= found
             foreign += [[offsets.shift(base, first), length] for first, length in _runs(outside)]
         return mask, foreign
+
+    def _named_each(self, what: list[list[Any]]) -> tuple[int, list[list[Any]]]:
+        """The mask of single messages that are ranges by themselves, as all of the lease are, and the other parts."""
+        if self._places is None:
+            self._places = {base: place for place, (base, _) in enumerate(self.ranges)}
+        places = self._places
+        named = [places.get(base) if length == 1 else None for base, length in what]
+        mask = _mask([place for place in named if place is not None])
+        return mask, [part for part, place in zip(what, named, strict=True) if place is None]
 
     def _position(self, offset: bytes) -> int | None:
         """The position of a message in the lease; None when it is not of it."""
@@ -293,6 +310,14 @@ class Waiting:
         entry = cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
         entry.made = Made(*made[0]) if made else None
         return entry
+
+
+def _mask(places: list[int]) -> int:
+    """The bits of these positions."""
+    bits = bytearray((max(places, default=-1) >> 3) + 1)
+    for place in places:
+        bits[place >> 3] |= 1 << (place & 7)
+    return int.from_bytes(bits, "little")
 
 
 def _runs(bits: int) -> Iterator[tuple[int, int]]:

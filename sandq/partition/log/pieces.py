@@ -13,7 +13,7 @@ from sandq.partition import rows
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import TURN_ITEMS
-from sandq.partition.view import View
+from sandq.partition.view import Row, View
 
 PIECE_MESSAGES = 1000
 PIECE_BYTES = 1 << 20
@@ -82,7 +82,10 @@ class MessageReader:
         """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own."""
         if kept_of is not None:
             return _loose_pieces(kept_messages(view, ranges, kept_of))
-        return [*self.each_piece(view, ranges, self._read_ahead(view, ranges))]
+        found = self._read_ahead(view, ranges)
+        if found and _are_plain(ranges, found):
+            return [*_plain_pieces(found)]
+        return [*self.each_piece(view, ranges, dict(found))]
 
     def each_piece(
         self,
@@ -137,12 +140,12 @@ class MessageReader:
         if loose:
             yield _loose_piece(loose, view)
 
-    def _read_ahead(self, view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
+    def _read_ahead(self, view: View, ranges: Sequence[Range]) -> list[Row]:
         """Ranges are most often rows that follow one another: a scan costs less than a look-up of each."""
         if len(ranges) < SCAN_RANGES:
-            return {}
+            return []
         start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
-        return dict(view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES))
+        return view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES)
 
     def messages(
         self, view: View, ranges: Sequence[Range], kept_of: int | None = None, *, timed: bool = False
@@ -353,18 +356,36 @@ def _bytes_of(message: Message) -> int:
     return sum([len(value) for value in message.fields.values() if isinstance(value, bytes)])
 
 
+def _are_plain(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+    """Whether these ranges are these rows, one by one, and all of them plain."""
+    if len(found) < len(ranges) or not rows.are_plain([value for _, value in found]):
+        return False
+    return [rows.LOG + base for base, _ in ranges] == [key for key, _ in found]
+
+
+def _plain_pieces(found: Sequence[Row]) -> Iterator[Piece]:
+    """Those of plain rows: as many of them, and bytes, as others have."""
+    start = size = 0
+    for at, (_, value) in enumerate(found, 1):
+        size += len(value)
+        if size >= PIECE_BYTES or at - start == PIECE_MESSAGES:
+            yield _plain_piece([key[1:] for key, _ in found[start:at]], [value for _, value in found[start:at]])
+            start, size = at, 0
+    if start < len(found):
+        yield _plain_piece([key[1:] for key, _ in found[start:]], [value for _, value in found[start:]])
+
+
+def _plain_piece(places: list[bytes], values: list[bytes]) -> Piece:
+    created = b"".join([value[rows.CREATED] for value in values])
+    return Piece(b"".join(places), None, created, None, _encoded(rows.plain_fields(values)))
+
+
 def _loose_piece(loose: list[_Loose], view: View) -> Piece:
     """The piece of messages of their own rows."""
     plain = [one for one in loose if not isinstance(one, Message)]
     if len(plain) < len(loose):
         return from_messages([one if isinstance(one, Message) else load_message(view, *one) for one in loose])
-    return Piece(
-        b"".join([offset for offset, _ in plain]),
-        None,
-        b"".join([value[rows.CREATED] for _, value in plain]),
-        None,
-        _encoded(rows.plain_fields([value for _, value in plain])),
-    )
+    return _plain_piece([offset for offset, _ in plain], [value for _, value in plain])
 
 
 def from_messages(messages: list[Message]) -> Piece:

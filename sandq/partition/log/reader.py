@@ -251,10 +251,13 @@ class LogReader:
     def _fill(self, view: View, limit: int, max_bytes: int) -> None:
         """Read on where the look-ahead ends; only when it is empty."""
         found = self._read(view, limit, max_bytes)
-        is_plain, log_entry = rows.is_plain, rows.log_entry
-        entries = [
-            LogEntry(key[1:], 1, len(value)) if is_plain(value) else log_entry(key, value) for key, value in found
-        ]
+        if rows.are_plain([value for _, value in found]):
+            entries = [LogEntry(key[1:], 1, len(value)) for key, value in found]
+        else:
+            is_plain, log_entry = rows.is_plain, rows.log_entry
+            entries = [
+                LogEntry(key[1:], 1, len(value)) if is_plain(value) else log_entry(key, value) for key, value in found
+            ]
         # Only what was stored in a batch can be there and have a tombstone.
         batches = [entry for entry in entries if entry.unit]
         rest = self._rest_of_row(view)
