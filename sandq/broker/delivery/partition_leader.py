@@ -62,8 +62,8 @@ class _GroupPump:
         self.timer: Timer | None = None
         """For then; to be cancelled with `sleep_no_more`."""
         self.window = 1
-        """Messages to ask for at once while the credit is shared with other partitions: it doubles while it is
-        filled, so that those with little to give keep nothing from the others."""
+        """Messages to ask for at once, beyond one grant, and also below it while the credit is shared with other
+        partitions: it doubles while it is filled, so that those with little to give keep nothing from the others."""
 
     def sleep_no_more(self) -> None:
         """There is no timer any more."""
@@ -348,9 +348,11 @@ class PartitionLeader:
         most = SHARED_GRANT_MESSAGES if len(takers) > 1 else FIXED.grant_messages
         grants: list[c.Grant] = []
         reserved: dict[Subscription, int] = {}
-        while takers and len(grants) < MAX_GRANTS:
+        left = max(pump.window, most)
+        while takers and left > 0 and len(grants) < MAX_GRANTS:
             taker = takers.popleft()
             limit = min(room[taker], most)
+            left -= limit
             grants.append(c.Grant(taker.consumer, limit, taker.lease_ms))
             reserved[taker] = reserved.get(taker, 0) + limit
             taker.credit -= limit

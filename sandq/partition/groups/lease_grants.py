@@ -41,8 +41,10 @@ class LeaseGrants:
             return []
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
         granted: list[Lease] = []
-        left_bytes = LEASE_BYTES
+        left_bytes, is_empty = LEASE_BYTES, False
         for grant in command.grants:
+            if is_empty and not self._may_find_more(group, horizon_ms, view):
+                break
             limit = min(grant.limit, FIXED.grant_messages)
             while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
                 if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
@@ -55,6 +57,7 @@ class LeaseGrants:
                 if not lease.ranges and group.stall_reason() is None:
                     size = self._take_log(group, lease, horizon_ms, limit, left_bytes, view)
                 if not lease.ranges:
+                    is_empty = True
                     break
                 lease.reindex()
                 limit -= lease.total
@@ -63,6 +66,14 @@ class LeaseGrants:
                 granted.append(lease)
         self._groups.store(group, view)
         return granted
+
+    def _may_find_more(self, group: Group, horizon_ms: int, view: View) -> bool:
+        """Whether another attempt may find something after one has found nothing: a bound may have ended that."""
+        free = group.order.first_free()
+        if free is not None and offsets.deliver_ms(free) <= horizon_ms:
+            return True
+        head = group.reader.head(view)
+        return head is not None and offsets.deliver_ms(head.first) <= horizon_ms
 
     def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Put ranges into the lease whose back-off has passed, all with the same number of attempts. Bytes taken."""

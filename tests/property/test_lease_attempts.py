@@ -1,0 +1,78 @@
+"""A lease command ends its attempts once another one would find nothing, and comes to what it would have come to with
+one for every grant: replicas that make all of them hold the same rows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from sandq.partition import commands as c
+from sandq.partition.groups.lease_grants import LeaseGrants
+from sandq.partition.log import reader
+from tests.support.examples import seeds
+from tests.support.partition.bench import Bench, T, batch_of
+
+STEPS = 60
+
+
+class Untiring(LeaseGrants):
+    """Makes an attempt for each grant, whatever became of those before."""
+
+    def _may_find_more(self, *_: Any) -> bool:
+        return True
+
+
+def step(rng: random.Random, at: int, tokens: list[int]) -> tuple[int, c.Command]:
+    match rng.choice(["append", "send", "lease", "lease", "lease", "ack", "nack", "expire", "seek"]):
+        case "append":
+            due = [at + rng.choice([0, 3, 40, 4000]) for _ in range(rng.randint(1, 12))]
+            return at, append(due, None)
+        case "send":
+            due = [at + rng.choice([0, 3, 40]) for _ in range(rng.randint(1, 12))]
+            return at, append(due, rng)
+        case "lease":
+            grants = [c.Grant(rng.choice("abc"), rng.choice([1, 2, 5]), 2000) for _ in range(rng.randint(1, 7))]
+            return at, c.Lease("g", T + at + rng.choice([0, 5]), tuple(grants))
+        case "ack" if tokens:
+            return at, c.Ack([(rng.choice(tokens), None)])
+        case "nack" if tokens:
+            return at, c.Nack([(rng.choice(tokens), None, rng.choice([0, 30, 900]), None)])
+        case "seek" if not rng.randrange(8):
+            return at, c.Seek("g", rng.choice(["earliest", "latest"]))
+        case _:
+            return at, c.Expire()
+
+
+def append(due: list[int], rng: random.Random | None) -> c.Command:
+    columns: dict[str, Any] = {}
+    if rng is not None:
+        columns = {
+            "keys": [rng.choice(["k", "l", None]) for _ in due],
+            "ttls": [rng.choice([1, 20, 60_000, None]) for _ in due],
+        }
+    return c.Append(batch_of(["v"] * len(due), due=due, **columns), split=rng is not None)
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("seed", seeds(15, 400))
+def test_it_comes_to_the_same(seed: int, ordering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(reader, "PASSED_OVER", rng.choice([1, 3, 1000]))
+    benches = [Bench(ordering=ordering), Bench(ordering=ordering)]
+    benches[1].machine._lease_grants.__class__ = Untiring
+    for bench in benches:
+        bench.open()
+    tokens: list[int] = []
+    at = 0
+    for _ in range(STEPS):
+        at += rng.choice([0, 1, 7, 300])
+        at, command = step(rng, at, tokens)
+        (found,), (wanted,) = (bench.apply(at, command) for bench in benches)
+        if isinstance(command, c.Lease):
+            assert [(lease.token, lease.consumer, lease.ranges) for lease in found] == [
+                (lease.token, lease.consumer, lease.ranges) for lease in wanted
+            ]
+            tokens += [lease.token for lease in found]
+        assert benches[0].everything() == benches[1].everything(), f"seed {seed}, after {command}"
