@@ -113,7 +113,8 @@ class Node:
         command = [sys.executable, *self._program, str(os.getpid())]
         self._stopping = False
         with self.log_file.open("ab") as log:
-            # A session of its own: Ctrl-C in the terminal is for us, who then stop it.
+            # A process group of its own: Ctrl-C in the terminal is for us, who then stop it. Not a session: where the
+            # kernel shares the processor among sessions, threads of it that do little wait long beside busy clients.
             self._process = subprocess.Popen(
                 command,
                 env=self._environ,
@@ -121,7 +122,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                process_group=0,
             )
 
     def serves(self) -> bool:

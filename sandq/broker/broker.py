@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -124,11 +124,11 @@ class Broker:
     def partition(self, topic: str, partition: int) -> PartitionLeader:
         return self.catalog.partition(topic, partition)
 
-    def led(self, topic: str) -> list[PartitionLeader]:
+    def led(self, topic: str) -> Sequence[PartitionLeader]:
         """The partitions of a topic that this node leads. Raises UnknownTopic, NotLeader when there are none."""
-        opened = self.topic(topic)
-        led = list(opened.led().values())
+        led = self.catalog.led(topic)
         if not led:
+            opened = self.topic(topic)
             hints = (self.catalog.leader(opened, partition) for partition in range(len(opened.record.partitions)))
             leader = next((node for node in hints if node is not None and node != self.node_log.node_id), None)
             hint = {"node_id": leader} if leader is not None else {}
@@ -222,7 +222,7 @@ class Broker:
         return subscription, sorted(delivery.partition for delivery in deliveries)
 
     async def _lost_pushes(
-        self, deliveries: list[PartitionLeader], request: Subscribe, known: Known
+        self, deliveries: Sequence[PartitionLeader], request: Subscribe, known: Known
     ) -> list[tuple[PartitionLeader, Delivery]]:
         """What a consumer was leased and does not know of, in these partitions, whose state is known by now."""
         found: list[tuple[PartitionLeader, Delivery]] = []

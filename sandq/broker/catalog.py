@@ -60,6 +60,8 @@ class Catalog:
     ) -> None:
         self.topics: dict[str, OpenTopic] = {}
         self.by_group: dict[int, PartitionLeader] = {}
+        self._led: dict[str, list[PartitionLeader]] = {}
+        """By topic, as far as it was asked for since that changed last."""
         self._barrier = barrier
         self._progress = progress
         self._node_log = node_log
@@ -92,6 +94,15 @@ class Catalog:
                 raise Unavailable(f"topic {name!r} is being opened; ask again in a moment", topic=name)
             raise self._unknown(UnknownTopic(f"there is no topic {name!r}", topic=name), partial(self.topic, name))
         return topic
+
+    def led(self, name: str) -> Sequence[PartitionLeader]:
+        """The partitions of a topic that this node leads, and may answer for, as it was told last. Raises as `topic`
+        does."""
+        topic = self.topic(name)
+        found = self._led.get(name)
+        if found is None:
+            found = self._led[name] = list(topic.led().values())
+        return found
 
     def partition(self, name: str, partition: int) -> PartitionLeader:
         """The replica here. Raises as `topic` does, UnknownPartition; NotLeader where there is none."""
@@ -155,6 +166,7 @@ class Catalog:
     def opened(self, name: str, delivery: PartitionLeader) -> None:
         """A replica runs here from now on."""
         self.by_group[delivery.host.number] = delivery
+        self._led.pop(name, None)
         delivery.host.listen(on_ready=partial(self._on_ready, name, delivery))
         delivery.host.look()
 
@@ -162,6 +174,7 @@ class Catalog:
         """A replica runs here no more."""
         number = delivery.host.number
         self.by_group.pop(number, None)
+        self._led.clear()  # its topic may be gone already
         for opened in self.topics.values():
             if opened.partitions.get(delivery.partition) is delivery:
                 del opened.partitions[delivery.partition], opened.places[delivery.partition]
@@ -182,6 +195,7 @@ class Catalog:
     def _on_ready(self, name: str, delivery: PartitionLeader, ready: bool) -> None:
         """This node begins, or ceases, to lead a partition."""
         host = delivery.host
+        self._led.pop(name, None)
         self._routes.led(host.number, host.group.term, ready)
         opened = self.topics.get(name)
         if opened is None or opened.partitions.get(delivery.partition) is not delivery:

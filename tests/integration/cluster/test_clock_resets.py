@@ -17,7 +17,7 @@ from sandq.model.features import KNOWN, Levels
 from sandq.partition import clock_reset
 from sandq.partition import commands as c
 from sandq.partition.levels import CLOCK_RESET
-from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.found import found_nodes
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.three import NAMES, ThreeNodes, compared
 from tests.support.simulation.oracle import messages_of
@@ -150,7 +150,7 @@ async def test_reset_goes_on_under_other_leaders_from_a_snapshot_and_after_a_res
         await nodes.start(first)
         await until_holds(lambda: is_resetting(nodes, first))
         for name in (behind, first):
-            await led_by(nodes, name)
+            await nodes.hand_over(name)
             steps.allow(4)
             await steps.stopped.wait()
         steps.allow(None)
@@ -166,14 +166,6 @@ def is_resetting(nodes: ThreeNodes, name: str) -> bool:
     """Whether a node, which may have just come, is known to be in the midst of it."""
     known = nodes.running[name].broker.catalog.topics
     return "t" in known and known["t"].partitions[0].host.status.reset is not None
-
-
-async def led_by(nodes: FoundNodes, name: str) -> None:
-    """Hand the partition over to a node."""
-    while (leader := await nodes.until_led()) != name:
-        nodes.host(leader).hand_over({name})
-        await until_holds(lambda: nodes.leader() not in (None, leader))
-        nodes.host(leader).stay()
 
 
 NOW, SOON, LATER = (range(first, first + 10) for first in (0, 100, 200))

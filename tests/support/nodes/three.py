@@ -107,6 +107,22 @@ class ThreeNodes:
         assert leader is not None
         return leader
 
+    async def hand_over(self, *to: str, topic: str = "t", partition: int = 0) -> None:
+        """Have one of these nodes lead a partition. Whoever leads it is asked again and again: those may lack some of
+        the log still, and somebody else may come to lead meanwhile."""
+
+        def is_done() -> bool:
+            leader = self.leader(topic, partition)
+            if leader is not None and leader not in to:
+                self.host(leader, topic, partition).hand_over(to)
+            return leader in to
+
+        await until_holds(is_done)
+        for serving in self.running.values():
+            for opened in serving.broker.catalog.topics.values():
+                for delivery in opened.partitions.values():
+                    delivery.host.stay()
+
     async def until_even(self, topic: str = "t", partition: int = 0) -> None:
         """Until all that run have applied the same."""
         topics = [serving.broker.catalog.topics for serving in self.running.values()]
