@@ -24,7 +24,6 @@ from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.kv_watch import KvWatches
 from sandq.broker.queries.linearizable_reads import LinearizableReads
-from sandq.broker.replication.fair_queue import BEHIND_ALL
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.replication.replica import Delivery, MetadataView
@@ -148,8 +147,7 @@ class Broker:
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
         command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
-        size = len(batch) + REQUEST_BYTES * requests
-        delivery.host.submit(command, done, size=size, messages=messages, caller=caller)
+        delivery.host.submit(command, done, size=len(batch) + REQUEST_BYTES * requests, messages=messages)
 
     async def check_large(self, request: Produce) -> Checked:
         """Check a batch that takes long to check, one at a time, in a thread. Raises InvalidRequest, TooLarge."""
@@ -182,7 +180,7 @@ class Broker:
                 if not low <= lease_ms <= high:
                     raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
         command = _SETTLING[type(request)](request.items)
-        delivery.host.submit(command, done, size=_size_of(command), caller=caller)
+        delivery.host.submit(command, done, size=_size_of(command))
 
     # -- subscriptions --------------------------------------------------------------------------------------------
 
@@ -246,7 +244,7 @@ class Broker:
         lease_ms = self._lease_ms(topic, request.lease_ms)
         deliveries = self.led(request.topic)
         takers = self._takers_of(request)
-        lease_once = LeaseOnce(request, caller, deliveries, takers, lease_ms, self.clock, self._timers, congested)
+        lease_once = LeaseOnce(request, deliveries, takers, lease_ms, self.clock, self._timers, congested)
         opens = partial(self._openings.open, request.topic, group=request.group, start=request.start)
         try:
             with takers.joined():
@@ -304,8 +302,7 @@ class Broker:
     async def unsubscribe(self, topic: str, subscription: Subscription) -> None:
         """The consumer leaves cleanly: its leases are given back at once."""
         release = c.Release(subscription.group, subscription.consumer)
-        # Behind what it has acked, and behind leases that are on their way to it.
-        await call_all([(delivery.host, release) for delivery in self.detach(topic, subscription)], BEHIND_ALL)
+        await call_all([(delivery.host, release) for delivery in self.detach(topic, subscription)])
 
     # -- looking --------------------------------------------------------------------------------------------------
 

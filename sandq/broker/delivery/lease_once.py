@@ -10,11 +10,9 @@ from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.group_takers import Bell, GroupTakers
 from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
 from sandq.broker.queries.fan_out import answers_of
-from sandq.broker.replication.fair_queue import BEHIND_ALL
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.timers import Timers
 from sandq.broker.turns import Turn
-from sandq.model.caller import Caller
 from sandq.model.errors import SandqError, Unavailable
 from sandq.partition import commands as c
 from sandq.partition.groups.group import RESETTING, SEEKING
@@ -37,9 +35,7 @@ def release(deliveries: Iterable[PartitionLeader], request: Lease) -> None:
 
 def _release(delivery: PartitionLeader, request: Lease) -> None:
     with suppress(SandqError):  # it runs out then
-        # Behind the lease, if that is on its way.
-        release_ = c.Release(request.group, request.consumer_id)
-        delivery.host.submit(release_, lambda result: None, caller=BEHIND_ALL)
+        delivery.host.submit(c.Release(request.group, request.consumer_id), lambda result: None)
 
 
 class LeaseOnce:
@@ -48,7 +44,6 @@ class LeaseOnce:
     def __init__(
         self,
         request: Lease,
-        caller: Caller,
         deliveries: Sequence[PartitionLeader],
         takers: GroupTakers,
         lease_ms: int,
@@ -58,7 +53,6 @@ class LeaseOnce:
     ) -> None:
         """`takers` knows the `deliveries`. `congested()`: the connection takes nothing now."""
         self._request = request
-        self._caller = caller
         self._deliveries = deliveries
         self._takers = takers
         self._lease_ms = lease_ms
@@ -138,7 +132,7 @@ class LeaseOnce:
         self.asked[delivery] = None
         now_ms = self._clock.now_ms()
         grant = c.Grant(request.consumer_id, limit, self._lease_ms)
-        found: list[Delivery] = await delivery.host.call(c.Lease(request.group, now_ms, (grant,)), self._caller)
+        found: list[Delivery] = await delivery.host.call(c.Lease(request.group, now_ms, (grant,)))
         if found:
             self._takers.looked_at(delivery)
         else:

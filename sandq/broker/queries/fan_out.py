@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -25,17 +25,16 @@ async def read_all(hosts: Sequence[RaftGroup]) -> None:
         await host.finish_read(confirmation)
 
 
-async def call_all(commands: Sequence[tuple[RaftGroup, Any]], caller: Hashable = None) -> list[Any]:
-    """Submit all at once, and wait for all results. Raises the first that is an error, after all have come. `caller`:
-    as in `RaftGroup.submit`."""
-    results = await answers_of(commands, caller)
+async def call_all(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
+    """Submit all at once, and wait for all results. Raises the first that is an error, after all have come."""
+    results = await answers_of(commands)
     for result in results:
         if isinstance(result, SandqError):
             raise result
     return results
 
 
-async def answers_of(commands: Sequence[tuple[RaftGroup, Any]], caller: Hashable = None) -> list[Any]:
+async def answers_of(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
     """Submit all at once, and wait for all results; a SandqError stands where one failed."""
     results: list[Any] = [None] * len(commands)
     left = len(commands)
@@ -52,7 +51,7 @@ async def answers_of(commands: Sequence[tuple[RaftGroup, Any]], caller: Hashable
     for at, (host, command) in enumerate(commands):
         await turn.spend(GROUP_WORK)
         try:
-            host.submit(command, partial(done, at), caller=caller)
+            host.submit(command, partial(done, at))
         except SandqError as error:
             done(at, error)
     if commands:

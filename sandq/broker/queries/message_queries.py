@@ -70,7 +70,7 @@ class MessageQueries:
     def cancel(self, request: Cancel, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each target."""
         host = self._host(request)
-        host.submit(c.Cancel(request.targets), done, size=64 + 96 * len(request.targets), caller=caller)
+        host.submit(c.Cancel(request.targets), done, size=64 + 96 * len(request.targets))
 
     def move(self, request: Move, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each item. Raises InvalidTime."""
@@ -79,7 +79,7 @@ class MessageQueries:
             if not relative and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
         host = self._host(request)
-        host.submit(c.Move(items), done, size=64 + 128 * len(items), messages=len(items), caller=caller)
+        host.submit(c.Move(items), done, size=64 + 128 * len(items), messages=len(items))
 
     async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
         await self._time.advance_for_states(self._host(request))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -10,7 +11,6 @@ from typing import Any, Final
 import trio
 
 from sandq.broker.replication.applier import Apply
-from sandq.broker.replication.fair_queue import FairQueue
 from sandq.broker.replication.log_pin import LogPin
 from sandq.broker.replication.replica import Replica
 from sandq.model.errors import DiskFull, NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
@@ -130,8 +130,7 @@ class RaftGroup:
         self._check_level = check_level
         self._reason_to_wait = reason_to_wait
         self._has_room = has_room
-        self._pending: FairQueue[Request] = FairQueue()
-        """By caller; what the node asks for itself has a turn as one of them."""
+        self._pending: deque[Request] = deque()
         self._waiting_bytes = 0
         """Of what was submitted and is not answered, ..."""
         self.unapplied_bytes = 0
@@ -141,6 +140,7 @@ class RaftGroup:
         """By their number, rising: handed to Raft, neither committed nor refused yet."""
         self._in_flight: dict[int, list[Request]] = {}
         """By index: committed, not applied yet."""
+        self._submitted_count = 0
         self._expiring = (0, 0, 0)
         """What has no higher number, index or count was there when it was looked last."""
         self.group: Group = group_commit.add(
@@ -276,10 +276,9 @@ class RaftGroup:
             return NotLeader(f"{self.what} has no leader that is ready; ask again", group=self.number)
         return NotLeader(f"{leader} leads {self.what}", group=self.number, node_id=leader)
 
-    def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0, caller: Hashable = None) -> None:
-        """Propose with the next pass, or a later one: callers have turns, and what one submits stays in its order.
-        `caller`: None for the node itself, or `BEHIND_ALL`. Raises NotLeader, Unavailable, Overloaded, DiskFull,
-        StorageFailed; Conflict for a command above the cluster's feature level. Then `done` is never called."""
+    def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
+        """Propose with the next pass. Raises NotLeader, Unavailable, Overloaded, DiskFull, StorageFailed; Conflict for
+        a command above the cluster's feature level. Then `done` is never called."""
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()
@@ -307,10 +306,11 @@ class RaftGroup:
             )
         backlog.bytes += size
         self._waiting_bytes += size
-        self._pending.add(Request(command, size, messages, done), caller)
+        self._pending.append(Request(command, size, messages, done))
+        self._submitted_count += 1
         self._group_commit.mark(self.group)
 
-    async def call(self, command: Any, caller: Hashable = None) -> Any:
+    async def call(self, command: Any) -> Any:
         """`submit`, and wait for the result. Raises what refused it."""
         answered, answers = trio.Event(), []
 
@@ -318,7 +318,7 @@ class RaftGroup:
             answers.append(result)
             answered.set()
 
-        self.submit(command, done, caller=caller)
+        self.submit(command, done)
         await answered.wait()
         if isinstance(answers[0], SandqError):
             raise answers[0]
@@ -399,10 +399,10 @@ class RaftGroup:
         """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_BYTES`. Runs at the
         start of a tick."""
         if self._pending and not self.group.is_leader:
-            self._answer_all(self._pending.take_all(), NotLeader("this node does not lead it any more"))
+            self._answer_all(self._pending, NotLeader("this node does not lead it any more"))
         reason = self._reason_to_wait(self) if self._pending else None
         if reason is not None:  # only here are entries stamped
-            self._answer_all(self._pending.take_all(), _not_taken(reason))
+            self._answer_all(self._pending, _not_taken(reason))
         left = PASS_BYTES
         while self._pending:
             if left <= 0:
@@ -425,12 +425,12 @@ class RaftGroup:
         requests: list[Request] = []
         size = messages = 0
         while self._pending:
-            request = self._pending.first()
+            request = self._pending[0]
             size += request.size
             messages += request.messages
             if requests and (size > self._limits.entry_bytes or messages > self._limits.entry_messages):
                 break
-            requests.append(self._pending.take())
+            requests.append(self._pending.popleft())
         return requests
 
     def _proposed(
@@ -464,8 +464,9 @@ class RaftGroup:
     def expire(self, timeout_s: float) -> None:
         """Answer what was submitted before this was called last, that time ago, and is still not done."""
         number, index, count = self._expiring
-        self._expiring = self._proposed_count, self.group.commit_index, self._pending.added
-        held = self._pending.take_first(count)
+        self._expiring = self._proposed_count, self.group.commit_index, self._submitted_count
+        waits = len(self._pending) - (self._submitted_count - count)
+        held = [self._pending.popleft() for _ in range(waits)]
         self._answer_all(held, Overloaded(f"for {timeout_s:g} s there was no room for rows of {self.what}; send again"))
         late = [requests for proposed, requests in self._proposals.items() if proposed <= number]
         late += [requests for committed, requests in self._in_flight.items() if committed <= index]
@@ -477,7 +478,7 @@ class RaftGroup:
     def stall(self, why: str) -> None:
         """Nothing goes on here, for as long as it takes: answer what waits, and leave the group to other members."""
         self.stalled = why
-        self._answer_all(self._pending.take_all(), Unavailable(f"it was not stored: {why}"))
+        self._answer_all(self._pending, Unavailable(f"it was not stored: {why}"))
         unknown = TimedOut(f"the outcome is unknown: {why}")
         self._drop(self._proposals, unknown)
         self._drop(self._in_flight, unknown)
@@ -527,12 +528,12 @@ class RaftGroup:
             finished.set()
 
     def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
-        self._answer_all(self._pending.take_all(), error)
+        self._answer_all(self._pending, error)
         for requests in list(waiting.values()):
             self._answer_all(requests, error)
         waiting.clear()
 
-    def _answer_all(self, requests: list[Request], result: Any) -> None:
+    def _answer_all(self, requests: deque[Request] | list[Request], result: Any) -> None:
         taken = list(requests)
         requests.clear()
         for request in taken:
