@@ -5,6 +5,7 @@ An abuser ends after so many seconds, whatever the node does: who is refused, cu
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
@@ -30,6 +31,8 @@ from sandq.protocol.requests_messages import Cancel, Forecast, List
 VICTIM, FAT, WIDE, KEYS = "victim", "fat", "wide", "keys"
 """Topics: of the victim; with large messages; with many partitions; compacted."""
 WIDE_PARTITIONS = 256
+NICE = 19
+"""An abuser is elsewhere, most often: it leaves the processor to the node and to who is measured."""
 ROWS, ROW_BYTES = 16, 1 << 20
 """Batches of which FAT and KEYS have so many, of so many bytes."""
 PAUSE_S = 0.005
@@ -89,6 +92,7 @@ def abuse(kind: str, port: int, http: int, seconds: float) -> Ready:
     target = Target(port, http)
 
     def run(began_s: float) -> Done:
+        os.nice(NICE)
         asked = KINDS[kind](target, began_s + seconds)
         return Done(Told(asked, time.perf_counter() - began_s))
 

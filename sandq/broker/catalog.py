@@ -101,7 +101,9 @@ class Catalog:
         topic = self.topic(name)
         found = self._led.get(name)
         if found is None:
-            found = self._led[name] = list(topic.led().values())
+            found = list(topic.led().values())
+            if found:
+                self._led[name] = found
         return found
 
     def partition(self, name: str, partition: int) -> PartitionLeader:

@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-LOOK_S: Final = 2.0
+LOOK_S: Final = 1.0
 GROWN_BYTES: Final = 16 << 20
-"""By so much more than it was left with by the last time, a process is worth another one."""
+"""By so much more than it was left with by the last time, a process is worth another one, ..."""
+STILL_BYTES: Final = 1 << 20
+"""... once it has grown by less since the last look: in the midst of a burst it would be in use again at once."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = "/proc/self/statm"
 
@@ -27,20 +29,26 @@ class Heap:
     def __init__(self, resident: Callable[[], int], trim: Callable[[], object]) -> None:
         self._resident = resident
         self._trim = trim
-        self._left_bytes = resident()
+        self._left_bytes = self._seen_bytes = resident()
 
     def look(self) -> None:
-        """Give back what is free, if the process has grown."""
-        if self._resident() < self._left_bytes + GROWN_BYTES:
-            return
-        self._trim()
-        self._left_bytes = self._resident()
+        """Give back what is free, if the process has grown, and does so no more."""
+        resident = self._resident()
+        is_still = resident < self._seen_bytes + STILL_BYTES
+        self._left_bytes, self._seen_bytes = min(self._left_bytes, resident), resident
+        if is_still and resident >= self._left_bytes + GROWN_BYTES:
+            self._trim()
+            self._left_bytes = self._seen_bytes = self._resident()
 
 
-def resident_bytes() -> int:
-    """What this process has in memory."""
-    with open(_STATM, encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * _PAGE_BYTES
+class Resident:
+    """What this process has in memory. Reads a file that stays open: there may be no room for another one."""
+
+    def __init__(self) -> None:
+        self._statm = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __call__(self) -> int:
+        return int(os.pread(self._statm, 200, 0).split()[1]) * _PAGE_BYTES
 
 
 def trimming() -> Callable[[], object] | None:
@@ -53,7 +61,7 @@ def give_back_heap() -> None:
     """Look from now on every `LOOK_S`, in a thread of its own that ends with the process."""
     trim = trimming()
     if trim is not None:
-        threading.Thread(target=_look, args=(Heap(resident_bytes, trim),), name="sandq-heap", daemon=True).start()
+        threading.Thread(target=_look, args=(Heap(Resident(), trim),), name="sandq-heap", daemon=True).start()
 
 
 def _look(heap: Heap) -> None:

@@ -76,6 +76,25 @@ def test_parts_that_are_looked_up_together_are_those_that_are_looked_up_one_by_o
     assert sorted(outside) == sorted(offset for offset in wanted if offset not in held)
 
 
+def test_what_is_beyond_the_bound_is_so_however_it_is_looked_up() -> None:
+    """Replicas of a version that looks up one by one hold the same."""
+    ranges = [Range(offset, 1) for offset in EVERY[:10]]
+    far = offsets.pack(99, 1, 0, 0)
+    singles = [[base, 1] for base, _ in ranges]
+    for what in (
+        [[far, 1000], *singles],
+        [*[singles[0]] * 80, *[singles[1]] * 3, [EVERY[2], 2]],
+        [*[singles[0]] * 80, *[[EVERY[at], b"\x01"] for at in (1, 2, 3)], singles[4]],
+        [*[singles[0]] * 85, singles[1]],
+        [*[singles[0]] * 83, singles[1]],
+    ):
+        found = []
+        for many in (1, 1000):
+            with mock.patch.object(leases, "MANY", many):
+                found.append(Lease(7, 1, "c", 1, 9, 9, ranges, 1, 1).mask_of(what))
+        assert found[0] == found[1], what
+
+
 def _named(base: bytes, extent: int | bytes) -> list[bytes]:
     if isinstance(extent, int):
         return offsets.run(base, extent)

@@ -348,7 +348,8 @@ class PartitionLeader:
         most = SHARED_GRANT_MESSAGES if len(takers) > 1 else FIXED.grant_messages
         grants: list[c.Grant] = []
         reserved: dict[Subscription, int] = {}
-        left = max(pump.window, most)
+        # One alone asks for twice as much only while that is filled. Of several one may not be granted anything more.
+        left = max(pump.window, most) if len(room) == 1 else sum(room.values())
         while takers and left > 0 and len(grants) < MAX_GRANTS:
             taker = takers.popleft()
             limit = min(room[taker], most)

@@ -91,9 +91,8 @@ class Lease:
             return (1 << self.total) - 1, []
         left = 2 * self.total + 64
         mask = 0
-        if MANY <= len(what) <= left and self.total == len(self.ranges):
-            mask, what = self._named_each(what)
-            left -= mask.bit_count()
+        if MANY <= len(what) <= left and self.total == len(self.ranges) and all(length == 1 for _, length in what):
+            mask, what = self._named_each(what)  # so few, and one each, that none of them is beyond `left`
         foreign = []
         for base, named in what:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
@@ -112,11 +111,12 @@ class Lease:
         return mask, foreign
 
     def _named_each(self, what: list[list[Any]]) -> tuple[int, list[list[Any]]]:
-        """The mask of single messages that are ranges by themselves, as all of the lease are, and the other parts."""
+        """The mask of single messages that are ranges by themselves, as all of the lease are, and the others of `what`,
+        which names one in each part."""
         if self._places is None:
             self._places = {base: place for place, (base, _) in enumerate(self.ranges)}
         places = self._places
-        named = [places.get(base) if length == 1 else None for base, length in what]
+        named = [places.get(base) for base, _ in what]
         mask = _mask([place for place in named if place is not None])
         return mask, [part for part, place in zip(what, named, strict=True) if place is None]
 

@@ -31,33 +31,56 @@ def test_it_gives_back_when_the_process_has_grown() -> None:
     heap.look()
     process.free = GROWN_BYTES - 1
     heap.look()
+    heap.look()
     assert process.trims == 0, "it is not worth it"
     process.free += 1
     heap.look()
     assert (process.trims, process.free) == (1, 0)
 
 
+def test_a_long_burst_is_given_back_once_it_is_over() -> None:
+    """While it lasts the memory is in use, and so is most of it at its height."""
+    process = Process()
+    heap = Heap(process.resident, process.trim)
+    for _ in range(5):
+        process.used += 10 * GROWN_BYTES
+        heap.look()
+    assert process.trims == 0
+    process.used, process.free = 100 * MB, process.used - 100 * MB
+    heap.look()
+    assert (process.trims, process.resident()) == (1, 100 * MB)
+
+
 def test_what_is_in_use_is_not_tried_again_and_again() -> None:
     process = Process()
     heap = Heap(process.resident, process.trim)
     process.used += 10 * GROWN_BYTES
-    for _ in range(3):
+    for _ in range(4):
         heap.look()
     assert process.trims == 1
-    process.used -= 5 * GROWN_BYTES
-    process.free += GROWN_BYTES
+
+
+def test_who_has_become_smaller_is_measured_by_that() -> None:
+    process = Process()
+    process.used += 10 * GROWN_BYTES
+    heap = Heap(process.resident, process.trim)
+    process.used -= 10 * GROWN_BYTES
     heap.look()
-    assert process.trims == 1, "it is smaller than it was left"
+    process.free += 2 * GROWN_BYTES
+    heap.look()
+    heap.look()
+    assert (process.trims, process.free) == (1, 0)
 
 
 PIECES = """
 import ctypes
-from sandq.server.heap import Heap, resident_bytes, trimming
+from sandq.server.heap import Heap, Resident, trimming
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 trim = trimming()
-heap = Heap(resident_bytes, trim)
-before, pieces = resident_bytes(), []
+resident = Resident()
+heap = Heap(resident, trim)
+before, pieces = resident(), []
 for _ in range(4000):
     piece = libc.malloc(16_000)
     ctypes.memset(piece, 1, 16_000)
@@ -65,9 +88,10 @@ for _ in range(4000):
 last = libc.malloc(16_000)
 for piece in pieces:
     libc.free(ctypes.c_void_p(piece))
-kept = resident_bytes() - before
+kept = resident() - before
 heap.look()
-print(kept, resident_bytes() - before)
+heap.look()
+print(kept, resident() - before)
 """
 
 
