@@ -2,7 +2,7 @@
 
 After a burst it keeps some tens of MB in pieces that are free, between others that are not: pieces this small it gives
 back by itself only at the end of the heap. `malloc_trim` gives back every page that is free, and takes some 5 ms for
-50 MB, in which other threads may have to wait for memory: so only when the process has grown.
+50 MB, in which other threads may have to wait for memory: so only when there is something to give back, most likely.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import Callable
 from typing import Final
 
 LOOK_S: Final = 1.0
-GROWN_BYTES: Final = 16 << 20
-"""By so much more than it was left with by the last time, a process is worth another one, ..."""
+MOVED_BYTES: Final = 16 << 20
+"""A process that is by so much larger or smaller than the last time has left it is worth some tries: ..."""
+TRIES: Final = 3
+"""... what a burst has used is not free at once when it ends."""
 STILL_BYTES: Final = 1 << 20
-"""... once it has grown by less since the last look: in the midst of a burst it would be in use again at once."""
+"""While a process grows by so much from one look to the next, what is free will be used again at once."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = "/proc/self/statm"
 
@@ -30,13 +32,17 @@ class Heap:
         self._resident = resident
         self._trim = trim
         self._left_bytes = self._seen_bytes = resident()
+        self._tries = 0
 
     def look(self) -> None:
-        """Give back what is free, if the process has grown, and does so no more."""
+        """Give back what is free, if the process has grown or shrunk, and does not grow now."""
         resident = self._resident()
-        is_still = resident < self._seen_bytes + STILL_BYTES
-        self._left_bytes, self._seen_bytes = min(self._left_bytes, resident), resident
-        if is_still and resident >= self._left_bytes + GROWN_BYTES:
+        grows = resident >= self._seen_bytes + STILL_BYTES
+        self._seen_bytes = resident
+        if abs(resident - self._left_bytes) >= MOVED_BYTES:
+            self._tries = TRIES
+        if self._tries and not grows:
+            self._tries -= 1
             self._trim()
             self._left_bytes = self._seen_bytes = self._resident()
 
