@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ import sandq
 from sandq.broker.bootstrap import founder_election
 from sandq.errors import Conflict, SandqError, Unavailable
 from sandq.protocol.frames import Type
-from tests.support.nodes.found import FoundNodes, found_nodes
+from tests.support.nodes.found import FoundNodes, found_nodes, refusals
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import ThreeNodes
 from tests.support.nodes.working import take, values
 from tests.support.ports import free_port
 from tests.support.simulation.seeds import few_of
-from tests.support.waiting import PATIENCE_S, until_holds
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 
 @asynccontextmanager
@@ -42,13 +43,8 @@ async def waiting_nodes(directory: Path, *names: str, **own: str) -> AsyncIterat
 
 
 async def until_it_answers(nodes: ThreeNodes, name: str) -> None:
-    with trio.fail_after(PATIENCE_S):
-        while True:
-            try:
-                (await trio.open_tcp_stream("127.0.0.1", nodes.client_ports[name])).socket.close()
-                return
-            except OSError:
-                await trio.sleep(0.02)
+    connect = partial(trio.open_tcp_stream, "127.0.0.1", nodes.client_ports[name])
+    await (await until_answer(connect, despite=OSError)).aclose()
 
 
 async def info(nodes: ThreeNodes, name: str) -> dict[str, Any]:
@@ -59,9 +55,11 @@ async def info(nodes: ThreeNodes, name: str) -> dict[str, Any]:
 
 async def until_met(nodes: FoundNodes, name: str, *others: str) -> None:
     """It knows that they wait as well, and is linked with them."""
-    with trio.fail_after(PATIENCE_S):
-        while {row["node"] for row in (await info(nodes, name))["others"] if row["up"]} != set(others):  # noqa: ASYNC110
-            await trio.sleep(0.05)
+
+    def has_met(found: dict[str, Any]) -> bool:
+        return {row["node"] for row in found["others"] if row["up"]} == set(others)
+
+    await until_answer(partial(info, nodes, name), has_met)
 
 
 def code(frame: list[Any]) -> Any:
@@ -133,8 +131,9 @@ async def test_a_client_that_came_early_goes_on(tmp_path: Path) -> None:
     async with waiting_nodes(tmp_path, "node1", "node2") as nodes:
         await until_met(nodes, "node1", "node2")
         async with nodes.connect("node1", "node2") as client, trio.open_nursery() as nursery:
-            nursery.start_soon(client.admin.create_topic, "t")
-            await trio.sleep(0.5)
+            with refusals() as count:
+                nursery.start_soon(client.admin.create_topic, "t")
+                await until_holds(lambda: count("a request was refused", "topic_create"))
             async with nodes.connect("node1") as operator:
                 await operator.admin.init_cluster()
 
@@ -193,9 +192,7 @@ async def test_who_knows_of_a_cluster_founds_none(tmp_path: Path) -> None:
                     await client.admin.init_cluster()
             return caught.value
 
-        with trio.fail_after(PATIENCE_S):
-            while not (await info(nodes, "node3"))["others"]:  # noqa: ASYNC110 - over there
-                await trio.sleep(0.05)
+        await until_answer(partial(info, nodes, "node3"), lambda found: found["others"])
         error = await refused()
         assert isinstance(error, Conflict) and "there is a cluster already" in error.message
         assert "asks to be taken in" in (await info(nodes, "node3"))["waiting"]
