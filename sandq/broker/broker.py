@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 import trio
@@ -51,7 +51,9 @@ T = TypeVar("T")
 LEASE_MS_RANGE = (1_000, 43_200_000)
 COUNT_PRODUCERS_S = 1.0
 ITEM_BYTES = 256
-"""What one item, or range, of an ack takes until it is applied, about; an entry has 4,096 of them."""
+"""What one item, or range, of an ack takes until it is applied, about ..."""
+SETTLED_WORK: Final = 4
+"""... and to apply it costs so many times what bytes of a batch cost: an entry has 1,024 of them."""
 REQUEST_BYTES = 64
 """Roughly what a request takes until it is answered, beside what it brings."""
 
@@ -147,7 +149,8 @@ class Broker:
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
         command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
-        delivery.host.submit(command, done, size=len(batch) + REQUEST_BYTES * requests, messages=messages)
+        size = len(batch) + REQUEST_BYTES * requests
+        delivery.host.submit(command, done, size=size, messages=messages, line=caller.line)
 
     async def check_large(self, request: Produce) -> Checked:
         """Check a batch that takes long to check, one at a time, in a thread. Raises InvalidRequest, TooLarge."""
@@ -180,7 +183,8 @@ class Broker:
                 if not low <= lease_ms <= high:
                     raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
         command = _SETTLING[type(request)](request.items)
-        delivery.host.submit(command, done, size=_size_of(command))
+        size = _size_of(command)
+        delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
 
     # -- subscriptions --------------------------------------------------------------------------------------------
 
@@ -244,7 +248,7 @@ class Broker:
         lease_ms = self._lease_ms(topic, request.lease_ms)
         deliveries = self.led(request.topic)
         takers = self._takers_of(request)
-        lease_once = LeaseOnce(request, deliveries, takers, lease_ms, self.clock, self._timers, congested)
+        lease_once = LeaseOnce(request, caller, deliveries, takers, lease_ms, self.clock, self._timers, congested)
         opens = partial(self._openings.open, request.topic, group=request.group, start=request.start)
         try:
             with takers.joined():

@@ -14,11 +14,18 @@ class Caller:
     given to the broker with each.
 
     `principal`: a name for rights, quotas and audit, "anonymous" as long as nobody has to say who they are. `address`:
-    where the connection comes from, "host:port", or of who asks a gateway, which says the host alone.
+    where the connection comes from, "host:port", or of who asks a gateway, which says the host alone. `gateway`: where
+    its connection comes from, if one asks.
     """
 
     principal: str
     address: str
+    gateway: str = ""
+
+    @property
+    def line(self) -> str:
+        """Of the connection that what is asked comes by: that stays in its order."""
+        return self.gateway or self.address
 
 
 def host_of(caller: Caller) -> str:

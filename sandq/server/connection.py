@@ -329,6 +329,11 @@ class Connection:
         return asks if asks is own or self._callers.get(asks.caller) is asks else own
 
     @property
+    def address(self) -> str:
+        """Where it comes from."""
+        return self._own.caller.address
+
+    @property
     def caller(self) -> Caller:
         """Who asks for what this task works on."""
         return self._asking.caller

@@ -13,6 +13,7 @@ from sandq.broker.queries.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.timers import Timers
 from sandq.broker.turns import Turn
+from sandq.model.caller import Caller
 from sandq.model.errors import SandqError, Unavailable
 from sandq.partition import commands as c
 from sandq.partition.groups.group import RESETTING, SEEKING
@@ -44,6 +45,7 @@ class LeaseOnce:
     def __init__(
         self,
         request: Lease,
+        caller: Caller,
         deliveries: Sequence[PartitionLeader],
         takers: GroupTakers,
         lease_ms: int,
@@ -53,6 +55,7 @@ class LeaseOnce:
     ) -> None:
         """`takers` knows the `deliveries`. `congested()`: the connection takes nothing now."""
         self._request = request
+        self._line = caller.line
         self._deliveries = deliveries
         self._takers = takers
         self._lease_ms = lease_ms
@@ -132,7 +135,7 @@ class LeaseOnce:
         self.asked[delivery] = None
         now_ms = self._clock.now_ms()
         grant = c.Grant(request.consumer_id, limit, self._lease_ms)
-        found: list[Delivery] = await delivery.host.call(c.Lease(request.group, now_ms, (grant,)))
+        found: list[Delivery] = await delivery.host.call(c.Lease(request.group, now_ms, (grant,)), self._line)
         if found:
             self._takers.looked_at(delivery)
         else:
@@ -143,7 +146,8 @@ class LeaseOnce:
     async def _acked(self, taken: list[Taken]) -> list[Taken]:
         """Those of which the ack is done; what could not be acked is given back, what a seek revoked comes again.
         Raises when that is all of them, and not because of seeks."""
-        answers = await answers_of([(delivery.host, c.Ack([(lease.token, None)])) for delivery, lease in taken])
+        acks = [(delivery.host, c.Ack([(lease.token, None)])) for delivery, lease in taken]
+        answers = await answers_of(acks, self._line)
         if any(answer != [None] for answer in answers):
             release(self.asked, self._request)
         done = [one for one, answer in zip(taken, answers, strict=True) if answer == [None]]

@@ -301,7 +301,7 @@ class PartitionLeader:
         command = c.Lease(name, horizon_ms, tuple(grants))
         pump.busy, pump.asked_ms, pump.asked_early = True, now_ms, group.next_ms > now_ms
         try:
-            self.host.submit(command, lambda result: self._leased(name, pump, reserved, result))
+            self.host.submit(command, lambda result: self._leased(name, pump, reserved, result), line=pump)
         except SandqError:
             self._refused(name, pump, reserved)
 

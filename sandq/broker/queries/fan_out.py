@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -34,8 +34,9 @@ async def call_all(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
     return results
 
 
-async def answers_of(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
-    """Submit all at once, and wait for all results; a SandqError stands where one failed."""
+async def answers_of(commands: Sequence[tuple[RaftGroup, Any]], line: Hashable | None = None) -> list[Any]:
+    """Submit all at once, in a line (see `RaftGroup.submit`), and wait for all results; a SandqError stands where one
+    failed."""
     results: list[Any] = [None] * len(commands)
     left = len(commands)
     finished = trio.Event()
@@ -51,7 +52,7 @@ async def answers_of(commands: Sequence[tuple[RaftGroup, Any]]) -> list[Any]:
     for at, (host, command) in enumerate(commands):
         await turn.spend(GROUP_WORK)
         try:
-            host.submit(command, partial(done, at))
+            host.submit(command, partial(done, at), line=line)
         except SandqError as error:
             done(at, error)
     if commands:

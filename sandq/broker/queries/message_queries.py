@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 
@@ -54,6 +54,8 @@ FORECAST_WORK = 8
 turn."""
 WHY_WORK = 16
 """Of one message, and every group."""
+TARGET_WORK: Final = 4096
+"""To look up a message, and to change what becomes of it, costs as much as so many bytes of a batch."""
 ROW_BYTES = 256
 """What a row of an answer takes beside its values, about."""
 
@@ -70,7 +72,9 @@ class MessageQueries:
     def cancel(self, request: Cancel, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each target."""
         host = self._host(request)
-        host.submit(c.Cancel(request.targets), done, size=64 + 96 * len(request.targets))
+        count = len(request.targets)
+        size, work = 64 + 96 * count, TARGET_WORK * max(count, 1)
+        host.submit(c.Cancel(request.targets), done, size=size, work=work, line=caller.line)
 
     def move(self, request: Move, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each item. Raises InvalidTime."""
@@ -79,7 +83,9 @@ class MessageQueries:
             if not relative and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
         host = self._host(request)
-        host.submit(c.Move(items), done, size=64 + 128 * len(items), messages=len(items))
+        count = len(items)
+        size, work = 64 + 128 * count, TARGET_WORK * max(count, 1)
+        host.submit(c.Move(items), done, size=size, work=work, messages=count, line=caller.line)
 
     async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
         await self._time.advance_for_states(self._host(request))

@@ -18,7 +18,7 @@ from typing import Any, Final
 from sandq.broker.memory_budget import LOGS_SHARE, PRODUCERS_SHARE, ROWS_SHARE, MemoryBudget
 from sandq.broker.replication.applier import Applier, Apply, DigestView, Published
 from sandq.broker.replication.journals import open_journal
-from sandq.broker.replication.raft_group import Backlog, RaftGroup
+from sandq.broker.replication.raft_group import PASS_WORK, Backlog, RaftGroup
 from sandq.broker.replication.replica import MetadataReplica, PartitionReplica, Replica
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import Topic
@@ -42,6 +42,9 @@ PINNED_SEGMENTS = 1
 """A tail that keeps more full segments than this is appended again ..."""
 COPY_BYTES = 1 << 20
 """... unless it is larger than this."""
+UNAPPLIED_WORK = 2 * PASS_WORK
+"""With so much proposed and not yet applied, a group proposes no more: what waits to be proposed has turns, what was
+proposed has its order."""
 KEPT_BYTES = 256 << 10
 """Of a log below what the stores hold, for members that are a little behind ..."""
 LAG_BYTES = 64 << 20
@@ -406,12 +409,15 @@ class NodeLog:
         return fits and self._applying < self.limits.apply_backlog_bytes
 
     def _has_room(self, host: RaftGroup) -> bool:
-        """Whether a group may propose more: not much of its rows, and of what they will be, waits to be written. It
-        is ticked again once there is room."""
+        """Whether a group may propose more: not much that it proposed is yet to be applied, and not much of its rows,
+        and of what they will be, waits to be written. It is ticked again once there is room."""
         prefix = store_prefix(host.replica.store)
-        if self.stores.takes(prefix, host.unapplied_bytes):
+        has_work = host.unapplied_work < UNAPPLIED_WORK
+        if has_work and self.stores.takes(prefix, host.unapplied_bytes):
             return True
         self._held.add(host.number)
+        if not has_work:
+            return False
         # Again: whoever wrote rows just now did not know that somebody waits.
         if not self.stores.takes(prefix, host.unapplied_bytes):
             return False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -11,6 +10,7 @@ from typing import Any, Final
 import trio
 
 from sandq.broker.replication.applier import Apply
+from sandq.broker.replication.fair_queue import FairQueue
 from sandq.broker.replication.log_pin import LogPin
 from sandq.broker.replication.replica import Replica
 from sandq.model.errors import DiskFull, NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
@@ -24,10 +24,9 @@ Done = Callable[[Any], None]
 
 
 AFTER_STALL_MOST = 10_000
-PASS_BYTES: Final = 4 << 20
+PASS_WORK: Final = 4 << 20
 """Of the entries of a group in one pass, but for the last: others wait for all of it to be synced, and may wait for as
 much again."""
-
 
 BACKLOG_SHARE: Final = 1 / 2
 """Of what may wait to be stored on a node, what may wait for one group: others have room beside it."""
@@ -42,6 +41,7 @@ class Request:
     command: Any
     """Until it is encoded, and proposed: what is large is not kept twice."""
     size: int
+    work: int
     messages: int
     done: Done
 
@@ -130,17 +130,17 @@ class RaftGroup:
         self._check_level = check_level
         self._reason_to_wait = reason_to_wait
         self._has_room = has_room
-        self._pending: deque[Request] = deque()
+        self._pending: FairQueue[Request] = FairQueue()
         self._waiting_bytes = 0
         """Of what was submitted and is not answered, ..."""
         self.unapplied_bytes = 0
         """... and of that, of what was proposed: rows will come of it."""
+        self.unapplied_work = 0
         self._proposed_count = 0
         self._proposals: dict[int, list[Request]] = {}
         """By their number, rising: handed to Raft, neither committed nor refused yet."""
         self._in_flight: dict[int, list[Request]] = {}
         """By index: committed, not applied yet."""
-        self._submitted_count = 0
         self._expiring = (0, 0, 0)
         """What has no higher number, index or count was there when it was looked last."""
         self.group: Group = group_commit.add(
@@ -276,9 +276,24 @@ class RaftGroup:
             return NotLeader(f"{self.what} has no leader that is ready; ask again", group=self.number)
         return NotLeader(f"{leader} leads {self.what}", group=self.number, node_id=leader)
 
-    def submit(self, command: Any, done: Done, *, size: int = 64, messages: int = 0) -> None:
-        """Propose with the next pass. Raises NotLeader, Unavailable, Overloaded, DiskFull, StorageFailed; Conflict for
-        a command above the cluster's feature level. Then `done` is never called."""
+    def submit(
+        self,
+        command: Any,
+        done: Done,
+        *,
+        size: int = 64,
+        work: int | None = None,
+        messages: int = 0,
+        line: Hashable | None = None,
+    ) -> None:
+        """Propose when its turn comes, with the next pass if there is not too much. Raises NotLeader, Unavailable,
+        Overloaded, DiskFull, StorageFailed; Conflict for a command above the cluster's feature level. Then `done` is
+        never called.
+
+        `size`: bytes that it takes until it is answered. `work`: what it costs to apply, in bytes of a batch that cost
+        as much; None: its size. `line`: in which it keeps its order, while lines have turns; None: it comes behind
+        everything that waits here, and before everything that comes after it.
+        """
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
         self.check_ready()
@@ -306,11 +321,11 @@ class RaftGroup:
             )
         backlog.bytes += size
         self._waiting_bytes += size
-        self._pending.append(Request(command, size, messages, done))
-        self._submitted_count += 1
+        work = size if work is None else work
+        self._pending.add(Request(command, size, work, messages, done), work, line)
         self._group_commit.mark(self.group)
 
-    async def call(self, command: Any) -> Any:
+    async def call(self, command: Any, line: Hashable | None = None) -> Any:
         """`submit`, and wait for the result. Raises what refused it."""
         answered, answers = trio.Event(), []
 
@@ -318,7 +333,7 @@ class RaftGroup:
             answers.append(result)
             answered.set()
 
-        self.submit(command, done)
+        self.submit(command, done, line=line)
         await answered.wait()
         if isinstance(answers[0], SandqError):
             raise answers[0]
@@ -396,14 +411,14 @@ class RaftGroup:
         self.notify_status()
 
     def flush(self) -> None:
-        """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_BYTES`. Runs at the
+        """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_WORK`. Runs at the
         start of a tick."""
         if self._pending and not self.group.is_leader:
-            self._answer_all(self._pending, NotLeader("this node does not lead it any more"))
+            self._answer_all(self._pending.take_all(), NotLeader("this node does not lead it any more"))
         reason = self._reason_to_wait(self) if self._pending else None
         if reason is not None:  # only here are entries stamped
-            self._answer_all(self._pending, _not_taken(reason))
-        left = PASS_BYTES
+            self._answer_all(self._pending.take_all(), _not_taken(reason))
+        left = PASS_WORK
         while self._pending:
             if left <= 0:
                 self._group_commit.mark(self.group)
@@ -411,9 +426,10 @@ class RaftGroup:
             if not self._has_room(self):
                 return
             requests = self._take()
-            size = sum([request.size for request in requests])
-            left -= size
-            self.unapplied_bytes += size
+            work = sum([request.work for request in requests])
+            left -= work
+            self.unapplied_work += work
+            self.unapplied_bytes += sum([request.size for request in requests])
             entry = self._encode([request.command for request in requests])
             for request in requests:
                 request.command = None
@@ -423,14 +439,14 @@ class RaftGroup:
 
     def _take(self) -> list[Request]:
         requests: list[Request] = []
-        size = messages = 0
+        work = messages = 0
         while self._pending:
-            request = self._pending[0]
-            size += request.size
+            request = self._pending.first()
+            work += request.work
             messages += request.messages
-            if requests and (size > self._limits.entry_bytes or messages > self._limits.entry_messages):
+            if requests and (work > self._limits.entry_bytes or messages > self._limits.entry_messages):
                 break
-            requests.append(self._pending.popleft())
+            requests.append(self._pending.take())
         return requests
 
     def _proposed(
@@ -464,9 +480,8 @@ class RaftGroup:
     def expire(self, timeout_s: float) -> None:
         """Answer what was submitted before this was called last, that time ago, and is still not done."""
         number, index, count = self._expiring
-        self._expiring = self._proposed_count, self.group.commit_index, self._submitted_count
-        waits = len(self._pending) - (self._submitted_count - count)
-        held = [self._pending.popleft() for _ in range(waits)]
+        self._expiring = self._proposed_count, self.group.commit_index, self._pending.added
+        held = self._pending.take_first(count)
         self._answer_all(held, Overloaded(f"for {timeout_s:g} s there was no room for rows of {self.what}; send again"))
         late = [requests for proposed, requests in self._proposals.items() if proposed <= number]
         late += [requests for committed, requests in self._in_flight.items() if committed <= index]
@@ -478,7 +493,7 @@ class RaftGroup:
     def stall(self, why: str) -> None:
         """Nothing goes on here, for as long as it takes: answer what waits, and leave the group to other members."""
         self.stalled = why
-        self._answer_all(self._pending, Unavailable(f"it was not stored: {why}"))
+        self._answer_all(self._pending.take_all(), Unavailable(f"it was not stored: {why}"))
         unknown = TimedOut(f"the outcome is unknown: {why}")
         self._drop(self._proposals, unknown)
         self._drop(self._in_flight, unknown)
@@ -528,12 +543,12 @@ class RaftGroup:
             finished.set()
 
     def _drop(self, waiting: dict[int, list[Request]], error: SandqError) -> None:
-        self._answer_all(self._pending, error)
+        self._answer_all(self._pending.take_all(), error)
         for requests in list(waiting.values()):
             self._answer_all(requests, error)
         waiting.clear()
 
-    def _answer_all(self, requests: deque[Request] | list[Request], result: Any) -> None:
+    def _answer_all(self, requests: list[Request], result: Any) -> None:
         taken = list(requests)
         requests.clear()
         for request in taken:
@@ -544,6 +559,7 @@ class RaftGroup:
         self._waiting_bytes -= request.size
         if request.command is None:
             self.unapplied_bytes -= request.size
+            self.unapplied_work -= request.work
         request.done(result)
 
 

@@ -29,7 +29,8 @@ def _on_behalf(at: Context, frame: Frame) -> None:
     except InvalidRequest as error:
         # Nobody knows on whose behalf what follows would be.
         raise ProtocolError(error.message) from None
-    at.connection.ask_for(None if address is None else Caller(principal or ANONYMOUS, address))
+    gateway = at.connection.address
+    at.connection.ask_for(None if address is None else Caller(principal or ANONYMOUS, address, gateway))
 
 
 async def _metadata(at: Context, request: Metadata) -> Packed:

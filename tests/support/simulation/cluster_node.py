@@ -16,6 +16,7 @@ from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.names import TIMER
+from sandq.partition import commands as c
 from sandq.partition.digest import comparable
 from sandq.raft import Members
 from sandq.storage.faulty_files import FaultyFiles, Plan
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tests.support.simulation.cluster_world import ClusterWorld
 
 GROUP = 7
+BY_CONNECTION = (c.Append, c.Ack, c.Nack, c.Extend, c.Cancel, c.Move)
 RAFT, ROUTES = 1, 2
 """Kinds of frames between nodes."""
 """Of the row of a partition's state."""
@@ -123,7 +125,9 @@ class ClusterNode(Stepped):
         number = next(self._numbers)
         self._calls[number] = done
         try:
-            self.host.submit(command, lambda result: self._answer(number, result), messages=messages)
+            # Of connections, each of which has its order: what they ask for overtakes what others do.
+            line = type(command) if isinstance(command, BY_CONNECTION) else None
+            self.host.submit(command, lambda result: self._answer(number, result), messages=messages, line=line)
         except SandqError as error:
             self._answer(number, error)
 

@@ -52,7 +52,7 @@ class Host:
             s.feature_level,
         )
 
-    def submit(self, command: m.Command, done: Callable[[Any], None]) -> None:
+    def submit(self, command: m.Command, done: Callable[[Any], None], *, line: Any = None) -> None:
         entry = m.Entry.decode(m.Entry(T, [command]).encode())
         done(self.state.apply(self.state.applied_index + 1, entry, lambda key, value: None)[0])
 

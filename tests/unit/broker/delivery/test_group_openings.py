@@ -28,7 +28,7 @@ class Led:
     def touched_with(self, group: str) -> None:
         self.touched.append(group)
 
-    def submit(self, command: c.OpenGroup, done: Any) -> None:
+    def submit(self, command: c.OpenGroup, done: Any, *, line: Any) -> None:
         self.asked.append(command.group)
         self._nursery.start_soon(self._open, command.group, done)
 

@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce, release
+from sandq.model.caller import NODE
 from sandq.model.errors import NotLeader, SandqError, Unavailable, UnknownTopic
 from sandq.partition import commands as c
 from sandq.partition.groups.group import RESETTING, SEEKING
@@ -61,7 +62,7 @@ class Led:
         if self.lost is not None:
             raise self.lost
 
-    async def call(self, command: c.Lease) -> list[Any]:
+    async def call(self, command: c.Lease, line: Any) -> list[Any]:
         (grant,) = command.grants
         self.asked.append(grant.consumer)
         await trio.lowlevel.checkpoint()  # it is stored
@@ -111,7 +112,8 @@ class Room:
         deliveries: Any = self.partitions
         timers: Any = self.timers
         clock: Any = self.clock
-        once = LeaseOnce(request, deliveries, self.takers, 30_000, clock, timers, lambda: name in self.congested)
+        congested = partial(self.congested.__contains__, name)
+        once = LeaseOnce(request, NODE, deliveries, self.takers, 30_000, clock, timers, congested)
         with trio.CancelScope() as self.scopes[name]:
             try:
                 with self.takers.joined():
@@ -187,9 +189,9 @@ async def test_a_slow_disk_has_no_more_of_them_ask(room: Room) -> None:
     (led,) = room.partitions
     grant, stored = led.call, trio.Event()
 
-    async def call(command: c.Lease) -> list[Any]:
+    async def call(command: c.Lease, line: Any) -> list[Any]:
         await stored.wait()
-        return await grant(command)
+        return await grant(command, line)
 
     led.call = call  # type: ignore[method-assign]
     led.come(1)
@@ -269,7 +271,7 @@ async def test_what_was_asked_for_is_given_back_and_no_more(nursery: trio.Nurser
     await room.wait("a", "b")
     first, second = room.partitions
 
-    async def call(command: c.Lease) -> list[Any]:
+    async def call(command: c.Lease, line: Any) -> list[Any]:
         await trio.sleep_forever()
         raise AssertionError
 

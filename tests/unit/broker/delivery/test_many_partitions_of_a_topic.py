@@ -40,7 +40,7 @@ async def at_most_so_many_in_a_step(
 
 async def test_commands_for_all_are_submitted_in_turns() -> None:
     async def work(note: Callable[[], None]) -> None:
-        def submit(command: Any, done: Callable[[Any], None]) -> None:
+        def submit(command: Any, done: Callable[[Any], None], *, line: Any) -> None:
             note()
             done(command)
 

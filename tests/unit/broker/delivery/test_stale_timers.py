@@ -12,6 +12,7 @@ import trio
 from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce
 from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.model.caller import NODE
 from sandq.protocol.requests import Lease
 from tests.support.waiting import PATIENCE_S
 from tests.unit.broker.delivery.test_moved_leases import LEASE_MS, MOVED, Bed
@@ -44,7 +45,7 @@ async def test_a_lease_that_is_answered_leaves_no_timer() -> None:
         clock: Any = bed.clock
         timers: Any = bed.timers
         takers = GroupTakers("t", "g", clock, timers)
-        once = LeaseOnce(request, [bed.delivery], takers, LEASE_MS, clock, timers, lambda: False)
+        once = LeaseOnce(request, NODE, [bed.delivery], takers, LEASE_MS, clock, timers, lambda: False)
         taken = []
 
         async def run(once: LeaseOnce = once, takers: GroupTakers = takers, taken: list[object] = taken) -> None:

@@ -12,7 +12,7 @@ import trio.testing
 from sandq.broker.replication import runner as runner_module
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import KEPT_BYTES, Hooks, NodeLog
-from sandq.broker.replication.raft_group import PASS_BYTES, RaftGroup
+from sandq.broker.replication.raft_group import PASS_WORK, RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.metadata.commands import RegisterNode
@@ -156,9 +156,31 @@ async def test_so_much_of_a_group_is_in_one_pass() -> None:
     async with bed() as node:
         host, done = node.metadata, list[object]()
         for _ in range(10):
-            host.submit(RegisterNode("n1", "store", {}, highest_level=1), done.append, size=PASS_BYTES // 4)
+            host.submit(RegisterNode("n1", "store", {}, highest_level=1), done.append, work=PASS_WORK // 4)
         host.flush()
         assert len(host._proposals) == 4 and len(host._pending) == 6
         host.flush()
         assert len(host._proposals) == 8
+        host.flush()
+        assert len(host._proposals) == 8, "no more before some of it is applied"
         await until_holds(lambda: len(done) == 10)
+
+
+async def test_who_asks_for_much_lets_others_of_the_group_have_turns() -> None:
+    """Sixteen large ones wait, of which so much is proposed at a time; a small one comes then, and is next."""
+    async with bed() as node:
+        host, done = node.metadata, list[str]()
+
+        def submit(name: str, line: str | None, work: int) -> None:
+            command = RegisterNode("n1", "store", {}, highest_level=1)
+            host.submit(command, lambda result: done.append(name), work=work, line=line)
+
+        for number in range(16):
+            submit(f"large {number}", "one", PASS_WORK // 2)
+        host.flush()
+        submit("small", "other", 100)
+        submit("after all", None, 100)
+        submit("later", "third", 100)
+        await until_holds(lambda: len(done) == 19)
+        assert done.index("small") == 2
+        assert done[-2:] == ["after all", "later"]

@@ -1,0 +1,123 @@
+"""Lines have turns by what they cost; each stays in its order; what has no line is behind all that came before it."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import pytest
+
+from sandq.broker.replication.fair_queue import FairQueue
+from tests.support.examples import seeds
+
+
+class Item(NamedTuple):
+    number: int
+    line: str | None
+    work: int
+
+
+def queue_of(*items: tuple[str, int, str | None]) -> FairQueue[str]:
+    queue: FairQueue[str] = FairQueue()
+    for name, work, line in items:
+        queue.add(name, work, line)
+    return queue
+
+
+def taken(queue: FairQueue[str]) -> list[str]:
+    found = []
+    while queue:
+        first = queue.first()
+        assert queue.take() == first
+        found.append(first)
+    return found
+
+
+def test_who_has_much_waiting_keeps_others_for_as_much_as_they_have() -> None:
+    queue = queue_of(*[(f"a{number}", 10, "a") for number in range(5)], ("b0", 10, "b"), ("b1", 10, "b"))
+    assert taken(queue) == ["a0", "b0", "a1", "b1", "a2", "a3", "a4"]
+
+
+def test_what_is_small_goes_before_what_is_large() -> None:
+    queue = queue_of(*[(f"a{number}", 1000, "a") for number in range(3)], ("b0", 10, "b"), ("b1", 10, "b"))
+    assert queue.take() == "b0"
+    assert taken(queue) == ["b1", "a0", "a1", "a2"]
+
+
+def test_a_line_that_was_idle_has_saved_nothing_up() -> None:
+    queue = queue_of(*[(f"a{number}", 10, "a") for number in range(8)])
+    assert [queue.take() for _ in range(4)] == ["a0", "a1", "a2", "a3"]
+    for number in range(4):
+        queue.add(f"b{number}", 10, "b")
+    assert taken(queue) == ["a4", "b0", "a5", "b1", "a6", "b2", "a7", "b3"]
+
+
+def test_what_has_no_line_is_behind_all_and_before_all_that_follows() -> None:
+    queue = queue_of(("a0", 900, "a"), ("a1", 900, "a"), ("end", 1, None), ("then", 1, None), ("b0", 1, "b"))
+    queue.add("a2", 900, "a")
+    assert taken(queue) == ["a0", "a1", "end", "then", "b0", "a2"]
+    assert taken(queue_of(("end", 1, None), ("a0", 1, "a"), ("then", 1, None))) == ["end", "a0", "then"]
+
+
+def test_the_first_are_taken_in_the_order_of_their_coming() -> None:
+    queue = queue_of(("a0", 10, "a"), ("a1", 10, "a"), ("b0", 10, "b"), ("end", 1, None), ("a2", 10, "a"))
+    assert queue.take() == "a0"
+    assert queue.take_first(4) == ["a1", "b0", "end"]
+    assert (len(queue), queue.added) == (1, 5)
+    assert queue.take_all() == ["a2"] and not queue
+    assert not queue.take_first(5)
+    with pytest.raises(IndexError):
+        queue.take()
+    with pytest.raises(IndexError):
+        queue.first()
+
+
+@pytest.mark.parametrize("seed", seeds(10, 300))
+def test_order_and_nothing_lost(seed: int) -> None:
+    """Against all that waits, in the order in which it came."""
+    rng = random.Random(seed)
+    queue: FairQueue[Item] = FairQueue()
+    waiting: list[Item] = []
+    for number in range(1, 400):
+        chance = rng.random()
+        if chance < 0.5:
+            item = Item(number, rng.choice(["a", "a", "a", "b", "c", None]), rng.choice([1, 5, 1000]))
+            queue.add(item, item.work, item.line)
+            waiting.append(item)
+        elif chance < 0.98 and waiting:
+            item = queue.take()
+            before = waiting[: waiting.index(item)]
+            assert not [one for one in before if None in (one.line, item.line) or one.line == item.line], f"seed {seed}"
+            waiting.remove(item)
+        else:
+            count = rng.randrange(queue.added + 1)
+            numbers = sorted(waiting)
+            first = queue.take_first(count)
+            assert first == numbers[: len(first)], f"seed {seed}"
+            waiting = numbers[len(first) :]
+        assert len(queue) == len(waiting)
+    assert queue.take_all() == sorted(waiting)
+
+
+@pytest.mark.parametrize("seed", seeds(10, 300))
+def test_nobody_waits_longer_than_for_as_much_as_is_its_own(seed: int) -> None:
+    """Of each other line: as much as an item's line had waiting when that came, itself included, and one item more."""
+    rng = random.Random(seed)
+    queue: FairQueue[Item] = FairQueue()
+    waiting: dict[Item, tuple[int, dict[str, int]]] = {}
+    """With the bound for it, and what was taken of others since it came."""
+    largest = {"a": 1000, "b": 50, "c": 1}
+    for number in range(400):
+        if rng.random() < 0.55:
+            line = rng.choice(["a", "a", "b", "c"])
+            item = Item(number, line, rng.randint(1, largest[line]))
+            queue.add(item, item.work, line)
+            own = item.work + sum([one.work for one in waiting if one.line == line])
+            waiting[item] = own, dict.fromkeys(largest, 0)
+        elif waiting:
+            item = queue.take()
+            own, others = waiting.pop(item)
+            for line, work in others.items():
+                assert line == item.line or work <= own + largest[line], f"seed {seed}: {item} waited for {line}"
+            for _, others in waiting.values():
+                others[item.line or ""] += item.work
