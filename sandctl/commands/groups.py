@@ -35,7 +35,7 @@ _COLUMNS = {
 
 @click.group()
 def group() -> None:
-    """Look at consumer groups, seek, change and delete them.
+    """Look at consumer groups, seek, change, pause and delete them.
 
     A group exists from its first subscribe on (`sandctl consume TOPIC --group NAME`).
     """
@@ -151,6 +151,45 @@ def update(topic: str, name: str, reset: bool, **options: Any) -> None:
 
     run(work)
     done(f"updated group {name} of {topic}", {"group": name, "topic": topic, "settings": given or None})
+
+
+@group.command()
+@topic_argument()
+@group_argument
+@common_options
+def pause(topic: str, name: str) -> None:
+    """Have a group of TOPIC get nothing until it is resumed.
+
+    \b
+      sandctl group pause orders billing
+
+    What its consumers hold they keep, and can ack. Messages go on coming due and wait; those with a ttl die at it. It
+    stays paused across restarts, and is not forgotten for want of consumers.
+    """
+
+    async def work(client: Client) -> None:
+        await client.admin.pause_group(topic, name)
+
+    run(work)
+    done(f"paused group {name} of {topic}", {"group": name, "topic": topic, "paused": True})
+
+
+@group.command()
+@topic_argument()
+@group_argument
+@common_options
+def resume(topic: str, name: str) -> None:
+    """Have a group of TOPIC get again what there is for it; what has come due meanwhile comes first.
+
+    \b
+      sandctl group resume orders billing
+    """
+
+    async def work(client: Client) -> None:
+        await client.admin.resume_group(topic, name)
+
+    run(work)
+    done(f"resumed group {name} of {topic}", {"group": name, "topic": topic, "paused": False})
 
 
 @group.command()

@@ -13,6 +13,7 @@ level  since    what it adds
 3      v0.3.0   TAKE_DIGEST and DIGEST, by which replicas are compared (ADR 21)
 4      v0.3.0   CLOCK_RESET, by which a partition's time is set back (ADR 24)
 5      v0.3.0   log rows of several messages that are due at one moment to come (ADR 29)
+6      v0.3.0   PAUSE_GROUP, by which a group gets nothing until it is resumed
 =====  =======  ===========================================================
 """
 
@@ -36,5 +37,5 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=5)
+KNOWN: Final = Levels(lowest=1, highest=6)
 """What this version knows."""

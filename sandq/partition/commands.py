@@ -45,6 +45,7 @@ class CommandType(IntEnum):
     RAISE_LEVEL = 21
     TAKE_DIGEST = 22
     CLOCK_RESET = 23
+    PAUSE_GROUP = 24
 
 
 What = list[list[Any]] | None
@@ -294,6 +295,16 @@ class ClockReset(Command):
     type: ClassVar[int] = CommandType.CLOCK_RESET
     feature_level: ClassVar[int] = 4
     new_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PauseGroup(Command):
+    """Give the group nothing from here on, or give it again what there is."""
+
+    type: ClassVar[int] = CommandType.PAUSE_GROUP
+    feature_level: ClassVar[int] = 6
+    group: str
+    paused: bool
 
 
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}

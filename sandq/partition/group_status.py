@@ -240,7 +240,7 @@ class StatusTable:
 
 
 def _next_ms(group: Group, view: View) -> int | None:
-    if group.halts:
+    if group.halts or group.paused:
         return None
     waiting = group.next_waiting()
     times = [waiting.due_ms] if waiting else []

@@ -394,6 +394,8 @@ class TimerPartition:
                 return admin.drop(command.group, index, now_ms, view)
             case c.ConfigureGroup():
                 return admin.configure(command.group, command.settings, view)
+            case c.PauseGroup():
+                return admin.pause(command.group, command.paused, now_ms, view)
             case c.Touch():
                 return admin.touch(list(command.groups), now_ms, view)
             case c.StartJob():

@@ -106,6 +106,7 @@ class Type(IntEnum):
     GROUP_UPDATE = 44
     DEAD_LIST = 45
     HOLD = 46
+    GROUP_PAUSE = 47
     CLUSTER_INFO = 48
     CLUSTER_CLOCK = 49
     CLUSTER_INIT = 50

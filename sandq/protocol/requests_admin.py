@@ -83,6 +83,14 @@ class GroupUpdate(Request, type=Type.GROUP_UPDATE):
     settings: Mapping[str, Any]
 
 
+class GroupPause(Request, type=Type.GROUP_PAUSE):
+    """Have a group get nothing from now on (True), or get again what there is (False)."""
+
+    topic: str
+    group: str
+    paused: bool
+
+
 class DeadList(Request, type=Type.DEAD_LIST):
     """A page of a group's dead letters in the order of their offsets; `after` as in LIST."""
 

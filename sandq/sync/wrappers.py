@@ -169,6 +169,8 @@ class Admin(Wrapper[AsyncAdmin]):
     seek_group = blocking(AsyncAdmin.seek_group)
     delete_group = blocking(AsyncAdmin.delete_group)
     update_group = blocking(AsyncAdmin.update_group)
+    pause_group = blocking(AsyncAdmin.pause_group)
+    resume_group = blocking(AsyncAdmin.resume_group)
     hold = blocking(AsyncAdmin.hold)
     release = blocking(AsyncAdmin.release)
     forecast = blocking(AsyncAdmin.forecast)

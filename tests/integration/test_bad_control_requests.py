@@ -100,6 +100,7 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID", (Type.GROUP_DELETE, "t"), "group"),
     ("INVALID", (Type.GROUP_UPDATE, "t", "g", []), "settings"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"lease": "1m"}), "lease"),
+    ("INVALID", (Type.GROUP_PAUSE, "t", "g", 1), "paused"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"max_attempts": 0}), "max_attempts"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"backoff": {"first": "-1s"}}), "backoff.first"),
     ("INVALID", (Type.TOPIC_UPDATE, "t", None, None, None), "settings"),
@@ -128,6 +129,7 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("UNKNOWN_GROUP", (Type.GROUP_SEEK, "t", "nobody", "latest"), "nobody"),
     ("UNKNOWN_GROUP", (Type.GROUP_DELETE, "t", "nobody"), "nobody"),
     ("UNKNOWN_GROUP", (Type.GROUP_UPDATE, "t", "nobody", {}), "nobody"),
+    ("UNKNOWN_GROUP", (Type.GROUP_PAUSE, "t", "nobody", True), "nobody"),
     ("INVALID_NAME", (Type.GROUP_DELETE, "t", "no body"), "name"),
     ("UNKNOWN_PARTITION", (Type.GROUP_SEEK, "t", "g", offsets.pack(1_900_000_000_000, 5, 0, 9)), "partition 9"),
 ]
@@ -153,6 +155,7 @@ OF_A_TOPIC: list[tuple[Any, ...]] = [
     (Type.GROUP_SEEK, "g", "latest"),
     (Type.GROUP_DELETE, "g"),
     (Type.GROUP_UPDATE, "g", {}),
+    (Type.GROUP_PAUSE, "g", True),
     (Type.TOPIC_UPDATE, {}, None, None),
 ]
 

@@ -221,6 +221,45 @@ async def test_settings_of_a_group(api: sandq.Client) -> None:
         await api.admin.seek_group("t", "g", "yesterday")
 
 
+async def test_a_group_is_paused_and_resumed(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=2)
+    async with api.subscribe("t", group="g", credit=1) as subscription:
+        await fill(api, 2, 2)
+        first = await take(subscription, 1, ack=False)
+        await api.admin.pause_group("t", "g")
+        await fill(api, 2, 2, first=2)
+        assert [row["reason"] for row in await api.admin.groups("t")] == ["it is paused, until somebody resumes it"] * 2
+        assert await api.leases("t", "g").take(max=10) == []
+        waiting = (await api.leases("t", "other").take(max=10))[-1]
+        told = {row["group"]: row["reason"] for row in (await api.messages("t").why(waiting.id))["groups"]}
+        assert told["g"] == "the group is stopped: it is paused, until somebody resumes it"
+        await first[0].ack()
+        await api.admin.resume_group("t", "g")
+        assert {message.value for message in first + await take(subscription, 3)} == {b"0", b"1", b"2", b"3"}
+    for change in (api.admin.pause_group, api.admin.resume_group):
+        with pytest.raises(UnknownGroup):
+            await change("t", "nobody")
+        with pytest.raises(UnknownTopic):
+            await change("nothing", "g")
+
+
+async def test_a_paused_group_is_paused_in_partitions_that_come(tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    async with run_node(config) as node, connected(node) as api:
+        await api.admin.create_topic("t")
+        async with api.subscribe("t", group="g"):
+            pass
+        await api.admin.pause_group("t", "g")
+    async with run_node(config) as node, connected(node) as api:
+        await api.admin.update_topic("t", partitions=3)
+        await fill(api, 6, 3)
+        assert await api.leases("t", "g").take(max=10) == []
+        assert len([row for row in await api.admin.groups("t") if row["reason"]]) == 3
+        await api.admin.resume_group("t", "g")
+        came = await api.leases("t", "g").take(max=10)
+        assert sorted(message.value for message in came) == [b"%d" % number for number in range(6)]
+
+
 async def test_settings_and_places_of_groups_survive_a_restart(tmp_path: Path) -> None:
     config = small_config(tmp_path)
     async with run_node(config) as node, connected(node) as first:

@@ -64,6 +64,13 @@ class Walk(Holding):
         self.apply(c.ConfigureGroup(name, given))
         self.model.groups[name].settings = given
 
+    @precondition(lambda self: self.model.groups)
+    @rule(number=numbers, paused=st.sampled_from([True, False, False]))
+    def pause_group(self, number: int, paused: bool) -> None:
+        name = self._group(number)
+        self.apply(c.PauseGroup(name, paused))
+        self.model.groups[name].paused, self.model.groups[name].touched = paused, self.model.now
+
     @rule(names=st.lists(st.sampled_from(GROUPS), max_size=2))
     def touch(self, names: list[str]) -> None:
         self.apply(c.Touch(names))
@@ -320,6 +327,8 @@ class Walk(Holding):
 
     def _finish(self) -> None:
         """Everything comes out, once, and nothing is left."""
+        for number in range(len(self.model.groups)):
+            self.pause_group(number, False)
         for group in self.model.groups.values():
             group.touched = self.model.now
         self.touch(list(self.model.groups))

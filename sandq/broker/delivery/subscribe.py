@@ -10,10 +10,12 @@ import trio
 
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all
+from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.broker.turns import Turn
 from sandq.model import offsets
 from sandq.partition import commands as c
+from sandq.partition.groups.group import PAUSED
 from sandq.protocol.requests import Subscribe
 
 PARTITIONS_AT_ONCE: Final = 20
@@ -39,15 +41,22 @@ class GroupOpenings:
         try:
             async with lock:
                 opening = _without(group, deliveries)
+                statuses = [delivery.host.status.groups.get(group) for delivery in deliveries]
+                is_paused = any(status is not None and status.paused == PAUSED for status in statuses)
                 for first in range(0, len(opening), PARTITIONS_AT_ONCE):
-                    await self._open(opening[first : first + PARTITIONS_AT_ONCE], group, start)
+                    await self._open(opening[first : first + PARTITIONS_AT_ONCE], group, start, is_paused)
         finally:
             if not (lock.locked() or lock.statistics().tasks_waiting):
                 self._locks.pop((topic, group), None)
 
-    async def _open(self, opening: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
+    async def _open(self, opening: Sequence[PartitionLeader], group: str, start: c.Position, is_paused: bool) -> None:
+        commands: list[tuple[RaftGroup, c.Command]] = []
+        for delivery in opening:
+            commands.append((delivery.host, c.OpenGroup(group, start_in(start, delivery.partition))))
+            if is_paused:  # in partitions that were there before
+                commands.append((delivery.host, c.PauseGroup(group, True)))
         async with self._room:
-            await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition))) for d in opening])
+            await call_all(commands)
         for delivery in opening:
             delivery.touched_with(group)
 

@@ -37,6 +37,7 @@ from sandq.protocol.requests_admin import (
     DeadList,
     GroupDelete,
     GroupList,
+    GroupPause,
     GroupSeek,
     GroupUpdate,
     Hold,
@@ -215,6 +216,11 @@ class MessageQueries:
         record = parse_group_settings(request.settings)
         chosen = await self._with_group(request.topic, request.group)
         await call_all([(delivery.host, c.ConfigureGroup(request.group, record)) for delivery in chosen])
+
+    async def pause_group(self, request: GroupPause, caller: Caller) -> None:
+        """Have a group get nothing, or get again what there is. Raises Conflict below the feature level for it."""
+        chosen = await self._with_group(request.topic, request.group)
+        await call_all([(delivery.host, c.PauseGroup(request.group, request.paused)) for delivery in chosen])
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
         """The partitions led here in which a group exists. Raises UnknownTopic, UnknownGroup, NotLeader."""

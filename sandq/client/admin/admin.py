@@ -44,6 +44,7 @@ from sandq.protocol.requests_admin import (
     ClusterInit,
     GroupDelete,
     GroupList,
+    GroupPause,
     GroupSeek,
     GroupUpdate,
     Hold,
@@ -184,6 +185,18 @@ class Admin:
         has the topic's again."""
         request = GroupUpdate(topic, check_name("group", group), _plain(settings))
         await self._of_group(request)
+
+    async def pause_group(self, topic: str, group: str) -> None:
+        """Have a group get nothing until `resume_group`; what its consumers hold they keep, and can ack. UnknownGroup
+        when there is none. It stays paused across restarts, and is not forgotten for want of consumers.
+
+        A TimedOut or ConnectionLost leaves open whether it was done everywhere; asking again does no harm.
+        """
+        await self._of_group(GroupPause(topic, check_name("group", group), True))
+
+    async def resume_group(self, topic: str, group: str) -> None:
+        """Have a group get again what there is for it, what has come due meanwhile first."""
+        await self._of_group(GroupPause(topic, check_name("group", group), False))
 
     async def hold(self, topic: str, name: str, offsets: Mapping[int, str], ttl: Duration = "1h") -> dict[int, str]:
         """Keep what stands above these offsets (text, one for each partition) from being trimmed, for `ttl` from now on

@@ -92,6 +92,13 @@ class GroupAdmin:
         group.settings = settings
         self._groups.store(group, view)
 
+    def pause(self, name: str, paused: bool, now_ms: int, view: View) -> None:
+        """Have the group get nothing more, or get again what there is. Who resumes it has use for it."""
+        group = self._groups.named(name)
+        group.paused = paused
+        group.touched_ms = now_ms
+        self._groups.store(group, view)
+
     def touch(self, names: list[str], now_ms: int, view: View) -> None:
         for name in names:
             group = self._groups.find(name)
@@ -108,12 +115,16 @@ class GroupAdmin:
         return None if first is None else first.touched_ms + ttl_ms
 
     def drop_idle(self, index: int, now_ms: int, view: View) -> bool:
-        """Drop one group that nobody used for `group_ttl`. Whether there was one."""
+        """Drop one group that nobody used for `group_ttl`; one that is paused is kept for as long again. Whether there
+        was one."""
         idle_ms = self.idle_ms()
         if idle_ms is None or idle_ms > now_ms:
             return False
         group = self._groups.longest_unused
         assert group is not None
+        if group.paused:
+            self.touch([group.name], now_ms, view)
+            return True
         self.drop(group.name, index, now_ms, view)
         return True
 

@@ -28,6 +28,7 @@ from sandq.partition.view import View
 SEEKING: Final = "a seek is under way"
 RESETTING: Final = "the partition's clock is being set back"
 """Why a group gets nothing at present; until that is over nobody can tell what there is for it."""
+PAUSED: Final = "it is paused, until somebody resumes it"
 
 
 class Group:
@@ -65,6 +66,8 @@ class Group:
         self._firsts: LeastOfRising[Holder] = LeastOfRising(_first)
         self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(_first_logged)
         self._since: LeastOfRising[Holder] = LeastOfRising(_pinned_since_ms)
+        self.paused = False
+        """Somebody wants it to get nothing."""
         self.seeking = False
         self.resetting = False
         """The partition's clock is being set back."""
@@ -77,14 +80,16 @@ class Group:
 
     def row(self) -> bytes:
         dead = sorted((reason, count) for reason, count in self.dead.items() if count)
-        return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken)
+        paused = (True,) if self.paused else ()  # a version that does not know of it meets no such row
+        return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken, *paused)
 
     @classmethod
     def load(cls, key: bytes, row: bytes, look_aheads: LookAheads) -> Group:
-        name, cursor, dead, touched_ms, settings, taken = rows.unpack(row)
+        name, cursor, dead, touched_ms, settings, taken, *paused = rows.unpack(row)
         group = cls(int.from_bytes(key[1:], "big"), name, cursor, look_aheads)
         group.dead.update(dict(dead))
         group.touched_ms, group.settings, group.reader.taken = touched_ms, settings, tuple(taken)
+        group.paused = paused == [True]
         return group
 
     def setting(self, name: str, topic: Mapping[str, Any]) -> Any:
@@ -209,6 +214,8 @@ class Group:
             return RESETTING
         if self.seeking:
             return SEEKING
+        if self.paused:
+            return PAUSED
         if self.waiting_ranges > FIXED.max_gaps:
             return (
                 f"{self.waiting_ranges} ranges wait for another attempt (limit {FIXED.max_gaps}): nothing new is leased"
@@ -217,12 +224,13 @@ class Group:
 
     def stall_reason(self) -> str | None:
         """Why nothing new is taken from the log; None when it is."""
-        if len(self.order.blocked) >= FIXED.key_window:
+        reason = self.pause_reason()
+        if reason is None and len(self.order.blocked) >= FIXED.key_window:
             return (
                 f"{len(self.order.blocked)} messages wait for earlier ones of their keys (limit {FIXED.key_window}): "
                 f"nothing new is leased"
             )
-        return self.pause_reason()
+        return reason
 
     # -- messages -------------------------------------------------------------------------------------------------
 

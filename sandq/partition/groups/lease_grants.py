@@ -37,7 +37,7 @@ class LeaseGrants:
         group = self._groups.named(command.group)
         group.touched_ms = now_ms
         self._groups.store(group, view)
-        if group.halts:
+        if group.halts or group.paused:
             return []
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
         granted: list[Lease] = []

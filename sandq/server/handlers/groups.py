@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandq.protocol.requests_admin import GroupDelete, GroupList, GroupSeek, GroupUpdate
+from sandq.protocol.requests_admin import GroupDelete, GroupList, GroupPause, GroupSeek, GroupUpdate
 from sandq.server.handlers.routes import answered
 
 ROUTES = (
@@ -10,4 +10,5 @@ ROUTES = (
     answered(GroupSeek, lambda at, request: at.queries.seek(request, at.caller)),
     answered(GroupDelete, lambda at, request: at.queries.delete_group(request, at.caller)),
     answered(GroupUpdate, lambda at, request: at.queries.update_group(request, at.caller)),
+    answered(GroupPause, lambda at, request: at.queries.pause_group(request, at.caller)),
 )

@@ -131,6 +131,18 @@ async def update(request: Request, topic: TopicName, group: GroupName, body: bod
     await admin.update_group(topic, group, **settings_of(body.settings))
 
 
+@router.post(f"{GROUP}/pause", status_code=204, summary="Give a group nothing, until it is resumed")
+async def pause(request: Request, topic: TopicName, group: GroupName) -> None:
+    """What its consumers hold they keep, and can ack. It stays paused across restarts."""
+    await gateway_of(request).client.admin.pause_group(topic, group)
+
+
+@router.post(f"{GROUP}/resume", status_code=204, summary="Give a group again what there is for it")
+async def resume(request: Request, topic: TopicName, group: GroupName) -> None:
+    """What has come due meanwhile comes first."""
+    await gateway_of(request).client.admin.resume_group(topic, group)
+
+
 @router.delete(GROUP, status_code=204, summary="Forget a group and its dead letters")
 async def delete(request: Request, topic: TopicName, group: GroupName) -> None:
     """409 CONFLICT while it has consumers."""

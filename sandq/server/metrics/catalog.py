@@ -128,6 +128,7 @@ GROUPS: Final = (
         "How long ago the oldest message was due that is not acked; 0 without one.",
     ),
     Metric("sandq_group_consumers", GAUGE, GROUP, "Subscriptions that take part."),
+    Metric("sandq_group_paused", GAUGE, GROUP, "1: it gets nothing because somebody paused it."),
     Metric("sandq_group_stalled", GAUGE, GROUP, "1: it gets nothing new, for a reason `sandctl group show` names."),
 )
 STORAGE: Final = (

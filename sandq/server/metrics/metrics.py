@@ -323,4 +323,5 @@ def _tell_groups(groups: dict[tuple[str, str], GroupNumbers], now_ms: int, told:
         told.value("sandq_group_dead", group.dead, labels)
         told.value("sandq_group_oldest_unacked_age_seconds", age_s, labels)
         told.value("sandq_group_consumers", group.consumers, labels)
+        told.value("sandq_group_paused", group.paused, labels)
         told.value("sandq_group_stalled", group.stalled, labels)

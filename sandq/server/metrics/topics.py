@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sandq.broker.stats import LATENESS, Histogram, TopicStats
 from sandq.partition.group_status import GroupStatus
+from sandq.partition.groups.group import PAUSED
 from sandq.partition.metrics import Counted
 from sandq.partition.state_machine import Status
 
@@ -66,10 +67,11 @@ class TopicNumbers:
 class GroupNumbers:
     """Sums over partitions, or over groups."""
 
-    __slots__ = ("consumers", "dead", "delayed", "leased", "oldest_ms", "ready", "stalled", "waiting")
+    __slots__ = ("consumers", "dead", "delayed", "leased", "oldest_ms", "paused", "ready", "stalled", "waiting")
 
     def __init__(self) -> None:
-        self.ready = self.delayed = self.leased = self.waiting = self.dead = self.consumers = self.stalled = 0
+        self.ready = self.delayed = self.leased = self.waiting = self.dead = self.consumers = 0
+        self.paused = self.stalled = 0
         self.oldest_ms: int | None = None
 
     def see(self, partition: PartitionSeen, group: GroupStatus) -> None:
@@ -79,7 +81,8 @@ class GroupNumbers:
         self.leased += group.leased
         self.waiting += group.waiting
         self.dead += group.dead
-        self.stalled |= group.paused is not None
+        self.paused |= group.paused == PAUSED
+        self.stalled |= group.paused not in (None, PAUSED)
         # A subscription takes part in all partitions.
         self.consumers = max(self.consumers, consumers.get(group.name, 0))
         oldest_ms = group.oldest_ms
@@ -91,6 +94,7 @@ class GroupNumbers:
     def add(self, other: GroupNumbers) -> None:
         for name in ("ready", "delayed", "leased", "waiting", "dead", "consumers"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.paused |= other.paused
         self.stalled |= other.stalled
         if other.oldest_ms is not None and (self.oldest_ms is None or other.oldest_ms < self.oldest_ms):
             self.oldest_ms = other.oldest_ms

@@ -94,7 +94,10 @@ class GroupModel(Model):
         ttl = self.settings["group_ttl_ms"]
         for name, group in list(self.groups.items()):
             if ttl is not None and group.touched + ttl <= self.now:
-                self.drop(name)
+                if group.paused:
+                    group.touched = self.now
+                else:
+                    self.drop(name)
 
     def setting(self, group: Group, name: str) -> Any:
         return group.settings.get(name, self.settings[name])
@@ -105,7 +108,7 @@ class GroupModel(Model):
         """What each grant gets, in order: what waited, what its key had blocked, what comes next in the log."""
         group = self.groups[name]
         group.touched = self.now
-        if group.seek_from is not None:
+        if group.paused or group.seek_from is not None:
             return []
         horizon = min(horizon, self.now + AHEAD_MOST)
         taken: list[Taken] = []

@@ -141,7 +141,7 @@ class Model:
 
     def next_at(self, group: Group) -> int | None:
         """When something is next to be leased."""
-        if group.seek_from is not None:
+        if group.paused or group.seek_from is not None:
             return None
         times = [held.due for held in group.of("waiting").values()]
         times += [self.messages[name].at for name in self.free(group)[:1]]

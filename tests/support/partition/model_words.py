@@ -77,6 +77,7 @@ class Group:
     opened: int
     settings: dict[str, Any] = field(default_factory=dict)
     held: dict[str, Held] = field(default_factory=dict)
+    paused: bool = False
     seek_from: bytes | None = None
     """A seek is under way: what died from here on comes again."""
     stale: dict[bytes, Entry] = field(default_factory=dict)

@@ -205,6 +205,12 @@ class FakeAdmin:
     async def update_group(self, topic: str, group: str, **settings: Any) -> None:
         self._client.note("update_group", topic=topic, group=group, settings=settings)
 
+    async def pause_group(self, topic: str, group: str) -> None:
+        self._client.note("pause_group", topic=topic, group=group)
+
+    async def resume_group(self, topic: str, group: str) -> None:
+        self._client.note("resume_group", topic=topic, group=group)
+
     async def delete_group(self, topic: str, group: str) -> None:
         self._client.note("delete_group", topic=topic, group=group)
 

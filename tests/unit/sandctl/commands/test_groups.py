@@ -135,6 +135,14 @@ def test_group_update_and_delete(ctl: Ctl, client: FakeClient) -> None:
     assert client.asked("delete_group") == [{"topic": "t", "group": "g"}]
 
 
+def test_group_pause_and_resume(ctl: Ctl, client: FakeClient) -> None:
+    assert ctl("group", "pause", "t", "g").stdout == "paused group g of t\n"
+    record = json.loads(ctl("group", "resume", "t", "g", "-o", "json").stdout)
+    assert record == {"group": "g", "topic": "t", "paused": False}
+    assert client.asked("pause_group") == client.asked("resume_group") == [{"topic": "t", "group": "g"}]
+    assert ctl("group", "pause", "t").exit_code == 2
+
+
 def test_deleting_has_the_name_typed(ctl: Ctl, client: FakeClient, answers: None) -> None:
     result = ctl("group", "delete", "t", "g", input="h\n")
     assert result.exit_code == 2 and "nothing was deleted" in result.stderr and not client.calls
@@ -230,7 +238,7 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_every_command_has_help() -> None:
-    assert len(commands(main)) == 50
+    assert len(commands(main)) == 52
     for path in commands(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output

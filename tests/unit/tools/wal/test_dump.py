@@ -48,6 +48,7 @@ COMMANDS: list[c.Command] = [
     c.Seek("g", OFFSET),
     c.DropGroup("g"),
     c.ConfigureGroup("g", {"max_attempts": 3}),
+    c.PauseGroup("g", True),
     c.Touch(["g"]),
     c.StartJob(OFFSET, "cancel", {"key_prefix": b"\xff\xfe"}),
     c.StopJob(OFFSET),
@@ -100,7 +101,8 @@ def test_every_command_is_decoded(log: Path) -> None:
     named = commands(found)
     assert {row["command"] for row in named} >= {
         *("append", "lease", "ack", "nack", "extend", "expire", "release", "open_group", "upkeep", "clock"),
-        *("configure", "cancel", "move", "seek", "drop_group", "configure_group", "touch", "start_job", "stop_job"),
+        *("configure", "cancel", "move", "seek", "drop_group", "configure_group", "pause_group", "touch"),
+        *("start_job", "stop_job"),
     }
     first = named[0]
     assert (first["messages"], first["producer_id"], first["sequence"]) == (2, 7, 2) and "values" not in first
@@ -141,7 +143,7 @@ def test_lines_for_people(log: Path) -> None:
 
 def test_records_are_chosen_by_group_and_index(log: Path) -> None:
     assert [row["index"] for row in rows(log, "--group", GROUP, "--from", 4, "--to", 6)] == [4, 5, 6]
-    assert {row["index"] for row in rows(log, "--from", 20)} == {20, 21}
+    assert {row["index"] for row in rows(log, "--from", 20)} == {20, 21, 22}
     assert rows(log, "--group", 99) == []
     assert "shown" in dump(log, "--group", 99).stderr
 

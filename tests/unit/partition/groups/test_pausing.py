@@ -1,0 +1,100 @@
+"""A group that is paused gets nothing; it loses nothing by it, and nobody else notices."""
+
+from __future__ import annotations
+
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.groups.group import PAUSED
+from tests.support.partition.bench import Bench, T
+
+HOUR = 3_600_000
+
+
+def pause(bench: Bench, paused: bool = True, at: int = 0) -> None:
+    assert bench.apply(at, c.PauseGroup("g", paused)) == [None]
+
+
+def test_nothing_is_leased_and_all_that_came_due_comes_afterwards(bench: Bench) -> None:
+    bench.open()
+    bench.open("other")
+    bench.append("now")
+    bench.append("later", due=[5000])
+    pause(bench)
+    for _ in range(2):
+        status = bench.status().groups.get("g")
+        assert status is not None and (status.next_ms, status.paused, status.ready) == (None, PAUSED, 1)
+        assert bench.lease(at=50) == []
+        bench.restart()
+    assert bench.values(bench.lease(at=5000, group="other")) == ["now", "later"]
+    pause(bench, False, at=6000)
+    status = bench.status().groups.get("g")
+    assert status is not None and (status.next_ms, status.paused) == (T, None)
+    assert bench.values(bench.lease(at=6000)) == ["now", "later"]
+
+
+def test_what_is_held_stays_held_and_what_is_given_back_waits(bench: Bench) -> None:
+    bench.open()
+    bench.append(*"abc")
+    first, second, third = (bench.one(limit=1) for _ in range(3))
+    pause(bench)
+    assert bench.extend(second.token, 60_000, at=1) == T + 60_001
+    assert bench.ack(first.token, at=1) is None
+    assert bench.nack(second.token, at=1, delay=0) is None
+    bench.expire(at=40_000)
+    assert bench.lease(at=50_000) == [], "neither what was given back, nor what ran out"
+    pause(bench, False, at=50_000)
+    assert sorted(bench.values(bench.lease(at=50_000))) == ["b", "c"]
+    assert third.token not in bench.machine.groups.named("g").leases
+
+
+def test_a_ttl_counts_on() -> None:
+    bench = Bench(ttl="1m")
+    bench.open()
+    bench.append("m")
+    pause(bench)
+    assert bench.status().next_expiry_ms == T + 60_000
+    bench.expire(at=60_000)
+    assert [letter.reason for letter in bench.dead()] == ["expired"]
+
+
+def test_it_is_kept_though_nobody_consumes() -> None:
+    bench = Bench(group_ttl="1h")
+    bench.open()
+    bench.append("m")
+    pause(bench)
+    for hours in (1, 2, 5):
+        bench.apply(hours * HOUR, c.Upkeep())
+        assert bench.machine.groups.find("g") is not None
+    pause(bench, False, at=5 * HOUR + 10)
+    bench.apply(6 * HOUR, c.Upkeep())
+    assert bench.values(bench.lease(at=6 * HOUR)) == ["m"], "from then on its time begins anew"
+    bench.apply(8 * HOUR, c.Upkeep())
+    assert bench.machine.groups.find("g") is None
+
+
+def test_settings_and_a_seek_leave_it_paused(bench: Bench) -> None:
+    bench.open()
+    bench.append("m")
+    bench.apply(0, c.ConfigureGroup("g", {"max_attempts": 1}))
+    pause(bench)
+    bench.apply(0, c.ConfigureGroup("g", {}))
+    bench.seek("earliest")
+    bench.open()
+    assert bench.lease(at=1) == []
+    pause(bench, False, at=1)
+    assert bench.values(bench.lease(at=1)) == ["m"]
+
+
+def test_the_row_of_a_group_that_is_not_paused_is_as_it_was(bench: Bench) -> None:
+    """A version that does not know of it reads it."""
+    bench.open()
+
+    def fields() -> int:
+        ((_, row),) = bench.rows(rows.GROUP)
+        return len(rows.unpack(row))
+
+    before = fields()
+    pause(bench)
+    assert fields() == before + 1
+    pause(bench, False)
+    assert fields() == before
