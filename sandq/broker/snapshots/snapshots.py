@@ -220,11 +220,13 @@ class Snapshots:
             raise Unavailable(f"group {host.number} was truncated or closed while its snapshot was taken")
         exporter, members = Exporter(rows, pointer.store), journal.members_at(index)
         try:
-            size = await self._runner.on_maintenance(lambda: exporter.total_bytes)
+            in_tables = await self._runner.on_maintenance(lambda: exporter.total_bytes)
         except BaseException:
             self._let_go(rows)
             raise
         snapshot_id = secrets.token_bytes(SNAPSHOT_ID_BYTES)
+        # Rows that are not in tables yet are not in the one, what the tables have compressed is not in the other.
+        size = max(in_tables, getattr(host.status, "bytes", 0))
         meta = Meta(host.number, snapshot_id, index, term, members.voters, members.learners, size)
         return _View(rows, exporter, meta)
 
