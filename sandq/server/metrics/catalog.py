@@ -60,7 +60,12 @@ NODE: Final = (
 CLIENTS: Final = (
     Metric("sandq_connections", GAUGE, (), "Open connections to the client port."),
     Metric("sandq_connections_accepted_total", COUNTER, (), "Connections that were accepted."),
-    Metric("sandq_connections_refused_total", COUNTER, (), "Connections refused, the node having as many as it may."),
+    Metric(
+        "sandq_connections_refused_total",
+        COUNTER,
+        (),
+        "Connections refused: the node, or their address, has as many as it may.",
+    ),
     Metric(
         "sandq_connection_errors_total",
         COUNTER,
