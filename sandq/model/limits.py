@@ -39,6 +39,9 @@ class Limits:
     # What one subscription may have outstanding.
     credit_max: int = 1_000_000
 
+    # Groups on one node, each counted in every partition that the node holds, by the node that leads a partition.
+    groups: int = 50_000
+
     # One node and its connections. `memory_bytes` is of all that may grow (`broker/memory_budget.py`).
     memory_bytes: int = 1024 * _MIB
     connections: int = 10_000
