@@ -31,6 +31,7 @@ class Limits:
     # What a cluster may have, by the node that leads its metadata.
     topics: int = 10_000
     partitions: int = 20_000
+    partitions_per_node: int = 5_000
 
     # One Raft entry. `entry_bytes` is the target up to which requests are merged, a larger batch is alone.
     entry_messages: int = 2**20
