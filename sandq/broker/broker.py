@@ -90,7 +90,7 @@ class Broker:
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
         self._checking = trio.CapacityLimiter(1)
-        self._openings = GroupOpenings()
+        self._openings = GroupOpenings(limits.groups, node_log.group_count)
         self._takers: dict[tuple[str, str], GroupTakers] = {}
         """Of LEASE requests, by topic and group."""
         self._producers_counted_s = -math.inf

@@ -31,6 +31,7 @@ class Limits:
     # What a cluster may have, by the node that leads its metadata.
     topics: int = 10_000
     partitions: int = 20_000
+    partitions_per_node: int = 5_000
 
     # One Raft entry. `entry_bytes` is the target up to which requests are merged, a larger batch is alone.
     entry_messages: int = 2**20
@@ -38,6 +39,9 @@ class Limits:
 
     # What one subscription may have outstanding.
     credit_max: int = 1_000_000
+
+    # Groups on one node, each counted in every partition that the node holds, by the node that leads a partition.
+    groups: int = 50_000
 
     # One node and its connections. `memory_bytes` is of all that may grow (`broker/memory_budget.py`).
     memory_bytes: int = 1024 * _MIB

@@ -81,6 +81,11 @@ class Session(Protocol):
 
     greeted: bool
 
+    @property
+    def is_gateway(self) -> bool:
+        """Whether the client has proved to be a gateway."""
+        ...
+
     def handle(self, frame: Frame) -> Awaitable[None] | None:
         """Start what a frame asks for. What takes long is returned, and awaited before the next frame is looked at.
         Raises SandqError: the request failed (ProtocolError: the connection)."""
@@ -162,6 +167,8 @@ class Connection:
         self._room_line = trio.Lock()
         """Of those who wait for room, the first has it."""
         self._reading = trio.CancelScope()
+        self._was_told = False
+        """Why it is not read any more."""
         self._ending = False
         self._listening: dict[trio.CancelScope, None] = {}
         """Of requests that wait for something to happen."""
@@ -227,6 +234,11 @@ class Connection:
     def requests(self) -> int:
         """How many are not answered yet."""
         return len(self._requests)
+
+    @property
+    def is_gateway(self) -> bool:
+        """Whether the client has proved to be a gateway. Once it runs."""
+        return self._session.is_gateway
 
     def send(self, frame: Answer) -> None:
         """Queue a frame. Once the connection is closed, frames go nowhere."""
@@ -473,9 +485,15 @@ class Connection:
                 await self._session.closed()
             await trio.aclose_forcefully(self._stream)
 
+    def end(self, error: SandqError) -> None:
+        """Tell the client why, and read nothing more of it."""
+        self.send_error(0, error)
+        self._was_told = True
+        self._reading.cancel()
+
     async def _say_last_words(self) -> None:
         """Let what is queued still go out: an error that says why, most often."""
-        if self._reading.cancelled_caught and self._session.greeted:
+        if self._reading.cancelled_caught and self._session.greeted and not self._was_told:
             self.send_error(0, Unavailable("a frame has not come whole in time; connect and send it again"))
         self._ending = True
         self._wake.set()
@@ -651,8 +669,7 @@ class Connection:
     async def _greeting_deadline(self) -> None:
         await trio.sleep(HELLO_S)
         if not self._session.greeted:
-            self.send_error(0, ProtocolError(f"no HELLO within {HELLO_S:.0f} s"))
-            self._reading.cancel()
+            self.end(ProtocolError(f"no HELLO within {HELLO_S:.0f} s"))
 
     async def _write(self) -> None:
         while True:

@@ -12,8 +12,8 @@ from sandq.model.limits import Limits
 
 log = structlog.get_logger("sandq.server")
 
-RESERVED = 128
-"""Files that are not for connections: the log, the lock, listeners ..."""
+RESERVED = 192
+"""Files that are for no such connections: the log, the lock, listeners, other nodes, spare places ..."""
 STORE_PART = 5
 """... and a fifth of all, which LevelDB may hold open."""
 

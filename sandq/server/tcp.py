@@ -5,18 +5,25 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable
+from typing import Final
 
 import structlog
 import trio
 
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.model.caller import ANONYMOUS, Caller
+from sandq.model.caller import ANONYMOUS, Caller, host_of
+from sandq.model.config_types import is_loopback
 from sandq.model.errors import Overloaded, SandqError, StartupError
 from sandq.model.limits import Limits
 from sandq.protocol.frames import encode_error
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate, Session
+from sandq.server.places import Places
 from sandq.server.sender import Sender
+
+SPARE_PLACES: Final = 64
+"""Beyond the limit, for clients on the node's own machine: its HTTP process, other gateways there, sandctl."""
+_REMEDY: Final = "close some, or raise limits.connections of the node; it is worth another try in a moment"
 
 log = structlog.get_logger("sandq.server")
 
@@ -34,7 +41,12 @@ async def listen(host: str, port: int, what: str) -> list[trio.SocketListener]:
 
 
 class ClientServer:
-    """Accepts connections up to the limit; one beyond it is told so and closed."""
+    """Accepts connections up to the limit, three quarters of them from one address at most; one beyond that is told so
+    and closed.
+
+    Whoever comes from this machine finds a place nevertheless. Of those that have a spare one, and are no gateways, the
+    oldest loses it to the next: so nobody keeps out the HTTP of this node for longer than it takes to prove itself.
+    """
 
     def __init__(
         self,
@@ -55,6 +67,9 @@ class ClientServer:
         self._http_address = http_address
         self._stats = stats if stats is not None else ClientStats()
         self._sender = sender if sender is not None else Sender()
+        self._places = Places(limits.connections)
+        self._spare: dict[Connection, None] = {}
+        """Who has a spare place, the oldest first."""
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         async with trio.open_nursery() as nursery:
@@ -63,16 +78,17 @@ class ClientServer:
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         stats = self._stats
-        if len(stats.open) >= self._limits.connections:
+        caller = Caller(ANONYMOUS, _peer(stream))
+        host = host_of(caller)
+        has_place = self._places.take(host)
+        if not has_place and not (_is_of_this_machine(stream) and self._has_spare_place()):
             stats.refused += 1
-            error = Overloaded(f"this node has {len(stats.open)} connections, which is its limit; try again later")
             with trio.move_on_after(1):
-                await stream.send_all(encode_error(0, error))
+                await stream.send_all(encode_error(0, Overloaded(f"{self._why_none(host)}: {_REMEDY}")))
             await trio.aclose_forcefully(stream)
             return
         stats.accepted += 1
         # Of the task of this connection, and of those it begins.
-        caller = Caller(ANONYMOUS, _peer(stream))
         structlog.contextvars.bind_contextvars(
             connection=stats.accepted, principal=caller.principal, peer=caller.address
         )
@@ -88,6 +104,8 @@ class ClientServer:
             self._memory,
         )
         stats.open.add(connection)
+        if not has_place:
+            self._spare[connection] = None
         log.debug("a client has connected")
         try:
             await connection.run(self._make_session)
@@ -98,7 +116,32 @@ class ClientServer:
                 log.exception("a connection ended with an unexpected error", not_logged_before=held_back)
         finally:
             stats.open.discard(connection)
+            if has_place:
+                self._places.give(host)
+            else:
+                self._spare.pop(connection, None)
             log.debug("a client has gone")
+
+    def _has_spare_place(self) -> bool:
+        """Whether there is a spare place, if need be that of another connection, which is ended."""
+        if len(self._spare) < SPARE_PLACES:
+            return True
+        oldest = next((connection for connection in self._spare if not connection.is_gateway), None)
+        if oldest is None:
+            return False
+        del self._spare[oldest]
+        oldest.end(Overloaded(f"a later connection from this machine has the place of this one: {_REMEDY}"))
+        return True
+
+    def _why_none(self, host: str) -> str:
+        """Why there is no place for a connection from a host."""
+        places = self._places
+        if places.has_share(host):
+            return f"this node has {places.limit} connections, which is its limit (limits.connections)"
+        return (
+            f"{host} has {places.share} connections, as many as one address may have of the {places.limit} "
+            "of this node (limits.connections)"
+        )
 
 
 def _peer(stream: trio.SocketStream) -> str:
@@ -107,3 +150,12 @@ def _peer(stream: trio.SocketStream) -> str:
     except OSError:
         return "gone"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_of_this_machine(stream: trio.SocketStream) -> bool:
+    """Whether a client is on the machine of this node: it has a loopback address, or the one that it has reached."""
+    try:
+        there, here = stream.socket.getpeername()[0], stream.socket.getsockname()[0]
+    except OSError:
+        return False
+    return there == here or is_loopback(there)

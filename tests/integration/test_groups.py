@@ -11,7 +11,7 @@ import pytest
 
 import sandq
 from sandq.broker.replication.replica import PartitionReplica
-from sandq.errors import Conflict, InvalidRequest, InvalidSetting, NotFound, UnknownGroup, UnknownTopic
+from sandq.errors import Conflict, InvalidRequest, InvalidSetting, NotFound, TooLarge, UnknownGroup, UnknownTopic
 from sandq.model import offsets
 from sandq.node import Serving, run_node
 from sandq.partition import rows
@@ -301,3 +301,32 @@ async def test_where_a_group_has_come_to_can_be_read_from(api: sandq.Client) -> 
             for row in await api.admin.groups(topic):
                 found = [m.value async for m in api.fetch(topic, row["partition"], row["committed"], limit=1)]
                 assert found == values_there, row
+
+
+# -- how many ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_has_so_many_groups_whoever_asks(tmp_path: Path) -> None:
+    config = small_config(tmp_path, LIMITS__GROUPS="6")
+    refused = r"would have 7 groups, .* 6 are allowed \(limits.groups\): delete some, or raise it"
+    async with run_node(config) as node, connected(node) as api:
+        await api.admin.create_topic("t", partitions=2)
+        await api.admin.create_topic("one")
+        for group in ("a", "b"):
+            await api.leases("t", group).take()
+        for group in ("c", "d"):
+            await api.leases("one", group).take()
+        with pytest.raises(TooLarge, match=refused) as found:
+            await api.leases("one", "e").take()
+        assert found.value.details["limit"] == "groups"
+        with pytest.raises(TooLarge, match=refused):
+            async with api.subscribe("one", group="e"):
+                pass
+        await api.admin.delete_group("t", "a")
+        await until_answer(api.leases("t", "e").take)
+    async with run_node(small_config(tmp_path, LIMITS__GROUPS="1")) as node, connected(node) as api:
+        await api.produce("one", b"m")
+        async with api.subscribe("one", group="c") as subscription:
+            assert (await anext(subscription)).value == b"m", "what is there goes on"
+        with pytest.raises(TooLarge, match="1 are allowed"):
+            await api.leases("one", "f").take()

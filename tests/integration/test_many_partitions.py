@@ -14,7 +14,7 @@ import sandq
 from sandq.broker.controller import reconciler
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.replication.node_log import NodeLog
-from sandq.errors import TooLarge
+from sandq.errors import InvalidRequest, TooLarge
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from sandq.server.topic_records import TopicRecords
@@ -88,6 +88,41 @@ async def test_a_cluster_has_so_many_topics_and_partitions(tmp_path: Path) -> No
         await api.admin.update_topic("b", partitions=2, retention="1h")
         await api.admin.delete_topic("a")
         await api.admin.create_topic("c", partitions=3)
+
+
+async def test_a_node_has_so_many_partitions(tmp_path: Path) -> None:
+    refused = (
+        r"node1 would hold 5 partitions, .* 4 are allowed \(limits.partitions_per_node\): add nodes, .* or raise it"
+    )
+    config = small_config(tmp_path, LIMITS__PARTITIONS_PER_NODE="4")
+    async with run_node(config) as node, connected(node) as api:
+        await api.admin.create_topic("a", partitions=3)
+        with pytest.raises(TooLarge, match=refused) as found:
+            await api.admin.create_topic("b", partitions=2)
+        assert found.value.details["limit"] == "partitions_per_node"
+        with pytest.raises(TooLarge, match=refused):
+            await api.admin.update_topic("a", partitions=5)
+        await api.admin.create_topic("b", partitions=1)
+    async with run_node(small_config(tmp_path, LIMITS__PARTITIONS_PER_NODE="2")) as node, connected(node) as api:
+        assert len(await api.admin.list_topics()) == 2, "what is there opens, and goes on"
+        await api.produce("a", b"m", partition=2)
+        await api.admin.update_topic("a", retention="1h")
+        with pytest.raises(TooLarge, match=r"5 partitions, .* 2 are allowed"):
+            await api.admin.create_topic("c")
+        await api.admin.delete_topic("a")
+        await api.admin.create_topic("c")
+
+
+async def test_a_topic_has_so_many_partitions(tmp_path: Path) -> None:
+    refused = r"a topic of 3 partitions; 1 to 2 are allowed \(limits.partitions_per_topic\): take fewer, or raise it"
+    async with run_node(small_config(tmp_path, LIMITS__PARTITIONS_PER_TOPIC="2")) as node, connected(node) as api:
+        with pytest.raises(InvalidRequest, match=refused):
+            await api.admin.create_topic("a", partitions=3)
+        await api.admin.create_topic("a", partitions=2)
+        with pytest.raises(InvalidRequest, match=refused):
+            await api.admin.update_topic("a", partitions=3)
+    async with run_node(small_config(tmp_path, LIMITS__PARTITIONS_PER_TOPIC="1")) as node, connected(node) as api:
+        await api.produce("a", b"m", partition=1)
 
 
 async def test_a_topic_that_is_asked_for_again_and_again_is_encoded_once(

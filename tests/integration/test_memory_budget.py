@@ -99,8 +99,24 @@ async def test_watchers_beyond_their_share_are_refused(node: Serving, dial: Dial
     assert refused[2] == "OVERLOADED" and refused[4], "retriable"
 
 
+ACCOUNTS = {"look_aheads", "logs", "rows", "snapshots", "requests", "answers", "watchers", "producers", "http"}
+
+
 async def test_metrics_tell_every_account(node: Serving) -> None:
+    assert set(node.broker.node_log.memory.accounts) == ACCOUNTS
     text = (await node.metrics.render())[0].decode()
-    for account in ("look_aheads", "logs", "snapshots", "requests", "answers", "watchers", "producers"):
+    for account in ACCOUNTS:
         assert f'sandq_memory_bytes{{account="{account}"}}' in text
         assert f'sandq_memory_share_bytes{{account="{account}"}}' in text
+
+
+async def test_cluster_info_tells_every_account(node: Serving, dial: Dial) -> None:
+    client, memory = await dial(node), node.broker.node_log.memory
+    memory.watchers.take(12_345)
+    told = (await client.call(Type.CLUSTER_INFO))[2]["memory"]
+    memory.watchers.give_back(12_345)
+    assert {row["account"]: row["limit"] for row in told} == {
+        name: int(account.share_bytes) for name, account in memory.accounts.items()
+    }
+    held = {row["account"]: row["bytes"] for row in told}
+    assert set(held) == ACCOUNTS and held["watchers"] == 12_345

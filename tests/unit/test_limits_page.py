@@ -7,18 +7,37 @@ import re
 from typing import Final
 
 from sandq.broker import memory_budget
-from sandq.broker.memory_budget import MemoryBudget
-from sandq.model.limits import Limits
-from sandq.server import caller_requests, connection
+from sandq.broker.memory_budget import Account, MemoryBudget
+from sandq.broker.peers import door, handshake, link, links, stream
+from sandq.gossip import nodes, packets, streams
+from sandq.membership import gossip_backend
+from sandq.model.limits import DEFAULT, FIXED, FixedLimits, Limits
+from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
+from sandq.partition.jobs import jobs
+from sandq.partition.kv import key_table
+from sandq.server import caller_requests, connection, tcp
 from sandq.server.http import bodies, bounds, event_streams, guards, lines, strict, supervisor, worker_pipe
+from sandq.server.places import Places
 from tests.support.paths import ROOT
 
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
 KIB, MIB = 1 << 10, 1 << 20
+SHARES: Final = {
+    "look_aheads": memory_budget.LOOK_AHEADS_SHARE,
+    "logs": memory_budget.LOGS_SHARE,
+    "rows": memory_budget.ROWS_SHARE,
+    "snapshots": memory_budget.SNAPSHOTS_SHARE,
+    "requests": memory_budget.REQUESTS_SHARE,
+    "answers": memory_budget.ANSWERS_SHARE,
+    "watchers": memory_budget.WATCHERS_SHARE,
+    "http": memory_budget.HTTP_SHARE,
+    "producers": memory_budget.PRODUCERS_SHARE,
+}
 
 
 def section(name: str) -> str:
-    found = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    """What stands below a heading, down to the next one of any level."""
+    found = re.search(rf"^##+ {name}\n(.*?)(?=^##+ |\Z)", PAGE, re.DOTALL | re.MULTILINE)
     assert found is not None, name
     return found[1]
 
@@ -64,6 +83,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             f"{bodies.MEMBERS_MAX} of one that is no value",
             f"{bodies.MESSAGES_MAX:,} messages",
         ),
+        "room for an answer by HTTP": (f"{guards.ROOM_S:g} s",),
         "a page by HTTP": ("1,000 rows", size(lines.PAGE_BYTES)),
         "a stream by HTTP": (
             f"{event_streams.TAKE_MESSAGES} messages a lease",
@@ -82,23 +102,116 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             assert value in found[name], name
 
 
-def test_every_account_is_on_the_page_with_its_share() -> None:
-    shares = {
-        "look_aheads": memory_budget.LOOK_AHEADS_SHARE,
-        "logs": memory_budget.LOGS_SHARE,
-        "rows": memory_budget.ROWS_SHARE,
-        "snapshots": memory_budget.SNAPSHOTS_SHARE,
-        "requests": memory_budget.REQUESTS_SHARE,
-        "answers": memory_budget.ANSWERS_SHARE,
-        "watchers": memory_budget.WATCHERS_SHARE,
-        "http": memory_budget.HTTP_SHARE,
-        "producers": memory_budget.PRODUCERS_SHARE,
+def test_places_are_those_of_the_code() -> None:
+    found = rows(section("What is limited by what"))
+    assert f"there are {tcp.SPARE_PLACES} spare places" in found["`limits.connections`"]
+    assert f"{bounds.SPARE_PLACES} spare places for health and metrics" in found["`limits.http_connections`"]
+    for name in ("connections", "http_connections"):
+        assert "three quarters of them from one address" in found[f"`limits.{name}`"]
+        assert Places(1000).share == 750
+
+
+def test_answers_that_a_connection_has_not_taken_are_as_in_the_code() -> None:
+    assert (
+        f"up to {size(connection.UNSENT_BYTES)},"
+        in rows(section("What is limited by what"))["`limits.in_flight_bytes_per_connection`"]
+    )
+
+
+def days(ms: int) -> str:
+    return f"{ms // 86_400_000} days"
+
+
+def test_what_no_configuration_changes_is_as_in_the_code() -> None:
+    found = rows(section("What no configuration changes"))
+    fixed = {
+        "name_chars": f"{FIXED.name_chars} characters",
+        "unique_key_bytes": size(FIXED.unique_key_bytes),
+        "error_chars": f"{FIXED.error_chars:,} characters of the error",
+        "groups_per_topic": f"{FIXED.groups_per_topic:,} groups",
+        "grant_messages": f"{FIXED.grant_messages:,} messages",
+        "entry_grants": f"{FIXED.entry_grants:,} leases",
+        "leases_per_consumer": f"{FIXED.leases_per_consumer:,} leases",
+        "max_gaps": f"{FIXED.max_gaps:,} ranges",
+        "key_window": f"{FIXED.key_window:,} messages",
+        "producers": f"{FIXED.producers:,} idempotent producers",
+        "producer_ttl_ms": days(FIXED.producer_ttl_ms),
+        "producer_answers": f"{FIXED.producer_answers} answers",
+        "answer_ids": f"{FIXED.answer_ids:,} ids",
+        "producer_retry_ms": f"{FIXED.producer_retry_ms // 60_000} minutes",
+        "holds": f"{FIXED.holds} holds",
+        "hold_least_ms": f"{FIXED.hold_least_ms // 1000} s to",
+        "hold_most_ms": days(FIXED.hold_most_ms),
     }
-    assert sum(shares.values()) <= 1
-    assert {*MemoryBudget(1).accounts} <= set(shares)
+    assert set(fixed) == {field.name for field in dataclasses.fields(FixedLimits)}
+    named = {name: (first, rest) for first, rest in found.items() for name in re.findall(r"`(\w+)`", first)}
+    assert set(named) == set(fixed)
+    for name, value in fixed.items():
+        assert value in named[name][1], name
+    assert f"keeps {HISTORY_ERROR_CHARS}" in found["`error_chars`"]
+    assert f"{jobs.RUNNING_JOBS} that run, {jobs.FINISHED_JOBS} that ended" in found["jobs of a partition"]
+    assert "as many as the disk holds" in found["unique keys and keys"]
+    assert f"up to {2 * key_table.KNOWN_KEYS:,} keys" in section("What clients can cause together")
+
+
+def test_what_holds_between_nodes_is_as_in_the_code() -> None:
+    expected = {
+        "a connection to the peer port": (
+            f"{links.FIRST_FRAME_S:g} s for the first frame",
+            f"{links.HANDSHAKE_S:g} s to be introduced",
+            f"{size(handshake.HANDSHAKE_BYTES)} a frame",
+        ),
+        "connections that are not introduced": (
+            f"{door.PLACES}, of one address (or IPv6 /{door.IPV6_SOURCE_BITS}) {door.SOURCE_PLACES}",
+            f"{door.KNOWN_PLACES} more",
+        ),
+        "a link of two nodes": (
+            f"{link.SILENCE_S:g} s without a sign",
+            f"{size(link.QUEUE_BYTES)} that wait to be sent",
+            f"{size(link.QUEUE_MOST_BYTES)} with the last frame",
+            f"{size(stream.FRAME_BYTES)} a frame",
+        ),
+        "streams that others have opened": (f"| {links.STREAMS_MOST} |",),
+        "streams of gossip that others have opened": (
+            f"| {gossip_backend.STREAMS_MOST}, {size(streams.STREAM_BYTES)} each",
+        ),
+        "members by gossip": (f"| {nodes.MEMBERS_MOST:,} |",),
+        "packets of gossip": (f"{packets.PACKET_BYTES:,} bytes", f"{packets.RECEIVE_BYTES:,} that are read"),
+    }
+    found = rows(section("Between nodes"))
+    assert set(found) - {"Limit"} == set(expected)
+    for name, values in expected.items():
+        for value in values:
+            assert value in found[name], name
+
+
+def test_what_clients_can_cause_together_is_added_up() -> None:
+    memory, by_clients = MemoryBudget(DEFAULT.memory_bytes), 0.0
+    for account in memory.accounts.values():
+        by_clients += account.share_bytes if isinstance(account, Account) else 0
+    share = by_clients / DEFAULT.memory_bytes
+    connection_bytes = 20_000 + caller_requests.GRANTED_BYTES + connection.ANSWERS_GRANTED_BYTES
+    partitions, groups = DEFAULT.partitions_per_node, DEFAULT.groups
+    text = section("What clients can cause together")
+    for told in (
+        f"{share * 64:g}/64 of `limits.memory_bytes`, {size(by_clients)}",
+        f"one address {size(memory_budget.ADDRESS_SHARE * by_clients)}",
+        f"| {sum(SHARES.values()) * 64:g}/64 of it, {size(sum(SHARES.values()) * DEFAULT.memory_bytes)} |",
+        f"{size(caller_requests.GRANTED_BYTES)} of a frame and {size(connection.ANSWERS_GRANTED_BYTES)} of answers",
+        f"{round(DEFAULT.connections * connection_bytes, -8) // 10**6} MB with {DEFAULT.connections:,}",
+        f"{size(DEFAULT.http_connections * 64 * KIB)} with {DEFAULT.http_connections:,}",
+        f"{partitions * 150 // 1000} MB with {partitions:,}",
+        f"{groups * 3 // 1000} MB with {groups:,}",
+    ):
+        assert told in text, told
+
+
+def test_every_account_is_on_the_page_with_its_share() -> None:
+    assert sum(SHARES.values()) <= 1
+    assert {*MemoryBudget(1).accounts} <= set(SHARES)
     found = {name.strip("`"): rest for name, rest in rows(section("When memory is short")).items()}
-    assert set(found) - {"Account"} == set(shares)
-    for name, share in shares.items():
+    assert set(found) - {"Account"} == set(SHARES)
+    for name, share in SHARES.items():
         assert f"| {share.as_integer_ratio()[0]}/{share.as_integer_ratio()[1]} |" in found[name], name
     for share in (connection.CONNECTION_SHARE, caller_requests.CONNECTION_REQUESTS_SHARE, memory_budget.ADDRESS_SHARE):
         assert {0.125: "an eighth of all answers", 0.25: "a quarter of all requests", 0.75: "three quarters at most"}[

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
-from sandq.metadata.placement import Candidate, place
+from sandq.metadata.placement import Candidate, Slot, place, plan
 from sandq.metadata.planning import candidates, slots
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, Topic
 from sandq.metadata.state import holds
@@ -38,6 +39,7 @@ from sandq.model.errors import (
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
 from sandq.model.names import COMPACTED, check_name
+from sandq.model.offsets import PARTITION_MAX
 from sandq.model.settings import CLASSES, parse_settings, update_settings
 from sandq.partition import commands as c
 from sandq.protocol.requests_admin import (
@@ -161,7 +163,7 @@ class Administration:
             if more < 0:
                 raise InvalidRequest(f"topic {name!r} has {there} partitions; they cannot become fewer", topic=name)
             self._check_room(more)
-            added = await self._place(more, copies) if more else []
+            added = await self._place(more, copies, old) if more or copies > old.replicas else []
             topic: Topic = await self._change(m.UpdateTopic(name, record, copies, there, added))
             hosts = [delivery.host for delivery in self._catalog.topic(name).led().values()]
             await call_all([(h, c.Configure(record)) for h in hosts if h.status.settings != record])
@@ -183,7 +185,11 @@ class Administration:
 
     def _check_partitions(self, partitions: int) -> None:
         if not 1 <= partitions <= self._limits.partitions_per_topic:
-            raise InvalidRequest(f"{partitions} partitions; 1 to {self._limits.partitions_per_topic} are allowed")
+            raise InvalidRequest(
+                f"a topic of {partitions} partitions; 1 to {self._limits.partitions_per_topic} are allowed "
+                "(limits.partitions_per_topic): take fewer, or raise it in the configuration of every node, up to "
+                f"{PARTITION_MAX + 1}"
+            )
 
     def _check_room(self, more: int) -> None:
         """Whether there may be so many partitions more."""
@@ -215,16 +221,34 @@ class Administration:
                 f"{replicas} replicas, and {len(nodes)} nodes are registered{leaving}: a node holds one at most"
             )
 
-    async def _place(self, partitions: int, replicas: int) -> list[list[str]]:
-        """Where new partitions go."""
+    async def _place(self, partitions: int, replicas: int, topic: Topic | None = None) -> list[list[str]]:
+        """Where new partitions go; those that the topic has get as many replicas. Raises InvalidRequest, TooLarge."""
         view = self._view
         # However long a node has failed: if there are too few others it is to hold them when it is back.
         there: list[Candidate] = [found for found in candidates(view.nodes, 0, 1) if not found.leaves]
         groups = range(view.next_group, view.next_group + partitions)
         if len(there) < replicas:
             raise InvalidRequest(f"{replicas} replicas, and {len(there)} nodes are there to hold them: add some first")
+        raised = {placed.group for placed in topic.partitions} if topic and replicas > topic.replicas else set()
         there_slots = slots(view.topics.values(), ())
-        return await trio.to_thread.run_sync(partial(place, there_slots, there, groups, replicas))
+        choose = partial(_choose, there_slots, there, groups, replicas, raised)
+        added, held = await trio.to_thread.run_sync(choose)
+        self._check_nodes(held)
+        return added
+
+    def _check_nodes(self, held: Mapping[str, int]) -> None:
+        """Whether nodes may hold so many partitions. Raises TooLarge."""
+        most = self._limits.partitions_per_node
+        for node, count in held.items():
+            if count > most:
+                raise TooLarge(
+                    f"{node} would hold {count} partitions, each replica counted; {most} are allowed "
+                    "(limits.partitions_per_node): add nodes, delete topics, or raise it in the configuration of every "
+                    "node",
+                    limit="partitions_per_node",
+                    maximum=most,
+                    size=count,
+                )
 
     async def _until_led(self, topic: Topic) -> None:
         with trio.move_on_after(LEADERS_WAIT_S):
@@ -443,3 +467,17 @@ class Administration:
         if isinstance(answer[0], SandqError):
             raise answer[0]
         return answer[0]
+
+
+def _choose(
+    there: Sequence[Slot], nodes: Sequence[Candidate], groups: Sequence[int], replicas: int, raised: Collection[int]
+) -> tuple[list[list[str]], dict[str, int]]:
+    """Where new partitions go, and how many each node would hold that gets more. `raised`: groups that are to have so
+    many replicas as well."""
+    wanted = [slot._replace(replicas=replicas, fixed=False) if slot.group in raised else slot for slot in there]
+    changed = plan(wanted, nodes, even=False, most=len(wanted)) if raised else {}
+    then = [slot._replace(nodes=tuple(changed.get(slot.group, slot.nodes))) for slot in wanted]
+    added = place(then, nodes, groups, replicas)
+    before, after = (Counter([node for slot in of for node in slot.nodes]) for of in (there, then))
+    after.update([node for chosen in added for node in chosen])
+    return added, {node: count for node, count in after.items() if count > before[node]}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -14,6 +15,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.broker.turns import Turn
 from sandq.model import offsets
+from sandq.model.errors import TooLarge
 from sandq.partition import commands as c
 from sandq.partition.groups.group import PAUSED
 from sandq.protocol.requests import Subscribe
@@ -23,17 +25,27 @@ PARTITIONS_AT_ONCE: Final = 20
 not to come behind hundreds of these, each of which takes it about a ms. Fewer would be more syncs of the log ..."""
 GROUPS_AT_ONCE: Final = 2
 """... and so many are made at a time: one is not kept waiting by a partition that does not answer."""
+COUNT_S: Final = 1.0
+"""The groups of all partitions are counted at most so often: there may be thousands of partitions."""
 
 
 class GroupOpenings:
     """Makes groups where they are new: for all who ask for the same one at a time, once."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int, count: Callable[[], int]) -> None:
+        """`most`: groups on this node, each counted in every partition; `count()`: how many there are."""
+        self._most = most
+        self._count = count
+        self._counted_s = -math.inf
+        self._there = 0
+        """How many there were when they were counted, and those that were asked for since ..."""
+        self._opening = 0
+        """... of which these are being made."""
         self._locks: dict[tuple[str, str], trio.Lock] = {}
         self._room = trio.Semaphore(GROUPS_AT_ONCE)
 
     async def open(self, topic: str, deliveries: Sequence[PartitionLeader], group: str, start: c.Position) -> None:
-        """Make the group in those of these partitions where it is new. Raises NotLeader, InvalidRequest,
+        """Make the group in those of these partitions where it is new. Raises NotLeader, InvalidRequest, TooLarge,
         StorageFailed."""
         if not _without(group, deliveries):
             return
@@ -43,11 +55,36 @@ class GroupOpenings:
                 opening = _without(group, deliveries)
                 statuses = [delivery.host.status.groups.get(group) for delivery in deliveries]
                 is_paused = any(status is not None and status.paused == PAUSED for status in statuses)
-                for first in range(0, len(opening), PARTITIONS_AT_ONCE):
-                    await self._open(opening[first : first + PARTITIONS_AT_ONCE], group, start, is_paused)
+                self._check_room(len(opening))
+                self._opening += (left := len(opening))
+                try:
+                    for first in range(0, len(opening), PARTITIONS_AT_ONCE):
+                        some = opening[first : first + PARTITIONS_AT_ONCE]
+                        await self._open(some, group, start, is_paused)
+                        self._opening -= len(some)
+                        left -= len(some)
+                finally:
+                    self._opening -= left
         finally:
             if not (lock.locked() or lock.statistics().tasks_waiting):
                 self._locks.pop((topic, group), None)
+
+    def _check_room(self, more: int) -> None:
+        """Whether there may be so many groups more, which count from now on. Raises TooLarge."""
+        now_s = trio.current_time()
+        if now_s >= self._counted_s + COUNT_S:
+            self._counted_s = now_s
+            self._there = self._count() + self._opening
+        count = self._there + more
+        if more and count > self._most:
+            raise TooLarge(
+                f"this node would have {count} groups, each counted in every partition; {self._most} are allowed "
+                "(limits.groups): delete some, or raise it in the configuration of every node",
+                limit="groups",
+                maximum=self._most,
+                size=count,
+            )
+        self._there = count
 
     async def _open(self, opening: Sequence[PartitionLeader], group: str, start: c.Position, is_paused: bool) -> None:
         commands: list[tuple[RaftGroup, c.Command]] = []

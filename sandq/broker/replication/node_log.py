@@ -534,6 +534,10 @@ class NodeLog:
     def _producer_bytes(self) -> int:
         return PRODUCER_BYTES * sum([getattr(host.status, "producers", 0) for host in list(self.hosts.values())])
 
+    def group_count(self) -> int:
+        """How many groups there are here, each counted in every partition that this node holds."""
+        return sum([len(getattr(host.status, "groups", ())) for host in list(self.hosts.values())])
+
     def release(self) -> dict[int, int]:
         """Remove WAL segments that nobody needs. For the thread that commits. Groups whose tail keeps old segments, and
         how many of them."""

@@ -36,7 +36,12 @@ class GroupAdmin:
         group = self._groups.find(command.group)
         if group is None:
             if len(self._groups.by_id) >= FIXED.groups_per_topic:
-                raise InvalidRequest(f"the topic has {len(self._groups.by_id)} groups, which is the limit")
+                raise InvalidRequest(
+                    f"group {command.group!r} is one too many: a topic has {FIXED.groups_per_topic} groups at most "
+                    "(groups_per_topic, which is fixed); delete some, or have unused ones go by themselves (group_ttl)",
+                    limit="groups_per_topic",
+                    maximum=FIXED.groups_per_topic,
+                )
             group = self._groups.create(command.group, self._cursor(command.start, latest))
         group.touched_ms = now_ms
         self._groups.store(group, view)

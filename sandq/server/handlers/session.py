@@ -32,6 +32,10 @@ class ClientSession:
         self._flush_produces = self._context.produces.flush
         self._startup_gate = StartupGate(HANDLERS, info.waiting)
 
+    @property
+    def is_gateway(self) -> bool:
+        return self._context.gateway_proof.is_given
+
     def handle(self, frame: Frame) -> Awaitable[None] | None:
         kind = frame[0]
         if kind != _PRODUCE:

@@ -47,8 +47,8 @@ from sandq.server.http.bounds import (
 )
 from sandq.server.http.gateway import Node
 from sandq.server.http.guards import NO_PLACE, Observe
-from sandq.server.http.places import OpenConnections
 from sandq.server.http.serve import HttpSettings, running_app
+from sandq.server.places import OpenConnections
 
 log = structlog.get_logger("sandq.http")
 

@@ -30,8 +30,8 @@ from sandq.model.limits import Limits
 from sandq.server.http.bounds import FULL, HEAD_BYTES, HEADERS_MOST, SEND_BYTES, SPARE_PLACES, Deadlines
 from sandq.server.http.gateway import Node
 from sandq.server.http.guards import NO_PLACE, Observe
-from sandq.server.http.places import OpenConnections
 from sandq.server.http.serve import HttpSettings, RunningApp, running_app
+from sandq.server.places import OpenConnections
 
 log = structlog.get_logger("sandq.http")
 

@@ -24,7 +24,7 @@ from sandq.broker.memory_budget import Account, AddressShare
 from sandq.client import on_behalf_of
 from sandq.model.errors import Overloaded
 from sandq.server.http import problems
-from sandq.server.http.places import Places
+from sandq.server.places import Places
 
 log = structlog.get_logger("sandq.http")
 

@@ -49,6 +49,7 @@ NODE: Final = (
     Metric("sandq_look_aheads_evicted_total", COUNTER, (), "Look-aheads that gave way to others."),
     Metric("sandq_topics", GAUGE, (), "Topics with a partition on this node."),
     Metric("sandq_partitions", GAUGE, (), "Partitions on this node."),
+    Metric("sandq_groups", GAUGE, (), "Groups on this node, each counted in every partition that it holds."),
     Metric("sandq_partitions_led", GAUGE, (), "Partitions that this node leads and that are ready."),
     Metric(
         "sandq_floor_ahead_seconds",
@@ -60,7 +61,12 @@ NODE: Final = (
 CLIENTS: Final = (
     Metric("sandq_connections", GAUGE, (), "Open connections to the client port."),
     Metric("sandq_connections_accepted_total", COUNTER, (), "Connections that were accepted."),
-    Metric("sandq_connections_refused_total", COUNTER, (), "Connections refused, the node having as many as it may."),
+    Metric(
+        "sandq_connections_refused_total",
+        COUNTER,
+        (),
+        "Connections refused: the node, or their address, has as many as it may.",
+    ),
     Metric(
         "sandq_connection_errors_total",
         COUNTER,

@@ -237,6 +237,7 @@ class Metrics:
         hosts = [delivery.host for topic in seen.topics for delivery in topic.partitions.values()]
         told.value("sandq_topics", len(seen.topics))
         told.value("sandq_partitions", len(hosts))
+        told.value("sandq_groups", sum([len(host.status.groups) for host in hosts]))
         told.value("sandq_partitions_led", sum([host.ready for host in hosts]))
         floor_ms = max([host.status.floor_ms for host in hosts if host.ready], default=0)
         told.value("sandq_floor_ahead_seconds", max(floor_ms - seen.clock.guarded_ms, 0) / 1000)

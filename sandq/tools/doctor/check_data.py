@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped, war
 from sandq.tools.read_only import ReadOnlyFiles, is_locked, lock_holder
 
 NEWER = "start that version on it; docs/upgrading.md says more"
+NAMED_FILES = 3
+"""Of those that are open to others."""
 RESTORE = "restore it from a backup, or have the node's data copied anew; do not delete single files"
 
 
@@ -69,10 +72,14 @@ class DataDirectory:
     def _mode(self) -> Check:
         """Within a directory that is closed to others nothing can be reached by them."""
         mode = self.path.stat().st_mode & 0o777
-        if mode & OTHERS:
-            found = f"{self.path} is open to others than its owner (mode {mode:o}): they may read messages"
-            return warning("mode", found, f"chmod 700 {self.path}")
-        return ok("mode", f"for its owner alone (mode {mode:o})")
+        if not mode & OTHERS:
+            return ok("mode", f"for its owner alone (mode {mode:o})")
+        found = f"{self.path} is open to others than its owner (mode {mode:o})"
+        names = sorted(str(path.relative_to(self.path)) for path in _open_files(self.path))
+        if names:
+            more = f" and {len(names) - NAMED_FILES} more" if len(names) > NAMED_FILES else ""
+            found += f", and so are {', '.join(names[:NAMED_FILES])}{more}: they may read messages"
+        return warning("mode", found, f"chmod -R go= {self.path}")
 
     def _identity(self) -> Check:
         try:
@@ -145,6 +152,23 @@ def _check_log(groups: Mapping[int, RecoveredGroup]) -> None:
             raised_to = Entry.decode(command[1:]).raised_to
             if raised_to:
                 check_level(raised_to, KNOWN)
+
+
+def _open_files(directory: Path) -> Iterator[Path]:
+    """The files below a directory that others than their owner can come to, and may read or write. A running node may
+    make and remove some meanwhile."""
+    for parent, directories, files in os.walk(directory):
+        directories[:] = [name for name in directories if _is_open(Path(parent, name))]
+        yield from [path for path in (Path(parent, name) for name in files) if _is_open(path)]
+
+
+def _is_open(path: Path) -> bool:
+    """Whether others than its owner have rights to it; no if it is gone, or a link."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return bool(status.st_mode & OTHERS) and not stat.S_ISLNK(status.st_mode)
 
 
 def try_stores(path: Path, look: Callable[[LevelStores], object] = lambda stores: None) -> int:

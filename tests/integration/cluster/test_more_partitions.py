@@ -14,7 +14,7 @@ import sandq
 from sandq.client import client as client_module
 from sandq.client import offset_bytes
 from sandq.client.options import Options
-from sandq.errors import DuplicateKey, InvalidRequest
+from sandq.errors import DuplicateKey, InvalidRequest, TooLarge
 from sandq.model.offsets import unpack
 from sandq.model.partitioning import partition_for
 from tests.support.nodes.three import ThreeNodes, three_nodes
@@ -142,3 +142,20 @@ async def test_what_cannot_be(tmp_path: Path) -> None:
                 for placed in serving.broker.metadata.topics["t"].partitions
             )
         )
+
+
+async def test_each_node_holds_so_many_partitions(tmp_path: Path) -> None:
+    refused = r"node[123] would hold \d partitions, .* 4 are allowed \(limits.partitions_per_node\): add nodes"
+    async with three_nodes(tmp_path, LIMITS__PARTITIONS_PER_NODE="4") as nodes, nodes.connect() as client:
+        await until_registered(nodes)
+        await client.admin.create_topic("t", partitions=6, replicas=2)
+        with pytest.raises(TooLarge, match=refused):
+            await client.admin.create_topic("one")
+        with pytest.raises(TooLarge, match=refused):
+            await client.admin.update_topic("t", replicas=3)
+        await client.admin.delete_topic("t")
+        await client.admin.create_topic("t", partitions=3, replicas=2)
+        with pytest.raises(TooLarge, match=refused):
+            await client.admin.update_topic("t", partitions=5, replicas=3)
+        record = await client.admin.update_topic("t", partitions=4, replicas=3)
+        assert (len(record.partitions), record.replicas) == (4, 3)

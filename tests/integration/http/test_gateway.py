@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import trio
 from sandq.model.config_types import Address
 from sandq.node import Serving, run_node
 from sandq.server.http import alone, guards
+from sandq.server.http.bounds import FULL, SPARE_PLACES
 from sandq.server.http.fast_connections import AHEAD_BYTES
 from tests.support.nodes.gateway import PATIENT, gateway
 from tests.support.nodes.small_node import small_config
@@ -153,6 +154,28 @@ async def test_the_connection_that_was_idle_for_longest_gives_way(at: Address) -
     assert (await everything(streams[-1])).startswith(b"HTTP/1.1 200 ")
     for stream in streams:
         await stream.aclose()
+
+
+async def test_who_finds_no_place_is_told(at: Address) -> None:
+    """When all have requests, spare places too."""
+    waits = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    async with AsyncExitStack() as opened:
+
+        async def connect(address: str) -> trio.SocketStream:
+            stream = await trio.open_tcp_stream(*at, local_address=address)
+            return await opened.enter_async_context(stream)
+
+        first = []
+        for _ in range(3 + SPARE_PLACES - SPARE_PLACES // 4):
+            first.append(await connect("127.0.0.2"))
+            await first[-1].send_all(waits)
+            assert (await first[-1].receive_some(1000)).startswith(b"HTTP/1.1 100 "), "it is under way"
+        assert await everything(await connect("127.0.0.2")) == FULL
+        other = await connect("127.0.0.3")
+        await other.send_all(HEALTH)
+        assert (await other.receive_some(1000)).startswith(b"HTTP/1.1 200 ")
+        await first[0].send_all(b"{}")
+        assert (await first[0].receive_some(1000)).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_one_address_has_three_quarters_of_the_places_to_wait(small: Serving) -> None:

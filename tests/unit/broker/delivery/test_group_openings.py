@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from sandq.broker.delivery.subscribe import GROUPS_AT_ONCE, PARTITIONS_AT_ONCE, GroupOpenings
-from sandq.model.errors import Conflict, SandqError
+from sandq.broker.delivery.subscribe import COUNT_S, GROUPS_AT_ONCE, PARTITIONS_AT_ONCE, GroupOpenings
+from sandq.model.errors import Conflict, SandqError, TooLarge
 from sandq.partition import commands as c
+
+
+def of_many(most: int = 1000, there: int = 0) -> GroupOpenings:
+    """On a node that has so many groups, and may have `most`."""
+    return GroupOpenings(most, lambda: there)
 
 
 class Led:
@@ -41,7 +47,7 @@ class Led:
 
 async def test_who_comes_meanwhile_waits_for_it(nursery: trio.Nursery) -> None:
     partitions: Any = [Led(number, nursery) for number in range(5)]
-    openings = GroupOpenings()
+    openings = of_many()
     async with trio.open_nursery() as asking:
         for _ in range(50):
             asking.start_soon(openings.open, "t", partitions, "g", "earliest")
@@ -65,7 +71,7 @@ async def test_so_many_are_made_at_once(nursery: trio.Nursery) -> None:
             await super()._open(group, done)
 
     partitions: Any = [Slow(number, nursery) for number in range(100)]
-    openings = GroupOpenings()
+    openings = of_many()
     async with trio.open_nursery() as asking:
         for group in "ghi":
             asking.start_soon(openings.open, "t", partitions, group, "earliest")
@@ -75,7 +81,7 @@ async def test_so_many_are_made_at_once(nursery: trio.Nursery) -> None:
 
 async def test_who_gives_up_leaves_it_to_the_next(nursery: trio.Nursery) -> None:
     partitions: Any = [Led(0, nursery)]
-    openings = GroupOpenings()
+    openings = of_many()
     opened: list[bool] = []
 
     async def first() -> None:
@@ -96,8 +102,57 @@ async def test_who_gives_up_leaves_it_to_the_next(nursery: trio.Nursery) -> None
 async def test_each_is_told_why_not(nursery: trio.Nursery) -> None:
     partitions: Any = [Led(0, nursery)]
     partitions[0].refuses = Conflict("no more")
-    openings = GroupOpenings()
+    openings = of_many()
     for _ in range(2):
         with pytest.raises(Conflict):
             await openings.open("t", partitions, "g", "earliest")
     assert openings._locks == {}
+
+
+async def test_a_node_has_so_many_groups(nursery: trio.Nursery) -> None:
+    partitions: Any = [Led(number, nursery) for number in range(5)]
+    openings = of_many(most=12, there=2)
+    await openings.open("t", partitions, "a", "earliest")
+    refused = r"this node would have 13 groups, .* 12 are allowed \(limits.groups\): delete some, or raise it"
+    with pytest.raises(TooLarge, match=refused):
+        await openings.open("t", [Led(9, nursery), *partitions], "b", "earliest")
+    assert all(led.asked == ["a"] for led in partitions), "not even in those for which there is room"
+    await openings.open("t", partitions, "b", "earliest")
+    await openings.open("t", partitions, "b", "earliest")
+    with pytest.raises(TooLarge):
+        await openings.open("t", partitions[:1], "c", "earliest")
+
+
+async def test_what_is_being_made_counts_and_what_has_gone_does_not(
+    nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    may_go_on = trio.Event()
+
+    class Waiting(Led):
+        async def _open(self, group: str, done: Any) -> None:
+            await may_go_on.wait()
+            await super()._open(group, done)
+
+    partitions: Any = [Waiting(number, nursery) for number in range(5)]
+    openings = GroupOpenings(10, lambda: sum(len(led.status.groups) for led in partitions))
+    async with trio.open_nursery() as asking:
+        asking.start_soon(openings.open, "t", partitions, "a", "earliest")
+        asking.start_soon(openings.open, "t", partitions, "b", "earliest")
+        await wait_all_tasks_blocked()
+        mock_clock.jump(COUNT_S)
+        with pytest.raises(TooLarge):
+            await openings.open("t", partitions, "c", "earliest")
+        may_go_on.set()
+    for led in partitions:
+        del led.status.groups["a"]
+    mock_clock.jump(COUNT_S)
+    await openings.open("t", partitions, "c", "earliest")
+    assert all(led.asked[2:] == ["c"] for led in partitions)
+
+
+async def test_groups_that_are_there_are_no_more_than_they_were(nursery: trio.Nursery) -> None:
+    """Of a node with more than may be."""
+    partitions: Any = [Led(number, nursery) for number in range(5)]
+    for led in partitions:
+        led.status.groups["g"] = "it is there"
+    await of_many(most=1, there=5).open("t", partitions, "g", "earliest")

@@ -109,11 +109,27 @@ def test_data_that_is_whole(environ: dict[str, str], data: Path) -> None:
 
 
 def test_data_that_others_may_read(data: Path) -> None:
+    for path in (data, *data.rglob("*")):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    assert of_data(data)["mode"].state == "ok"
     data.chmod(0o755)
     check = of_data(data)["mode"]
-    assert (check.state, check.todo) == ("warning", f"chmod 700 {data}") and "755" in check.found
-    data.chmod(0o700)
-    assert of_data(data)["mode"].state == "ok"
+    assert (check.state, check.todo) == ("warning", f"chmod -R go= {data}")
+    assert check.found == f"{data} is open to others than its owner (mode 755)"
+    closed = data / "wal"
+    for path in closed.iterdir():
+        path.chmod(0o644)
+    (data / "link").symlink_to(data.parent)
+    (data / "lock").chmod(0o640)
+    assert of_data(data)["mode"].found.endswith("(mode 755), and so are lock: they may read messages")
+    closed.chmod(0o750)
+    for name in "abcd":
+        (closed / name).touch()
+        (closed / name).chmod(0o644)
+    found = of_data(data)["mode"].found
+    assert "(mode 755), and so are lock, wal/" in found
+    opened = 1 + sum(1 for _ in closed.iterdir())
+    assert found.endswith(f" and {opened - 3} more: they may read messages"), found
 
 
 def test_another_nodes_data(data: Path) -> None:

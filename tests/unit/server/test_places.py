@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.server.http.places import Places
+from sandq.server.places import Places
 
 
 @pytest.mark.parametrize(("limit", "share"), [(1, 1), (3, 3), (4, 3), (1000, 750)])

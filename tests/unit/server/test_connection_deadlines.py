@@ -1,0 +1,103 @@
+"""How long a client may take to say who it is, and to take what it asked for."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from sandq.broker.memory_budget import MemoryBudget
+from sandq.protocol.frames import FrameReader
+from sandq.server.client_stats import ClientStats
+from sandq.server.connection import CROWDED_STALL_S, HELLO_S, SEND_BYTES, SEND_STALL_S, Connection
+from tests.support.nodes.one_connection import one_connection
+
+BUFFER_BYTES = 16 << 10
+"""Of a socket; the system doubles it."""
+LARGE = 16 * SEND_BYTES
+
+
+class Session:
+    def __init__(self, greeted: bool) -> None:
+        self.greeted = greeted
+
+    def handle(self, frame: Any) -> None: ...
+
+    def handled(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+    async def closed(self) -> None: ...
+
+
+async def passes(clock: MockClock, seconds: float) -> None:
+    """Let everything that happens by then happen."""
+    await wait_all_tasks_blocked()
+    clock.jump(seconds)
+    await wait_all_tasks_blocked()
+
+
+def connected(
+    greeted: bool = True, **options: Any
+) -> AbstractAsyncContextManager[tuple[Connection, trio.SocketStream]]:
+    return one_connection(lambda connection: Session(greeted), **options)
+
+
+async def test_a_client_must_say_hello_in_time(mock_clock: MockClock) -> None:
+    stats = ClientStats()
+    async with connected(greeted=False, stats=stats) as (connection, client):
+        await passes(mock_clock, HELLO_S - 0.1)
+        assert connection.open and not stats.errors
+        await passes(mock_clock, 0.2)
+        (error,) = FrameReader().feed(await client.receive_some(1000))
+        assert error[:4] == [255, 0, "PROTOCOL", "no HELLO within 10 s"]
+        assert await client.receive_some(1000) == b""
+        assert not connection.open and stats.errors == {"PROTOCOL": 1}
+
+
+async def test_a_client_that_has_said_hello_may_be_silent(mock_clock: MockClock) -> None:
+    async with connected() as (connection, _):
+        await passes(mock_clock, 2 * HELLO_S)
+        assert connection.open
+
+
+def shrink_buffers(connection: Connection, client: trio.SocketStream) -> None:
+    """Have the system keep less than a piece of what the client does not take."""
+    connection._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+
+
+async def test_a_client_that_takes_nothing_is_cut_off(mock_clock: MockClock) -> None:
+    memory = MemoryBudget(1 << 30)
+    async with connected(memory=memory) as (connection, client):
+        shrink_buffers(connection, client)
+        connection.send(bytes(LARGE))
+        await passes(mock_clock, SEND_STALL_S - 1)
+        taken = 0
+        while taken < 2 * SEND_BYTES:
+            taken += len(await client.receive_some(SEND_BYTES))
+        await passes(mock_clock, SEND_STALL_S - 1)
+        assert connection.open and memory.answers.bytes > 0, "it has taken a piece, and the next one has its own time"
+        await passes(mock_clock, 2)
+        assert not connection.open and memory.answers.bytes == 0, "it keeps nothing any more"
+
+
+async def test_a_client_that_takes_nothing_while_others_wait_is_cut_off_soon(
+    mock_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    memory = MemoryBudget(1 << 30)
+    full_bytes = int(memory.answers.share_bytes)
+    async with connected(memory=memory) as (connection, client):
+        shrink_buffers(connection, client)
+        memory.answers.take(full_bytes)
+        nursery.start_soon(memory.answers.until_room)
+        await wait_all_tasks_blocked()
+        connection.send(bytes(LARGE))
+        await passes(mock_clock, CROWDED_STALL_S - 0.1)
+        assert connection.open
+        await passes(mock_clock, 0.2)
+        assert not connection.open and memory.answers.bytes == full_bytes
+        memory.answers.give_back(full_bytes)

@@ -1,0 +1,109 @@
+"""How long a request by HTTP may take to come whole, and waits for room."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from sandq.broker.memory_budget import Account
+from sandq.server.http.guards import BODY_BYTES_PER_S, BODY_S, ROOM_S, Guard, Rules
+
+LARGE = 1 << 40
+Message = dict[str, Any]
+RULES = Rules(
+    frozenset(), frozenset(), requests=10, waiting=10, body_bytes=1 << 20, body_limit="limits.http_body_bytes"
+)
+
+
+class Client:
+    """Asks a guard, and keeps what it is answered. `pieces`: of the body, after which nothing comes; `every_s`: between
+    two of them."""
+
+    def __init__(self, account: Account, *pieces: bytes, every_s: float = 0.0, ends: bool = False) -> None:
+        self.answer: list[Message] = []
+        self.reached = 0
+        self._guard = Guard(self._app, RULES, lambda *observed: None, account)
+        self._pieces = list(pieces)
+        self._every_s = every_s
+        self._ends = ends
+
+    async def ask(self, method: str, path: str) -> tuple[int, Message]:
+        """The status, and what the body says."""
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "headers": [(b"host", b"127.0.0.1"), (b"transfer-encoding", b"chunked")],
+            "client": ("10.0.0.1", 1),
+        }
+        await self._guard(scope, self._receive, self._send)
+        body = b"".join(message.get("body", b"") for message in self.answer[1:])
+        return self.answer[0]["status"], json.loads(body)
+
+    async def _app(self, scope: Any, receive: Callable[[], Awaitable[Message]], send: Any) -> None:
+        self.reached += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def _receive(self) -> Message:
+        if self._pieces:
+            await trio.sleep(self._every_s)
+            piece = self._pieces.pop(0)
+            return {"type": "http.request", "body": piece, "more_body": bool(self._pieces) or not self._ends}
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def _send(self, message: Message) -> None:
+        self.answer.append(message)
+
+
+async def test_a_body_must_come_in_time(autojump_clock: MockClock) -> None:
+    account, began_s = Account(LARGE), trio.current_time()
+    client = Client(account, bytes(BODY_BYTES_PER_S), bytes(BODY_BYTES_PER_S))
+    status, problem = await client.ask("POST", "/topics/t")
+    assert (status, problem["code"]) == (408, "TIMED_OUT") and f"{2 * BODY_BYTES_PER_S} bytes" in problem["detail"]
+    assert trio.current_time() - began_s == BODY_S + 2, "and a second for each 64 KiB"
+    assert client.reached == 0 and account.bytes == 0
+
+
+async def test_a_body_that_comes_slowly_is_taken(autojump_clock: MockClock) -> None:
+    account = Account(LARGE)
+    client = Client(account, *[bytes(BODY_BYTES_PER_S)] * 4, every_s=8, ends=True)
+    assert (await client.ask("POST", "/topics/t"))[0] == 200
+    assert client.reached == 1 and account.bytes == 0
+
+
+@pytest.mark.parametrize("gives_back_s", [None, ROOM_S - 1, ROOM_S + 1])
+async def test_a_request_waits_for_room_for_its_answer(
+    autojump_clock: MockClock, nursery: trio.Nursery, gives_back_s: float | None
+) -> None:
+    account, began_s = Account(LARGE), trio.current_time()
+    account.take(LARGE)
+
+    async def give_back(after_s: float) -> None:
+        await trio.sleep(after_s)
+        account.give_back(LARGE)
+
+    if gives_back_s is not None:
+        nursery.start_soon(give_back, gives_back_s)
+    client = Client(account, b"", ends=True)
+    status, answer = await client.ask("GET", "/topics")
+    if gives_back_s is not None and gives_back_s < ROOM_S:
+        assert (status, client.reached) == (200, 1)
+    else:
+        assert (status, answer["code"], client.reached) == (503, "OVERLOADED", 0)
+        assert "(limits.memory_bytes)" in answer["detail"] and trio.current_time() - began_s == ROOM_S
+        assert account.bytes == LARGE, "it holds nothing any more"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+async def test_health_and_metrics_wait_for_no_room(autojump_clock: MockClock, path: str) -> None:
+    account, began_s = Account(LARGE), trio.current_time()
+    account.take(LARGE)
+    client = Client(account, b"", ends=True)
+    assert (await client.ask("GET", path))[0] == 200 and trio.current_time() == began_s
