@@ -265,14 +265,6 @@ async def test_http_on_the_client_port_is_told_the_right_one(tmp_path: Path, dia
         assert f"HTTP belongs to {node.http}" in answer
 
 
-async def test_a_connection_too_many(tmp_path: Path, node: Serving, dial: Dial) -> None:
-    async with run_node(small_config(tmp_path / "other", LIMITS__CONNECTIONS="1")) as small:
-        first = await dial(small)
-        second = await dial(small, hello=False)
-        assert code(await second.receive()) == "OVERLOADED"
-        assert (await first.call(Type.PING))[0] == 0
-
-
 async def test_a_client_that_never_reads_stops_only_itself(tmp_path: Path, dial: Dial) -> None:
     limit = 4 * 2**20
     config = small_config(

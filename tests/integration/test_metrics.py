@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import sandq
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
+from sandq.server import tcp
 from sandq.server.metrics.catalog import EVERY
 from tests.integration.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock
@@ -188,7 +189,8 @@ async def test_connections_are_counted(node: Serving, client: RawClient, dial: D
     assert (found("received_bytes_total") or 0) > 100 and (found("sent_bytes_total") or 0) > 100
 
 
-async def test_refused_connections_are_counted(tmp_path: Path, dial: Dial) -> None:
+async def test_refused_connections_are_counted(tmp_path: Path, dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp, "SPARE_PLACES", 0)
     async with run_node(small_config(tmp_path, LIMITS__CONNECTIONS="1")) as node:
         await dial(node)
         refused = await dial(node, hello=False)
