@@ -1,7 +1,8 @@
 """One member of a gossiping cluster, without its sockets: what arrives goes in, what is to be sent comes out.
 
 The edge calls `receive`, `on_...` and `tick`, with the time of one clock that never goes back, and afterwards takes
-`take_packets()`, `take_asks()` and `take_changed()`. Nothing here waits.
+`take_packets()`, `take_asks()` and `take_changed()`. Nothing here waits. What may take long is there in steps as well;
+other calls may come between them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from sandq.gossip.messages import VSN, Ack, Alive, Dead, IndirectPing, Message, 
 from sandq.gossip.nodes import Judge, Node, Nodes, Standing
 from sandq.gossip.packets import COMPOUND_BYTES, PACKET_BYTES, PART_BYTES, Packets
 from sandq.gossip.probing import Prober
-from sandq.gossip.serf_messages import JoinIntent, LeaveIntent, SerfState, decode_serf, encode_serf, encode_tags
+from sandq.gossip.serf_messages import (
+    JoinIntent,
+    LeaveIntent,
+    SerfState,
+    decode_serf,
+    decoding_serf,
+    encode_serf,
+    encode_tags,
+)
+from sandq.gossip.steps import Steps, at_once
 from sandq.gossip.streams import PushPull
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
@@ -31,6 +41,12 @@ RECONNECTS: Final = 3
 """Attempts to reach one that failed, of all its cluster together, in an interval."""
 ASKS_MOST: Final = 64
 """Streams to be opened that wait for the edge; further ones are left out, as each is tried again later anyway."""
+OPENED_BYTES: Final = 1024
+"""Of a datagram, opened with one unit of work."""
+MESSAGE_WORK: Final = 4
+"""Units of work for what is said of a member ..."""
+CHANGE_WORK: Final = 32
+"""... and when it changes what is believed of it, and is published and logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +162,6 @@ class Gossip:
     def use_packets(self, packets: Packets) -> None:
         """Datagrams are sealed and opened by these from now on."""
         self._codec = packets
-        self._unseal = packets.open
 
     def announce_join(self) -> None:
         """After a seed has answered."""
@@ -167,15 +182,26 @@ class Gossip:
 
         Where much has come, give it in before `tick`: an answer that lies here must not be taken for a missing one.
         """
+        at_once(self.receiving(now, datagram, source))
+
+    def receiving(self, now: float, datagram: bytes, source: Address) -> Steps[None]:
+        """Do the same in steps."""
         self._agenda.advance(now)
+        yield 1 + len(datagram) // OPENED_BYTES
         try:
-            opened = self._unseal(datagram)
+            opened = yield from self._codec.opening(datagram)
         except ProtocolError:
             self.counts["malformed"] += 1
             return
         self.counts["malformed"] += opened.malformed
         for message in opened.messages:
+            before = len(self._changed)
             self._take(message, source)
+            yield self._work(before)
+
+    def _work(self, changed: int) -> int:
+        """Of one message, before which so many members had changed."""
+        return MESSAGE_WORK + CHANGE_WORK * max(0, len(self._changed) - changed)
 
     def _take(self, message: Message, source: Address) -> None:
         match message:
@@ -233,11 +259,18 @@ class Gossip:
 
     def on_push_pull(self, now: float, theirs: PushPull) -> None:
         """What another one knows. Raises ProtocolError, and nothing has changed."""
+        at_once(self.merging(now, theirs))
+
+    def merging(self, now: float, theirs: PushPull) -> Steps[None]:
+        """Do the same in steps."""
         self._agenda.advance(now)
-        word = decode_serf(theirs.user) if theirs.user else None
-        self._nodes.merge(list(theirs.nodes))
+        word = (yield from decoding_serf(theirs.user)) if theirs.user else None
+        for state in theirs.nodes:
+            before = len(self._changed)
+            self._nodes.merge(state)
+            yield self._work(before)
         if isinstance(word, SerfState):
-            self._members.merge(word)
+            yield from self._members.merging(word)
 
     def on_stream_ping(self, ping: Ping) -> Ack | None:
         """The answer to a ping that came over a stream; None when it is meant for somebody else."""

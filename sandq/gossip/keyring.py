@@ -14,10 +14,14 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import GCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from sandq.gossip.steps import Steps
 from sandq.model.errors import ConfigError, InvalidSetting, ProtocolError
 
 VERSION: Final = 1
@@ -30,6 +34,10 @@ KEYS_MOST: Final = 16
 """Each is tried on every packet that nobody's key fits."""
 DERIVED_KEY_BYTES: Final = 32
 INFO: Final = b"sandq gossip 1"
+STEP_BYTES: Final = 256 << 10
+"""Decrypted in a step, with one key."""
+STEP_WORK: Final = 64
+"""Units of work of a step."""
 
 _VERSION = bytes((VERSION,))
 
@@ -45,6 +53,7 @@ class Keyring:
                 raise InvalidSetting(f"gossip key {place} has {len(key)} bytes: 16, 24 or 32 are expected")
             if key in keys[: place - 1]:
                 raise InvalidSetting(f"gossip key {place} is key {keys.index(key) + 1} again: remove one of them")
+        self._keys = list(keys)
         self._ciphers = [AESGCM(key) for key in keys]
 
     @classmethod
@@ -74,15 +83,43 @@ class Keyring:
 
     def open(self, data: bytes, aad: bytes) -> bytes:
         """The plain bytes. Raises ProtocolError."""
-        if len(data) < OVERHEAD or data[0] != VERSION:
-            raise ProtocolError(f"{len(data)} bytes that are not encrypted, and this cluster has a key")
+        _check(data)
         nonce, sealed = data[1 : 1 + NONCE_BYTES], data[1 + NONCE_BYTES :]
         for cipher in self._ciphers:
             try:
                 return cipher.decrypt(nonce, sealed, aad)
             except InvalidTag:
                 continue
-        raise ProtocolError(f"no key fits: {len(data)} bytes of another cluster, or not of this key file")
+        raise _no_key_fits(data)
+
+    def opening(self, data: bytes | bytearray, aad: bytes) -> Steps[bytes | bytearray]:
+        """Do the same in steps: a stranger may send megabytes that no key fits."""
+        _check(data)
+        nonce, tag = bytes(data[1 : 1 + NONCE_BYTES]), bytes(data[-TAG_BYTES:])
+        sealed = memoryview(data)[1 + NONCE_BYTES : -TAG_BYTES]
+        for key in self._keys:
+            decryptor = Cipher(AES(key), GCM(nonce, tag)).decryptor()
+            decryptor.authenticate_additional_data(aad)
+            plain = bytearray()
+            for start in range(0, len(sealed), STEP_BYTES):
+                if start:
+                    yield STEP_WORK
+                plain += decryptor.update(sealed[start : start + STEP_BYTES])
+            try:
+                decryptor.finalize()
+            except InvalidTag:
+                continue
+            return plain
+        raise _no_key_fits(data)
+
+
+def _check(data: bytes | bytearray) -> None:
+    if len(data) < OVERHEAD or data[0] != VERSION:
+        raise ProtocolError(f"{len(data)} bytes that are not encrypted, and this cluster has a key")
+
+
+def _no_key_fits(data: bytes | bytearray) -> ProtocolError:
+    return ProtocolError(f"no key fits: {len(data)} bytes of another cluster, or not of this key file")
 
 
 def _key(encoded: str, where: str) -> bytes:

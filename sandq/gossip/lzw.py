@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sandq.gossip.steps import Steps, at_once
 from sandq.model.errors import ProtocolError
 
 CLEAR: Final = 256
@@ -15,12 +16,23 @@ END: Final = 257
 FIRST_WIDTH: Final = 9
 LAST_WIDTH: Final = 12
 TABLE_ENTRIES: Final = 1 << LAST_WIDTH
+STEP_BYTES: Final = 2048
+"""Compressed bytes of a step."""
+STEP_PLAIN_BYTES: Final = 256 << 10
+"""What comes out of a step, about: 2,048 bytes may stand for megabytes."""
+STEP_WORK: Final = 128
+"""Units of work of a step."""
 
 _START: Final = [bytes((byte,)) for byte in range(256)] + [b"", b""]
 
 
 def decode(data: bytes, limit: int) -> bytes:
     """What was compressed. ProtocolError when the bytes are none of Go's, or more than `limit` come out of them."""
+    return at_once(decoding(data, limit))
+
+
+def decoding(data: bytes, limit: int) -> Steps[bytes]:
+    """Do the same in steps."""
     table = _START.copy()
     width = FIRST_WIDTH
     mask = (1 << width) - 1
@@ -29,8 +41,13 @@ def decode(data: bytes, limit: int) -> bytes:
     # Not a list of pieces to join: that takes 88 bytes a piece.
     plain = bytearray()
     bits = have = 0
+    pause_at = STEP_BYTES
+    pause_above = min(STEP_PLAIN_BYTES, limit)
     # A code has at least 9 bits: a byte completes one at most.
     for at, byte in enumerate(data, 1):
+        if at == pause_at:
+            yield STEP_WORK
+            pause_at = at + STEP_BYTES
         bits |= byte << have
         have += 8
         if have < width:
@@ -60,8 +77,11 @@ def decode(data: bytes, limit: int) -> bytes:
         else:
             raise ProtocolError(f"code {code} where {known} are known: what is compressed is corrupt")
         plain += piece
-        if len(plain) > limit:
-            raise ProtocolError(f"more than {limit} bytes are compressed: too many")
+        if len(plain) > pause_above:
+            if len(plain) > limit:
+                raise ProtocolError(f"more than {limit} bytes are compressed: too many")
+            yield STEP_WORK
+            pause_above = min(len(plain) + STEP_PLAIN_BYTES, limit)
         last = piece
         # The next code may be the entry that it brings about itself.
         if len(table) > mask and width < LAST_WIDTH:

@@ -15,6 +15,7 @@ from sandq.gossip.broadcasts import Broadcasts
 from sandq.gossip.messages import User, encode
 from sandq.gossip.nodes import MEMBERS_MOST, Node, Standing
 from sandq.gossip.serf_messages import JoinIntent, LeaveIntent, SerfState, decode_tags, encode_serf
+from sandq.gossip.steps import Steps, at_once
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import Timing
@@ -30,6 +31,8 @@ of one time neither counts."""
 LTIME_JUMP: Final = 2**40
 """No cluster says so much between two words that a member hears. Who names a later time is not believed: the numbers
 would run out."""
+MERGED_WORK: Final = 1
+"""Units of work for an intent of another one's state."""
 
 
 class Record:
@@ -245,12 +248,18 @@ class Members:
 
     def merge(self, theirs: SerfState) -> None:
         """What another member knows of intents. Nothing of it is handed on: it is no news to others."""
+        at_once(self.merging(theirs))
+
+    def merging(self, theirs: SerfState) -> Steps[None]:
+        """Do the same in steps."""
         latest = max([theirs.ltime - 1, *theirs.status_ltimes.values()])
         if not self._witness(latest):
             return
         left = dict.fromkeys(theirs.left_members)
         for name in left:
             self._take(LeaveIntent(theirs.status_ltimes.get(name, 0), name, False))
+            yield MERGED_WORK
         for name, ltime in theirs.status_ltimes.items():
             if name not in left:
                 self._take(JoinIntent(ltime, name))
+                yield MERGED_WORK

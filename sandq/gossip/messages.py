@@ -45,6 +45,7 @@ from sandq.gossip.fields import (
     unpack,
     versions,
 )
+from sandq.gossip.steps import Steps
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError
 
@@ -75,8 +76,7 @@ ERROR_BYTES: Final = 512
 LZW: Final = 0
 """The one algorithm that there is."""
 COMPRESSED_BYTES: Final = 2 << 20
-"""Of what is compressed, at most. They take up to 2 seconds, in which a node does nothing else; the states of 2000
-nodes are 0.1 MB."""
+"""Of what is compressed, at most. They take up to 2 seconds, in steps; the states of 2000 nodes are 0.1 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +251,12 @@ def from_fields(kind: int, fields: Fields) -> Message:
         raise _wrong(kind, error) from None
 
 
-def inflate(fields: Fields, limit: int) -> bytes:
-    """What was compressed, at most `limit` bytes. Raises ProtocolError."""
+def inflating(fields: Fields, limit: int) -> Steps[bytes]:
+    """What was compressed, at most `limit` bytes, in steps. Raises ProtocolError."""
     algorithm = number(fields, b"Algo", U8_MAX, LZW)
     if algorithm != LZW:
         raise ProtocolError(f"compressed with algorithm {algorithm}, {LZW} alone is known")
-    return lzw.decode(raw(fields, b"Buf", COMPRESSED_BYTES), limit)
+    return lzw.decoding(raw(fields, b"Buf", COMPRESSED_BYTES), limit)
 
 
 def _wrong(kind: int, error: ProtocolError) -> ProtocolError:

@@ -302,15 +302,15 @@ class Nodes:
         self._broadcasts.put(node.name, encode(said))
         self._on_change(node, before)
 
-    def merge(self, states: list[NodeState]) -> None:
-        """What another member believes. Its "dead" may be old: the member is suspected, and may say that it lives."""
-        for state in states:
-            if state.state == Standing.ALIVE:
-                self.alive(Alive(state.incarnation, state.name, state.address, state.meta, state.vsn))
-            elif state.state == Standing.LEFT:
-                self.dead(Dead(state.incarnation, state.name, state.name))
-            else:
-                self.suspect(Suspect(state.incarnation, state.name, self.own.name))
+    def merge(self, state: NodeState) -> None:
+        """What another member believes of one. Its "dead" may be old: who is meant is suspected, and may say that it
+        lives."""
+        if state.state == Standing.ALIVE:
+            self.alive(Alive(state.incarnation, state.name, state.address, state.meta, state.vsn))
+        elif state.state == Standing.LEFT:
+            self.dead(Dead(state.incarnation, state.name, state.name))
+        else:
+            self.suspect(Suspect(state.incarnation, state.name, self.own.name))
 
     # -- inner ----------------------------------------------------------------------------------------------------
 

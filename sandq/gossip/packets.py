@@ -20,7 +20,8 @@ from zlib import crc32
 
 from sandq.gossip.fields import U8_MAX, U16_MAX, unpack
 from sandq.gossip.keyring import OVERHEAD, VERSION, Keyring
-from sandq.gossip.messages import COMPOUND, COMPRESS, CRC, LABEL, Message, decode, inflate
+from sandq.gossip.messages import COMPOUND, COMPRESS, CRC, LABEL, Message, decode, inflating
+from sandq.gossip.steps import Steps, at_once
 from sandq.model.errors import ProtocolError, TooLarge
 
 PACKET_BYTES: Final = 1400
@@ -69,6 +70,10 @@ class Packets:
 
     def open(self, datagram: bytes) -> Opened:
         """The messages of a datagram. ProtocolError when a layer is wrong, or the only message."""
+        return at_once(self.opening(datagram))
+
+    def opening(self, datagram: bytes) -> Steps[Opened]:
+        """Do the same in steps."""
         data = datagram
         if not data:
             raise ProtocolError("an empty datagram")
@@ -77,8 +82,8 @@ class Packets:
         if self._decrypt is not None:
             data = self._decrypt(data, b"")
         elif data[0] == VERSION:
-            return _unsure(data)
-        return _opened(data)
+            return (yield from _unsure(data))
+        return (yield from _opened(data))
 
 
 def _compound(parts: Sequence[bytes]) -> bytes:
@@ -88,22 +93,22 @@ def _compound(parts: Sequence[bytes]) -> bytes:
     return b"".join((_COMPOUND_TYPE, bytes((len(parts),)), _LENGTHS[len(parts)].pack(*lengths), *parts))
 
 
-def _unsure(data: bytes) -> Opened:
+def _unsure(data: bytes) -> Steps[Opened]:
     """Of an indirect ping, or of what begins with the same byte: a packet that is encrypted."""
     try:
-        return _opened(data)
+        return (yield from _opened(data))
     except ProtocolError as error:
         raise ProtocolError(f"{error}; is it encrypted? This node has no gossip key") from None
 
 
-def _opened(data: bytes) -> Opened:
+def _opened(data: bytes) -> Steps[Opened]:
     """What is in a datagram that is not encrypted, or not any more."""
     if data[:1] == _CRC_TYPE:
         if len(data) < CRC_BYTES or crc32(data[CRC_BYTES:]) != _CRC.unpack_from(data)[1]:
             raise ProtocolError(f"the checksum of a datagram of {len(data)} bytes is wrong")
         data = data[CRC_BYTES:]
     if data[:1] == _COMPRESS_TYPE:
-        data = inflate(unpack(data[1:]), RECEIVE_BYTES)
+        data = yield from inflating(unpack(data[1:]), RECEIVE_BYTES)
     if data[:1] == _COMPOUND_TYPE:
         return _parts(data)
     return Opened([decode(data)], 0)

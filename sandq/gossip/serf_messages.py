@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgpack
 
 from sandq.gossip.fields import META_BYTES, U64_MAX, Fields, as_name, flag, name, number, pack, unpack, unreadable
+from sandq.gossip.steps import Steps, at_once
 from sandq.model.errors import InvalidRequest, ProtocolError, TooLarge
 
 LEAVE: Final = 0
@@ -30,6 +31,10 @@ STATE: Final = 2
 LTIME_MAX: Final = U64_MAX
 MEMBERS_MOST: Final = 10_000
 """Names in a state, in each of its two lists."""
+PIECE_BYTES: Final = 32 << 10
+"""Of a state, read in a step ..."""
+PIECE_WORK: Final = 128
+"""... which is so many units of work."""
 TAGS_MAGIC: Final = 0xFF
 TAGS_MOST: Final = META_BYTES // 2
 
@@ -140,6 +145,11 @@ def encode_serf(message: LeaveIntent | JoinIntent | SerfState) -> bytes:
 
 def decode_serf(body: bytes) -> SerfMessage:
     """The message that the body of a `User`, or the user state of a `PushPull`, is. Raises ProtocolError."""
+    return at_once(decoding_serf(body))
+
+
+def decoding_serf(body: bytes) -> Steps[SerfMessage]:
+    """Do the same in steps."""
     if not body:
         raise ProtocolError("a Serf message without a byte")
     kind = body[0]
@@ -151,16 +161,16 @@ def decode_serf(body: bytes) -> SerfMessage:
             fields = unpack(body[1:])
             return JoinIntent(number(fields, b"LTime", LTIME_MAX), name(fields, b"Node"))
         if kind == STATE:
-            return _state(body[1:])
+            return (yield from _state(body[1:]))
     except ProtocolError as error:
         raise ProtocolError(f"a Serf message of type {kind}: {error}") from None
     return OtherSerf(kind)
 
 
-def _state(body: bytes) -> SerfState:
+def _state(body: bytes) -> Steps[SerfState]:
     # Not in one piece: it may hold thousands of names, and of events, which nobody here wants.
     try:
-        fields = _StateReader(body).fields()
+        fields = yield from _StateReader(body).fields()
     except ProtocolError:
         raise
     except Exception as error:  # msgpack raises a dozen kinds
@@ -183,47 +193,64 @@ class _StateReader:
         self._unpacker = msgpack.Unpacker(
             raw=True, max_buffer_size=len(body), max_array_len=0, max_map_len=0, max_ext_len=0
         )
-        self._unpacker.feed(body)
+        self._fed = 0
 
-    def fields(self) -> Fields:
-        readers: dict[bytes, Callable[[], Any]] = {
-            b"LTime": self._unpacker.unpack,
+    def fields(self) -> Steps[Fields]:
+        readers: dict[bytes, Callable[[], Steps[Any]]] = {
+            b"LTime": self._value,
             b"StatusLTimes": self._ltimes,
             b"LeftMembers": self._names,
-            b"EventLTime": self._unpacker.unpack,
-            b"QueryLTime": self._unpacker.unpack,
+            b"EventLTime": self._value,
+            b"QueryLTime": self._value,
         }
         found = {}
-        for _ in range(self._unpacker.read_map_header()):
-            key = self._unpacker.unpack()
+        for _ in range((yield from self._read(self._unpacker.read_map_header))):
+            key = yield from self._value()
             if key in readers:
-                found[key] = readers[key]()
+                found[key] = yield from readers[key]()
             else:
-                self._unpacker.skip()
+                yield from self._read(self._unpacker.skip)
         if self._unpacker.tell() != len(self._body):
             raise ProtocolError(f"bytes behind the map: {len(self._body) - self._unpacker.tell()}")
         return found
 
-    def _ltimes(self) -> dict[str, int]:
-        size = 0 if self._nil() else self._checked(self._unpacker.read_map_header())
+    def _ltimes(self) -> Steps[dict[str, int]]:
         found = {}
-        for _ in range(size):
-            key = as_name(self._unpacker.unpack(), b"StatusLTimes")
-            found[key] = number({b"LTime": self._unpacker.unpack()}, b"LTime", LTIME_MAX)
+        for _ in range((yield from self._size(self._unpacker.read_map_header))):
+            key = as_name((yield from self._value()), b"StatusLTimes")
+            found[key] = number({b"LTime": (yield from self._value())}, b"LTime", LTIME_MAX)
         return found
 
-    def _names(self) -> tuple[str, ...]:
-        size = 0 if self._nil() else self._checked(self._unpacker.read_array_header())
-        return tuple([as_name(self._unpacker.unpack(), b"LeftMembers") for _ in range(size)])
+    def _names(self) -> Steps[tuple[str, ...]]:
+        found = []
+        for _ in range((yield from self._size(self._unpacker.read_array_header))):
+            found.append(as_name((yield from self._value()), b"LeftMembers"))
+        return tuple(found)
 
-    def _nil(self) -> bool:
+    def _value(self) -> Steps[Any]:
+        return (yield from self._read(self._unpacker.unpack))
+
+    def _read(self, read: Callable[[], Any]) -> Steps[Any]:
+        """What it reads, once enough of the body was given to the unpacker."""
+        while True:
+            try:
+                return read()
+            except msgpack.OutOfData:
+                if self._fed >= len(self._body):
+                    raise
+            if self._fed:
+                yield PIECE_WORK
+            piece = self._body[self._fed : self._fed + PIECE_BYTES]
+            self._unpacker.feed(piece)
+            self._fed += len(piece)
+
+    def _size(self, read_header: Callable[[], int]) -> Steps[int]:
+        """Of a list of members; nil is an empty one."""
         at = self._unpacker.tell()
-        if self._body[at : at + 1] != bytes((_NIL,)):
-            return False
-        self._unpacker.skip()
-        return True
-
-    def _checked(self, size: int) -> int:
+        if self._body[at : at + 1] == bytes((_NIL,)):
+            yield from self._read(self._unpacker.skip)
+            return 0
+        size: int = yield from self._read(read_header)
         if size > MEMBERS_MOST:
             raise ProtocolError(f"{size} members, {MEMBERS_MOST} are allowed")
         return size

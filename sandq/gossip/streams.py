@@ -8,13 +8,13 @@
     0, 2, 13    ping, ack, err, as in a packet
 
 What is not encrypted does not say how long it is: it is read as it comes. Memory follows what has arrived, not what
-a length announces. sandq compresses nothing.
+a length announces. sandq compresses nothing. What takes long is done in steps (`steps`).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ from sandq.gossip.keyring import OVERHEAD, Keyring
 from sandq.gossip.messages import (
     ACK,
     COMPRESS,
+    COMPRESSED_BYTES,
     ENCRYPT,
     ERR,
     INCARNATION_MAX,
@@ -51,8 +52,9 @@ from sandq.gossip.messages import (
     User,
     encode,
     from_fields,
-    inflate,
+    inflating,
 )
+from sandq.gossip.steps import Steps, at_once
 from sandq.model.config_schema import Address
 from sandq.model.errors import ProtocolError, TooLarge
 
@@ -63,9 +65,25 @@ USER_BYTES: Final = 8 << 20
 NODES_MOST: Final = 10_000
 READ_BYTES: Final = 16 << 10
 """Room that the reader of a stream begins with."""
+PIECE_BYTES: Final = 64 << 10
+"""Of what was encrypted or compressed so much is read at a time."""
+PIECE_WORK: Final = 16
+"""Units of work for such a piece."""
+MAP_BYTES: Final = 128 << 10
+"""Of a map whose end has not come, at most: nested arrays take 28 times as much memory as they have bytes."""
+NODE_BYTES: Final = 1024
+"""What a node's state takes in memory, about, with its longest name and tags."""
+NODES_AT_ONCE: Final = 32
+"""Read or written in a step."""
+NODES_WORK: Final = 128
+"""Units of work for so many."""
 ALIVE_STATE, SUSPECT_STATE, DEAD_STATE, LEFT_STATE = range(4)
 
 _HEADER = struct.Struct(">BI")
+# Of msgpack: a map of a few items, raw bytes of a few; the other kinds of bytes, and how long their lengths are.
+_FIXMAP, _FIXMAP_ITEMS = 0x80, 0x0F
+_FIXRAW, _FIXRAW_BYTES = 0xA0, 0x1F
+_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +119,11 @@ class Streams:
 
     def seal(self, message: Whole) -> bytes:
         """All bytes of one direction. TooLarge when the other side would not take so many."""
-        plain = _encode(message)
+        return at_once(self.sealing(message))
+
+    def sealing(self, message: Whole) -> Steps[bytes]:
+        """Do the same in steps."""
+        plain = yield from _encoding(message)
         size = len(plain) + _HEADER.size + OVERHEAD
         if size > STREAM_BYTES:
             raise TooLarge(
@@ -128,14 +150,24 @@ class StreamReader:
         self._reading = _plain(self._source) if keyring is None else _sealed(self._source, keyring)
         self._ended = False
 
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of what has arrived: bytes, and what was made of them, about."""
+        return self._source.held_bytes
+
     def feed(self, data: bytes) -> Whole | None:
         """The message when these bytes complete it; None: there must be more. ProtocolError when it is none, and
         when the message is complete or was none already."""
+        return at_once(self.feeding(data))
+
+    def feeding(self, data: bytes) -> Steps[Whole | None]:
+        """Do the same in steps."""
         if self._ended:
             raise ProtocolError("bytes behind the one message of a gossip stream")
         try:
             self._source.feed(data)
-            next(self._reading)
+            while (work := next(self._reading)) != MORE:
+                yield work
         except StopIteration as end:
             self._ended = True
             found: Whole = end.value
@@ -149,7 +181,7 @@ class StreamReader:
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def _encode(message: Whole) -> bytes:
+def _encoding(message: Whole) -> Steps[bytes]:
     if isinstance(message, User):
         return bytes((USER,)) + pack({"UserMsgLen": len(message.body)}) + message.body
     if not isinstance(message, PushPull):
@@ -157,7 +189,12 @@ def _encode(message: Whole) -> bytes:
     if len(message.nodes) > NODES_MOST or len(message.user) > USER_BYTES:
         raise TooLarge(f"a state of {len(message.nodes)} nodes and {len(message.user)} bytes of Serf's is too large")
     head = {"Nodes": len(message.nodes), "UserStateLen": len(message.user), "Join": message.join}
-    return b"".join((bytes((PUSH_PULL,)), pack(head), *map(_encode_node, message.nodes), message.user))
+    parts = [bytes((PUSH_PULL,)), pack(head)]
+    for start in range(0, len(message.nodes), NODES_AT_ONCE):
+        if start:
+            yield NODES_WORK
+        parts += map(_encode_node, message.nodes[start : start + NODES_AT_ONCE])
+    return b"".join((*parts, message.user))
 
 
 def _encode_node(node: NodeState) -> bytes:
@@ -175,8 +212,9 @@ def _encode_node(node: NodeState) -> bytes:
 
 # ---------------------------------------------------------------------------------------------------------- reading
 
-LinearizableReads = Generator[None, None, Any]
-"""Yields whenever more bytes are needed; returns what it read."""
+MORE: Final = 0
+Reads = Steps[Any]
+"""Yields `MORE` whenever more bytes are needed, and the units of work of each step; returns what it read."""
 
 
 class _Source:
@@ -184,7 +222,8 @@ class _Source:
 
     def __init__(self) -> None:
         self._arrived = 0
-        self._taken = 0
+        self.nodes = 0
+        """States of nodes that were read."""
         # A text has to be there before room is made for it; arrays and maps have not.
         self._unpacker = msgpack.Unpacker(
             raw=True,
@@ -199,80 +238,117 @@ class _Source:
         )
         self._take = self._unpacker.read_bytes
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | bytearray) -> None:
         self._arrived += len(data)
         if self._arrived > STREAM_BYTES:
             raise ProtocolError(f"more than {STREAM_BYTES} bytes of gossip on a stream")
         self._unpacker.feed(data)
 
     @property
+    def held_bytes(self) -> int:
+        """About."""
+        return self._arrived + self.nodes * NODE_BYTES
+
+    @property
     def left(self) -> int:
         """Bytes that arrived and were not read."""
         return self._arrived - int(self._unpacker.tell())
 
-    def bytes(self, size: int) -> Generator[None, None, bytes]:
+    def take(self, size: int) -> Steps[bytes]:
         """The next `size` bytes as they are."""
+        return bytes((yield from self.gathered(size)))
+
+    def gathered(self, size: int) -> Steps[bytes | bytearray]:
+        """The same, not copied once more: there may be megabytes."""
         first: bytes = self._take(size)
         if len(first) == size:
             return first
         found = bytearray(first)
         while len(found) < size:
-            yield
+            yield MORE
             found += self._take(size - len(found))
-        return bytes(found)
+        return found
 
-    def fields(self) -> Generator[None, None, Fields]:
+    def fields(self) -> Steps[Fields]:
         """The next msgpack map."""
+        return as_fields((yield from self._value()))
+
+    def compressed_fields(self) -> Steps[Fields]:
+        """The next msgpack map, of something compressed: its `Buf` alone may be long, and nothing unknown is kept."""
+        head = (yield from self.take(1))[0]
+        if head & ~_FIXMAP_ITEMS != _FIXMAP:
+            raise ProtocolError(f"a map of what is compressed begins with {head}")
+        found: dict[bytes, Any] = {}
+        for _ in range(head & _FIXMAP_ITEMS):
+            key = yield from self._value()
+            value = (yield from self._compressed()) if key == b"Buf" else (yield from self._value())
+            if key == b"Buf" or key == b"Algo":
+                found[key] = value
+        return found
+
+    def _compressed(self) -> Steps[bytes]:
+        head = (yield from self.take(1))[0]
+        if head & ~_FIXRAW_BYTES == _FIXRAW:
+            size = head & _FIXRAW_BYTES
+        elif head in _LENGTH_BYTES:
+            size = int.from_bytes((yield from self.take(_LENGTH_BYTES[head])), "big")
+        else:
+            raise ProtocolError(f"Buf begins with {head}: bytes are expected")
+        if size > COMPRESSED_BYTES:
+            raise ProtocolError(f"Buf is of {size} bytes, at most {COMPRESSED_BYTES} are expected")
+        return (yield from self.take(size))
+
+    def _value(self) -> Steps[Any]:
+        begins_at = int(self._unpacker.tell())
         while True:
             try:
-                return as_fields(self._unpacker.unpack())
+                return self._unpacker.unpack()
             except msgpack.OutOfData:
-                pass
-            except ProtocolError:
-                raise
+                # All that has arrived since is of this value.
+                if self._arrived - begins_at > MAP_BYTES:
+                    raise ProtocolError(f"a map of more than {MAP_BYTES} bytes on a gossip stream") from None
             except Exception as error:  # msgpack raises a dozen kinds
                 raise unreadable(error) from None
-            yield
+            yield MORE
 
 
-def _sealed(source: _Source, keyring: Keyring) -> LinearizableReads:
-    decrypt = keyring.open
-    header = yield from source.bytes(1)
+def _sealed(source: _Source, keyring: Keyring) -> Reads:
+    header = yield from source.take(1)
     if header[0] != ENCRYPT:
         raise _unexpected(header[0], "and this node has a gossip key: only what is encrypted is read")
-    header += yield from source.bytes(_HEADER.size - 1)
+    header += yield from source.take(_HEADER.size - 1)
     length = _HEADER.unpack(header)[1]
     if length > STREAM_BYTES - _HEADER.size:
         raise ProtocolError(f"{length} bytes of gossip announced on a stream: {STREAM_BYTES} is the limit")
-    sealed = yield from source.bytes(length)
-    return _whole(decrypt(sealed, header), _plain)
+    sealed = yield from source.gathered(length)
+    return (yield from _whole((yield from keyring.opening(sealed, header)), _plain))
 
 
-def _plain(source: _Source) -> LinearizableReads:
-    kind = (yield from source.bytes(1))[0]
+def _plain(source: _Source) -> Reads:
+    kind = (yield from source.take(1))[0]
     if kind != COMPRESS:
         return (yield from _message(source, kind))
-    fields = yield from source.fields()
-    return _whole(inflate(fields, STREAM_BYTES), _inflated)
+    fields = yield from source.compressed_fields()
+    return (yield from _whole((yield from inflating(fields, STREAM_BYTES)), _inflated))
 
 
-def _inflated(source: _Source) -> LinearizableReads:
-    kind = (yield from source.bytes(1))[0]
+def _inflated(source: _Source) -> Reads:
+    kind = (yield from source.take(1))[0]
     return (yield from _message(source, kind))
 
 
-def _message(source: _Source, kind: int) -> LinearizableReads:
+def _message(source: _Source, kind: int) -> Reads:
     if kind == PUSH_PULL:
         return (yield from _push_pull(source))
     if kind == USER:
         length = number((yield from source.fields()), b"UserMsgLen", USER_BYTES)
-        return User((yield from source.bytes(length)))
+        return User((yield from source.take(length)))
     if kind in (PING, ACK, ERR):
         return from_fields(kind, (yield from source.fields()))
     raise _unexpected(kind, "which is not for streams")
 
 
-def _push_pull(source: _Source) -> LinearizableReads:
+def _push_pull(source: _Source) -> Reads:
     head = yield from source.fields()
     count = number(head, b"Nodes", NODES_MOST, 0)
     length = number(head, b"UserStateLen", USER_BYTES, 0)
@@ -280,7 +356,10 @@ def _push_pull(source: _Source) -> LinearizableReads:
     nodes = []
     for _ in range(count):
         nodes.append(_node((yield from source.fields())))
-    return PushPull(join, tuple(nodes), (yield from source.bytes(length)))
+        source.nodes += 1
+        if not source.nodes % NODES_AT_ONCE:
+            yield NODES_WORK
+    return PushPull(join, tuple(nodes), (yield from source.take(length)))
 
 
 def _node(fields: Fields) -> NodeState:
@@ -294,17 +373,21 @@ def _node(fields: Fields) -> NodeState:
     )
 
 
-def _whole(data: bytes, read: Callable[[_Source], LinearizableReads]) -> Whole:
+def _whole(data: bytes | bytearray, read: Callable[[_Source], Reads]) -> Reads:
     """The message that all of these bytes are."""
     source = _Source()
-    source.feed(data)
-    try:
-        next(read(source))
-    except StopIteration as end:
-        if source.left:
-            raise ProtocolError(f"{source.left} bytes behind the message of a gossip stream") from None
-        found: Whole = end.value
-        return found
+    reading = read(source)
+    for start in range(0, max(1, len(data)), PIECE_BYTES):
+        source.feed(data[start : start + PIECE_BYTES])
+        try:
+            while (work := next(reading)) != MORE:
+                yield work
+        except StopIteration as end:
+            behind = source.left + max(0, len(data) - start - PIECE_BYTES)
+            if behind:
+                raise ProtocolError(f"{behind} bytes behind the message of a gossip stream") from None
+            return end.value
+        yield PIECE_WORK
     raise ProtocolError(f"a gossip stream's message does not end in its {len(data)} bytes")
 
 

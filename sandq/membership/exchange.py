@@ -7,20 +7,24 @@ from collections.abc import AsyncIterator, Iterator
 
 import trio
 
+from sandq.broker.peers.door import Place
 from sandq.gossip.messages import Ack, Err, Message, Ping
 from sandq.gossip.streams import PushPull, Streams
+from sandq.membership.intake import Intake
 from sandq.model.config_schema import Address
 from sandq.model.errors import ConnectionLost, ProtocolError
 
 _RECEIVE_BYTES = 64 << 10
 
 
-async def ask(streams: Streams, address: Address, question: PushPull | Ping, limit_s: float) -> PushPull | Ack:
+async def ask(
+    streams: Streams, address: Address, question: PushPull | Ping, limit_s: float, intake: Intake, place: Place
+) -> PushPull | Ack:
     """The answer. ConnectionLost (with the reason), ProtocolError when it is no answer to that."""
     with _within(limit_s, address):
         async with _connected(address) as stream:
-            await stream.send_all(streams.seal(question))
-            answer = await receive(streams, stream)
+            await stream.send_all(await intake.do(place, streams.sealing(question)))
+            answer = await receive(streams, stream, intake, place)
     if isinstance(answer, Err):
         raise ProtocolError(f"{address} answered: {answer.error:.200}")
     if isinstance(question, PushPull) and isinstance(answer, PushPull):
@@ -30,7 +34,7 @@ async def ask(streams: Streams, address: Address, question: PushPull | Ping, lim
     raise ProtocolError(f"{address} answered {type(question).__name__} with {type(answer).__name__}")
 
 
-async def receive(streams: Streams, stream: trio.SocketStream) -> PushPull | Message:
+async def receive(streams: Streams, stream: trio.SocketStream, intake: Intake, place: Place) -> PushPull | Message:
     """The one message of the other direction. ConnectionLost, ProtocolError."""
     reader = streams.reader()
     while True:
@@ -40,7 +44,8 @@ async def receive(streams: Streams, stream: trio.SocketStream) -> PushPull | Mes
             raise ConnectionLost("the gossip stream broke") from None
         if not data:
             raise ConnectionLost("the gossip stream ended before its message did; are both encrypted alike?")
-        message = reader.feed(bytes(data))
+        intake.hold(place, reader.held_bytes + len(data))
+        message = await intake.do(place, reader.feeding(bytes(data)))
         if message is not None:
             return message
 

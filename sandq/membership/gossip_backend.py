@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import structlog
 import trio
 
+from sandq.broker.peers.door import Place, source_of
+from sandq.broker.turns import SHARED_WORK
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import NONCE_BYTES, Keyring
 from sandq.gossip.messages import Ping
@@ -22,6 +24,7 @@ from sandq.membership.awake_clock import AwakeClock
 from sandq.membership.datagrams import Datagrams, open_both
 from sandq.membership.exchange import ask as ask_over_stream
 from sandq.membership.exchange import receive
+from sandq.membership.intake import Intake
 from sandq.membership.roster import Roster, RosterChanges
 from sandq.model.config_schema import Address
 from sandq.model.errors import SandqError, Unavailable
@@ -29,9 +32,9 @@ from sandq.model.gossip_timing import Timing
 from sandq.model.membership import Member, State
 
 RECEIVE_MOST = 1000
-"""Datagrams that are taken in before others have their turn."""
-STREAMS_MOST = 32
-"""Streams at once that others have opened; further ones are closed."""
+"""Datagrams that are taken in before what is due is done ..."""
+RECEIVE_WORK = 64 * SHARED_WORK
+"""... unless they are so much work; each `SHARED_WORK` of it is a round of the loop."""
 LEAVE_S = 3.0
 """How long each of the two steps of a leave waits until it is handed on."""
 LEAVE_CHECK_S = 0.02
@@ -88,7 +91,9 @@ class GossipMembership:
         self._datagrams: Datagrams | None = None
         self._nursery: trio.Nursery | None = None
         self._leaving = False
-        self._serving = 0
+        self._sources: dict[str, str] = {}
+        """Names of members -> where they are."""
+        self._intake = Intake(self._sources.values, self._flush)
         self._told: set[tuple[str, str]] = set()
         self._met: dict[Address, float] = {}
         """Seeds -> when they last answered."""
@@ -208,16 +213,33 @@ class GossipMembership:
         while True:
             with trio.move_on_at(self._clock.plan(core.next_at)):
                 await datagrams.readable()
-            now = self._clock.now()
-            self.traffic["stalls"] = self._clock.stalls
-            for _ in range(RECEIVE_MOST):
-                arrived = datagrams.receive()
-                if arrived is None:
-                    break
-                self.traffic["datagrams_in"] += 1
-                core.receive(now, *arrived)
+            now = await self._take_in(core, datagrams)
             core.tick(now)
             self._flush()
+
+    async def _take_in(self, core: Gossip, datagrams: Datagrams) -> float:
+        """Take in the datagrams that have come; return since when there is none, of the core's clock.
+
+        A round of the loop has a bounded share of the work. Others, who stand in line for theirs, are not waited for:
+        a probe must be answered in time.
+        """
+        now = self._clock.now()
+        self.traffic["stalls"] = self._clock.stalls
+        done = 0
+        pause_at = SHARED_WORK
+        for _ in range(RECEIVE_MOST):
+            arrived = datagrams.receive() if done < RECEIVE_WORK else None
+            if arrived is None:
+                break
+            self.traffic["datagrams_in"] += 1
+            for work in core.receiving(now, *arrived):
+                done += work
+                if done >= pause_at:
+                    self._flush()
+                    await trio.lowlevel.checkpoint()
+                    now = self._clock.now()
+                    pause_at = done + SHARED_WORK
+        return now
 
     def _flush(self) -> None:
         """Send what the core wants sent, and publish what it believes."""
@@ -241,7 +263,10 @@ class GossipMembership:
         record = self._running.records.get(name)
         if record is None:
             self._roster.remove(name)
+            self._sources.pop(name, None)
             return
+        if before is None or before.address != record.address:
+            self._sources[name] = source_of(record.address.host)
         state = record.believed
         since_ms = before.since_ms if before is not None and before.state == state else self._now_ms()
         self._roster.put(Member(name, record.address, record.tags, state, since_ms))
@@ -255,15 +280,15 @@ class GossipMembership:
         limit_s = self._timing.stream_timeout_s
         if ask.ping is not None:
             limit_s = self._timing.probe_interval_s - self._timing.probe_timeout_s
+        core, intake = self._running, self._intake
         try:
-            if ask.ping is not None:
-                answer = await ask_over_stream(self._streams, ask.address, ask.ping, limit_s)
-                self._running.on_stream_ack(self._clock.now(), ask.ping.seq)
-            else:
-                question = self._running.push_pull(False)
-                answer = await ask_over_stream(self._streams, ask.address, question, limit_s)
-                assert isinstance(answer, PushPull)
-                self._running.on_push_pull(self._clock.now(), answer)
+            with intake.asked() as place:
+                question = ask.ping or core.push_pull(False)
+                answer = await ask_over_stream(self._streams, ask.address, question, limit_s, intake, place)
+                if isinstance(answer, PushPull):
+                    await intake.do(place, core.merging(self._clock.now(), answer))
+                else:
+                    core.on_stream_ack(self._clock.now(), answer.seq)
             self.traffic["streams_out"] += 1
         except SandqError as error:
             self.traffic["streams_out_failed"] += 1
@@ -271,30 +296,28 @@ class GossipMembership:
         self._flush()
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        if self._serving >= STREAMS_MOST:
-            self.traffic["streams_refused"] += 1
-            await trio.aclose_forcefully(stream)
-            return
-        self._serving += 1
         try:
-            with trio.move_on_after(self._timing.stream_timeout_s):
-                await self._answer(stream)
-            self.traffic["streams_in"] += 1
+            with self._intake.asked_by(_host(stream)) as place:
+                with trio.move_on_after(self._timing.stream_timeout_s):
+                    await self._answer(stream, place)
+            self.traffic["streams_refused" if place.is_lost else "streams_in"] += 1
         except (SandqError, trio.BrokenResourceError) as error:
             self.traffic["streams_in_failed"] += 1
             log.debug("a gossip stream ended early", error=str(error))
         finally:
-            self._serving -= 1
             await trio.aclose_forcefully(stream)
 
-    async def _answer(self, stream: trio.SocketStream) -> None:
-        question = await receive(self._streams, stream)
+    async def _answer(self, stream: trio.SocketStream, place: Place) -> None:
+        intake = self._intake
+        question = await receive(self._streams, stream, intake, place)
         core = self._running
         if isinstance(question, PushPull):
             # First what this member knew before: it must not tell the other only what that one just said.
-            answer = self._streams.seal(core.push_pull(False))
-            core.on_push_pull(self._clock.now(), question)
+            known = core.push_pull(False)
+            await intake.do(place, core.merging(self._clock.now(), question))
             self._flush()
+            answer = await intake.do(place, self._streams.sealing(known))
+            intake.hold(place, len(answer))
             await stream.send_all(answer)
         elif isinstance(question, Ping) and (ack := core.on_stream_ping(question)) is not None:
             await stream.send_all(self._streams.seal(ack))
@@ -307,9 +330,11 @@ class GossipMembership:
         """Meet one. ConnectionLost, ProtocolError; Unavailable when it is refused, or refuses."""
         core = self._running
         question = core.push_pull(True)
-        answer = await ask_over_stream(self._streams, seed, question, self._timing.stream_timeout_s)
-        assert isinstance(answer, PushPull)
-        core.on_push_pull(self._clock.now(), answer)
+        with self._intake.asked() as place:
+            limit_s = self._timing.stream_timeout_s
+            answer = await ask_over_stream(self._streams, seed, question, limit_s, self._intake, place)
+            assert isinstance(answer, PushPull)
+            await self._intake.do(place, core.merging(self._clock.now(), answer))
         self._met[seed] = self._clock.now()
         self._flush()
         refused = {state.name: core.refusals[state.name] for state in answer.nodes if state.name in core.refusals}
@@ -365,6 +390,14 @@ class GossipMembership:
 
 def _nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
+
+
+def _host(stream: trio.SocketStream) -> str:
+    """The other side's; empty when it has gone."""
+    try:
+        return str(stream.socket.getpeername()[0])
+    except OSError:
+        return ""
 
 
 async def _ip_of(host: str) -> str:

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import socket
-from collections.abc import AsyncIterator, Collection
-from contextlib import suppress
+import struct
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+import msgpack
 import pytest
 import trio
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
+from sandq.broker.peers.door import KNOWN_PLACES, SOURCE_PLACES
+from sandq.broker.turns import FIRST_WORK, SHARED_WORK, TURN_WORK
+from sandq.gossip import lzw
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.messages import Ping, encode
 from sandq.gossip.packets import Packets
+from sandq.gossip.steps import Steps
 from sandq.gossip.streams import PushPull, Streams
-from sandq.membership import gossip_backend
-from sandq.membership.gossip_backend import STREAMS_MOST
+from sandq.membership import gossip_backend, intake
 from sandq.model.config_types import Address
 from sandq.model.errors import TooLarge, Unavailable
 from sandq.model.membership import Change, State
-from tests.support.gossip.socket_members import Cluster, Running, agree, gossiping
+from tests.support.gossip.lzw_encoder import encode as encode_lzw
+from tests.support.gossip.socket_members import QUICK, Cluster, Running, agree, gossiping
 from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_S, until_holds
 
+PATIENT = dataclasses.replace(QUICK, stream_timeout_s=1e6)
+"""No stream ends because time goes by."""
 ALIVE, FAILED, LEFT = State.ALIVE, State.FAILED, State.LEFT
 ONE, TWO, BOTH, OTHERS = (
     Keyring([bytes(32)]),
@@ -302,16 +311,116 @@ async def test_garbage_changes_nothing(jumping: MockClock, cluster: Cluster, key
 async def test_half_a_message_and_silence_holds_nobody_up(jumping: MockClock, cluster: Cluster) -> None:
     a, b = await cluster.start_all("ab")
     half = Streams(None, lambda: bytes(12)).seal(PushPull(True, (), b"x" * 100))[:40]
-    silent = [await trio.open_tcp_stream(*a.address) for _ in range(STREAMS_MOST + 8)]
+    silent = [await trio.open_tcp_stream(*a.address) for _ in range(KNOWN_PLACES + 8)]
     for stream in silent:
-        with suppress(trio.BrokenResourceError):  # one too many
+        with suppress(trio.BrokenResourceError):  # it has given way
             await stream.send_all(half)
     await until_holds(lambda: a.member.traffic["streams_refused"] >= 8)
-    # They are closed in time, and others have their turn again.
+    # They give way, and are closed in time.
     c = await cluster.start("c", seeds=[a.address])
     await until_holds(lambda: agree([a, b, c]))
     for stream in silent:
         await trio.aclose_forcefully(stream)
+
+
+async def test_strangers_have_few_places_and_none_of_the_members(jumping: MockClock, cluster: Cluster) -> None:
+    a, b = await cluster.start_all("ab", timing=PATIENT)
+    async with AsyncExitStack() as stack:
+        for host in ("127.0.0.2", "127.0.0.3"):
+            for _ in range(SOURCE_PLACES + 3):
+                stream = await trio.open_tcp_stream(*a.address, local_address=host)
+                await stack.enter_async_context(stream)
+                await stream.send_all(b"\x06")
+        await until_holds(lambda: a.member.traffic["streams_refused"] == 6)
+        c = await cluster.start("c", joins=a)
+        await until_holds(lambda: agree([a, b, c]))
+
+
+async def test_strangers_that_send_much_give_way_to_members(
+    jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that streams have sent has its memory from one room, the oldest stranger's is given back first."""
+    monkeypatch.setattr(intake, "ROOM_BYTES", 4 * intake.FREE_BYTES)
+    a, b = await cluster.start_all("ab", keyring=ONE, timing=PATIENT)
+    peaks = Peaks(lambda: a.member._intake.held_bytes)
+    large = struct.pack(">BI", 10, 8 << 20) + bytes(5 * intake.FREE_BYTES // 2)
+    trio.lowlevel.add_instrument(peaks)
+    async with AsyncExitStack() as stack:
+        for number in range(6):
+            stream = await trio.open_tcp_stream(*a.address, local_address="127.0.0.2")
+            await stack.enter_async_context(stream)
+            await stream.send_all(large)
+            await until_holds(lambda number=number: a.member.traffic["streams_refused"] >= number - 2)
+        await until_holds(lambda: a.member.traffic["streams_refused"] >= 4)
+        c = await cluster.start("c", joins=a, keyring=ONE)
+        await until_holds(lambda: agree([a, b, c]))
+    trio.lowlevel.remove_instrument(peaks)
+    assert 2 * intake.FREE_BYTES < peaks.most <= intake.ROOM_BYTES
+
+
+class Peaks(trio.abc.Instrument):
+    """The most that something was after any step of any task."""
+
+    def __init__(self, look: Callable[[], int]) -> None:
+        self.most = 0
+        self._look = look
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.most = max(self.most, self._look())
+
+
+class Share(trio.abc.Instrument):
+    """How many steps of decompression there were in any round of the loop, at most."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most = self.done = self._in_this_round = 0
+        decoding = lzw.decoding
+
+        def counted(data: bytes, limit: int) -> Steps[bytes]:
+            steps = decoding(data, limit)
+            while True:
+                self.done += 1
+                self._in_this_round += 1
+                self.most = max(self.most, self._in_this_round)
+                try:
+                    yield next(steps)
+                except StopIteration as end:
+                    found: bytes = end.value
+                    return found
+
+        monkeypatch.setattr(lzw, "decoding", counted)
+
+    def before_io_wait(self, timeout: float) -> None:
+        self._in_this_round = 0
+
+
+async def test_what_is_compressed_takes_a_share_of_each_round(
+    jumping: MockClock, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Datagrams and streams that would take the loop for as long as they are decompressed have it in turns."""
+    a, b = await cluster.start_all("ab", timing=PATIENT)
+    share = Share(monkeypatch)
+    trio.lowlevel.add_instrument(share)
+    buf = encode_lzw(random.Random(1).randbytes(45_000))
+    datagram = b"\x09" + msgpack.packb({"Algo": 0, "Buf": buf}, use_bin_type=False)
+    large = b"\x09" + msgpack.packb(
+        {"Algo": 0, "Buf": encode_lzw(random.Random(2).randbytes(150_000))}, use_bin_type=False
+    )
+    sent = 6
+    before = a.member.counts["malformed"], a.member.traffic["streams_in_failed"]
+    with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        async with trio.open_nursery() as nursery:
+            for _ in range(sent):
+                await udp.sendto(datagram, a.address)
+                nursery.start_soon(tcp, a.address, large)
+    await until_holds(lambda: a.member.traffic["streams_in_failed"] == before[1] + sent)
+    await until_holds(lambda: a.member.counts["malformed"] > before[0])
+    trio.lowlevel.remove_instrument(share)
+    streams = TURN_WORK // lzw.STEP_WORK
+    # Datagrams; one stream that stands in line; and the first turns of all streams.
+    bound = SHARED_WORK // lzw.STEP_WORK + streams + sent * (FIRST_WORK // lzw.STEP_WORK + 1)
+    assert share.done > 4 * bound and share.most <= bound, (share.done, share.most)
+    assert agree([a, b])
 
 
 async def test_many_connections_at_once(jumping: MockClock, cluster: Cluster) -> None:
@@ -327,7 +436,7 @@ async def test_many_connections_at_once(jumping: MockClock, cluster: Cluster) ->
         for _ in range(40):
             nursery.start_soon(ask)
     good = [answer for answer in answers if answer is not None]
-    assert len(good) >= STREAMS_MOST and all(answer.seq == 7 for answer in good)
+    assert len(good) >= KNOWN_PLACES and all(answer.seq == 7 for answer in good)
     assert agree([a, b])
 
 

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from sandq.gossip import lzw
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.packets import PACKET_BYTES
+from sandq.gossip.steps import Steps
 from sandq.membership.gossip_backend import GossipMembership
 from sandq.model.errors import Unavailable
 from sandq.model.gossip_timing import PROFILES
@@ -279,10 +280,10 @@ async def test_events_and_queries_do_no_harm(bed: GossipBed) -> None:
 
 async def test_what_an_agent_tells_of_many_is_compressed(bed: GossipBed, monkeypatch: pytest.MonkeyPatch) -> None:
     inflated: list[int] = []
-    decode = lzw.decode
+    decoding = lzw.decoding
 
-    def spy(data: bytes, limit: int) -> bytes:
-        found = decode(data, limit)
+    def spy(data: bytes, limit: int) -> Steps[bytes]:
+        found = yield from decoding(data, limit)
         inflated.append(len(found))
         return found
 
@@ -290,7 +291,7 @@ async def test_what_an_agent_tells_of_many_is_compressed(bed: GossipBed, monkeyp
     members = [await bed.start(name, {"id": name, "zone": f"a zone of {name}"}) for name in names]
     for member in members[1:]:
         await member.join([bed.address("n1")])
-    monkeypatch.setattr(lzw, "decode", spy)
+    monkeypatch.setattr(lzw, "decoding", spy)
     sa = await bed.agent("sa", joins=bed.address("n1"))
     late = await bed.start("late", {"id": "late"})
     assert await late.join([sa.gossip]) == 1

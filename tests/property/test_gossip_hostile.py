@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sandq.gossip import members, nodes
+from sandq.gossip import lzw, members, nodes
 from sandq.gossip.broadcasts import KEPT_MOST
 from sandq.gossip.core import ASKS_MOST, Gossip
 from sandq.gossip.keyring import Keyring
@@ -40,6 +41,7 @@ from sandq.model.errors import ProtocolError
 from sandq.model.gossip_timing import PROFILES
 from sandq.model.membership import State
 from tests.support.examples import examples
+from tests.support.gossip.lzw_encoder import encode as encode_lzw
 from tests.support.simulation.gossip_world import Member, World, acquainted
 
 FOE = Address("203.0.113.66", 6666)
@@ -219,13 +221,13 @@ def test_old_packets_change_nothing(seed: int, data: st.DataObject) -> None:
 # ------------------------------------------------------------------------------------------------------------- floods
 
 
-def one(timing: str = "lan") -> Gossip:
+def one(timing: str = "lan", packets: Packets = PLAIN) -> Gossip:
     return Gossip(
         name="n0",
         address=address_of(0),
         tags={"cluster": "sandq", "id": "n0", "store": "store of n0"},
         timing=PROFILES[timing],
-        packets=PLAIN,
+        packets=packets,
         judge=judge_of("sandq", lambda: None),
         rng=random.Random(1),
         now=0.0,
@@ -295,6 +297,32 @@ def test_a_flood_leaves_little_behind(message: Callable[[int], Message]) -> None
     core.announce_join()
     core.tick(core.next_at)
     assert core.records["n0"].state == State.ALIVE
+
+
+# What decompresses to the most, to the least, and to nothing that is read.
+BOMBS = [bytes(65_000), random.Random(1).randbytes(40_000), bytes(range(256)) * 100]
+
+
+@pytest.mark.parametrize("plain", BOMBS, ids=["long codes", "short codes", "both"])
+@pytest.mark.parametrize("keys", [None, KEY], ids=["plain", "encrypted"])
+def test_a_flood_of_what_is_compressed_is_done_in_small_steps(plain: bytes, keys: Keyring | None) -> None:
+    """No step is more than a round's share, and all of them are as much as the bytes that are decompressed."""
+    packets = Packets(keys, lambda: bytes(12))
+    data = b"\x09" + msgpack.packb({"Algo": 0, "Buf": encode_lzw(plain)}, use_bin_type=False)
+    datagram = packets.seal([data], crc=False)
+    core = one(packets=packets)
+    tracemalloc.start()
+    try:
+        for number in range(10):
+            works = [*core.receiving(float(number), datagram, FOE)]
+            assert max(works) <= lzw.STEP_WORK
+            assert sum(works) >= max(len(data) // 16 - lzw.STEP_WORK, 1)
+            core.tick(float(number))
+            core.take_packets()
+        assert tracemalloc.get_traced_memory()[0] < LEFT_BYTES
+    finally:
+        tracemalloc.stop()
+    assert core.counts["malformed"] == 10 and set(core.records) == {"n0"}
 
 
 # ------------------------------------------------------------------------------------------------------------ streams

@@ -1,4 +1,4 @@
-"""Places at the peer port for connections that are not introduced yet.
+"""Places at the peer port for connections that are not introduced yet, and at the gossip port for streams.
 
 Who takes a place and says nothing must not keep a node of the cluster out. So places are few for any one source, some
 are kept for the sources of known peers, and where there is none left the oldest connection goes: an introduction takes
@@ -40,8 +40,10 @@ def source_of(host: str) -> str:
 class Place:
     """One connection's."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, *, is_known: bool = False) -> None:
         self.source = source
+        self.is_known = is_known
+        """It is a known peer's."""
         self.is_lost = False
         """A later connection has taken it."""
         self._scope = trio.CancelScope()
@@ -71,8 +73,8 @@ class Door:
     def place(self, host: str) -> Iterator[Place]:
         """Have a place for a connection from this address: there always is one, which may be lost to a later one."""
         source = source_of(host)
-        place = Place(source)
-        taken = self._peers if source in self._known() else self._strangers
+        place = Place(source, is_known=source in self._known())
+        taken = self._peers if place.is_known else self._strangers
         self._make_room(taken, source)
         taken.append(place)
         try:

@@ -79,9 +79,10 @@ class PeerStream:
         """Send a frame."""
         await self.send_body(encode(value))
 
-    async def receive(self) -> Any:
-        """The value of the next frame. Raises ConnectionLost, FrameTooLarge, ProtocolError."""
-        return await self._next(FRAME_BYTES, decode)
+    async def receive(self, limit: int = FRAME_BYTES) -> Any:
+        """The value of the next frame. Raises ConnectionLost, FrameTooLarge (its body has more than `limit` bytes),
+        ProtocolError."""
+        return await self._next(limit, decode)
 
     async def send_body(self, body: bytes) -> None:
         """Send a frame, given its body."""

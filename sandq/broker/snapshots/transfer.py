@@ -56,6 +56,9 @@ _FIELDS: dict[int, tuple[_Field, ...]] = {
     DONE: (),
     FAILED: (_Field((str,), REASON_CHARS),),
 }
+SMALL_FRAME_BYTES = 65 << 10
+"""Of a frame that carries no rows, at most: an offer is the first one, and 64 connections may send half of one."""
+CHUNK_FRAME_BYTES = CHUNK_BYTES_AT_MOST + SMALL_FRAME_BYTES
 _NAMES = dict(zip(_FIELDS, ("OFFER", "RESUME", "REFUSE", "CHUNK", "ACK", "DONE", "FAILED"), strict=True))
 
 
@@ -64,7 +67,9 @@ class ObjectStream(Protocol):
 
     async def send(self, obj: Any) -> None: ...
 
-    async def receive(self) -> Any: ...
+    async def receive(self, limit: int) -> Any:
+        """The next value; FrameTooLarge when it takes more than `limit` bytes, before they are read."""
+        ...
 
 
 class Sink(Protocol):
@@ -209,7 +214,8 @@ class _Talk:
     async def receive(self, *kinds: int) -> tuple[int, Sequence[Any]]:
         """The next frame, which must be one of these: its kind and fields."""
         wanted = " or ".join(_NAMES[kind] for kind in kinds)
-        frame = await _in_time(self._stream.receive(), f"to send {wanted}")
+        limit = CHUNK_FRAME_BYTES if CHUNK in kinds else SMALL_FRAME_BYTES
+        frame = await _in_time(self._stream.receive(limit), f"to send {wanted}")
         kind = frame[0] if isinstance(frame, (list, tuple)) and frame else None
         if type(kind) is not int or kind not in kinds:
             got = _NAMES.get(kind, "an unknown frame") if type(kind) is int else "no frame"

@@ -7,7 +7,8 @@ from base64 import b64encode
 
 import pytest
 
-from sandq.gossip.keyring import NONCE_BYTES, OVERHEAD, Keyring
+from sandq.gossip.keyring import NONCE_BYTES, OVERHEAD, STEP_BYTES, STEP_WORK, VERSION, Keyring
+from sandq.gossip.steps import at_once
 from sandq.model.errors import ConfigError, InvalidSetting, ProtocolError
 
 OLD, NEW = bytes(16), bytes(range(32))
@@ -99,3 +100,18 @@ def test_a_file_that_is_wrong(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         Keyring.parse(text, "gossip.keys")
     assert line(NEW) not in str(caught.value) and "cret" not in str(caught.value)
+
+
+def test_what_is_large_is_opened_in_steps_with_each_key() -> None:
+    keys = [bytes([number] * 32) for number in range(3)]
+    plain = bytes(5 * STEP_BYTES)
+    sealed = Keyring([keys[2]]).seal(plain, b"head", bytes(12))
+    opening = Keyring(keys).opening(sealed, b"head")
+    works = []
+    with pytest.raises(StopIteration) as end:
+        while True:
+            works.append(next(opening))
+    assert end.value.value == plain and works == [STEP_WORK] * (3 * 4)
+    for data, aad in ((sealed, b"other"), (bytes((VERSION,)) + sealed[1:-1] + b"x", b"head"), (b"", b"head")):
+        with pytest.raises(ProtocolError):
+            at_once(Keyring(keys).opening(data, aad))

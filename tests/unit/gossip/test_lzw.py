@@ -8,7 +8,7 @@ from hashlib import sha256, shake_128
 
 import pytest
 
-from sandq.gossip.lzw import decode
+from sandq.gossip.lzw import STEP_BYTES, STEP_PLAIN_BYTES, decode, decoding
 from sandq.model.errors import ProtocolError
 from tests.support.gossip.lzw_encoder import CLEAR, END, Bits, encode
 
@@ -116,3 +116,10 @@ def test_a_full_table_does_not_grow() -> None:
         assert tracemalloc.get_traced_memory()[1] < 2 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("plain", [stream(30_000), bytes(3_000_000)], ids=["many codes", "long ones"])
+def test_a_step_is_bounded_by_what_goes_in_and_what_comes_out(plain: bytes) -> None:
+    compressed = encode(plain)
+    steps = len([*decoding(compressed, len(plain))])
+    assert steps >= max(len(compressed) // STEP_BYTES, len(plain) // (2 * STEP_PLAIN_BYTES)) > 4

@@ -108,7 +108,7 @@ def test_what_is_said_of_itself_is_refuted(word: Suspect | Dead, says: int | Non
 def test_old_words_are_refuted_when_states_are_compared(state: Standing) -> None:
     bench = SwimBench()
     old = NodeState("own", address_of("own"), tags_of("own", zone="old"), 17, state, VSN)
-    bench.nodes.merge([old])
+    bench.nodes.merge(old)
     assert bench.said() == [alive("own", 18)]
 
 
@@ -260,7 +260,7 @@ def test_who_came_back_in_time_is_not_forgotten() -> None:
 def test_what_another_believes_is_merged(theirs: Standing, ours: tuple[Standing, int]) -> None:
     """Its "dead" may be old: the member has time to object."""
     bench = known_as(ALIVE)
-    bench.nodes.merge([NodeState("a", address_of("a"), tags_of("a"), 6, theirs, VSN)])
+    bench.nodes.merge(NodeState("a", address_of("a"), tags_of("a"), 6, theirs, VSN))
     assert bench.standing("a") == ours
 
 

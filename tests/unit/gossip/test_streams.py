@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from sandq.gossip import messages, streams
+from sandq.gossip import streams
 from sandq.gossip.keyring import Keyring
 from sandq.gossip.messages import VSN, Ack, Dead, Err, Nack, Ping, User, encode
 from sandq.gossip.serf_messages import SerfState, decode_serf
@@ -161,6 +161,10 @@ def test_streams_of_an_agent(size: int) -> None:
         (compressed(b""), "does not end in its 0 bytes"),
         (b"\x06\x81\xa4More\xdd\x00\x01\x00\x00", "no msgpack"),
         (b"\x06\xdf\x00\x01\x00\x00", "no msgpack"),
+        (b"\x09" + packed([0]), "begins with 145"),
+        (b"\x09" + packed({"Algo": 0, "Buf": 7}), "Buf begins with 7"),
+        (b"\x09" + packed({"Algo": 0}), "without their end"),
+        (b"\x09" + packed({"Algo": 1, "Buf": b""}), "algorithm 1, 0 alone"),
     ],
 )
 def test_what_is_wrong_is_refused(data: bytes, says: str) -> None:
@@ -228,7 +232,7 @@ def test_too_many_bytes_are_neither_sent_nor_read(monkeypatch: pytest.MonkeyPatc
 
 
 def test_much_that_is_compressed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "COMPRESSED_BYTES", 10)
+    monkeypatch.setattr(streams, "COMPRESSED_BYTES", 10)
     with pytest.raises(ProtocolError, match="Buf is"):
         read(compressed(pair().seal(WHOLES[0])), 100)
 
@@ -281,6 +285,40 @@ class Work:
                 return super().unpack()
 
         return Unpacker(**options)
+
+
+def test_what_is_compressed_may_say_more() -> None:
+    newer = {"Algo": 0, "More": [1, {"a": 2}], "Buf": lzw(encode(Ack(1, b"")))}
+    for use_bin_type in (False, True):
+        data = b"\x09" + msgpack.packb(newer, use_bin_type=use_bin_type)
+        assert read(data, 1) == read(data, len(data)) == Ack(1, b"")
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_a_large_state_is_read_and_written_in_steps(key: bytes | None, is_compressed: bool) -> None:
+    count = 400
+    streams_ = pair(key)
+    whole = PushPull(False, many(count).nodes, bytes(100_000))
+    sealing = [*streams_.sealing(whole)]
+    plain = pair().seal(whole)
+    plain = compressed(plain) if is_compressed else plain
+    works = [*streams_.reader().feeding(sealed(plain) if key else plain)]
+    bytes_work = len(plain) // 16 if is_compressed else 0
+    assert len(sealing) == (count - 1) // streams.NODES_AT_ONCE
+    assert sum(works) >= count * 4 + bytes_work - 256 and max(works) <= 128
+
+
+def test_a_map_of_nested_arrays_is_given_up_early() -> None:
+    """Each byte of it would take 28 in memory."""
+    reader = pair().reader()
+    nested = b"\xdc\x00\x40" + (b"\xdc\x00\x40" + b"\x91\x90" * 64) * 64
+    data = b"\x06\xde\x00\x40" + (b"\xa1a" + nested) * 64
+    assert len(data) > 4 * streams.MAP_BYTES
+    with pytest.raises(ProtocolError, match="a map of more than"):
+        for start in range(0, len(data), 1000):
+            assert reader.feed(data[start : start + 1000]) is None
+    assert reader.held_bytes <= streams.MAP_BYTES + 2000
 
 
 @pytest.mark.parametrize("key", [None, KEY])

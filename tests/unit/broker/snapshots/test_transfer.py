@@ -18,6 +18,7 @@ from sandq.broker.snapshots.transfer import (
     ACK,
     BURST_S,
     CHUNK,
+    CHUNK_FRAME_BYTES,
     DONE,
     FAILED,
     KEY_BYTES,
@@ -27,6 +28,7 @@ from sandq.broker.snapshots.transfer import (
     RESUME,
     SENDING_AT_ONCE,
     SILENCE_S,
+    SMALL_FRAME_BYTES,
     WINDOW,
     Answer,
     Outlet,
@@ -39,7 +41,7 @@ from sandq.model.errors import ConnectionLost, Corruption, ProtocolError, Storag
 from sandq.storage.keys import store_prefix, store_range
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.pointers import Pointers, StorePointer
-from sandq.storage.snapshot import CHUNK_BYTES_AT_MOST, Chunk, Exporter, Importer, Meta
+from sandq.storage.snapshot import CHUNK_BYTES_AT_MOST, META_BYTES, Chunk, Exporter, Importer, Meta
 from sandq.storage.stores import MemoryStores, Row
 from tests.support.paths import ROOT
 
@@ -89,13 +91,16 @@ class End:
         self._wire = wire
         self._sender = sender
         self._receiver = receiver
+        self.limits: list[int] = []
+        """Of the frames that were received."""
 
     async def send(self, obj: Any) -> None:
         self._wire.use()
         self._wire.sent.append(tuple(obj))
         await self._sender.send(msgpack.packb(obj))
 
-    async def receive(self) -> Any:
+    async def receive(self, limit: int = CHUNK_FRAME_BYTES) -> Any:
+        self.limits.append(limit)
         try:
             return msgpack.unpackb(await self._receiver.receive(), use_list=False)
         except (trio.EndOfChannel, trio.ClosedResourceError) as error:
@@ -465,6 +470,14 @@ async def test_a_frame_that_is_no_offer_ends_the_connection(frame: Any, autojump
     with pytest.raises(ProtocolError, match="a snapshot's connection"):
         await target.intake.receive(wire.right)
     assert target.begun == []
+
+
+async def test_only_chunks_may_be_large() -> None:
+    wire = Wire()
+    await transfer(Source(), Target(), wire)
+    first, *chunks = wire.right.limits
+    assert first == SMALL_FRAME_BYTES >= META_BYTES + 16 and {*wire.left.limits} == {SMALL_FRAME_BYTES}
+    assert {*chunks} == {CHUNK_FRAME_BYTES} and CHUNK_FRAME_BYTES >= CHUNK_BYTES_AT_MOST + 16
 
 
 async def test_an_offer_that_cannot_be_read_is_refused() -> None:
