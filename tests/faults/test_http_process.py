@@ -27,21 +27,12 @@ class Served:
         self.port = port
         self.web = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the processes that have served, first to last."""
-        lines = [json.loads(line) for line in self.node.output().splitlines() if line.endswith("}")]
-        return [line["pid"] for line in lines if line["event"] == "HTTP is served by a process"]
-
     def metric(self, name: str) -> str:
         (line,) = [line for line in self.web.get("/metrics").text.splitlines() if line.startswith(f"{name} ")]
         return line.removeprefix(f"{name} ")
 
-    def kill(self) -> None:
-        """Kill the process that serves, and wait for the next one."""
-        pids = self.pids
-        os.kill(pids[-1], signal.SIGKILL)
-        wait_until(lambda: len(self.pids) > len(pids))
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +50,16 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def served(one: Served) -> Served:
     """It runs, and has topic "t"."""
     if not one.node.runs:
-        before = len(one.pids)
+        before = len(one.node.http_pids)
         one.node.start()
-        wait_until(lambda: len(one.pids) > before)
+        wait_until(lambda: len(one.node.http_pids) > before)
         wait_until(lambda: one.web.get("/readyz").status_code == 200)
         wait_until(lambda: one.web.post("/topics", json={"name": "t"}).status_code in (201, 409))
     return one
+
+
+def request(method: str, path: str, body: bytes = b"") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def test_what_was_answered_is_kept_when_it_is_killed_and_the_next_one_goes_on(served: Served) -> None:
@@ -73,25 +68,25 @@ def test_what_was_answered_is_kept_when_it_is_killed_and_the_next_one_goes_on(se
     kept = []
     for number in range(30):
         if number in (10, 20):
-            served.kill()
+            served.node.kill_http()
         answer = served.web.post("/topics/kept", json={"text": str(number), "delay": "1h"})
         assert answer.status_code == 201
         kept.append(answer.json()["id"])
     found = served.web.get("/topics/kept/messages?limit=100").json()["messages"]
     assert [message["id"] for message in found] == sorted(kept)
-    assert int(served.metric("sandq_http_process_restarts_total")) == restarts + 2
+    assert int(served.metric("sandq_http_process_restarts_total")) >= restarts + 2, (
+        "one more where it starts too slowly"
+    )
     counted = 'sandq_http_requests_total{method="POST",route="/topics/{topic}",status="201"}'
     assert int(served.metric(counted)) >= 10, "what was counted before is not forgotten, but for a moment of it"
 
 
 def test_what_waits_in_it_is_given_back_when_it_is_killed(served: Served) -> None:
     waiting = 'sandq_memory_bytes{account="watchers"}'
-    with socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S) as client:
-        body = b'{"wait": "60s"}'
-        head = f"POST {LEASE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        client.sendall(head.encode() + body)
+    with served.connect() as client:
+        client.sendall(request("POST", LEASE, b'{"wait": "60s"}'))
         wait_until(lambda: served.metric(waiting) != "0")
-        served.kill()
+        served.node.kill_http()
         wait_until(lambda: served.metric(waiting) == "0")
         with suppress(ConnectionResetError):
             assert client.recv(1) == b""
@@ -100,19 +95,64 @@ def test_what_waits_in_it_is_given_back_when_it_is_killed(served: Served) -> Non
     assert (message["text"], message["attempt"]) == ("now", 1)
 
 
+def test_a_node_that_stands_still_is_neither_alive_nor_ready(served: Served) -> None:
+    def answers() -> list[int]:
+        return [served.web.get(path).status_code for path in ("/healthz", "/readyz")]
+
+    wait_until(lambda: answers() == [200, 200])
+    served.node.pause()
+    try:
+        wait_until(lambda: answers() == [503, 503])
+    finally:
+        served.node.resume()
+    wait_until(lambda: answers() == [200, 200])
+
+
+def test_of_a_body_that_came_by_half_nothing_is_stored(served: Served) -> None:
+    assert served.web.post("/topics", json={"name": "half"}).status_code == 201
+    body = json.dumps({"messages": [{"text": str(number)} for number in range(100)]}).encode()
+    with served.connect() as client:
+        # What is answered first shows that the rest is read.
+        client.sendall(request("GET", "/healthz") + request("POST", "/topics/half", body)[: -len(body) // 2])
+        assert client.recv(1) == b"H"
+        served.node.kill_http()
+        with suppress(ConnectionResetError):
+            while client.recv(4096):
+                pass
+    answer = served.web.post("/topics/half", json={"text": "whole"})
+    assert answer.status_code == 201
+    found = served.web.get("/topics/half/messages").json()["messages"]
+    assert [message["id"] for message in found] == [answer.json()["id"]]
+
+
+def test_what_a_stream_brought_is_settled_after_it_was_killed(served: Served) -> None:
+    """Its lease goes on: the message is its client's, and comes to nobody else."""
+    assert served.web.post("/topics", json={"name": "streamed"}).status_code == 201
+    group = "/topics/streamed/groups/g"
+    served.web.post("/topics/streamed", json={"text": "streamed"})
+    with served.web.stream("GET", f"{group}/stream?lease=1h") as stream:
+        held = next(line for line in stream.iter_lines() if line.startswith("id:")).removeprefix("id:")
+        served.node.kill_http()
+    served.web.post("/topics/streamed", json={"text": "next"})
+    (message,) = served.web.post(f"{group}/lease", json={"wait": "60s"}).json()["messages"]
+    assert message["text"] == "next"
+    assert served.web.post(f"{group}/ack", content=held).status_code == 200
+    assert served.web.get(group).json()["leased"] == 1, "only what came next is still out"
+
+
 def test_it_goes_by_its_node_and_by_nobody_else(served: Served) -> None:
-    pid = served.pids[-1]
+    pid = served.node.http_pids[-1]
     for number in (signal.SIGTERM, signal.SIGINT):
         os.kill(pid, number)
     # After a standstill it has not heard of its node for a while.
     wait_until(lambda: served.web.get("/readyz").status_code == 200)
-    assert served.pids[-1] == pid
+    assert served.node.http_pids[-1] == pid
     served.node.kill()
     wait_until_gone(pid)
 
 
 def test_it_ends_before_its_node_does(served: Served) -> None:
-    pid = served.pids[-1]
+    pid = served.node.http_pids[-1]
     assert served.node.stop() == 0
     wait_until_gone(pid)
     with socket.socket() as probe:

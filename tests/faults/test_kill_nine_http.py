@@ -1,4 +1,5 @@
-"""kill -9 of a node under HTTP: what was answered 201 is kept, what was acked does not come back, nothing is early."""
+"""kill -9 of a node, or of its HTTP process, under HTTP: what was answered 201 is kept, what was acked does not come
+back, nothing is early."""
 
 from __future__ import annotations
 
@@ -85,11 +86,20 @@ async def consume(client: httpx.AsyncClient, record: Record, done: trio.Event) -
             record.acked |= texts
 
 
+def kill_node(node: NodeProcess) -> None:
+    """And start it again."""
+    node.kill()
+    node.start()
+
+
 # A request that a kill ends leaves one of httpx' own generators to the garbage collector.
 @pytest.mark.filterwarnings("ignore:Async generator 'httpx:ResourceWarning")
-async def test_what_was_answered_is_kept(make_node: Callable[..., NodeProcess]) -> None:
+@pytest.mark.parametrize(("workers", "kill"), [("0", kill_node), ("1", NodeProcess.kill_http)], ids=["node", "process"])
+async def test_what_was_answered_is_kept(
+    workers: str, kill: Callable[[NodeProcess], None], make_node: Callable[..., NodeProcess]
+) -> None:
     port = free_port()
-    node = make_node(SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}")
+    node = make_node(SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}", SANDQ_HTTP__WORKERS=workers)
     node.start()
     record = Record()
     stop, done = trio.Event(), trio.Event()
@@ -106,8 +116,7 @@ async def test_what_was_answered_is_kept(make_node: Callable[..., NodeProcess]) 
             for _ in range(KILLS):
                 until = len(record.stored) + A_LIFE
                 await until_holds(lambda until=until: len(record.stored) >= until)
-                await trio.to_thread.run_sync(node.kill)
-                await trio.to_thread.run_sync(node.start)
+                await trio.to_thread.run_sync(kill, node)
             stop.set()
             await until_holds(lambda: record.stored <= record.acked | record.unsure)  # nothing is lost
             done.set()

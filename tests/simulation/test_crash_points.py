@@ -3,10 +3,14 @@ a producer sends again is stored once."""
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 
+from sandq.partition.log import message_log
+from tests.support.simulation.moments import WHOLE_MESSAGES
 from tests.support.simulation.node_world import World
-from tests.support.simulation.seeds import few_of
+from tests.support.simulation.seeds import few_of, run_each
 
 LIVES = 12
 SEEDS = 50
@@ -15,9 +19,10 @@ SEEDS = 50
 
 def run_world(seed: int, lives: int = LIVES, *, rises: bool = True) -> World:
     world = World(seed, rises=rises)
-    for _ in range(lives):
-        world.live(steps=world.rng.choice((5, 20, 60, 120)))
-    node = world.heal()
+    with patch.object(message_log, "WHOLE_MESSAGES", WHOLE_MESSAGES):
+        for _ in range(lives):
+            world.live(steps=world.rng.choice((5, 20, 60, 120)))
+        node = world.heal()
     assert world.oracle.missing() == [], "acknowledged messages are lost"
     status = node.host.status
     assert (status.messages, status.bytes) == (0, 0), "messages every group is done with are still there"
@@ -33,6 +38,16 @@ retries on a failed disk."""
 @pytest.mark.parametrize("seed", FOUND)
 def test_seeds_that_once_failed(seed: int) -> None:
     run_world(seed, rises=False)
+
+
+MOMENTS = (1, 2, 4, 16)
+"""Seeds of worlds with many batches that are rows of one moment to come."""
+
+
+def test_batches_for_one_moment() -> None:
+    together = [message for world in run_each(run_world, MOMENTS) for message in world.oracle.together()]
+    assert len(together) > 100, "too little happens: rows of one moment to come"
+    assert sum(message.cancelled for message in together) > 5, "too little happens: cancels of what is in such rows"
 
 
 @pytest.mark.long

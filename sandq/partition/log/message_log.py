@@ -60,9 +60,10 @@ PART_MESSAGES = 2048
 """Of a batch whose messages get rows of their own, after which it may give way."""
 WHOLE_MESSAGES = 8
 """A batch that is due at one moment to come is a row from so many messages on: fewer are cancelled and moved for less
-where each has its own."""
+where each has its own. Replicas go by it: another number needs a feature level of its own."""
 THIN_LOOKS = 16
-"""How often it is looked at how many are left of such a row, about, while its messages are taken out."""
+"""How often it is looked at how many are left of such a row, about, while its messages are taken out. Replicas go by
+it, and by `_is_looked_at` and `_thin_out`: any change of what these decide needs a feature level of its own."""
 LARGE_ROW_BYTES = 1 << 16
 """Beside a row of so many bytes look-ups of rows that are not there are worth saving."""
 

@@ -57,7 +57,8 @@ class NodeAfar:
         self._account = account
         self._stale_s = stale_s
         self._health: tuple[str | None, str | None, str | None] = (None, None, "the node has not said yet how it is")
-        self._told_s: float | None = None
+        self._told_s = now_s()
+        """When it said so last; at first, since when it is waited for."""
         self._asking = anyio.Lock()
         self._asked = 0
         self._metrics: tuple[bytes, str] | None = None
@@ -90,7 +91,7 @@ class NodeAfar:
         return self._silence() or self._health[2]
 
     def _silence(self) -> str | None:
-        if self._told_s is None or self._now_s() - self._told_s <= self._stale_s:
+        if self._now_s() - self._told_s <= self._stale_s:
             return None
         return f"the node has not said for {self._stale_s:g} s how it is"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -88,6 +89,18 @@ class NodeProcess:
     @property
     def runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def http_pids(self) -> list[int]:
+        """Of the processes that have served HTTP for it, first to last."""
+        lines = [json.loads(line) for line in self.output().splitlines() if line.endswith("}")]
+        return [line["pid"] for line in lines if line["event"] == "HTTP is served by a process"]
+
+    def kill_http(self) -> None:
+        """SIGKILL to the process that serves HTTP for it, and wait for the next one."""
+        pids = self.http_pids
+        os.kill(pids[-1], signal.SIGKILL)
+        wait_until(lambda: len(self.http_pids) > len(pids))
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None

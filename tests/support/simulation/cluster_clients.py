@@ -15,6 +15,7 @@ from sandq.model.sequence import RESENT
 from sandq.partition import commands as c
 from tests.support.simulation.cluster_consumer import CONSUMERS, Consumer
 from tests.support.simulation.cluster_node import ClusterNode
+from tests.support.simulation.moments import Moments
 from tests.support.simulation.oracle import GROUPS, UNKNOWN, Oracle, Sent
 from tests.support.simulation.owner import Owner
 from tests.support.simulation.stepped import VirtualClock
@@ -44,7 +45,14 @@ class Clients:
     """To `Owner` it is a node and its host."""
 
     def __init__(
-        self, rng: random.Random, clock: VirtualClock, nodes: dict[str, ClusterNode], *, ordered: bool, margin_ms: int
+        self,
+        rng: random.Random,
+        clock: VirtualClock,
+        nodes: dict[str, ClusterNode],
+        moments: Moments | None,
+        *,
+        ordered: bool,
+        margin_ms: int,
     ) -> None:
         """`margin_ms`: how far the clock of a node is behind, at most."""
         self.rng, self.clock = rng, clock
@@ -58,6 +66,7 @@ class Clients:
         self.consumers = [Consumer(self, group, name) for group in GROUPS for name in CONSUMERS]
         self.producers = [Producer(self, number) for number in (1, 2)]
         self._nodes = nodes
+        self._moments = moments
         self._payloads = count()
 
     def leader(self) -> ClusterNode | None:
@@ -79,8 +88,11 @@ class Clients:
         columns: dict[int, list[Any]] = {Column.VALUE: [message.payload for message in sent]}
         if rng.random() < 0.6:
             columns[Column.DELIVER_MS] = [now_ms + rng.choice((0, 3, 50, 400, 3000)) for _ in sent]
-            for message, at_ms in zip(sent, columns[Column.DELIVER_MS], strict=True):
-                message.not_before_ms = at_ms
+        one_ms = None if self._moments is None else self._moments.delay_ms()
+        if one_ms is not None:
+            columns[Column.DELIVER_MS] = [now_ms + one_ms] * len(sent)
+        for message, at_ms in zip(sent, columns.get(Column.DELIVER_MS, ()), strict=False):
+            message.not_before_ms = at_ms
         if rng.random() < 0.3:
             for message in sent:
                 message.key = rng.choice(KEYS)

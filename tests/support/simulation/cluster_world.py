@@ -23,7 +23,7 @@ from sandq.model.settings import parse_settings
 from sandq.partition import clock_reset
 from sandq.partition import commands as c
 from sandq.partition.levels import CLOCK_RESET
-from sandq.partition.log import trim
+from sandq.partition.log import message_log, trim
 from sandq.raft import Group, core, hooks
 from sandq.storage.faulty_files import Plan
 from sandq.storage.memory_files import Crashed
@@ -32,6 +32,7 @@ from tests.support.simulation.cluster_clients import Clients
 from tests.support.simulation.cluster_node import ClusterNode, topic_of
 from tests.support.simulation.cluster_snapshots import Transfer
 from tests.support.simulation.fake_links import Network
+from tests.support.simulation.moments import WHOLE_MESSAGES, Moments
 from tests.support.simulation.raft_node import Disk, check_matches
 from tests.support.simulation.stepped import VirtualClock
 
@@ -52,7 +53,8 @@ BUSY_STEPS = 400
 
 
 class ClusterWorld:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, moments: bool = True) -> None:
+        """`moments`: whether whole batches are due at one moment."""
         self.rng = rng = random.Random(seed)
         self.clock = VirtualClock()
         self.level_rng = random.Random(f"levels of {seed}")
@@ -61,6 +63,7 @@ class ClusterWorld:
         """The feature level that the cluster has come to; nodes learn of it by and by."""
         self.clock_rng = random.Random(f"clocks of {seed}")
         """Likewise."""
+        self._moments = Moments(seed) if moments else None
         self.wrong_ms = 0
         """How far the clocks of all nodes are ahead."""
         self.resets = 0
@@ -71,6 +74,8 @@ class ClusterWorld:
         self.set(node_log, "LAG_BYTES", rng.choice((500, 5000, 1 << 20)))
         for limit in ("STEP_ROWS", "STEP_MESSAGES"):
             self.set(clock_reset, limit, self.clock_rng.choice((2, 1000)))
+        if moments:
+            self.set(message_log, "WHOLE_MESSAGES", WHOLE_MESSAGES)
         self.set(trim, "PIN_MS", self.level_rng.choice((300, 2000, 60_000)))
         self._pin_bytes = rng.choice((0, 300, 1 << 20))
         self.set(node_log, "LAG_WAL_BYTES", rng.choice((20_000, 1 << 20)))
@@ -123,7 +128,7 @@ class ClusterWorld:
 
     def make_clients(self) -> Any:
         ordered = self.topic.settings["ordering"] == "key"
-        return Clients(self.rng, self.clock, self.nodes, ordered=ordered, margin_ms=DRIFT_MS)
+        return Clients(self.rng, self.clock, self.nodes, self._moments, ordered=ordered, margin_ms=DRIFT_MS)
 
     def is_settled(self, node: ClusterNode) -> bool:
         """Whether its replica holds no more than it is to hold in the end."""

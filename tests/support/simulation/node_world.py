@@ -29,6 +29,7 @@ from sandq.storage.faulty_files import FaultyFiles, Plan
 from sandq.storage.files import Files
 from sandq.storage.memory_files import Crashed, MemoryFiles
 from sandq.storage.stores import MemoryStores
+from tests.support.simulation.moments import Moments
 from tests.support.simulation.oracle import GROUPS, Held, Oracle, Sent
 from tests.support.simulation.owner import Owner
 from tests.support.simulation.repeats import Repeater
@@ -135,8 +136,13 @@ class Node(Stepped):
         sent = [Sent(b"m%d" % next(self.world.numbers), now_ms) for _ in range(rng.choice((1, 1, 2, 5, 30)))]
         columns: dict[int, list[Any]] = {Column.VALUE: [s.payload for s in sent]}
         relative = rng.random() < 0.3
+        delays: list[int] = []
         if rng.random() < 0.6:
             delays = [rng.choice((0, 0, 1, 3, 7, 50, 400, 3000)) for _ in sent]
+        one_ms = self.world.moments.delay_ms() if self.world.rises else None
+        if one_ms is not None:
+            delays = [one_ms] * len(sent)
+        if delays:
             columns[Column.DELIVER_MS] = delays if relative else [now_ms + delay for delay in delays]
             for message, delay in zip(sent, delays, strict=True):
                 message.not_before_ms = now_ms + delay
@@ -253,10 +259,12 @@ class World:
     """Lives of one node, and what its clients know over all of them."""
 
     def __init__(self, seed: int, *, rises: bool = True) -> None:
-        """`rises`: whether the cluster comes to the next feature level in some life."""
+        """`rises`: whether the cluster comes to the next feature level in some life; else nothing is sent of which only
+        that makes anything else."""
         self.rng = random.Random(seed)
         self._level_rng = random.Random(f"levels of {seed}")
-        self._rises = rises
+        self.rises = rises
+        self.moments = Moments(seed)
         self.files = MemoryFiles()
         self.disk: Files = self.files
         """`files`, or a faulty twin over them."""
@@ -320,7 +328,7 @@ class World:
         action = self.rng.choices([a for a, _ in actions], [w for _, w in actions])[0]
         action()
         self.repeater.act(node)
-        if self._rises and self._level_rng.random() < RAISE_CHANCE:
+        if self.rises and self._level_rng.random() < RAISE_CHANCE:
             node.raise_level()
 
     def heal(self) -> Node:

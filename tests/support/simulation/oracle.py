@@ -47,6 +47,8 @@ class Sent:
     """It may come or not: a cancel was not answered, or a job may have taken it."""
     cancelled: bool = False
     """Its cancel was confirmed: it must not come."""
+    together: bool = False
+    """It was stored in one row with others, before the moment that is theirs."""
     seen_at: bytes | None = None
     """Where it stood when it was delivered before its producer had an answer."""
 
@@ -154,6 +156,10 @@ class Oracle:
         self.seeks[group] -= 1
         for key in [key for key in self.holders if key[0] == group]:
             del self.holders[key]
+
+    def together(self) -> list[Sent]:
+        """Messages that were stored in one row with others, before the moment that is theirs."""
+        return [sent for sent in self.sent.values() if sent.together]
 
     def missing(self) -> list[tuple[str, bytes]]:
         """Acknowledged messages whose ack is not confirmed."""

@@ -69,6 +69,7 @@ class Owner:
         else:
             column, refused = offsets.run(*result), set()
         assert on_conflict != c.IGNORE or not refused
+        is_row = not isinstance(result, Stored) and len(sent) > 1
         known = {message.id for message in self._oracle.sent.values()}
         for at, (message, offset) in enumerate(zip(sent, column, strict=True)):
             left_out = on_conflict == c.IGNORE and message.unique_key is not None and offset in known
@@ -76,6 +77,7 @@ class Owner:
                 del self._oracle.sent[message.payload]
                 continue
             message.offset = message.id = offset
+            message.together = is_row and message.not_before_ms == offsets.deliver_ms(offset) > self._node.clock.ms
             if on_conflict == c.IGNORE and message.unique_key is not None:
                 # It may be another's, whose producer never had an answer.
                 message.excused = message.vague = True

@@ -43,6 +43,15 @@ def test_it_is_not_ready_before_the_node_said_so() -> None:
     assert bed.unwell == (None, None, None)
 
 
+def test_a_node_that_never_says_how_it_is_is_taken_for_stalled() -> None:
+    bed = Bed()
+    bed.now_s += STALE_S + 0.1
+    silent = "the node has not said for 2 s how it is"
+    assert bed.unwell == (None, silent, silent)
+    bed.tell(WELL)
+    assert bed.unwell == (None, None, None)
+
+
 def test_what_the_node_said_is_handed_on() -> None:
     bed = Bed()
     bed.tell({"health": ["the disk failed", "the disk hangs", "no leader"]})

@@ -10,15 +10,20 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import peek
+from sandq.model.features import FIRST_LEVEL, KNOWN
+from sandq.partition import rows
+from sandq.partition.levels import ONE_MOMENT
 from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import FETCH_BYTES, Extent, Fetched, fetch, measure
+from sandq.partition.log.message_log import WHOLE_MESSAGES
 from sandq.partition.shared_state import TURN_ITEMS
 from tests.support.partition.bench import Bench, T
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
+@pytest.fixture(params=[FIRST_LEVEL, KNOWN.highest])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    """By the oldest rules and by the newest."""
+    return Bench(level=request.param)
 
 
 def pages(bench: Bench, start: bytes = offsets.FIRST, end: bytes | None = None, **options: Any) -> list[Fetched]:
@@ -108,6 +113,35 @@ def test_what_was_cancelled_is_not_counted(bench: Bench) -> None:
     bench.cancel(bench.put("gone", due=1000))
     bench.upkeep(at=5000)
     assert measured(bench)[:3] == (kept, None, 1)
+
+
+def test_a_batch_for_one_moment_to_come(bench: Bench) -> None:
+    """Whether it is one row (from level `ONE_MOMENT` on) or a row for each: before its time, after some of it was
+    cancelled, after so many that the rest has rows of its own, and once it is due."""
+    messages, due = 4 * WHOLE_MESSAGES, 5000
+    made = bench.append(*map(str, range(messages)), due=[due] * messages)
+    ids = (
+        offsets.run(*made)
+        if isinstance(made, tuple)
+        else [made[place : place + 16] for place in range(0, len(made), 16)]
+    )
+    kind = rows.KIND_BATCH if bench.machine.shared.level >= ONE_MOMENT else rows.KIND_MESSAGE
+    assert {row[0] for _, row in bench.rows(rows.LOG)} == {kind}
+    left = set(range(messages))
+    for taken in (range(0), range(5, 8), range(messages // 2, messages - 1)):
+        for place in taken:
+            assert bench.cancel(ids[place], at=1000)[0] == "cancelled"
+        left -= set(taken)
+        assert measured(bench)[1:3] == (None, 0) and count(bench) == 0, "it is not closed"
+        assert measured(bench, pending=True)[1:3] == (None, len(left))
+        assert count(bench, pending=True) == len(left)
+        assert count(bench, ids[4], ids[10], pending=True) == len(left & set(range(4, 10)))
+        part = measured(bench, ids[4], most=5, pending=True)
+        assert part.next is not None and 1 <= count(bench, ids[4], part.next, pending=True) <= 5
+        assert measured(bench, at(due + 1), pending=True).messages == 0
+    assert {row[0] for _, row in bench.rows(rows.LOG)} == {rows.KIND_MESSAGE}
+    bench.upkeep(at=due + 1)
+    assert measured(bench)[:3] == (ids[0], None, len(left)) and count(bench) == len(left)
 
 
 def test_both_say_what_was_trimmed() -> None:
