@@ -9,8 +9,9 @@ from typing import Final
 from sandq.broker import memory_budget
 from sandq.broker.memory_budget import Account, MemoryBudget
 from sandq.broker.peers import door, handshake, link, links, stream
+from sandq.broker.snapshots import transfer
 from sandq.gossip import nodes, packets, streams
-from sandq.membership import gossip_backend
+from sandq.membership import intake
 from sandq.model.limits import DEFAULT, FIXED, FixedLimits, Limits
 from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
 from sandq.partition.jobs import jobs
@@ -171,10 +172,17 @@ def test_what_holds_between_nodes_is_as_in_the_code() -> None:
             f"{size(link.QUEUE_MOST_BYTES)} with the last frame",
             f"{size(stream.FRAME_BYTES)} a frame",
         ),
-        "streams that others have opened": (f"| {links.STREAMS_MOST} |",),
-        "streams of gossip that others have opened": (
-            f"| {gossip_backend.STREAMS_MOST}, {size(streams.STREAM_BYTES)} each",
+        "streams that others have opened, as for snapshots": (
+            f"| {links.STREAMS_MOST}, of {size(transfer.SMALL_FRAME_BYTES)} a frame",
         ),
+        "gossip: streams that others have opened, for `gossip.stream_timeout`": (
+            f"{door.PLACES} of strangers, {door.SOURCE_PLACES} of one address, and {door.KNOWN_PLACES} from",
+        ),
+        "gossip: what streams have sent and is no message yet": (
+            f"{size(intake.FREE_BYTES)} each and {size(intake.ROOM_BYTES)} for all",
+            f"{size(streams.STREAM_BYTES)} of one",
+        ),
+        "gossip: what is done in a round of the loop": (),
         "members by gossip": (f"| {nodes.MEMBERS_MOST:,} |",),
         "packets of gossip": (f"{packets.PACKET_BYTES:,} bytes", f"{packets.RECEIVE_BYTES:,} that are read"),
     }
