@@ -24,8 +24,12 @@ class RawClient:
     @classmethod
     async def connect(cls, port: int, *, hello: bool = True) -> RawClient:
         client = cls(await trio.open_tcp_stream("127.0.0.1", port))
-        if hello:
-            assert (await client.call(Type.HELLO, 1, "raw", {}))[0] == 0
+        try:
+            if hello:
+                assert (await client.call(Type.HELLO, 1, "raw", {}))[0] == 0
+        except BaseException:  # nobody else knows of it
+            await trio.aclose_forcefully(client.stream)
+            raise
         return client
 
     async def send(self, *fields: Any) -> None:
