@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
@@ -61,6 +62,15 @@ async def everything(stream: trio.SocketStream) -> bytes:
     with trio.fail_after(PATIENCE_S):
         while piece := await stream.receive_some(65536):
             answer += piece
+    return answer
+
+
+async def one_answer(stream: trio.SocketStream) -> bytes:
+    """That has an object of JSON in its body."""
+    answer = b""
+    with trio.fail_after(PATIENCE_S):
+        while not answer.endswith(b"}"):  # its head may come alone
+            answer += await stream.receive_some(65536)
     return answer
 
 
@@ -144,10 +154,7 @@ async def test_the_connection_that_was_idle_for_longest_gives_way(at: Address) -
     for _ in range(5):
         stream = await trio.open_tcp_stream(*at)
         await stream.send_all(HEALTH)
-        answer = b""
-        while not answer.endswith(b"}"):  # its head may come alone
-            answer += await stream.receive_some(65536)
-        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert (await one_answer(stream)).startswith(b"HTTP/1.1 200 ")
         streams.append(stream)
     assert await everything(streams[0]) == b"", "three of four are for one address"
     await streams[-1].send_all(LAST)
@@ -193,6 +200,56 @@ async def test_one_address_has_three_quarters_of_the_places_to_wait(small: Servi
         await until_holds(lambda: answers)
         nursery.cancel_scope.cancel()
     assert answers[0].startswith(b"HTTP/1.1 503 ") and b"limits.http_waiting" in answers[0], answers
+
+
+async def test_posts_that_come_together_are_few_produces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of twenty connections that are read in one turn of the gateway's loop, which stands still until all are
+    there."""
+    begun, all_sent = trio.Event(), threading.Event()
+    call, token = guards.Guard.__call__, trio.lowlevel.current_trio_token()
+
+    async def stands_still(guard: guards.Guard, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/stand-still":
+            token.run_sync_soon(begun.set)
+            all_sent.wait(PATIENCE_S)
+        await call(guard, scope, receive, send)
+
+    monkeypatch.setattr(guards.Guard, "__call__", stands_still)
+    body = b'{"text": "x"}'
+    post = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    async with (
+        run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0")) as node,
+        connected(node) as api,
+        httpx.AsyncClient(base_url=f"http://{node.http}", timeout=PATIENCE_S) as at_node,
+        gateway_of(node) as at,
+        AsyncExitStack() as stack,
+    ):
+        await api.admin.create_topic("t")
+
+        async def produces() -> int:
+            """PRODUCE requests that the node has answered."""
+            told = 'sandq_requests_total{type="produce",result="ok"} '
+            (line,) = [line for line in (await metrics(at_node)).splitlines() if line.startswith(told)]
+            return int(float(line.removeprefix(told)))
+
+        streams = [await stack.enter_async_context(await trio.open_tcp_stream(*at)) for _ in range(20)]
+        for stream in streams:  # each is known to the gateway, and so is the topic
+            await stream.send_all(post)
+            assert (await one_answer(stream)).startswith(b"HTTP/1.1 201 ")
+        before = await produces()
+        blocker = await stack.enter_async_context(await trio.open_tcp_stream(*at))
+        await blocker.send_all(b"GET /stand-still HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        try:
+            await begun.wait()
+            for stream in streams:
+                await stream.send_all(post)
+        finally:
+            all_sent.set()
+        for stream in streams:
+            assert (await one_answer(stream)).startswith(b"HTTP/1.1 201 ")
+        assert await produces() - before <= 3
+        (row,) = await api.admin.stats("t")
+        assert row["messages"] == 40
 
 
 async def test_who_takes_nothing_of_its_answer_is_cut_off(small: Serving) -> None:
