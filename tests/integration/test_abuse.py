@@ -368,6 +368,7 @@ ABUSES: dict[str, Abuse] = {
         lambda n: [
             (Type.LEASE, "t", f"g{n}", "c", 1, 0, None, "latest", False),
             (Type.GROUP_UPDATE, "t", f"g{n}", {"max_attempts": 3}),
+            (Type.GROUP_PAUSE, "t", f"g{n}", True),
             (Type.GROUP_SEEK, "t", f"g{n}", "earliest"),
             (Type.GROUP_DELETE, "t", f"g{n - 3}"),
         ],
@@ -463,6 +464,7 @@ ABUSED: dict[Type, str] = {
     Type.GROUP_SEEK: "groups that come and go",
     Type.GROUP_DELETE: "groups that come and go",
     Type.GROUP_UPDATE: "groups that come and go",
+    Type.GROUP_PAUSE: "groups that come and go",
     Type.DEAD_LIST: "dead ones, never read",
     Type.HOLD: "holds",
     Type.CLUSTER_INFO: "cluster info, never read",
