@@ -60,8 +60,9 @@ check: $(STAMP)
 	$(BIN)/mypy --strict $(PACKAGES)
 	$(BIN)/pytest -q tests/unit/test_floors.py
 
+# make bench BENCH="--group small"; python -m benchmarks --help says what else there is.
 bench: $(SPARK_STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH)
 
 # The Python clients of the brokers below.
 $(PEERS_STAMP): requirements-peers.lock $(SPARK_STAMP)

@@ -17,11 +17,14 @@ import anyio
 import sandq
 from benchmarks.cluster import cluster
 from benchmarks.driver import Load, node_with
-from benchmarks.process import Meter
+from benchmarks.process import Meter, MeteredNode
 from benchmarks.produce import TOPIC, links
-from benchmarks.result import Goal, Measured, Row, Setting
+from benchmarks.result import CPU, MAX, Goal, Measured, Row, Setting
 from benchmarks.wire import Wire
 
+BURST_GOALS = (Goal(2000, "ms, the last", at_least=False, of=MAX), Goal(6, "us of CPU", at_least=False, of=CPU))
+BURST_FAILOVER = Goal(2000, "ms", at_least=False)
+HTTP = Goal(20, "ms", at_least=False)
 IDLE = Goal(3, "ms", at_least=False)
 LOADED = Goal(10, "ms", at_least=False)
 LEAD_MS, FAILOVER_LEAD_MS, QUICK_LEAD_MS = 1000, 4000, 15_000
@@ -32,6 +35,7 @@ BUSY_CONNECTIONS = 4
 LONGER_S = 5
 """The other process produces for so long beyond the last that is due."""
 BURST = 200_000
+POSTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,28 +46,43 @@ class Due:
     quick_messages: int
     per_s: int = 0
     busy_per_s: int = 0
+    posts: int = 0
+    """Connections over which other messages are POSTed meanwhile, one after the other."""
+    http_processes: int = 0
+    """That serve HTTP; 0: the node's loop does."""
+
+    @property
+    def is_beside_others(self) -> bool:
+        return bool(self.busy_per_s or self.posts)
+
+
+def _other(due: Due, node: MeteredNode, seconds: int) -> Load:
+    """What keeps the node busy for so long, or until it is ended."""
+    if due.posts:
+        ((_, http_port),) = node.metered
+        http = f"127.0.0.1:{http_port}"
+        return Load("small_flood", http=http, topic=BUSY_TOPIC, connections=due.posts)
+    return Load(
+        "produce_paced",
+        links=links([node.port], BUSY_CONNECTIONS, 1),
+        size=BUSY_BATCH,
+        count=due.busy_per_s * seconds // BUSY_BATCH // BUSY_CONNECTIONS,
+        per_s=due.busy_per_s,
+        topic=BUSY_TOPIC,
+    )
 
 
 def lateness(due: Due, setting: Setting) -> Measured:
     """Schedule, wait, receive; p99 is what the goal is about."""
     messages = setting.count(due.messages, due.quick_messages)
     lead_ms = setting.count(LEAD_MS, QUICK_LEAD_MS)
-    with node_with(setting, TOPIC, lease="60s") as node, ExitStack() as busy:
-        if due.busy_per_s:
+    serving = {"HTTP__WORKERS": str(due.http_processes)}
+    with node_with(setting, TOPIC, lease="60s", node_settings=serving) as node, ExitStack() as busy:
+        if due.is_beside_others:
             wire = Wire(node.port)
             wire.create_topic(BUSY_TOPIC)
             wire.close()
-            seconds = lead_ms // 1000 + messages // due.per_s + LONGER_S
-            other = busy.enter_context(
-                Load(
-                    "produce_paced",
-                    links=links([node.port], BUSY_CONNECTIONS, 1),
-                    size=BUSY_BATCH,
-                    count=due.busy_per_s * seconds // BUSY_BATCH // BUSY_CONNECTIONS,
-                    per_s=due.busy_per_s,
-                    topic=BUSY_TOPIC,
-                )
-            )
+            other = busy.enter_context(_other(due, node, lead_ms // 1000 + messages // due.per_s + LONGER_S))
             other.ready()
             other.go()
         with Load("lateness", port=node.port, messages=messages, per_s=due.per_s, lead_ms=lead_ms) as load:
@@ -72,19 +91,19 @@ def lateness(due: Due, setting: Setting) -> Measured:
             load.go()
             told = load.told()
             used = meter.stop()
-        if due.busy_per_s:
+        if due.is_beside_others:
             other.check()
     measured = Measured.of(told, used)
     assert measured.latency is not None
     measured.value = measured.latency.at(0.99)
-    if due.busy_per_s:
+    if due.is_beside_others:
         measured.cpu_us = measured.fsyncs = None  # most of it is for what the other one produces
     return measured
 
 
-def failover(setting: Setting) -> Measured:
+def failover(setting: Setting, *, messages: int = 3000) -> Measured:
     """SIGKILL to the node that leads, at the moment at which everything is due."""
-    messages, lead_ms = setting.count(3000, 500), setting.count(FAILOVER_LEAD_MS, QUICK_LEAD_MS)
+    messages, lead_ms = setting.count(messages, 500), setting.count(FAILOVER_LEAD_MS, QUICK_LEAD_MS)
     with cluster(setting) as nodes:
         nodes.form(lease="5s", max_attempts=None)
         with Load("lateness_failover", addresses=nodes.addresses, messages=messages, lead_ms=lead_ms) as load:
@@ -96,6 +115,14 @@ def failover(setting: Setting) -> Measured:
             told = load.told()
     assert told.latency is not None
     return Measured(messages, told.latency.at(0.99), latency=told.latency, errors=told.errors, details=told.details)
+
+
+def failover_burst(setting: Setting) -> Measured:
+    """The same with very many: what delivering takes beyond the failover itself."""
+    measured = failover(setting, messages=BURST)
+    measured.details["p99 ms after due"] = measured.value
+    measured.value -= measured.details["first ms after the longest pause"]
+    return measured
 
 
 async def _leader(addresses: list[str]) -> str:
@@ -111,17 +138,45 @@ _DUE = (
         Due(2000, 200, 200, 50_000),
         LOADED,
     ),
+    *(
+        (
+            name,
+            f"200 due a second, while {POSTS} connections POST one message after the other{where}",
+            Due(2000, 200, 200, posts=POSTS, http_processes=processes),
+            goal,
+        )
+        for name, where, processes, goal in (
+            ("lateness_http", ", HTTP in a process of its own", 1, HTTP),
+            ("lateness_http_in_loop", "", 0, None),
+        )
+    ),
     ("lateness_dense", "20,000 due a second", Due(100_000, 20_000, 20_000), LOADED),
-    ("lateness_burst", f"{BURST:,} due in one millisecond", Due(BURST, 20_000), None),
 )
 ROWS = (
     *(Row(name, "lateness", what, partial(lateness, due), "ms p99", goal) for name, what, due, goal in _DUE),
+    Row(
+        "lateness_burst",
+        "lateness",
+        f"{BURST:,} due in one millisecond",
+        partial(lateness, Due(BURST, 20_000)),
+        "ms p99",
+        further=BURST_GOALS,
+    ),
     Row(
         "lateness_failover",
         "lateness",
         "3 nodes, 3 replicas, 3,000 due in one millisecond, and the leader is killed with SIGKILL in the same",
         failover,
         "ms p99",
+        driver="client",
+    ),
+    Row(
+        "lateness_failover_burst",
+        "lateness",
+        f"the same with {BURST:,}: p99 beyond the first that comes after the failover",
+        failover_burst,
+        "ms",
+        BURST_FAILOVER,
         driver="client",
     ),
 )

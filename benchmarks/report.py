@@ -51,7 +51,7 @@ def grouped(results: Sequence[Result]) -> Iterator[tuple[str, list[Result]]]:
 
 def cells(result: Result) -> list[str]:
     """As `COLUMNS`, without the row's name."""
-    measured, latency, ratio = result.measured, result.measured.latency, result.ratio
+    measured, latency = result.measured, result.measured.latency
     shares = [latency.at(share) for share in (0.5, 0.99, 1.0)] if latency is not None else [None] * 3
     besides = [f"{name} {short(value)}" for name, value in measured.details.items()]
     if measured.errors:
@@ -60,8 +60,8 @@ def cells(result: Result) -> list[str]:
         besides.append(f"rounds {short(min(result.values))} to {short(max(result.values))}")
     return [
         f"{short(measured.value)} {result.row.unit}",
-        str(result.row.goal or ""),
-        "" if ratio is None else f"{ratio:.2f}",
+        "; ".join(map(str, result.row.goals)),
+        "; ".join(f"{ratio:.2f}" for ratio in result.ratios),
         short(measured.cpu_us),
         short(measured.client_cpu_us),
         *map(short, shares),
@@ -82,8 +82,8 @@ def print_tables(console: Console, machine: dict[str, Any], results: Sequence[Re
             table.add_column(name, justify="left" if name in _TEXTS else "right")
         for result in rows:
             row = [escape(cell) for cell in cells(result)]
-            if result.ratio is not None:
-                row[2] = f"[{'green' if result.ratio >= 1 else 'red'}]{row[2]}[/]"
+            if result.ratios:
+                row[2] = f"[{'green' if min(result.ratios) >= 1 else 'red'}]{row[2]}[/]"
             what = f"{result.row.name}\n[dim]{escape(result.row.what)} ({result.row.driver})[/dim]"
             table.add_row(what, *row[:-1], row[-1].replace("; ", "\n"))
         console.print(table)

@@ -24,6 +24,8 @@ GROUPS = {
     "abuse": "One client beside others that mean harm",
     "spark": "Spark",
 }
+CPU, MAX = "node CPU us/msg", "max ms"
+"""Figures of a row that a goal may be about."""
 INTENDED = "from intended send"
 HANDED = "from hand-over"
 CALLED = "from call"
@@ -42,11 +44,13 @@ def short(value: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """`value` is to be reached (`at_least`) or not to be passed."""
+    """`value` is to be reached (`at_least`) or not to be passed. `of`: the figure that it is about, see
+    `Measured.figure`."""
 
     value: float
     unit: str
     at_least: bool = True
+    of: str = ""
 
     def ratio(self, measured: float) -> float:
         """1 or more: reached."""
@@ -139,6 +143,18 @@ class Measured:
     def messages_per_fsync(self) -> float | None:
         return self.messages / self.fsyncs if self.fsyncs else None
 
+    def figure(self, of: str) -> float:
+        """`CPU`, `MAX` of its latency, or one of its details, by name; the value without one."""
+        if not of:
+            return self.value
+        if of == CPU:
+            assert self.cpu_us is not None
+            return self.cpu_us
+        if of == MAX:
+            assert self.latency is not None
+            return self.latency.at(1.0)
+        return self.details[of]
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -164,6 +180,12 @@ class Row:
     goal: Goal | None = None
     driver: str = "raw"
     """"raw": sockets and prepared frames; "client": the Python client; "spark"; "none"."""
+    further: tuple[Goal, ...] = ()
+    """Goals beside `goal`."""
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        return self.further if self.goal is None else (self.goal, *self.further)
 
 
 @dataclass(slots=True)
@@ -184,7 +206,16 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        return self.row.goal.ratio(self.measured.value) if self.row.goal is not None else None
+        """Of the row's own goal."""
+        return self._ratio(self.row.goal) if self.row.goal is not None else None
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of all of its goals, in their order."""
+        return [self._ratio(goal) for goal in self.row.goals]
+
+    def _ratio(self, goal: Goal) -> float:
+        return goal.ratio(self.measured.figure(goal.of))
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
@@ -196,6 +227,10 @@ class Result:
             "messages_per_fsync": self.measured.messages_per_fsync,
             "goal": goal.value if goal is not None else None,
             "ratio": self.ratio,
+            "goals": [
+                {"goal": str(goal), "of": goal.of, "ratio": ratio}
+                for goal, ratio in zip(row.goals, self.ratios, strict=True)
+            ],
             "rounds": self.values,
         }
 

@@ -8,7 +8,7 @@ from functools import partial
 from benchmarks.driver import measure, node_with
 from benchmarks.lateness import Due, lateness
 from benchmarks.produce import HOUR_MS, MONTH_MS, PARTITIONS, TOPIC, produce
-from benchmarks.result import Goal, Measured, Row, Setting
+from benchmarks.result import CPU, Goal, Measured, Row, Setting
 
 YEAR_MS = 365 * 24 * HOUR_MS
 CONNECTIONS, BATCH = 16, 1000
@@ -29,13 +29,20 @@ PENDING, BEHIND = 200_000, 1_000_000
 QUICK_PENDING = 4000
 RETENTION = "10s"
 """Longer than it takes to take and ack all that is to be trimmed then."""
+CPU_GOALS = {"moment": 2.5, "hour": 3.5, 20_000: 12}
+"""Of the node, us a message: to take them in, by how far they are spread, and out, by how many are due a second."""
 RATES = {1000: None, 5000: Goal(10, "ms", at_least=False), 10_000: Goal(150, "ms", at_least=False), 20_000: None}
 """Due a second: the goal for how late they are."""
 
 
 def _due(per_s: int) -> Row:
     due = Due(per_s * DUE_S, min(per_s * DUE_S, QUICK_MESSAGES), per_s)
-    return Row(f"due_{per_s}", "scheduled", f"{per_s:,} due a second", partial(lateness, due), "ms p99", RATES[per_s])
+    what, goal = f"{per_s:,} due a second", RATES[per_s]
+    return Row(f"due_{per_s}", "scheduled", what, partial(lateness, due), "ms p99", goal, further=_cpu_goals(per_s))
+
+
+def _cpu_goals(of: str | int) -> tuple[Goal, ...]:
+    return (Goal(CPU_GOALS[of], "us of CPU", at_least=False, of=CPU),) if of in CPU_GOALS else ()
 
 
 def _job(what: str, within_ms: int, setting: Setting) -> Measured:
@@ -69,6 +76,7 @@ ROWS = (
             "scheduled",
             f"batches of {BATCH} x 100 B, {CONNECTIONS} connections, {what}",
             partial(produce, CONNECTIONS, BATCH, BATCHES, QUICK_BATCHES, window=2, within_ms=within_ms),
+            further=_cpu_goals(name),
         )
         for name, (what, within_ms) in SPREADS.items()
     ),

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
-from benchmarks.driver import measure, node_with
+from benchmarks.driver import Load, measure, node_with
 from benchmarks.keys import node_with_keys
+from benchmarks.process import Meter
 from benchmarks.produce import PARTITIONS, TOPIC
 from benchmarks.result import Goal, Measured, Row, Setting
 
 LEASE = "60s"
-UNIT = "us"
+UNIT, PER_S = "us", "per s"
+POLLS = 1_000
 
 
 def _cpu(measured: Measured) -> Measured:
     """The goal is about what it costs the node; the rate is told as well."""
-    measured.details["per s"] = measured.value
+    measured.details[PER_S] = measured.value
     assert measured.cpu_us is not None
     measured.value = measured.cpu_us
     return measured
@@ -35,11 +38,19 @@ def kv_get(setting: Setting, *, clients: int, messages: int) -> Measured:
         return _cpu(measure(node.metered, "small_kv_get", address=node.address, messages=count, clients=clients))
 
 
+def kv_put(setting: Setting, *, clients: int, messages: int) -> Measured:
+    """`await keys.put(...)`."""
+    count = setting.count(messages, messages // 20)
+    with node_with_keys(setting) as node:
+        return _cpu(measure(node.metered, "small_kv_put", address=node.address, messages=count, clients=clients))
+
+
 def consume(setting: Setting, *, way: str, messages: int, partitions: int) -> Measured:
     """Everything that is due, one client."""
     spec = {"messages": setting.count(messages, 4_000), "partitions": partitions, "way": way}
     with node_with(setting, TOPIC, partitions, lease=LEASE) as node:
-        return _cpu(measure(node.metered, "small_consume", address=node.address, port=node.port, **spec))
+        to = {"address": node.address, "port": node.port, "pid": node.pid}
+        return _cpu(measure(node.metered, "small_consume", **to, **spec))
 
 
 def post(setting: Setting, *, connections: int, size: int, messages: int, processes: int = 0) -> Measured:
@@ -50,8 +61,25 @@ def post(setting: Setting, *, connections: int, size: int, messages: int, proces
         return _cpu(measure(node.metered, "small_post", http=f"127.0.0.1:{http_port}", **spec))
 
 
-def _row(name: str, what: str, measure: partial[Measured], goal_us: float) -> Row:
-    return Row(name, "small", what, measure, UNIT, Goal(goal_us, UNIT, at_least=False), driver="client")
+def wait(setting: Setting, *, polls: int, processes: int) -> Measured:
+    """Long polls for which there is nothing: what the node and its processes take meanwhile, of a core."""
+    polls, seconds = setting.count(polls, 50), setting.count(10, 1)
+    with node_with(setting, TOPIC, PARTITIONS, node_settings={"HTTP__WORKERS": str(processes)}) as node:
+        ((_, http_port),) = node.metered
+        with Load("small_wait", http=f"127.0.0.1:{http_port}", polls=polls) as load:
+            load.ready()
+            meter = Meter(node.metered)
+            time.sleep(seconds)
+            used_s = meter.cpu_s()
+            load.check()
+    return Measured(polls, used_s / seconds * 100)
+
+
+def _row(name: str, what: str, measure: partial[Measured], goal_us: float | None, per_s: float | None = None) -> Row:
+    """`per_s`: the goal for the rate."""
+    goal = None if goal_us is None else Goal(goal_us, UNIT, at_least=False)
+    further = () if per_s is None else (Goal(per_s, PER_S, of=PER_S),)
+    return Row(name, "small", what, measure, UNIT, goal, driver="client", further=further)
 
 
 ROWS = (
@@ -61,6 +89,7 @@ ROWS = (
         "await client.produce(...), 16 clients",
         partial(produce, clients=16, messages=32_000),
         70,
+        12_000,
     ),
     _row(
         "small_ack",
@@ -73,6 +102,7 @@ ROWS = (
         "client.run(topic, group, handler, concurrency=10)",
         partial(consume, way="workers", messages=40_000, partitions=PARTITIONS),
         60,
+        12_000,
     ),
     _row(
         "small_batches",
@@ -87,6 +117,7 @@ ROWS = (
         6,
     ),
     _row("small_get", "await keys.get(...), one client", partial(kv_get, clients=1, messages=4_000), 250),
+    _row("small_put", "await keys.put(...), one client", partial(kv_put, clients=1, messages=4_000), None),
     _row(
         "small_post",
         "POST one message, one connection",
@@ -98,23 +129,38 @@ ROWS = (
         "POST one message, 32 connections",
         partial(post, connections=32, size=1, messages=4_000),
         300,
+        5_000,
     ),
     _row(
         "small_post_10",
         "POST 10 messages, 32 connections (for each message)",
         partial(post, connections=32, size=10, messages=32_000),
         50,
+        20_000,
     ),
     _row(
         "small_post_32_process",
         "POST one message, 32 connections, HTTP in a process of its own (node and process)",
         partial(post, connections=32, size=1, messages=8_000, processes=1),
         300,
+        5_000,
     ),
     _row(
         "small_post_10_process",
         "POST 10 messages, 32 connections, HTTP in a process of its own (for each message)",
         partial(post, connections=32, size=10, messages=64_000, processes=1),
         50,
+        20_000,
+    ),
+    *(
+        Row(
+            f"small_wait{name}",
+            "small",
+            f"{POLLS:,} long polls over HTTP{where} for which there is nothing: CPU",
+            partial(wait, polls=POLLS, processes=processes),
+            "% of a core",
+            driver="none",
+        )
+        for name, where, processes in (("", "", 0), ("_process", " in a process of its own", 1))
     ),
 )

@@ -36,8 +36,11 @@ WORKS: dict[str, Work] = {
     "client_notice": client.notice,
     "small_produce": small.produce,
     "small_kv_get": small.kv_get,
+    "small_kv_put": small.kv_put,
     "small_consume": small.consume,
     "small_post": small.post,
+    "small_flood": small.flood,
+    "small_wait": small.wait,
 }
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from itertools import count, cycle, pairwise
 
 import anyio
 import anyio.abc
@@ -15,6 +18,7 @@ import sandq
 from benchmarks.load.consume import GROUP, fill
 from benchmarks.load.keys import TOPIC as KV_TOPIC
 from benchmarks.load.work import Done, Ready
+from benchmarks.process import cpu_s
 from benchmarks.produce import TOPIC, VALUE
 from benchmarks.result import CALLED, Latency, Told
 from benchmarks.wire import Wire
@@ -23,6 +27,9 @@ FILL = 1000
 CREDIT = 1000
 """Of who acks message by message."""
 KEYS = 100
+PARTS = 10
+SETTLE_S = 3.0
+"""For long polls to be waiting."""
 
 Once = Callable[[], Awaitable[object]]
 
@@ -34,11 +41,22 @@ def produce(address: str, messages: int, clients: int) -> Ready:
 
 def kv_get(address: str, messages: int, clients: int) -> Ready:
     """`await keys.get(...)`, again and again, by so many clients."""
+    return _each_key(address, messages, clients, lambda keys, key: keys.get(key))
+
+
+def kv_put(address: str, messages: int, clients: int) -> Ready:
+    """`await keys.put(...)` of keys that are there, again and again, by so many clients."""
+    return _each_key(address, messages, clients, lambda keys, key: keys.put(key, VALUE))
+
+
+def _each_key(
+    address: str, messages: int, clients: int, ask: Callable[[sandq.Keys, bytes], Awaitable[object]]
+) -> Ready:
+    """Each client asks for one key after the other, of `KEYS` that have a value."""
 
     def of(client: sandq.Client) -> Once:
-        keys = client.kv(KV_TOPIC)
-        numbers = iter(range(messages))
-        return lambda: keys.get(b"%d" % (next(numbers) % KEYS))
+        keys, each = client.kv(KV_TOPIC), cycle([b"%d" % number for number in range(KEYS)])
+        return lambda: ask(keys, next(each))
 
     async def prepare() -> None:
         async with sandq.connect(address) as client:
@@ -81,30 +99,42 @@ def _lock_step(
     return Ready(run)
 
 
-def consume(address: str, port: int, messages: int, partitions: int, way: str) -> Ready:
-    """Everything that is due, in one of the `WAYS`."""
+def consume(address: str, port: int, pid: int, messages: int, partitions: int, way: str) -> Ready:
+    """Everything that is due, in one of the `WAYS`. In the details: what the node took for a message, microseconds, in
+    the second tenth (the first one warms up) and in the last."""
     wire = Wire(port)
     fill(wire, messages, FILL, partitions)
     wire.close()
     take = WAYS[way]
 
     left, turns = messages, 0
+    marks_s: list[float] = []
+    """What the node had taken at each tenth."""
 
     def enough(count: int) -> bool:
         nonlocal left, turns
         left, turns = left - count, turns + 1
+        while len(marks_s) <= (messages - left) * PARTS // messages:
+            marks_s.append(cpu_s(pid))
         return left <= 0
 
     async def loop() -> float:
         async with sandq.connect(address) as client:
             await client.admin.topic(TOPIC)
+            marks_s.append(cpu_s(pid))
             began_s = time.perf_counter()
             await take(client, enough)
             return time.perf_counter() - began_s
 
     def run(began_s: float) -> Done:
         seconds = anyio.run(loop, backend="trio")
-        return Done(Told(messages, seconds, details={"messages a turn": messages / turns}))
+        tenths_us = [(after - before) * 1e6 / (messages / PARTS) for before, after in pairwise(marks_s)]
+        details = {
+            "messages a turn": messages / turns,
+            "CPU us, second tenth": tenths_us[1],
+            "CPU us, last tenth": tenths_us[-1],
+        }
+        return Done(Told(messages, seconds, details=details))
 
     return Ready(run)
 
@@ -149,16 +179,46 @@ WAYS: dict[str, Callable[[sandq.Client, Enough], Awaitable[None]]] = {
 
 def post(http: str, messages: int, connections: int, size: int) -> Ready:
     """POST `size` messages, again and again, over so many connections that are kept."""
-    host, _, port = http.rpartition(":")
     bodies = b",".join([b'{"text":"%s"}' % VALUE] * size)
     body = b'{"messages":[%s]}' % bodies if size > 1 else bodies
-    head = f"POST /topics/{TOPIC} HTTP/1.1\r\nHost: {http}\r\nContent-Type: application/json\r\n"
-    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    turns = messages // size // connections
+    return _post(http, _request(http, f"/topics/{TOPIC}", body), connections, size, lambda: range(turns))
+
+
+def flood(http: str, topic: str, connections: int) -> Ready:
+    """POST one message, again and again, over so many connections that are kept, until this process is ended."""
+    return _post(http, _request(http, f"/topics/{topic}", b'{"text":"%s"}' % VALUE), connections, 1, count)
+
+
+def wait(http: str, polls: int) -> Ready:
+    """Have so many long polls wait, each on a connection of its own, until this process is ended."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    host, _, port = http.rpartition(":")
+    request = _request(http, f"/topics/{TOPIC}/groups/{GROUP}/lease", b'{"wait":"60s"}')
+    waiting = [socket.create_connection((host, int(port))) for _ in range(polls)]
+    for one in waiting:
+        one.sendall(request)
+    time.sleep(SETTLE_S)
+
+    def run(began_s: float) -> Done:
+        raise NotImplementedError("it has no end of its own")
+
+    return Ready(run, {"polls": len(waiting)})
+
+
+def _request(http: str, path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: {http}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _post(http: str, request: bytes, connections: int, size: int, turns: Callable[[], Iterable[object]]) -> Ready:
+    """Send a request of `size` messages again and again over each connection, once for each of `turns()`."""
+    host, _, port = http.rpartition(":")
     taken_s: list[float] = []
 
     async def again() -> None:
         reader, writer = await asyncio.open_connection(host, int(port))
-        for _ in range(messages // size // connections):
+        for _ in turns():
             called_s = time.perf_counter()
             writer.write(request)
             await _answer(reader)

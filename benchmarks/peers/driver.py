@@ -20,13 +20,12 @@ from benchmarks.peers.workloads import (
     BY_NAME,
     DUE_PER_S,
     FILL,
+    FILL_DUE,
     FILL_FEW,
     FILL_S,
-    HOUR_MS,
     LEAD_MS,
     PRODUCE_S,
     QUICK_S,
-    SOON_MS,
     Kind,
     Workload,
 )
@@ -95,7 +94,7 @@ def flows_of(client: Client, workload: Workload, messages: int, rng: random.Rand
             values = [value()] * workload.size
             if workload.scheduled:
                 first = (at * (prepared + 1) + number) * workload.size
-                dues_ms = [now_ms + SOON_MS + rng.randrange(HOUR_MS - SOON_MS) for _ in range(workload.size)]
+                dues_ms = [now_ms + workload.soon_ms + rng.randrange(workload.within_ms) for _ in values]
                 values = [value(due_ms, first + place) for place, due_ms in enumerate(dues_ms)]
             requests.append(link.request(number + 1, values, dues_ms))
         drive([Flow(link, requests[:1], 1, 1)])
@@ -131,10 +130,16 @@ def produce(client: Client, workload: Workload, task: Task, seconds: float, mess
 
 
 def consume(client: Client, workload: Workload, task: Task) -> Sample:
-    """Fill it, then take everything."""
-    filled = produce(client, FILL, task, QUICK_S if task.quick else FILL_S, _messages(workload, task))
-    messages = filled.messages + FILL.connections * FILL.size
-    consumer = client.consumer(messages, scheduled=False)
+    """Fill it, then take everything, once it is due."""
+    fill = FILL_DUE if workload.scheduled else FILL
+    due_s = time.time() + fill.soon_ms / 1000
+    filled = produce(client, fill, task, QUICK_S if task.quick else FILL_S, _messages(workload, task))
+    messages = filled.messages + fill.connections * fill.size
+    if workload.scheduled:
+        if time.time() > due_s:
+            raise PeerError("the preparation took too long: messages were due before all were stored")
+        time.sleep(due_s + (fill.within_ms + LEAD_MS) / 1000 - time.time())
+    consumer = client.consumer(messages, workload.scheduled)
     meter = Meter(task.pid)
     seconds = drain(consumer, messages)
     server_s, client_s = meter.read()

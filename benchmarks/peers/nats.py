@@ -31,7 +31,7 @@ class Nats(Peer):
     durability = "page cache; fsync every 2 min"
     syncs_first = False
     notes = "one stream in files, a durable push consumer; this version has no way to sync before each answer"
-    cannot: ClassVar = {"produce_scheduled": _NO_DELAY, "lateness": _NO_DELAY}
+    cannot: ClassVar = dict.fromkeys(("produce_scheduled", "scheduled_out", "lateness"), _NO_DELAY)
 
     @contextlib.contextmanager
     def serving(self, directory: Path) -> Iterator[tuple[int, int]]:

@@ -51,7 +51,7 @@ class RabbitMQ(Peer):
     package = "rabbitmq-server"
     durability = "fdatasync before each confirm (Raft log)"
     notes = "a quorum queue of one member, persistent messages, publisher confirms; basic.ack for each delivery tag"
-    cannot: ClassVar = {"produce_scheduled": _NO_DELAY, "lateness": _NO_DELAY}
+    cannot: ClassVar = dict.fromkeys(("produce_scheduled", "scheduled_out", "lateness"), _NO_DELAY)
 
     def executable(self) -> str | None:
         return str(SCRIPT) if SCRIPT.exists() and Path(_EPMD).exists() else None

@@ -95,7 +95,7 @@ class RedisClient(Client):
         counts = _COUNTED.findall(self._ask(b"XINFO", b"GROUPS", STREAM))
         if len(counts) != 2:
             raise PeerError("XINFO GROUPS does not tell what is pending, and what was not delivered")
-        return sum(map(int, counts))
+        return sum(map(int, counts)) + int(self._ask(b"ZCARD", DELAYED))
 
 
 class StreamLink(Link):

@@ -45,6 +45,10 @@ class Workload:
     connections: int = 1
     window: int = 1
     scheduled: bool = False
+    soon_ms: int = SOON_MS
+    """Of scheduled ones: none is due before ..."""
+    within_ms: int = HOUR_MS - SOON_MS
+    """... and all are within so long after that."""
 
     @property
     def timed(self) -> bool:
@@ -54,6 +58,10 @@ class Workload:
 
 FILL: Final = Workload("fill", "", Kind.PRODUCE, 400_000, 5_000, 100, 4, 16)
 """What fills a peer before it is consumed."""
+FILL_DUE: Final = Workload(
+    "fill", "", Kind.PRODUCE, 200_000, 5_000, 100, 4, 16, scheduled=True, soon_ms=15_000, within_ms=1_000
+)
+"""The same with messages that come due once all are there, before they are consumed."""
 FILL_FEW: Final = Workload("fill", "", Kind.PRODUCE, 20_000, 1_000, 10, 1, 16)
 """The same, before its usual client consumes it."""
 
@@ -113,6 +121,14 @@ WORKLOADS: Final = (
         f"everything that is there, every message named in an ack, one connection, at most {PREFETCH} unacked",
         Kind.CONSUME,
         *(FILL.messages, FILL.quick_messages),
+    ),
+    Workload(
+        "scheduled_out",
+        "messages that were each scheduled to a random time within one second, taken and acked (or deleted) once all "
+        f"are due, one connection, at most {PREFETCH} unacked",
+        Kind.CONSUME,
+        *(FILL_DUE.messages, FILL_DUE.quick_messages),
+        scheduled=True,
     ),
     Workload(
         "lateness",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from benchmarks.process import Used
-from benchmarks.result import HANDED, Goal, Latency, Measured, Result, Row, Setting, Told, as_json, at_share
+from benchmarks.result import CPU, HANDED, MAX, Goal, Latency, Measured, Result, Row, Setting, Told, as_json, at_share
 
 
 def row(goal: Goal | None = None) -> Row:
@@ -28,6 +28,21 @@ def row(goal: Goal | None = None) -> Row:
 )
 def test_a_ratio_of_one_or_more_reaches_the_goal(goal: Goal, measured: float, ratio: float) -> None:
     assert goal.ratio(measured) == ratio
+
+
+def test_a_row_may_have_several_goals_each_about_a_figure_of_its_own() -> None:
+    goals = (
+        Goal(4, "us", at_least=False, of=CPU),
+        Goal(10, "ms max", at_least=False, of=MAX),
+        Goal(50, "per s", of="per s"),
+    )
+    both = Row("name", "small", "what", row().measure, goal=Goal(10, "msg/s"), further=goals)
+    latency = Latency.of(HANDED, [0.001, 0.002])
+    found = Result.of(both, [Measured(1, 20, cpu_us=8, latency=latency, details={"per s": 25})])
+    assert (found.ratio, found.ratios) == (2, [2, 0.5, 5, 0.5])
+    assert [one["ratio"] for one in found.record()["goals"]] == found.ratios
+    without = Result.of(replace(both, goal=None), [found.measured])
+    assert (without.ratio, without.ratios) == (None, [0.5, 5, 0.5])
 
 
 def test_a_goal_is_shown_as_it_is() -> None:
