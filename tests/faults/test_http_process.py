@@ -74,9 +74,7 @@ def test_what_was_answered_is_kept_when_it_is_killed_and_the_next_one_goes_on(se
         kept.append(answer.json()["id"])
     found = served.web.get("/topics/kept/messages?limit=100").json()["messages"]
     assert [message["id"] for message in found] == sorted(kept)
-    assert int(served.metric("sandq_http_process_restarts_total")) >= restarts + 2, (
-        "one more where it starts too slowly"
-    )
+    assert int(served.metric("sandq_http_process_restarts_total")) == restarts + 2
     counted = 'sandq_http_requests_total{method="POST",route="/topics/{topic}",status="201"}'
     assert int(served.metric(counted)) >= 10, "what was counted before is not forgotten, but for a moment of it"
 

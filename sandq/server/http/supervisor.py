@@ -24,8 +24,10 @@ log = structlog.get_logger("sandq.http")
 
 STOP_S: Final = 15.0
 """A process that is to end has so long: more than its requests and their answers have (`Deadlines`)."""
+START_S: Final = 120.0
+"""A process has so long to load its modules, and to say its first word: on a machine that has much else to do ..."""
 SILENT_S: Final = 30.0
-"""A process that has said nothing for so long hangs: it says something twice a second, once its modules are loaded."""
+"""... and one that says nothing for so long after that hangs: it says something twice a second."""
 BACK_OFF_FIRST_S: Final = 0.1
 BACK_OFF_MOST_S: Final = 5.0
 """Before it is started again: the first time, then doubled."""
@@ -136,9 +138,9 @@ class Supervisor:
 
     async def _watch(self, process: Process) -> None:
         """Kill one that hangs: it reports behind each word of how the node is, from its first moment on."""
-        with trio.move_on_after(SILENT_S) as self._patience:
+        with trio.move_on_after(START_S) as self._patience:
             await trio.sleep_forever()
-        log.error("the HTTP process says nothing: it is killed", after_s=SILENT_S)
+        log.error("the HTTP process says nothing: it is killed")
         process.kill()
 
     async def _say(self, process: Process) -> None:
