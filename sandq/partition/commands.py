@@ -165,11 +165,16 @@ Position = str | int | bytes
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup(Command):
-    """Make the group unless it exists."""
+    """Make the group unless it exists; paused, if it is so elsewhere."""
 
     type: ClassVar[int] = CommandType.OPEN_GROUP
     group: str
     start: Position
+    paused: bool = False
+
+    def fields(self) -> tuple[Any, ...]:
+        # A version that knows no pause meets none.
+        return (self.group, self.start, True) if self.paused else (self.group, self.start)
 
 
 @dataclass(frozen=True, slots=True)

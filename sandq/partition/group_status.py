@@ -32,6 +32,9 @@ class GroupStatus:
     next_ms: int | None
     """When something is next to be leased; None: nothing is there, or the group is paused."""
     paused: str | None
+    """Why nothing new is leased."""
+    is_paused: bool
+    """Because somebody wants it so, whatever else there is."""
     generation: int
     ready: int
     """Messages that a consumer may have now, by the second: of the log, and of those given back."""
@@ -68,6 +71,7 @@ class _Standing(NamedTuple):
             status.name,
             status.next_ms,
             status.paused,
+            status.is_paused,
             status.generation,
             status.ready + max(due - self.passed, self.least),
             status.leased,
@@ -199,6 +203,7 @@ class StatusTable:
             group.name,
             next_ms,
             group.stall_reason(),
+            group.paused,
             group.generation,
             blocked + metrics.ripe,
             metrics.leased,

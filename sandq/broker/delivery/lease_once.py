@@ -8,7 +8,7 @@ from functools import partial
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.group_takers import Bell, GroupTakers
-from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
+from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader, lease_work
 from sandq.broker.queries.fan_out import answers_of
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.timers import Timers
@@ -135,7 +135,9 @@ class LeaseOnce:
         self.asked[delivery] = None
         now_ms = self._clock.now_ms()
         grant = c.Grant(request.consumer_id, limit, self._lease_ms)
-        found: list[Delivery] = await delivery.host.call(c.Lease(request.group, now_ms, (grant,)), self._line)
+        found: list[Delivery] = await delivery.host.call(
+            c.Lease(request.group, now_ms, (grant,)), self._line, work=lease_work((grant,))
+        )
         if found:
             self._takers.looked_at(delivery)
         else:

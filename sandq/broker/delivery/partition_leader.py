@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.subscription import Subscription
+from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.stats import NodeStats, TopicStats
@@ -39,7 +41,17 @@ TOUCH_MS = 3_600_000
 """How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
 
 
+LEASE_WORK: Final = 256
+MESSAGE_WORK: Final = 1024
+"""Of each message that a lease may give: as much as of an item of an ack, ..."""
+LEASE_WORK_MOST: Final = 1 << 20
+"""... so that acks that are no larger, and came before it, come first."""
 Watcher = Callable[["PartitionLeader", SandqError | None], None]
+
+
+def lease_work(grants: Iterable[c.Grant]) -> int:
+    """What a lease counts for in its line (see `RaftGroup.submit`)."""
+    return min(LEASE_WORK + MESSAGE_WORK * sum([grant.limit for grant in grants]), LEASE_WORK_MOST)
 
 
 class _GroupPump:
@@ -243,7 +255,7 @@ class PartitionLeader:
             return
         self._raising = True
         try:
-            self.host.submit(c.RaiseLevel(level), self._raised)
+            self.host.submit(c.RaiseLevel(level), self._raised, line=BEHIND)
         except SandqError as error:
             self._raised(error)
 
@@ -301,7 +313,9 @@ class PartitionLeader:
         command = c.Lease(name, horizon_ms, tuple(grants))
         pump.busy, pump.asked_ms, pump.asked_early = True, now_ms, group.next_ms > now_ms
         try:
-            self.host.submit(command, lambda result: self._leased(name, pump, reserved, result), line=pump)
+            # Behind acks that came before it: they may set free what it is to give.
+            done, work = partial(self._leased, name, pump, reserved), lease_work(grants)
+            self.host.submit(command, done, work=work, line=pump)
         except SandqError:
             self._refused(name, pump, reserved)
 
@@ -462,7 +476,7 @@ class PartitionLeader:
             return
         self._expiring = True
         try:
-            self.host.submit(c.Expire(), self._expired)
+            self.host.submit(c.Expire(), self._expired, line=BEHIND)
         except SandqError:
             self._expired(None)
 
@@ -507,7 +521,7 @@ class PartitionLeader:
             self._touched(None)
             return
         try:
-            self.host.submit(c.Touch(names), self._touched)
+            self.host.submit(c.Touch(names), self._touched, line=BEHIND)
         except SandqError as error:
             self._touched(error)
 
@@ -543,12 +557,12 @@ class PartitionLeader:
         if names:
             # Refused: the next one comes long before a group goes.
             with suppress(SandqError):
-                self.host.submit(c.Touch(names), lambda result: None)
+                self.host.submit(c.Touch(names), lambda result: None, line=BEHIND)
 
     def _upkeep(self) -> None:
         self._keeping = True
         try:
-            self.host.submit(c.Upkeep(), self._upkept, messages=STEP_MESSAGES)
+            self.host.submit(c.Upkeep(), self._upkept, messages=STEP_MESSAGES, line=BEHIND)
         except SandqError as error:
             self._upkept(error)
 

@@ -11,13 +11,11 @@ import trio
 
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all
-from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.broker.turns import Turn
 from sandq.model import offsets
 from sandq.model.errors import TooLarge
 from sandq.partition import commands as c
-from sandq.partition.groups.group import PAUSED
 from sandq.protocol.requests import Subscribe
 
 PARTITIONS_AT_ONCE: Final = 20
@@ -53,14 +51,12 @@ class GroupOpenings:
         try:
             async with lock:
                 opening = _without(group, deliveries)
-                statuses = [delivery.host.status.groups.get(group) for delivery in deliveries]
-                is_paused = any(status is not None and status.paused == PAUSED for status in statuses)
                 self._check_room(len(opening))
                 self._opening += (left := len(opening))
                 try:
                     for first in range(0, len(opening), PARTITIONS_AT_ONCE):
                         some = opening[first : first + PARTITIONS_AT_ONCE]
-                        await self._open(some, group, start, is_paused)
+                        await self._open(some, group, start, deliveries)
                         self._opening -= len(some)
                         left -= len(some)
                 finally:
@@ -86,14 +82,13 @@ class GroupOpenings:
             )
         self._there = count
 
-    async def _open(self, opening: Sequence[PartitionLeader], group: str, start: c.Position, is_paused: bool) -> None:
-        commands: list[tuple[RaftGroup, c.Command]] = []
-        for delivery in opening:
-            commands.append((delivery.host, c.OpenGroup(group, start_in(start, delivery.partition))))
-            if is_paused:  # in partitions that were there before
-                commands.append((delivery.host, c.PauseGroup(group, True)))
+    async def _open(
+        self, opening: Sequence[PartitionLeader], group: str, start: c.Position, among: Sequence[PartitionLeader]
+    ) -> None:
         async with self._room:
-            await call_all(commands)
+            there = [status for each in among if (status := each.host.status.groups.get(group)) is not None]
+            is_paused = any(status.is_paused for status in there)
+            await call_all([(d.host, c.OpenGroup(group, start_in(start, d.partition), is_paused)) for d in opening])
         for delivery in opening:
             delivery.touched_with(group)
 

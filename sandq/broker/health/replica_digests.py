@@ -19,6 +19,7 @@ import trio
 
 from sandq.broker.catalog import Catalog
 from sandq.broker.replication.applier import DigestView
+from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.node_log import NodeLog
 from sandq.model.errors import SandqError
 from sandq.model.features import FIRST_LEVEL
@@ -116,7 +117,7 @@ class ReplicaDigests:
         number = secrets.randbits(63)
         comparison = self._open[number] = _Comparison(group, nodes)
         try:
-            await host.call(c.TakeDigest(number))
+            await host.call(c.TakeDigest(number), BEHIND)
             with trio.move_on_after(ANSWER_S):
                 while host.ready and any(node not in comparison.answers for node in nodes & set(self._up())):
                     with trio.move_on_after(LOOK_S):

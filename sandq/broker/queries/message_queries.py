@@ -219,8 +219,11 @@ class MessageQueries:
 
     async def pause_group(self, request: GroupPause, caller: Caller) -> None:
         """Have a group get nothing, or get again what there is. Raises Conflict below the feature level for it."""
-        chosen = await self._with_group(request.topic, request.group)
-        await call_all([(delivery.host, c.PauseGroup(request.group, request.paused)) for delivery in chosen])
+        group, done = request.group, set[PartitionLeader]()
+        # It may be made in further partitions meanwhile.
+        while more := [each for each in await self._with_group(request.topic, group) if each not in done]:
+            await call_all([(delivery.host, c.PauseGroup(group, request.paused)) for delivery in more])
+            done.update(more)
 
     async def _with_group(self, topic: str, group: str) -> list[PartitionLeader]:
         """The partitions led here in which a group exists. Raises UnknownTopic, UnknownGroup, NotLeader."""

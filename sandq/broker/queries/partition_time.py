@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.replication.fair_queue import BEHIND
 from sandq.broker.replication.raft_group import RaftGroup, Stalled
 from sandq.model.errors import Overloaded, StorageFailed
 from sandq.partition import commands as c
@@ -58,4 +59,4 @@ class PartitionTime:
 
 
 async def _advance(host: RaftGroup) -> None:
-    await host.call(c.Clock())
+    await host.call(c.Clock(), BEHIND)

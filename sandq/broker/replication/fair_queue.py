@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
+
+BEHIND: Final = object()
+"""In place of a line: behind everything that waits by then. What comes after it need not wait for it."""
 
 
 class FairQueue(Generic[T]):
     """A line that has very much waiting keeps others waiting for as much of it as they have themselves, and for one
-    item more. What has no line comes behind everything that waits, and before everything that comes after it."""
+    item more. What has no line comes behind everything that waits, and before everything that comes after it: so what
+    comes after it waits for all of that as well."""
 
     def __init__(self) -> None:
         self._items: list[tuple[int, int, Hashable, T]] = []
@@ -36,6 +40,8 @@ class FairQueue(Generic[T]):
         self.added += 1
         if line is None:
             self._taken = mark = self._highest
+        elif line is BEHIND:
+            mark = self._highest
         else:
             self._marks[line] = mark = max(self._taken, self._marks.get(line, 0)) + work
             self._highest = max(self._highest, mark)

@@ -291,8 +291,8 @@ class RaftGroup:
         never called.
 
         `size`: bytes that it takes until it is answered. `work`: what it costs to apply, in bytes of a batch that cost
-        as much; None: its size. `line`: in which it keeps its order, while lines have turns; None: it comes behind
-        everything that waits here, and before everything that comes after it.
+        as much; None: its size. `line`: in which it keeps its order, while lines have turns; BEHIND: it comes behind
+        everything that waits here; None: and before everything that comes after it.
         """
         if self.failed is not None and self.group.is_only_voter:
             raise self.failed
@@ -322,10 +322,11 @@ class RaftGroup:
         backlog.bytes += size
         self._waiting_bytes += size
         work = size if work is None else work
-        self._pending.add(Request(command, size, work, messages, done), work, line)
+        # What is very large does not wait for as much of everybody else.
+        self._pending.add(Request(command, size, work, messages, done), min(work, self._limits.entry_bytes), line)
         self._group_commit.mark(self.group)
 
-    async def call(self, command: Any, line: Hashable | None = None) -> Any:
+    async def call(self, command: Any, line: Hashable | None = None, *, work: int | None = None) -> Any:
         """`submit`, and wait for the result. Raises what refused it."""
         answered, answers = trio.Event(), []
 
@@ -333,7 +334,7 @@ class RaftGroup:
             answers.append(result)
             answered.set()
 
-        self.submit(command, done, line=line)
+        self.submit(command, done, work=work, line=line)
         await answered.wait()
         if isinstance(answers[0], SandqError):
             raise answers[0]
@@ -482,7 +483,7 @@ class RaftGroup:
         number, index, count = self._expiring
         self._expiring = self._proposed_count, self.group.commit_index, self._pending.added
         held = self._pending.take_first(count)
-        self._answer_all(held, Overloaded(f"for {timeout_s:g} s there was no room for rows of {self.what}; send again"))
+        self._answer_all(held, Overloaded(f"for {timeout_s:g} s there was no room for it in {self.what}; send again"))
         late = [requests for proposed, requests in self._proposals.items() if proposed <= number]
         late += [requests for committed, requests in self._in_flight.items() if committed <= index]
         for requests in late:

@@ -43,6 +43,7 @@ class GroupAdmin:
                     maximum=FIXED.groups_per_topic,
                 )
             group = self._groups.create(command.group, self._cursor(command.start, latest))
+            group.paused = command.paused
         group.touched_ms = now_ms
         self._groups.store(group, view)
         return group.group_id

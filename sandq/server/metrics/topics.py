@@ -81,7 +81,7 @@ class GroupNumbers:
         self.leased += group.leased
         self.waiting += group.waiting
         self.dead += group.dead
-        self.paused |= group.paused == PAUSED
+        self.paused |= group.is_paused
         self.stalled |= group.paused not in (None, PAUSED)
         # A subscription takes part in all partitions.
         self.consumers = max(self.consumers, consumers.get(group.name, 0))

@@ -25,7 +25,7 @@ class BenchHost:
     def listen(self, *, on_status: Any) -> None:
         self._on_status = on_status
 
-    def submit(self, command: Any, done: Any, *, messages: int = 0, line: Any = None) -> None:
+    def submit(self, command: Any, done: Any, *, messages: int = 0, work: int = 0, line: Any = None) -> None:
         if self.refusal is not None:
             raise self.refusal
         self.proposed.append((command, done))

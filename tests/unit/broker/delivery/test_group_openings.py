@@ -41,7 +41,7 @@ class Led:
     async def _open(self, group: str, done: Any) -> None:
         await trio.lowlevel.checkpoint()
         if self.refuses is None:
-            self.status.groups[group] = "it is there"
+            self.status.groups[group] = SimpleNamespace(is_paused=False)
         done(self.refuses)
 
 
@@ -154,5 +154,5 @@ async def test_groups_that_are_there_are_no_more_than_they_were(nursery: trio.Nu
     """Of a node with more than may be."""
     partitions: Any = [Led(number, nursery) for number in range(5)]
     for led in partitions:
-        led.status.groups["g"] = "it is there"
+        led.status.groups["g"] = SimpleNamespace(is_paused=False)
     await of_many(most=1, there=5).open("t", partitions, "g", "earliest")

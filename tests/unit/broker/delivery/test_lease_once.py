@@ -62,7 +62,7 @@ class Led:
         if self.lost is not None:
             raise self.lost
 
-    async def call(self, command: c.Lease, line: Any) -> list[Any]:
+    async def call(self, command: c.Lease, line: Any, *, work: int) -> list[Any]:
         (grant,) = command.grants
         self.asked.append(grant.consumer)
         await trio.lowlevel.checkpoint()  # it is stored
@@ -189,9 +189,9 @@ async def test_a_slow_disk_has_no_more_of_them_ask(room: Room) -> None:
     (led,) = room.partitions
     grant, stored = led.call, trio.Event()
 
-    async def call(command: c.Lease, line: Any) -> list[Any]:
+    async def call(command: c.Lease, line: Any, *, work: int) -> list[Any]:
         await stored.wait()
-        return await grant(command, line)
+        return await grant(command, line, work=work)
 
     led.call = call  # type: ignore[method-assign]
     led.come(1)
@@ -271,7 +271,7 @@ async def test_what_was_asked_for_is_given_back_and_no_more(nursery: trio.Nurser
     await room.wait("a", "b")
     first, second = room.partitions
 
-    async def call(command: c.Lease, line: Any) -> list[Any]:
+    async def call(command: c.Lease, line: Any, *, work: int) -> list[Any]:
         await trio.sleep_forever()
         raise AssertionError
 

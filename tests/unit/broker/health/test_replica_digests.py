@@ -31,7 +31,7 @@ class Host:
         self.ready = True
         self.refusal: Exception | None = None
 
-    async def call(self, command: c.TakeDigest) -> None:
+    async def call(self, command: c.TakeDigest, line: Any) -> None:
         if self.refusal is not None:
             raise self.refusal
         self._bed.number = command.number

@@ -24,7 +24,7 @@ class Group:
         self.error: Exception | None = None
         self.entries = 0
 
-    async def call(self, command: Any) -> None:
+    async def call(self, command: Any, line: Any) -> None:
         assert isinstance(command, c.Clock)
         self.entries += 1
         if self.error is not None:

@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
-from sandq.broker.replication.fair_queue import FairQueue
+from sandq.broker.broker import SETTLED_WORK, _size_of
+from sandq.broker.delivery.partition_leader import lease_work
+from sandq.broker.replication.fair_queue import BEHIND, FairQueue
+from sandq.partition.commands import Ack, Grant
 from tests.support.examples import seeds
 
 
@@ -59,6 +62,17 @@ def test_what_has_no_line_is_behind_all_and_before_all_that_follows() -> None:
     assert taken(queue_of(("end", 1, None), ("a0", 1, "a"), ("then", 1, None))) == ["end", "a0", "then"]
 
 
+def test_what_is_behind_all_keeps_nobody_who_comes_after_it() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for number in range(3):
+        queue.add(f"a{number}", 900, "a")
+    queue.add("expire", 1, BEHIND)
+    queue.add("upkeep", 1, BEHIND)
+    queue.add("b0", 1, "b")
+    queue.add("a3", 900, "a")
+    assert taken(queue) == ["b0", "a0", "a1", "a2", "expire", "upkeep", "a3"]
+
+
 def test_the_first_are_taken_in_the_order_of_their_coming() -> None:
     queue = queue_of(("a0", 10, "a"), ("a1", 10, "a"), ("b0", 10, "b"), ("end", 1, None), ("a2", 10, "a"))
     assert queue.take() == "a0"
@@ -81,13 +95,14 @@ def test_order_and_nothing_lost(seed: int) -> None:
     for number in range(1, 400):
         chance = rng.random()
         if chance < 0.5:
-            item = Item(number, rng.choice(["a", "a", "a", "b", "c", None]), rng.choice([1, 5, 1000]))
-            queue.add(item, item.work, item.line)
+            item = Item(number, rng.choice(["a", "a", "a", "b", "c", None, "behind"]), rng.choice([1, 5, 1000]))
+            queue.add(item, item.work, BEHIND if item.line == "behind" else item.line)
             waiting.append(item)
         elif chance < 0.98 and waiting:
             item = queue.take()
             before = waiting[: waiting.index(item)]
-            assert not [one for one in before if None in (one.line, item.line) or one.line == item.line], f"seed {seed}"
+            assert not before or item.line not in (None, "behind"), f"seed {seed}"
+            assert not [one for one in before if one.line in (None, item.line)], f"seed {seed}"
             waiting.remove(item)
         else:
             count = rng.randrange(queue.added + 1)
@@ -108,7 +123,9 @@ def test_nobody_waits_longer_than_for_as_much_as_is_its_own(seed: int) -> None:
     """With the bound for it, and what was taken of others since it came."""
     largest = {"a": 1000, "b": 50, "c": 1}
     for number in range(400):
-        if rng.random() < 0.55:
+        if rng.random() < 0.1:
+            queue.add(Item(number, None, 1), 1, BEHIND)  # keeps nobody
+        elif rng.random() < 0.55:
             line = rng.choice(["a", "a", "b", "c"])
             item = Item(number, line, rng.randint(1, largest[line]))
             queue.add(item, item.work, line)
@@ -116,8 +133,20 @@ def test_nobody_waits_longer_than_for_as_much_as_is_its_own(seed: int) -> None:
             waiting[item] = own, dict.fromkeys(largest, 0)
         elif waiting:
             item = queue.take()
+            if item.line is None:
+                continue
             own, others = waiting.pop(item)
             for line, work in others.items():
                 assert line == item.line or work <= own + largest[line], f"seed {seed}: {item} waited for {line}"
             for _, others in waiting.values():
                 others[item.line or ""] += item.work
+
+
+@pytest.mark.parametrize("items", [1, 10, 512, 1000])
+def test_an_ack_comes_before_a_lease_of_as_much_that_came_after_it(items: int) -> None:
+    """It may set free what is to be leased: a key, or room at the consumer."""
+    queue = queue_of(
+        ("ack", SETTLED_WORK * _size_of(Ack([(number, None) for number in range(items)])), "connection"),
+        ("lease", lease_work([Grant("c", items, 1000)]), "group"),
+    )
+    assert taken(queue) == ["ack", "lease"]

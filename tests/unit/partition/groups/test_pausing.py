@@ -98,3 +98,16 @@ def test_the_row_of_a_group_that_is_not_paused_is_as_it_was(bench: Bench) -> Non
     assert fields() == before + 1
     pause(bench, False)
     assert fields() == before
+
+
+def test_a_group_that_is_made_paused_is_paused(bench: Bench) -> None:
+    """As one is that is paused in the other partitions of its topic."""
+    bench.append("m")
+    bench.apply(0, c.OpenGroup("g", "earliest", True))
+    bench.restart()
+    assert bench.lease(at=1) == []
+    bench.open()
+    assert bench.lease(at=1) == [], "it was there"
+    pause(bench, False, at=1)
+    assert bench.values(bench.lease(at=1)) == ["m"]
+    assert c.OpenGroup("g", "latest").fields() == ("g", "latest"), "as versions know it that know no pause"
