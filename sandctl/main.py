@@ -111,7 +111,7 @@ COMMANDS = {
     "message": Later(
         "sandctl.commands.messages", "message", "Look at stored messages; cancel and move those that are pending."
     ),
-    "group": Later("sandctl.commands.groups", "group", "Look at consumer groups, seek, change and delete them."),
+    "group": Later("sandctl.commands.groups", "group", "Look at consumer groups, seek, change, pause and delete them."),
     "dead": Later("sandctl.commands.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
     "cluster": Later(
         "sandctl.commands.cluster",
