@@ -71,7 +71,8 @@ def wait(setting: Setting, *, polls: int, processes: int) -> Measured:
             meter = Meter(node.metered)
             time.sleep(seconds)
             used_s = meter.cpu_s()
-            load.check()
+            load.go()
+            assert load.told().messages == polls, "some were answered, though there is nothing"
     return Measured(polls, used_s / seconds * 100)
 
 

@@ -166,12 +166,7 @@ def pause(topic: str, name: str) -> None:
     What its consumers hold they keep, and can ack. Messages go on coming due and wait; those with a ttl die at it. It
     stays paused across restarts, and is not forgotten for want of consumers.
     """
-
-    async def work(client: Client) -> None:
-        await client.admin.pause_group(topic, name)
-
-    run(work)
-    done(f"paused group {name} of {topic}", {"group": name, "topic": topic, "paused": True})
+    _set_paused(topic, name, True)
 
 
 @group.command()
@@ -184,12 +179,7 @@ def resume(topic: str, name: str) -> None:
     \b
       sandctl group resume orders billing
     """
-
-    async def work(client: Client) -> None:
-        await client.admin.resume_group(topic, name)
-
-    run(work)
-    done(f"resumed group {name} of {topic}", {"group": name, "topic": topic, "paused": False})
+    _set_paused(topic, name, False)
 
 
 @group.command()
@@ -215,6 +205,16 @@ def delete(topic: str, name: str, yes: bool) -> None:
 
     run(work)
     done(f"deleted group {name} of {topic}", {"deleted": name, "topic": topic})
+
+
+def _set_paused(topic: str, name: str, paused: bool) -> None:
+    async def work(client: Client) -> None:
+        change = client.admin.pause_group if paused else client.admin.resume_group
+        await change(topic, name)
+
+    run(work)
+    word = "paused" if paused else "resumed"
+    done(f"{word} group {name} of {topic}", {"group": name, "topic": topic, "paused": paused})
 
 
 def _rows_of(topic: str, name: str) -> Sequence[Mapping[str, Any]]:
