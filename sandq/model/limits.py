@@ -79,6 +79,9 @@ class FixedLimits:
     key_window: int = 10_000
     unique_key_bytes: int = 1024
 
+    # Of a group in a partition of a priority or fair topic: tenants and priorities that have something ready.
+    ready_queues: int = 50_000
+
     # What a partition remembers of idempotent producers: how many, for how long after their last batch, how many
     # answers of each, and of an answer how many ids that do not follow from the batch alone.
     producers: int = 10_000

@@ -402,6 +402,7 @@ class ClockResets:
         since_ms = min(entry.since_ms, self._now().new_ms)
         places, made = PackedRanges(sorted(ranges)), Made(0, due_ms, _is_moved(entry))
         again = Waiting(due_ms, 0, entry.attempt, entry.error, places, since_ms, entry.kept, None, entry.history, made)
+        again.queue = entry.queue
         self._waiting.add(group, again, view)
 
     def _time_memories(self, index: int, place: int, view: View) -> bool:
@@ -489,10 +490,11 @@ class _Placing:
             for _ in messages:
                 self._count(at_ms, at_ms)
             return
+        passed = [self._passed(message) for message in messages]  # while the row is there
         self._log.delete_row(key, len(value), self._view)
         self._log.state.bytes -= entry.size - entry.unit * (entry.length - len(messages))
-        for message in messages:
-            self._log.state.bytes += self._move(message, self._passed(message)).size
+        for message, groups in zip(messages, passed, strict=True):
+            self._log.state.bytes += self._move(message, groups).size
 
     def as_moved(self, message: _Message) -> _Message:
         """A message as its producer wants it, who may have moved it where it waits."""
@@ -557,6 +559,8 @@ class _Placing:
             if view.get(blocked) is not None:
                 view.delete(blocked)
                 return True
+        if group.unready(offset, view):
+            return True
         entry = group.holder_of(offset)
         if offset in group.gaps:
             return False  # of an earlier reset, which named it for good

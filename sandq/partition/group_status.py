@@ -44,6 +44,8 @@ class GroupStatus:
     dead: int
     oldest_ms: int | None
     """When the oldest message was due that is not acked; None: all are. By the second: it may be some ms ahead."""
+    is_promoting: bool = False
+    """There is more in the log that is due than one lease came to: the next one goes on with it."""
 
 
 class _Standing(NamedTuple):
@@ -78,6 +80,7 @@ class _Standing(NamedTuple):
             status.waiting,
             status.dead,
             oldest_ms,
+            status.is_promoting,
         )
 
 
@@ -198,6 +201,14 @@ class StatusTable:
             lowest = group.order.lowest()
             assert lowest is not None
             oldest = lowest if oldest is None else min(oldest, lowest)
+        promoted, is_promoting = 0, False
+        if group.ready is not None:
+            promoted = group.ready.messages
+            lowest_ready = group.ready.lowest
+            if lowest_ready is not None:
+                oldest = lowest_ready if oldest is None else min(oldest, lowest_ready)
+            is_promoting = from_s is not None and not group.halts and group.ready.takes_more
+            is_promoting = is_promoting and head_ms is not None and head_ms <= now_ms
         status = GroupStatus(
             group.group_id,
             group.name,
@@ -205,11 +216,12 @@ class StatusTable:
             group.stall_reason(),
             group.paused,
             group.generation,
-            blocked + metrics.ripe,
+            blocked + promoted + metrics.ripe,
             metrics.leased,
             metrics.waiting - metrics.ripe,
             group.dead.total(),
             None if oldest is None else offsets.deliver_ms(oldest),
+            is_promoting,
         )
         return _Standing(status, passed, from_s, least, head_ms)
 
@@ -249,6 +261,8 @@ def _next_ms(group: Group, view: View) -> int | None:
         return None
     waiting = group.next_waiting()
     times = [waiting.due_ms] if waiting else []
+    if group.ready is not None and group.pause_reason() is None and (ready_ms := group.ready.next_ms) is not None:
+        times.append(ready_ms)
     free = group.order.first_free()
     if free is not None and group.pause_reason() is None:
         times.append(offsets.deliver_ms(free))

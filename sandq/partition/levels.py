@@ -15,6 +15,8 @@ step of trimming reads 8 MiB."""
 CLOCK_RESET: Final = 4
 """Delays count from the entry's own stamp. What is placed later than it should be, because the floor is ahead of the
 stamp, says when it is wanted, and what waits says when it was made to: a `ClockReset` goes by that."""
+RANKED: Final = 7
+"""There are topics whose messages have priorities, and tenants that share: their partitions are never below it."""
 ONE_MOMENT: Final = 5
 """A batch of `log.message_log.WHOLE_MESSAGES` and more that are all wanted at one moment to come is one log row, as one
 that is due at once is; when half of it was taken out before that moment, the rest gets rows of its own."""

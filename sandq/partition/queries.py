@@ -263,6 +263,7 @@ class PartitionQueries:
             second, taken = max(group.reader.taken, self._machine.log.state.gone)
             second, taken = max((second, taken), (offsets.deliver_ms(group.cursor) // 1000, 0))
             ready = self._count_between(second, now_s + 1) - taken + len(group.order.blocked)
+            ready += group.ready.messages if group.ready is not None else 0
             waiting = 0
             for entry in group.waiting.values():
                 count = entry.ranges.messages

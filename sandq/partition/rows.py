@@ -4,8 +4,10 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
 
     "a" token u64                      progress of a lease: acked and left bitmaps, when and how it ended
     "b" group u32, offset 16           message behind the cursor that waits for its key (ordering: key)
+    "c" group u32, queue               ready queue of a group
     "d" group u32, offset 16           dead message of a group
     "e" due_ms u48, key                row that is forgotten at due_ms, if it still says so in its last field
+    "f" group u32, path                turns of a group's tenants: those whose names begin so
     "g" group u32                      group
     "h" name                           hold
     "i" id 16                          where a moved message is now
@@ -14,6 +16,7 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "l" token u64                      lease
     "m" offset 16                      log row: a whole batch, or one message
     "n" hour u32, seq u64              how many messages stand in each second of an hour, or a change of that
+    "o" group u32, queue, offset 16    messages in a ready queue of a group
     "p" id 16                          payload of a message above `INLINE_BYTES`, kept apart
     "q" producer id u64                idempotent producer; without an id: when one that was forgotten was last used
     "r" producer id u64, number u64    ids in the answer to a producer's batch that do not follow from the batch
@@ -26,9 +29,10 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
 Log rows open with `<B B 2x I q`: kind u8, flags u8, two zero bytes, count u32, created_ms i64 (16 bytes, so that the
 batch behind keeps its 8-byte alignment). Kind 1: then the batch as the producer sent it. Kind 2, one message: then
 msgpack `[id | nil, {column id: value}]`, or, with the payload apart, `[id | nil, nil, payload bytes, {column: value}]`
-where the map has only what the log itself needs (ttl, unique key, ordering hash). Flag 1: there is some of that. One
-that was placed far later than it was wanted (the floor was ahead) has the instant it was wanted at in its map, as
-`deliver_ms`: in the log, and where a group keeps it. Flag 2: that counts from when it was stored, or moved last.
+where the map has only what the log itself needs (ttl, unique key, ordering hash, priority, tenant). Flag 1: there is
+some of that. One that was placed far later than it was wanted (the floor was ahead) has the instant it was wanted at in
+its map, as `deliver_ms`: in the log, and where a group keeps it. Flag 2: that counts from when it was stored, or moved
+last.
 All other values are msgpack arrays. Ranges are packed as base offset 16 + count u32, one behind the other.
 """
 
@@ -48,6 +52,7 @@ from sandq.partition.view import Row, View
 
 LOG, PAYLOAD, TOMBSTONE, MOVED, UNIQUE, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"u", b"n", b"e"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b"w", b"d", b"k", b"b", b"z"
+QUEUE, READY, TURNS = b"c", b"o", b"f"
 JOB = b"j"
 HOLD = b"h"
 PRODUCER, ANSWER = b"q", b"r"
@@ -60,6 +65,8 @@ CREATED = slice(8, 16)
 """Of a log row: created_ms, little-endian."""
 PLAIN_FROM = LOG_HEADER.size + 2
 """Of a plain row: where its fields begin."""
+_RANK = (Column.PRIORITY, Column.TENANT)
+"""Columns by which a message is put into a ready queue."""
 _PLAIN_HEADS = {bytes([KIND_MESSAGE, 0]), bytes([KIND_MESSAGE, FLAG_DELAY])}
 _PLAIN_FIELDS = b"\x92\xc0"
 """An array of two: nil, and the fields."""
@@ -137,6 +144,11 @@ def of_group(tag: bytes, group_id: int, offset: bytes = b"") -> bytes:
     return tag + group_id.to_bytes(4, "big") + offset
 
 
+def ready_key(group_id: int, queue: bytes, offset: bytes) -> bytes:
+    """Key of an entry of a ready queue."""
+    return READY + group_id.to_bytes(4, "big") + queue + offset
+
+
 def group_bounds(tag: bytes, group_id: int) -> tuple[bytes, bytes]:
     return of_group(tag, group_id), of_group(tag, group_id + 1)
 
@@ -180,10 +192,10 @@ def pack_field(field: object) -> bytes:
     return packed
 
 
-def pack_with(fields: Sequence[object], last: bytes) -> bytes:
-    """`pack` of up to 14 fields and of one more that is packed already."""
+def pack_with(fields: Sequence[object], *last: bytes) -> bytes:
+    """`pack` of some fields and of further ones that are packed already: 15 at most."""
     packed: bytes = _pack(fields)
-    return bytes([packed[0] + 1]) + packed[1:] + last
+    return bytes([packed[0] + len(last)]) + packed[1:] + b"".join(last)
 
 
 def unpack(value: bytes) -> list[Any]:
@@ -235,6 +247,11 @@ def message_rows(
     if len(inline) <= INLINE_BYTES:
         return [(LOG + offset, header + inline)], LogEntry(offset, 1, len(header) + len(inline), extra)
     payload = pack(fields)
+    ranked = {column: fields[column] for column in _RANK if column in fields}
+    if ranked:
+        light = light | ranked
+        header = LOG_HEADER.pack(KIND_MESSAGE, flags | FLAG_EXTRA, 1, created_ms)
+        extra = _extra(original_id or offset, light)
     row = header + pack(original_id, None, len(payload), light)
     return [(PAYLOAD + (original_id or offset), payload), (LOG + offset, row)], LogEntry(offset, 1, len(payload), extra)
 

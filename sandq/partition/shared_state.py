@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from sandq.model.features import FIRST_LEVEL
 from sandq.partition.metrics import Totals
+from sandq.partition.ready.tenant_rules import TenantRules
 
 T = TypeVar("T")
 
@@ -22,8 +23,7 @@ class SharedState:
     """Holds what every part of a partition reads, and counts into."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self.settings = settings
-        """The topic's, replaced as a whole."""
+        self.configure(settings)
         self.next_seq = 1
         """For what comes in an order of its own: waiting entries, ends of leases, jobs."""
         self.level = FIRST_LEVEL
@@ -34,9 +34,25 @@ class SharedState:
         self.stamp_ms = 0
         """The stamp of the entry that is being applied: what a delay counts from. Below the level `CLOCK_RESET` the
         partition's time."""
+        self.settled = 0
+        """Messages that groups were done with since it was last looked at how many those are: replicated."""
         self.totals = Totals()
         self.give_way: Callable[[], None] = _go_on
         """Called now and then while an entry of many messages is applied: other partitions may have a turn."""
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        """Go by these settings of the topic from now on."""
+        self.settings = settings
+        """The topic's, replaced as a whole."""
+        self.rank: str | None = settings.get("rank")
+        """What the order of what is ready goes by, beside time: "priority", or "fair", tenants before that; None: by
+        time alone. Never another one."""
+        self.tenants = TenantRules.of(settings)
+
+    def weight_of(self, path: str) -> int:
+        """The weight of a tenant, or of what names begin with; behind a dot, of a tenant's own messages beside those
+        of tenants whose names go on from its own."""
+        return 1 if path.endswith(".") else self.tenants.find(path).weight
 
     def in_turns(self, items: Sequence[T]) -> Iterable[T]:
         """Give way now and then between items of an entry."""

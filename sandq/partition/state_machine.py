@@ -112,7 +112,7 @@ class TimerPartition:
         """Numbers of the digests that entries applied here ask for, until they are taken; of this process alone."""
         self.shared = shared = SharedState(settings)
         self.expiring_rows = expiring_rows = ExpiringRows()
-        self.groups = GroupTable(look_aheads if look_aheads is not None else LookAheads())
+        self.groups = GroupTable(shared, look_aheads if look_aheads is not None else LookAheads())
         reader, log_state = MessageReader(), LogState()
         unique = UniqueKeys(shared, self.groups, expiring_rows)
         self._group_state = group_state = GroupState(shared, self.groups, log_state, expiring_rows, unique, reader)
@@ -186,7 +186,7 @@ class TimerPartition:
             self.expiring_rows.load(expiring_rows)
             self._trimmer.load(trimmer)
             self.groups.next_id, self.shared.next_seq, self.ttl.any_own = numbers
-            self.shared.settings = stored
+            self.shared.configure(stored)
             self._group_state.load(view, placing=clock_reset.is_placing(reset))
             self.jobs.load(view)
             self.producers.load(view)
@@ -412,7 +412,7 @@ class TimerPartition:
                     self._trim_schedule.note_settled(now_ms)  # what its key blocks may be copied aside now
                 return self.shared.level
             case c.Configure():
-                self.shared.settings = command.settings
+                self.shared.configure(command.settings)
                 self._trim_schedule.note_settled(now_ms)
         return None
 

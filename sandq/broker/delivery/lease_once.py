@@ -135,9 +135,13 @@ class LeaseOnce:
         self.asked[delivery] = None
         now_ms = self._clock.now_ms()
         grant = c.Grant(request.consumer_id, limit, self._lease_ms)
-        found: list[Delivery] = await delivery.host.call(
-            c.Lease(request.group, now_ms, (grant,)), self._line, work=lease_work((grant,))
-        )
+        found: list[Delivery] = []
+        while not found:
+            command = c.Lease(request.group, now_ms, (grant,))
+            found = await delivery.host.call(command, self._line, work=lease_work((grant,)))
+            if not delivery.is_promoting(request.group):
+                break
+            now_ms = self._clock.now_ms()
         if found:
             self._takers.looked_at(delivery)
         else:

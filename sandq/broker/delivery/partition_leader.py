@@ -296,7 +296,9 @@ class PartitionLeader:
             return
         now_ms = self._clock.now_ms()
         ahead_ms, pause_ms = self._lease_ahead_ms, PAUSE_MS
-        if pump.is_dense:
+        if self.host.status.settings.get("rank") is not None:
+            ahead_ms = 0  # what goes before it may come until then
+        elif pump.is_dense:
             ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
         wake_ms = group.next_ms - ahead_ms
         if pump.asked_ms <= now_ms:  # the clock was not set back
@@ -401,13 +403,18 @@ class PartitionLeader:
             subscription = by_consumer[delivery.consumer]
             subscription.credit -= delivery.count
             self.push(subscription, delivery)
-        if result:
+        if result or self.is_promoting(name):
             self.pump(name)
         else:
             # Nothing could be granted (a consumer with too many leases, say): no reason to ask again at once.
             self._wake_at(name, pump, self._clock.now_ms() + RETRY_MS)
         for subscription in reserved:
             subscription.notify_room()
+
+    def is_promoting(self, name: str) -> bool:
+        """Whether there is more that is due, and has to be ranked, than one lease came to: the next goes on with it."""
+        group = self.groups.get(name)
+        return group is not None and group.is_promoting
 
     def _refused(self, name: str, pump: _GroupPump, reserved: dict[Subscription, int]) -> None:
         pump.busy = False

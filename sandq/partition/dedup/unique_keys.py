@@ -118,7 +118,7 @@ class UniqueKeys:
             return
         if self._shared.level < OWNERSHIP:
             self._end(extra.unique_key, extra.id, (HELD,), DELIVERED, now_ms, self._window_ms, view)
-        elif not self._groups.is_pending_elsewhere(group, entry.first):
+        elif not self._groups.is_pending_elsewhere(group, entry.first, view):
             self._end(extra.unique_key, extra.id, (HELD, ATTEMPTED), DELIVERED, now_ms, self._window_ms, view)
         else:
             key = rows.UNIQUE + extra.unique_key

@@ -70,6 +70,10 @@ class GroupAdmin:
             else:
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
         group.gaps.clear(view)
+        was_ready = 0
+        if group.ready is not None:
+            was_ready = group.ready.messages
+            group.ready.clear(view)
         group.reader.seek(cursor)
         group.generation += 1
         if gone:
@@ -80,7 +84,7 @@ class GroupAdmin:
                 group.start_keys(gone, True, view)
         for offset in sorted(still_blocked):
             group.order.load(offset, blocked[offset], kept=True)
-        if group.dead.total():
+        if group.dead.total() or was_ready:
             group.seeking = True
             self._jobs.start_own("seek", {"group_id": group.group_id, "above": above}, index, now_ms, view)
         self._groups.store(group, view)

@@ -21,6 +21,8 @@ from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import LogReader, single_row_entry
 from sandq.partition.metrics import PartitionMetrics
+from sandq.partition.ready import queue_keys
+from sandq.partition.ready.ready_queues import ReadyQueues
 from sandq.partition.rows import Range
 from sandq.partition.stale_heaps import LeastOfRising, is_overgrown
 from sandq.partition.view import View
@@ -52,6 +54,8 @@ class Group:
         self._expiries: list[tuple[int, int]] = []
         """Heap of (expires_ms, seq), likewise; also those that have another `expires_ms` by now."""
         self.order = KeyOrder(self.note_change)
+        self.ready: ReadyQueues | None = None
+        """What is promoted and waits its turn, in a topic whose messages are ranked."""
         self.gaps = Gaps(group_id)
         self.metrics = PartitionMetrics()
         self.waiting_ranges = 0
@@ -201,6 +205,15 @@ class Group:
             heapq.heappop(self._queue)
         return None
 
+    def pop_due(self, now_ms: int) -> list[Waiting]:
+        """Return the waiting entries whose time has come, each once, in the order of their times: where messages are
+        ranked they stand in ready queues from then on."""
+        due: list[Waiting] = []
+        while (entry := self.next_waiting()) is not None and entry.due_ms <= now_ms:
+            heapq.heappop(self._queue)
+            due.append(entry)
+        return due
+
     # -- what stops it --------------------------------------------------------------------------------------------
 
     @property
@@ -234,9 +247,25 @@ class Group:
 
     # -- messages -------------------------------------------------------------------------------------------------
 
-    def is_pending(self, offset: bytes) -> bool:
+    def is_pending(self, offset: bytes, view: View) -> bool:
         """No attempt of this message was made."""
-        return not self.has_passed(offset) or offset in self.order.blocked
+        return not self.has_passed(offset) or offset in self.order.blocked or self.is_promoted(offset, view)
+
+    def is_promoted(self, offset: bytes, view: View) -> bool:
+        """Whether a message waits its turn in a ready queue."""
+        key = self.queue_of(offset, view)
+        return key is not None and self.ready is not None and self.ready.holds(key, offset, view)
+
+    def queue_of(self, offset: bytes, view: View) -> bytes | None:
+        """The ready queue that a message of the log may be in; None: it is in none."""
+        if self.ready is None or not self.ready.messages or self.holder_of(offset) is not None:
+            return None
+        return queue_keys.of_message(self.ready.rank, view, offset)
+
+    def unready(self, offset: bytes, view: View) -> bool:
+        """Take a message of the log out of its ready queue. Whether it was in one."""
+        key = self.queue_of(offset, view)
+        return key is not None and self.ready is not None and self.ready.remove(key, offset, view)
 
     def is_dead(self, offset: bytes, view: View) -> bool:
         """Whether a message is dead: looked up only where any is."""
@@ -292,9 +321,10 @@ class Group:
     # -- what it is done with -------------------------------------------------------------------------------------
 
     def first_unacked(self) -> bytes | None:
-        """The lowest offset at or below the cursor that keeps the log: leased, waiting or blocked, and not in a row
-        of its own (as dead ones are)."""
-        firsts: tuple[bytes | None, ...] = (self._logged_firsts.first(), self.order.lowest_logged())
+        """The lowest offset at or below the cursor that keeps the log: leased, waiting, blocked or promoted, and not in
+        a row of its own (as dead ones are)."""
+        lowest_ready = None if self.ready is None else self.ready.lowest
+        firsts: tuple[bytes | None, ...] = (self._logged_firsts.first(), self.order.lowest_logged(), lowest_ready)
         return min((first for first in firsts if first is not None), default=None)
 
     def done_below(self) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from sandq.model.errors import UnknownGroup
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
-from sandq.partition.log.look_aheads import LookAheads
-from sandq.partition.log.reader import LogReader
+from sandq.partition.log.look_aheads import LookAhead, LookAheads
+from sandq.partition.ready.ready_queues import ReadyQueues
+from sandq.partition.shared_state import SharedState
 from sandq.partition.stale_heaps import LeastOf
 from sandq.partition.view import View
 
@@ -14,7 +15,8 @@ from sandq.partition.view import View
 class GroupTable:
     """Owns the rows of groups. What a group holds is in tables of its own (`lease_table`, `waiting_table`)."""
 
-    def __init__(self, look_aheads: LookAheads) -> None:
+    def __init__(self, shared: SharedState, look_aheads: LookAheads) -> None:
+        self._shared = shared
         self._look_aheads = look_aheads
         self.by_id: dict[int, Group] = {}
         self.next_id = 1
@@ -42,6 +44,8 @@ class GroupTable:
             group = Group.load(key, value, self._look_aheads)
             group.gaps.load(view)
             self._add(group)
+            if group.ready is not None:
+                group.ready.load(view)
 
     def named(self, name: str) -> Group:
         """Return the group of this name. Raises UnknownGroup."""
@@ -61,15 +65,20 @@ class GroupTable:
         return group
 
     def _add(self, group: Group) -> None:
+        if self._shared.rank is not None:
+            group.ready = ReadyQueues(
+                group.group_id, self._shared.rank, group.waiting, self._shared.weight_of, self._look_aheads
+            )
         self.by_id[group.group_id] = group
         self._by_name[group.name] = group
         self._touched_ms.put(group.group_id, group.touched_ms)
         group.on_change = self._note_change
         group.note_change()
 
-    def readers(self) -> list[LogReader]:
-        """The cursors of all groups."""
-        return [group.reader for group in self.by_id.values()]
+    def readers(self) -> list[LookAhead]:
+        """What all groups have read ahead."""
+        groups = self.by_id.values()
+        return [*(group.reader for group in groups), *(group.ready for group in groups if group.ready is not None)]
 
     def store(self, group: Group, view: View) -> None:
         """Put the row of a group that is new or has changed."""
@@ -91,13 +100,14 @@ class GroupTable:
         first = self._touched_ms.first()
         return None if first is None else self.by_id[first[1]]
 
-    def is_pending_elsewhere(self, group: Group, offset: bytes) -> bool:
+    def is_pending_elsewhere(self, group: Group, offset: bytes, view: View) -> bool:
         """Whether another group has yet to take a message."""
         last = self._behind
-        if last is not None and last is not group and self.by_id.get(last.group_id) is last and last.is_pending(offset):
+        is_other = last is not None and last is not group and self.by_id.get(last.group_id) is last
+        if is_other and last is not None and last.is_pending(offset, view):
             return True
         for other in self.by_id.values():
-            if other is not group and other.is_pending(offset):
+            if other is not group and other.is_pending(offset, view):
                 self._behind = other
                 return True
         return False

@@ -11,6 +11,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.levels import OWNERSHIP
 from sandq.partition.log.log_state import LogState
+from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -75,14 +76,20 @@ class KeptMessages:
         """A group keeps a message no longer: let go of what is remembered of it, unless somebody else has it."""
         message_id, _, fields, *_ = rows.unpack(row)
         self.expire_move(offset, message_id, now_ms, view)
-        if self._shared.level >= OWNERSHIP and offset <= self._log_state.trimmed:
+        if self._shared.level >= OWNERSHIP and not self._is_in_log(offset, view):
             self._unique.release(message_id, fields.get(Column.UNIQUE_KEY), offset, now_ms, view)
 
     def expire_move(self, offset: bytes, message_id: bytes, now_ms: int, view: View) -> None:
         """Remember only for a while where a message had been moved, once neither the log nor a group has it."""
-        if message_id == offset or offset > self._log_state.trimmed:
+        if message_id == offset or self._is_in_log(offset, view):
             return
         for group_id, group in self._groups.by_id.items():
             if view.get(rows.of_group(rows.KEPT, group_id, offset)) is not None or group.is_dead(offset, view):
                 return
         self._expiring_rows.expire_move(message_id, now_ms, view)
+
+    def _is_in_log(self, offset: bytes, view: View) -> bool:
+        """Whether the log has a message still, or did not say that it has not."""
+        if offset <= self._log_state.trimmed:
+            return False
+        return self._shared.rank is None or row_holding(view, offset) is not None

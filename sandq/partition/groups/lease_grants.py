@@ -8,17 +8,17 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
+from sandq.partition.groups.fitting import LEASE_BYTES, fitting
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.log.reader import single_row_entry, whole_row_entry
+from sandq.partition.groups.leases import Lease
+from sandq.partition.groups.ranked_grants import RankedGrants
+from sandq.partition.log.reader import single_row_entry
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 MAX_LEASE_AHEAD_MS = 50
-LEASE_BYTES = 8 << 20
-"""Of all grants of one lease command: it is read and sent as a whole."""
 
 
 class LeaseGrants:
@@ -31,6 +31,7 @@ class LeaseGrants:
         self._kept = group_state.kept
         self._dead = group_state.dead
         self._unique = unique
+        self._ranked = RankedGrants(shared, group_state, unique)
 
     def grant(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
         """Grant what is due, in order. `place` is the entry's next free place for a token. Raises UnknownGroup."""
@@ -39,8 +40,12 @@ class LeaseGrants:
         self._groups.store(group, view)
         if group.halts or group.paused:
             return []
+        if group.ready is not None:
+            granted = self._ranked.grant(index, place, group, group.ready, command, now_ms, view)
+            self._groups.store(group, view)
+            return granted
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
-        granted: list[Lease] = []
+        granted = []
         left_bytes, is_empty = LEASE_BYTES, False
         for grant in command.grants:
             if is_empty and not self._may_find_more(group, horizon_ms, view):
@@ -88,7 +93,7 @@ class LeaseGrants:
                 break
             if self._dead.bury_expired(group, entry, lease.leased_ms, view):
                 continue
-            count, size = self._fitting(group, entry, left, max_bytes - taken_bytes, view)
+            count, size = fitting(self._kept, group, entry, left, max_bytes - taken_bytes, view)
             ranges = self._waiting.take(group, entry, count, view)
             left -= count
             taken_bytes += size
@@ -99,30 +104,6 @@ class LeaseGrants:
                 lease.past.append((ranges, entry.history))
         lease.ranges.sort()
         return taken_bytes
-
-    def _fitting(self, group: Group, entry: Waiting, limit: int, max_bytes: int, view: View) -> tuple[int, int]:
-        """How many messages of a waiting entry are leased at once: up to the one that reaches `max_bytes`; and their
-        bytes."""
-        count = size = 0
-        row: LogEntry | None = None
-        for base, length in entry.ranges:
-            if entry.kept:
-                for offset in offsets.run(base, min(length, limit - count)):
-                    count += 1
-                    size += self._kept.size(group, offset, view)
-                    if size >= max_bytes:
-                        return count, size
-            else:
-                behind = offsets.distance(row.first, base) if row is not None else None
-                if row is None or behind is None or not 0 <= behind < row.length:
-                    row = whole_row_entry(view, base)
-                unit = row.unit or row.size
-                fits = min(length, limit - count, 1 + (max_bytes - size - 1) // unit)
-                count += fits
-                size += fits * unit
-            if count >= limit or size >= max_bytes:
-                break
-        return count, size
 
     def _take_free(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Put messages into the lease that their keys blocked, and whose turn has come. Bytes taken."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from sandq.model import offsets
@@ -45,6 +45,9 @@ class Lease:
     """Its messages are in rows of the group's own: the log need not keep them for it."""
     past: list[tuple[list[Range], History]] = field(default_factory=list)
     """Earlier attempts of messages of the lease."""
+    queues: list[tuple[bytes, int]] = field(default_factory=list)
+    """Where messages are ranked: (ready queue, how many of its messages), in the order of `ranges`, which is then that
+    in which they are delivered."""
     acked: int = 0
     left: int = 0
     """Nacked, expired, revoked or dead: no longer of this lease."""
@@ -62,6 +65,8 @@ class Lease:
     """`ranges` and `past` as its row has them, ..."""
     _places: dict[bytes, int] | None = field(init=False, default=None)
     """... and the position of each message, where every range has one; likewise."""
+    _in_order: tuple[list[Range], list[int]] = field(init=False)
+    """Ranges in the order of the log, and where they start in the lease."""
 
     def __post_init__(self) -> None:
         self.reindex()
@@ -72,6 +77,15 @@ class Lease:
         self.total = sum(counts)
         self.starts = list(accumulate(counts, initial=0))[:-1]
         self._past = self._packed = self._places = None
+        if self.queues and any([one.base > other.base for one, other in pairwise(self.ranges)]):
+            places = sorted(range(len(self.ranges)), key=self.ranges.__getitem__)
+            self._in_order = [self.ranges[at] for at in places], [self.starts[at] for at in places]
+        else:
+            self._in_order = self.ranges, self.starts
+
+    @property
+    def _is_in_order(self) -> bool:
+        return self._in_order[0] is self.ranges
 
     def end(self, number: int) -> None:
         """None of it is live any more: forget what was made for speed alone. `number`: see `ended`."""
@@ -122,22 +136,24 @@ class Lease:
 
     def _position(self, offset: bytes) -> int | None:
         """The position of a message in the lease; None when it is not of it."""
-        at = bisect_right(self.ranges, (offset, _ANY_LENGTH)) - 1
-        behind = offsets.distance(self.ranges[at].base, offset) if at >= 0 else None
-        return None if behind is None or behind >= self.ranges[at].length else self.starts[at] + behind
+        ranges, starts = self._in_order
+        at = bisect_right(ranges, (offset, _ANY_LENGTH)) - 1
+        behind = offsets.distance(ranges[at].base, offset) if at >= 0 else None
+        return None if behind is None or behind >= ranges[at].length else starts[at] + behind
 
     def _goes_on(self, first: int, base: bytes, places: int) -> bool:
         """Whether all of so many places from `base`, at position `first`, on are of this lease. Positions rise with
         places: as many of these as of those between two messages means that none is left out."""
-        if places <= 1 or offsets.unpack(base).place + places - 1 > offsets.PLACE_MAX:
+        if places <= 1 or not self._is_in_order or offsets.unpack(base).place + places - 1 > offsets.PLACE_MAX:
             return places == 1
         return self._position(offsets.shift(base, places - 1)) == first + places - 1
 
     def _find(self, base: bytes, bits: int) -> tuple[int, int]:
         """The mask of places `base` + i for every bit i of `bits`, and the bits that are not of this lease."""
         mask = 0
-        for at in range(max(bisect_right(self.ranges, (base, _ANY_LENGTH)) - 1, 0), len(self.ranges)):
-            first, length = self.ranges[at]
+        ranges, starts = self._in_order
+        for at in range(max(bisect_right(ranges, (base, _ANY_LENGTH)) - 1, 0), len(ranges)):
+            first, length = ranges[at]
             ahead = offsets.distance(base, first)
             if ahead is None or ahead >= bits.bit_length():
                 if first > base:
@@ -146,7 +162,7 @@ class Lease:
             held = (1 << length) - 1
             # Bit i of `bits` is bit i - ahead of the range.
             here = (bits >> ahead if ahead >= 0 else bits << -ahead) & held
-            mask |= here << self.starts[at]
+            mask |= here << starts[at]
             bits &= ~(here << ahead if ahead >= 0 else here >> -ahead)
             if not bits:
                 break
@@ -167,6 +183,20 @@ class Lease:
                 place, left, at = place + length, left - length, at + 1
         return chosen
 
+    def by_queue(self, mask: int) -> list[tuple[bytes | None, list[Range]]]:
+        """The messages of `mask` by the ready queues that they came from, in the order of the log; where there are no
+        queues, all together."""
+        if not self.queues:
+            return [(None, self.select(mask))]
+        found: dict[bytes, list[Range]] = {}
+        start = 0
+        for queue, length in self.queues:
+            part = mask & (((1 << length) - 1) << start)
+            if part:
+                found.setdefault(queue, []).extend(self.select(part))
+            start += length
+        return [(queue, sorted(ranges)) for queue, ranges in found.items()]
+
     @property
     def first(self) -> bytes | None:
         """The first of its live messages; None: it has ended."""
@@ -174,7 +204,9 @@ class Lease:
         return self.first_of(live) if live else None
 
     def first_of(self, mask: int) -> bytes:
-        """The first message of a mask that is not empty."""
+        """The first message, in the order of the log, of a mask that is not empty."""
+        if not self._is_in_order:
+            return min([base for base, _ in self.select(mask)])
         at = (mask & -mask).bit_length() - 1
         index = bisect_right(self.starts, at) - 1
         behind = at - self.starts[index]
@@ -220,6 +252,8 @@ class Lease:
             self.since_ms,
             self.kept,
         )
+        if self.queues:
+            return rows.pack_with(fields, past_field, rows.pack_field(self.queues))
         return rows.pack_with(fields, past_field)
 
     def progress_row(self) -> bytes:
@@ -229,7 +263,9 @@ class Lease:
 
     @classmethod
     def load(cls, token: int, row: bytes, progress: bytes | None) -> Lease:
-        group_id, consumer, attempt, deadline_ms, due_ms, ranges, leased_ms, since_ms, kept, past = rows.unpack(row)
+        group_id, consumer, attempt, deadline_ms, due_ms, ranges, leased_ms, since_ms, kept, past, *queues = (
+            rows.unpack(row)
+        )
         lease = cls(
             token,
             group_id,
@@ -242,6 +278,7 @@ class Lease:
             since_ms,
             kept,
             [(rows.unpack_ranges(packed), load_history(history)) for packed, history in past],
+            [(queue, length) for queue, length in queues[0]] if queues else [],
         )
         if progress is not None:
             acked, left, lease.ended, lease.revoked = rows.unpack(progress)
@@ -276,6 +313,8 @@ class Waiting:
     history: History = ()
     made: Made | None = None
     """None below the level `CLOCK_RESET`."""
+    queue: bytes | None = None
+    """The ready queue that they stand in again when they are due, where messages are ranked."""
     counted: int = 0
     """How many of its messages the group's metrics have counted, ..."""
     ripe: bool = False
@@ -300,6 +339,8 @@ class Waiting:
     def row(self) -> bytes:
         ranges = self.ranges.packed()
         fields = self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history
+        if self.queue is not None:
+            return rows.pack(*fields, self.made, self.queue)
         return rows.pack(*fields) if self.made is None else rows.pack(*fields, self.made)
 
     @classmethod
@@ -309,6 +350,7 @@ class Waiting:
         ranges = PackedRanges(rows.unpack_ranges(packed))
         entry = cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
         entry.made = Made(*made[0]) if made else None
+        entry.queue = made[1] if len(made) > 1 else None
         return entry
 
 

@@ -56,6 +56,8 @@ class MessageTtl:
         if group.halts:
             return None
         waiting, head = group.next_to_expire(), group.reader.head(view)
+        if group.ready is not None and (lowest := group.ready.lowest_entry(view)) is not None:
+            head = lowest
         times = [waiting.expires_ms] if waiting is not None and waiting.expires_ms is not None else []
         if head is not None and (expires_ms := self.entry_expires_ms(head)) is not None:
             times.append(expires_ms)

@@ -23,7 +23,7 @@ class Ownership:
         pending, waiting = not self._groups.by_id, False
         found: set[str] = set()
         for group in self._groups.by_id.values():
-            if group.is_pending(offset):
+            if group.is_pending(offset, view):
                 pending = True
                 continue
             holder = group.holder_of(offset)
@@ -48,6 +48,8 @@ class Ownership:
                     self._kept.take(group, offset, view)
                 group.order.remove(offset)
                 view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
+            elif group.unready(offset, view):
+                group.note_change()
             elif group.has_passed(offset) and isinstance(entry := group.holder_of(offset), Waiting):
                 self._waiting.part(group, entry, offset, None, view)
                 group.order.finish(offset)

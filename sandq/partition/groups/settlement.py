@@ -52,6 +52,7 @@ class LeaseSettlement:
         fresh = mask & lease.live
         if fresh:
             self._shared.totals.acked += fresh.bit_count()
+            self._shared.settled += fresh.bit_count()
             group = self._groups.by_id[lease.group_id]
             if lease.kept or group.order.blocked or self._shared.is_ordered:
                 self._kept.finish(group, lease.select(fresh), lease.kept, now_ms, view)
@@ -126,11 +127,10 @@ class LeaseSettlement:
         for group in self._groups.by_id.values():
             for lease in list(group.leases.values()):
                 lease.revoked = True
-                for ranges, history in self._with_history(lease, lease.live, None, None, now_ms):
-                    places = PackedRanges(ranges)
-                    again = Waiting(
-                        now_ms, 0, lease.attempt - 1, None, places, lease.since_ms, lease.kept, history=history
-                    )
+                for ranges, history, queue in self._with_history(lease, lease.live, None, None, now_ms):
+                    places, since_ms = PackedRanges(ranges), lease.since_ms
+                    again = Waiting(now_ms, 0, lease.attempt - 1, None, places, since_ms, lease.kept, history=history)
+                    again.queue = queue
                     self._waiting.add(group, again, view)
                 lease.left |= lease.live
                 self._leases.store_progress(lease, view)
@@ -143,7 +143,7 @@ class LeaseSettlement:
         group = self._groups.by_id[lease.group_id]
         last = group.setting("max_attempts", self._shared.settings)
         if last is not None and lease.attempt >= last:
-            for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
+            for ranges, history, _ in self._with_history(lease, mask, reason, error, now_ms):
                 self._dead.bury(group, ranges, lease.kept, Death(reason, lease.attempt, error, history), now_ms, view)
             lease.left |= mask
             self._leases.store_progress(lease, view)
@@ -166,7 +166,7 @@ class LeaseSettlement:
     ) -> None:
         """Let what a lease names in `mask` wait until `due_ms`."""
         group = self._groups.by_id[lease.group_id]
-        for ranges, history in self._with_history(lease, mask, reason, error, now_ms):
+        for ranges, history, queue in self._with_history(lease, mask, reason, error, now_ms):
             by_due: dict[int, list[Range]] = {}
             for waiting in ranges:
                 # Leased ahead of its time and given back before it: not before its time even so.
@@ -175,28 +175,30 @@ class LeaseSettlement:
             for at_ms, together in by_due.items():
                 places = PackedRanges(together)
                 entry = Waiting(at_ms, 0, attempt, error, places, lease.since_ms, lease.kept, history=history)
+                entry.queue = queue
                 self._waiting.add(group, entry, view)
         lease.left |= mask
         self._leases.store_progress(lease, view)
 
     def _with_history(
         self, lease: Lease, mask: int, reason: str | None, error: str | None, now_ms: int
-    ) -> list[tuple[list[Range], History]]:
-        """Group the messages of `mask` by their attempts, this one included (unless it is not counted)."""
-        ranges = lease.select(mask)
+    ) -> list[tuple[list[Range], History, bytes | None]]:
+        """Group the messages of `mask` by their attempts, this one included (unless it is not counted), and by their
+        ready queues, where messages are ranked."""
         now: tuple[Attempt, ...] = ()
         if reason is not None:
             short = None if error is None else error[:HISTORY_ERROR_CHARS]
             now = ((lease.attempt, lease.consumer, lease.leased_ms, now_ms, reason, short),)
         if not lease.past:
-            return [(ranges, now)]
-        by_history: dict[History, list[Range]] = {}
-        for base, length in ranges:
-            # A range is cut where the history changes, and never joined with the next: it lies within one log row.
-            for history, part in groupby(offsets.run(base, length), lease.past_of):
-                found = list(part)
-                by_history.setdefault(history, []).append(Range(found[0], len(found)))
-        return [(found, (*history, *now)[-HISTORY_ATTEMPTS:]) for history, found in by_history.items()]
+            return [(ranges, now, queue) for queue, ranges in lease.by_queue(mask)]
+        found: dict[tuple[History, bytes | None], list[Range]] = {}
+        for queue, ranges in lease.by_queue(mask):
+            for base, length in ranges:
+                # A range is cut where the history changes, and never joined with the next: it lies within one log row.
+                for history, part in groupby(offsets.run(base, length), lease.past_of):
+                    same = list(part)
+                    found.setdefault((history, queue), []).append(Range(same[0], len(same)))
+        return [(ranges, (*history, *now)[-HISTORY_ATTEMPTS:], queue) for (history, queue), ranges in found.items()]
 
     def _bury_first_expired(self, group: Group, now_ms: int, view: View) -> int:
         """Bury what `MessageTtl.next_expiry_ms` saw. Messages buried."""
@@ -205,6 +207,10 @@ class LeaseSettlement:
             count = waiting.ranges.messages
             self._dead.bury_expired(group, waiting, now_ms, view)
             return count - waiting.ranges.messages
+        if group.ready is not None and (first := group.ready.take_lowest(view)) is not None:
+            self._unique.mark_delivered(group, first, now_ms, view)
+            self._dead.bury(group, [Range(first.first, first.length)], False, EXPIRED_UNREAD, now_ms, view)
+            return first.length
         head = group.reader.head(view)
         assert head is not None
         if head.first in group.gaps:

@@ -7,6 +7,7 @@ the one that wrote them.
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 from sandq.model import offsets
 from sandq.partition import rows
@@ -16,6 +17,7 @@ from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.levels import CLOCK_RESET
+from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -71,7 +73,12 @@ class WaitingTable:
                 group.add_waiting(Waiting.load(key, value))
 
     def add(self, group: Group, entry: Waiting, view: View) -> None:
-        """Store an entry; it gets its sequence number, and when the first of its messages expires."""
+        """Store an entry; it gets its sequence number, and when the first of its messages expires. Where messages are
+        ranked, one that names no ready queue becomes one for each queue that its messages belong to."""
+        if self._shared.rank is not None and entry.queue is None:
+            for queue, ranges in self._by_queue(self._shared.rank, group, entry, view).items():
+                self.add(group, replace(entry, ranges=PackedRanges(ranges), queue=queue), view)
+            return
         if self._shared.level >= CLOCK_RESET and entry.made is None:
             entry.made = Made(self._shared.stamp_ms, max(entry.due_ms - self._shared.now_ms, 0))
         if self._ttl.any_expires:
@@ -80,6 +87,22 @@ class WaitingTable:
         self._shared.next_seq += 1
         group.add_waiting(entry)
         self.store(group, entry, view)
+
+    def _by_queue(self, rank: str, group: Group, entry: Waiting, view: View) -> dict[bytes, list[Range]]:
+        """The messages of an entry by their ready queues."""
+        found: dict[bytes, list[Range]] = {}
+        for base, length in entry.ranges:
+            for offset in offsets.run(base, length):
+                if entry.kept:
+                    row = view.get(rows.of_group(rows.KEPT, group.group_id, offset))
+                    assert row is not None, "a message that a group keeps has a row"
+                    queue = queue_keys.of_fields(rank, rows.unpack(row)[2])
+                else:
+                    named = queue_keys.of_message(rank, view, offset)
+                    assert named is not None, "a message that waits has a row"
+                    queue = named
+                found.setdefault(queue, []).append(Range(offset, 1))
+        return found
 
     def store(self, group: Group, entry: Waiting, view: View) -> None:
         """Put the row of an entry that is new or has changed."""
@@ -120,7 +143,7 @@ class WaitingTable:
             places, number = PackedRanges([Range(offset, 1)]), self._shared.next_seq
             self._shared.next_seq += 1
             apart = Waiting(due_ms, number, entry.attempt, entry.error, places, entry.since_ms, entry.kept, expires_ms)
-            apart.history = entry.history
+            apart.history, apart.queue = entry.history, entry.queue
             apart.made = made if self._shared.level >= CLOCK_RESET else None
             group.add_waiting(apart)
             self.store(group, apart, view)

@@ -15,6 +15,7 @@ from sandq.model.batch import Column
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.partition import rows
 from sandq.partition.groups import dead_letters
+from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
 from sandq.partition.jobs.redrive import Redrive
@@ -31,6 +32,7 @@ FINISHED_JOBS = 64
 KINDS = ("cancel", "move", "redrive", "purge_dead")
 OWN_KINDS = ("seek", "drop")
 """Begun by the partition itself."""
+_OF_GROUP = (rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED, rows.GAPS)
 OWN_IDS = b"sandq\x00\x00\x00"
 """What the ids of its own jobs begin with."""
 
@@ -55,6 +57,8 @@ class Jobs:
         """Each does a bounded part, and says whether that was all. It gets the job, the entry's index, the entry's next
         free place, and the view; `used` says how many places it took."""
         self.used = 0
+        self._ready_from: dict[int, bytes] = {}
+        """By group: no row of a ready queue that is no more is left below this key."""
         self._now_ms = self._floor_ms = 0
 
     def load(self, view: View) -> None:
@@ -179,7 +183,7 @@ class Jobs:
         for offset in chosen:
             if offsets.unpack(offset).index >= job.index:
                 continue
-            if not self._log.is_pending(offset):
+            if not self._log.is_pending(offset, view):
                 job.too_late += 1
                 continue
             job.matched += 1
@@ -214,6 +218,8 @@ class Jobs:
         group = self._groups.by_id.get(job.arguments["group_id"])
         if group is None:
             return True
+        if group.ready is not None and self._drop_ready(group, view):
+            return False
         found = dead_letters.scan(
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
         )
@@ -231,9 +237,21 @@ class Jobs:
         group.note_change()
         return True
 
+    def _drop_ready(self, group: Group, view: View) -> bool:
+        """Delete rows of ready queues that are no more. Whether there were any."""
+        start, stop = rows.group_bounds(rows.READY, group.group_id)
+        # From where the last step ended: a scan from the first key would walk over every row deleted so far.
+        start = self._ready_from.pop(group.group_id, start)
+        found = view.scan(start, stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
+        for key, _ in found:
+            view.delete(key)
+        if found:
+            self._ready_from[group.group_id] = rows.after(found[-1][0])
+        return bool(found)
+
     def _drop(self, job: Job, index: int, place: int, view: View) -> bool:
         """Delete the rows of a group that is no more."""
-        for tag in sorted((rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED, rows.GAPS)):
+        for tag in sorted((*_OF_GROUP, rows.READY, rows.QUEUE, rows.TURNS)):
             start, stop = rows.group_bounds(tag, job.arguments["group_id"])
             found = view.scan(max(start, job.position), stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
             for key, _ in found:

@@ -153,7 +153,7 @@ class Pending:
         found = self._log.find(message_id, view)
         if found is None:
             return None, self._absent(message_id, applied_index, now_ms, floor_ms, view)
-        if self._log.is_pending(found.offset):
+        if self._log.is_pending(found.offset, view):
             return found, []
         # A group that has it yet to take does not count.
         states = {
@@ -197,7 +197,7 @@ class Pending:
         """What one group made of a message."""
         if not group.has_passed(offset):
             return READY if offsets.deliver_ms(offset) <= now_ms else DELAYED
-        if offset in group.order.blocked:
+        if offset in group.order.blocked or group.is_promoted(offset, view):
             return READY
         holder = group.holder_of(offset)
         if isinstance(holder, Waiting):

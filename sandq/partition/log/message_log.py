@@ -300,7 +300,7 @@ class MessageLog:
         if self._shared.level >= OWNERSHIP:
             return self._resolve_owned(unique_key, named, on_conflict, sender, now_ms, floor_ms, view)
         found = self.find(named.id, view) if named.state == HELD else None
-        is_pending = found is not None and self.is_pending(found.offset)
+        is_pending = found is not None and self.is_pending(found.offset, view)
         resolution = resolve_conflict(named, is_pending, on_conflict, sender)
         if resolution == REFUSED:
             return named.id, state_of(found.offset if found is not None else None, now_ms)
@@ -398,9 +398,9 @@ class MessageLog:
             moved = view.get(rows.MOVED + first_id)  # asked for by the offset to which it was moved
         return Kept(offset, first_id, row, rows.unpack(moved)[1] if moved is not None else 0)
 
-    def is_pending(self, offset: bytes) -> bool:
+    def is_pending(self, offset: bytes, view: View) -> bool:
         """No group made an attempt at it: it may be cancelled and moved."""
-        return all(group.is_pending(offset) for group in self._groups.by_id.values())
+        return all(group.is_pending(offset, view) for group in self._groups.by_id.values())
 
     def load(self, found: Found, view: View) -> Message:
         """The message itself."""
@@ -515,6 +515,15 @@ class MessageLog:
         """`delete_row` of messages in rows of their own, in order."""
         view.delete_all([key for key, _ in found])
         self.garbage.deleted_all(found[0][0], found[-1][0], len(found), sum([len(value) for _, value in found]))
+
+    def uncount(self, offset: bytes, count: int) -> None:
+        """So many messages, which every group has passed, are gone from one place; the caller stores the groups."""
+        due_before = self.counts.due
+        self.counts.add(offsets.deliver_ms(offset), -count)
+        for group in self._groups.by_id.values():
+            if group.reader.passed is not None:
+                group.reader.passed += self.counts.due - due_before
+            group.reader.uncount(offset, count)
 
     def drop_tombstone(self, offset: bytes, now_ms: int, view: View) -> None:
         """The log is trimmed beyond a tombstone: only the memory of a cancel may keep it for a while."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sandq.model import offsets
@@ -142,7 +143,7 @@ class MessageReader:
 
     def _read_ahead(self, view: View, ranges: Sequence[Range]) -> list[Row]:
         """Ranges are most often rows that follow one another: a scan costs less than a look-up of each."""
-        if len(ranges) < SCAN_RANGES:
+        if len(ranges) < SCAN_RANGES or ranges[-1].base < ranges[0].base:
             return []
         start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
         return view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES)
@@ -222,10 +223,12 @@ class MessageReader:
         return known
 
     def _piece(self, row: _BatchRow, picked: list[tuple[int, int]]) -> Piece:
+        picked = _joined(picked)
         count = sum(n for _, n in picked)
-        if count == row.length:
+        if count == row.length and len(picked) == 1:
             return Piece(row.base, None, row.created_ms, None, row.raw)
-        if 2 * count >= row.length:
+        in_order = all([one[0] < other[0] for one, other in pairwise(picked)])
+        if 2 * count >= row.length and in_order:
             return Piece(row.base, None, row.created_ms, picked, row.raw)
         batch = self._parsed(row)
         if len(picked) == 1:
@@ -235,6 +238,20 @@ class MessageReader:
         positions = [start + at for start, n in picked for at in range(n)]
         column = b"".join([offsets.shift(row.base, position) for position in positions])
         return Piece(column, None, row.created_ms, None, batch.take(positions))
+
+
+def _joined(picked: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Runs of positions, those that go on where the one before ends made one with it."""
+    if len(picked) == 1:
+        return picked
+    found = picked[:1]
+    for start, length in picked[1:]:
+        last, before = found[-1]
+        if last + before == start:
+            found[-1] = last, before + length
+        else:
+            found.append((start, length))
+    return found
 
 
 def _in_turns(ranges: Sequence[Range], give_way: Callable[[], None]) -> Iterator[Range]:

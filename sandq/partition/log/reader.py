@@ -115,10 +115,10 @@ class LogReader:
             for part in reversed(without(entry, [offset])):
                 entries.insert(at, part)
 
-    def uncount(self, offset: bytes) -> None:
-        """A message that was taken from the log is gone from the counts."""
+    def uncount(self, offset: bytes, count: int = 1) -> None:
+        """Messages of one place that were taken from the log are gone from the counts."""
         if self.taken[0] == offsets.deliver_ms(offset) // 1000:
-            self.taken = (self.taken[0], self.taken[1] - 1)
+            self.taken = (self.taken[0], self.taken[1] - count)
 
     @property
     def knows_head(self) -> bool:
@@ -213,6 +213,20 @@ class LogReader:
             self._kept, self.used = self._most, self._look_aheads.next_turn()
             self._count()
         return taken, taken_bytes
+
+    def pass_due(self, view: View, until_ms: int, limit: int) -> list[LogEntry]:
+        """Move the cursor over entries that are due at `until_ms`, so many at most, and return them."""
+        passed: list[LogEntry] = []
+        while len(passed) < limit:
+            entry = self.entries[0] if self.entries else self._next(view)
+            if entry is None or offsets.deliver_ms(entry.first) > until_ms:
+                break
+            self.pass_head()
+            passed.append(entry)
+        if self._look_aheads is not None and passed:
+            self._kept, self.used = self._most, self._look_aheads.next_turn()
+            self._count()
+        return passed
 
     def _take_singles(self, until_ms: int, limit: int, max_bytes: int) -> tuple[list[Range], int]:
         """`take` of single messages that nobody judges, as long as there are some; the first one is such."""

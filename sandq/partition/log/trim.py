@@ -9,6 +9,8 @@ Nor is anything trimmed above a hold.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Any
 
 from sandq.model import offsets
 from sandq.partition import rows
@@ -20,6 +22,7 @@ from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
+from sandq.partition.log.sweep import Sweeper
 from sandq.partition.log.trim_schedule import SAMPLES, TrimSchedule
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
@@ -56,19 +59,24 @@ class Trimmer:
         self._unique = unique
         self._log = log
         self._holds = holds
+        self._sweeper = Sweeper(shared, group_state, log, holds, unique)
         self._done: list[tuple[int, bytes]] = []
         """(ms, offset): at that instant every group was done with all below the offset. Rising."""
 
-    def state(self) -> tuple[int | None, list[tuple[int, bytes]]]:
-        return self._schedule.due_ms, self._done
+    def state(self) -> tuple[Any, ...]:
+        state = self._schedule.due_ms, self._done
+        return state if self._shared.rank is None else (*state, self._sweeper.state())
 
-    def load(self, state: tuple[int | None, list[tuple[int, bytes]]]) -> None:
+    def load(self, state: Sequence[Any]) -> None:
         self._schedule.due_ms, self._done = state[0], [(ms, offset) for ms, offset in state[1]]
+        if len(state) > 2:
+            self._sweeper.load(state[2])
 
     def set_back(self, now_ms: int) -> None:
         """The partition's time goes back to this instant: what was done by when is not known any more, and is kept for
         all of `retention` from now on."""
         self._done = []
+        self._sweeper.set_back()
         self._schedule.due_ms = now_ms if self._schedule.trims else None
 
     def step(self, now_ms: int, view: View) -> None:
@@ -79,6 +87,10 @@ class Trimmer:
         limit = self._limit(now_ms)
         if limit is not None:
             if self._trim(limit, now_ms, view) or self._unpin(now_ms, view):
+                self._schedule.due_ms = now_ms
+                return
+            if self._sweeper.is_due:
+                self._sweeper.step(now_ms, view)
                 self._schedule.due_ms = now_ms
                 return
             self._schedule.due_ms = self._next_pin_ms()

@@ -1,0 +1,41 @@
+"""How much of what waits is leased at once."""
+
+from __future__ import annotations
+
+from sandq.model import offsets
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.kept_messages import KeptMessages
+from sandq.partition.groups.leases import Waiting
+from sandq.partition.log.reader import whole_row_entry
+from sandq.partition.rows import LogEntry
+from sandq.partition.view import View
+
+LEASE_BYTES = 8 << 20
+"""Of all grants of one lease command: it is read and sent as a whole."""
+
+
+def fitting(
+    kept: KeptMessages, group: Group, entry: Waiting, limit: int, max_bytes: int, view: View
+) -> tuple[int, int]:
+    """How many messages of a waiting entry are leased at once: up to the one that reaches `max_bytes`; and their
+    bytes."""
+    count = size = 0
+    row: LogEntry | None = None
+    for base, length in entry.ranges:
+        if entry.kept:
+            for offset in offsets.run(base, min(length, limit - count)):
+                count += 1
+                size += kept.size(group, offset, view)
+                if size >= max_bytes:
+                    return count, size
+        else:
+            behind = offsets.distance(row.first, base) if row is not None else None
+            if row is None or behind is None or not 0 <= behind < row.length:
+                row = whole_row_entry(view, base)
+            unit = row.unit or row.size
+            fits = min(length, limit - count, 1 + (max_bytes - size - 1) // unit)
+            count += fits
+            size += fits * unit
+        if count >= limit or size >= max_bytes:
+            break
+    return count, size

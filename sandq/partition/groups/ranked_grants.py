@@ -1,0 +1,185 @@
+"""Granting leases where messages are ranked: what is due is promoted from the log into ready queues, what was given
+back stands in them again; then tenants take turns, of each the best priority goes first, and of that the oldest.
+
+Nothing is leased while more is due than was promoted: of what was stored before a lease, whatever goes first is in it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandq.model import offsets
+from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition.dedup.unique_keys import UniqueKeys
+from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
+from sandq.partition.groups.fitting import LEASE_BYTES, fitting
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.ready import queue_keys
+from sandq.partition.ready.ready_queues import ReadyQueue, ReadyQueues
+from sandq.partition.rows import LogEntry, Range
+from sandq.partition.shared_state import SharedState
+from sandq.partition.view import View
+
+PROMOTED: Final = 10_000
+"""Messages that one lease promotes."""
+PART_ENTRIES: Final = 256
+"""After which it may give way."""
+BURIED: Final = 1000
+"""Messages whose ttl has passed that one lease buries."""
+
+
+class RankedGrants:
+    def __init__(self, shared: SharedState, group_state: GroupState, unique: UniqueKeys) -> None:
+        self._shared = shared
+        self._leases = group_state.leases
+        self._waiting = group_state.waiting
+        self._ttl = group_state.ttl
+        self._kept = group_state.kept
+        self._dead = group_state.dead
+        self._unique = unique
+        self._buried = 0
+
+    def grant(
+        self, index: int, place: int, group: Group, ready: ReadyQueues, command: c.Lease, now_ms: int, view: View
+    ) -> list[Lease]:
+        """Grant what is ready, in order. `place` is the entry's next free place for a token."""
+        if group.pause_reason() is not None:
+            return []
+        is_all = self._promote(group, ready, now_ms, view)
+        granted: list[Lease] = []
+        if is_all:
+            for entry in group.pop_due(now_ms):
+                assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
+                ready.give_back(entry.queue, entry)
+            ready.begin()
+            granted = self._lease(index, place, group, ready, command, now_ms, view)
+        ready.end(view)
+        return granted
+
+    def _promote(self, group: Group, ready: ReadyQueues, now_ms: int, view: View) -> bool:
+        """Put what is due in the log into ready queues, a bounded number of messages. Whether that was all."""
+        messages = 0
+        while ready.takes_more:
+            passed = group.reader.pass_due(view, now_ms, PART_ENTRIES)
+            if not passed:
+                return True
+            if group.gaps:
+                passed = [entry for entry in passed if entry.first not in group.gaps]
+                group.gaps.clear_passed(group.cursor, view)
+            for key, entry in queue_keys.split(ready.rank, passed, view):
+                ready.add(key, entry, view)
+                messages += entry.length
+            if messages >= PROMOTED:
+                return False
+            self._shared.give_way()
+        return True
+
+    def _lease(
+        self, index: int, place: int, group: Group, ready: ReadyQueues, command: c.Lease, now_ms: int, view: View
+    ) -> list[Lease]:
+        granted: list[Lease] = []
+        left_bytes, self._buried = LEASE_BYTES, 0
+        for grant in command.grants:
+            limit = min(grant.limit, FIXED.grant_messages)
+            while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
+                if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
+                    break
+                token = offsets.token(index, place + len(granted))
+                lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
+                size = self._fill(group, ready, lease, limit, left_bytes, view)
+                if not lease.ranges:
+                    return granted
+                lease.reindex()
+                limit -= lease.total
+                left_bytes -= size
+                self._leases.add(group, lease, view)
+                granted.append(lease)
+        return granted
+
+    def _fill(self, group: Group, ready: ReadyQueues, lease: Lease, limit: int, max_bytes: int, view: View) -> int:
+        """Put what comes next into a lease, all of it with the same number of attempts. Bytes taken."""
+        ageing_ms: int | None = self._shared.settings["ageing_ms"]
+        left, taken_bytes = limit, 0
+        while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
+            turn = ready.next(ageing_ms)
+            if turn is None:
+                break
+            queue, is_shared = turn
+            most = 1 if is_shared else left
+            returned, head = ready.first_returned(queue), ready.head(queue, view)
+            if returned is not None and (head is None or _first(returned) < head.first):
+                is_same = not lease.ranges or (lease.attempt, lease.kept) == (returned.attempt + 1, returned.kept)
+                if not is_same:
+                    break
+                count, size = self._take_returned(group, lease, returned, most, max_bytes - taken_bytes, view)
+            else:
+                assert head is not None, "a queue that has a turn has something"
+                if lease.ranges and (lease.attempt, lease.kept) != (1, False):
+                    break
+                count, size = self._take_head(group, ready, queue, lease, head, most, max_bytes - taken_bytes, view)
+            if count:
+                ready.serve(queue, count)
+                _note_queue(lease, queue.key, count)
+            ready.settle(queue)
+            left -= count
+            taken_bytes += size
+        return taken_bytes
+
+    def _take_returned(
+        self, group: Group, lease: Lease, entry: Waiting, limit: int, max_bytes: int, view: View
+    ) -> tuple[int, int]:
+        """Put what was given back into the lease. How many messages, and their bytes: none, if it was buried."""
+        if self._dead.bury_expired(group, entry, lease.leased_ms, view):
+            self._buried += 1
+            return 0, 0
+        count, size = fitting(self._kept, group, entry, limit, max_bytes, view)
+        ranges = self._waiting.take(group, entry, count, view)
+        lease.attempt, lease.kept = entry.attempt + 1, entry.kept
+        lease.due_ms = max(lease.due_ms, entry.due_ms)
+        lease.since_ms = min(lease.since_ms, entry.since_ms)
+        lease.ranges += ranges
+        if entry.history:
+            lease.past.append((ranges, entry.history))
+        return count, size
+
+    def _take_head(
+        self,
+        group: Group,
+        ready: ReadyQueues,
+        queue: ReadyQueue,
+        lease: Lease,
+        head: LogEntry,
+        limit: int,
+        max_bytes: int,
+        view: View,
+    ) -> tuple[int, int]:
+        """Put the first entry of a queue into the lease, as much of it as fits. How many messages, and their bytes."""
+        expires_ms = self._ttl.entry_expires_ms(head)
+        self._unique.mark_delivered(group, head, lease.leased_ms, view)
+        if expires_ms is not None and expires_ms <= lease.leased_ms:
+            self._buried += head.length
+            ready.take(queue, head.length, view)
+            self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, lease.leased_ms, view)
+            return 0, 0
+        unit = head.unit or head.size
+        count = min(head.length, limit, 1 + (max_bytes - 1) // unit)
+        ready.take(queue, count, view)
+        lease.ranges.append(Range(head.first, count))
+        lease.due_ms = max(lease.due_ms, offsets.deliver_ms(head.first))
+        return count, unit * count
+
+
+def _first(entry: Waiting) -> bytes:
+    assert entry.first is not None, "what waits has a first message"
+    return entry.first
+
+
+def _note_queue(lease: Lease, key: bytes, count: int) -> None:
+    """The next messages of a lease are of this queue."""
+    if lease.queues and lease.queues[-1][0] == key:
+        lease.queues[-1] = key, lease.queues[-1][1] + count
+    else:
+        lease.queues.append((key, count))

@@ -1,0 +1,150 @@
+"""Sweeping: where messages are ranked, one that waits its turn for long must not keep in the log all that others came
+before: what is done with above it is deleted, too.
+
+A sweep goes once through all that every group has passed, a bounded part at a time. The next one begins when half as
+many messages were settled as the last one had to leave: so each message that is settled pays for about three that are
+looked at, however many wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sandq.model import offsets
+from sandq.partition import rows
+from sandq.partition.dedup.unique_keys import UniqueKeys
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.log.holds import Holds
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
+from sandq.partition.ready import queue_keys
+from sandq.partition.rows import LogEntry
+from sandq.partition.shared_state import SharedState
+from sandq.partition.view import Row, View
+
+LEAST_SETTLED: Final = 1000
+SWEEP_ROWS: Final = 1000
+SWEEP_BYTES: Final = 8 << 20
+FEW_QUEUES: Final = 16
+"""Of so few a part of each is read at once, rather than looked for message by message."""
+_NO_LIMIT = 1 << 40
+
+
+class Sweeper:
+    def __init__(
+        self, shared: SharedState, group_state: GroupState, log: MessageLog, holds: Holds, unique: UniqueKeys
+    ) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._kept_messages = group_state.kept
+        self._log = log
+        self._holds = holds
+        self._unique = unique
+        self._position = b""
+        """A sweep has come up to here; empty: none is under way."""
+        self._left = 0
+        """Messages that this sweep has had to leave so far, or else the last one."""
+
+    def state(self) -> tuple[Any, ...]:
+        return self._position, self._left, self._shared.settled
+
+    def load(self, state: tuple[Any, ...]) -> None:
+        self._position, self._left, self._shared.settled = state
+
+    def set_back(self) -> None:
+        """Messages stand at other places: the next sweep begins anew."""
+        self._position = b""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to sweep, or to go on with it."""
+        settings = self._shared.settings
+        if self._shared.rank is None or not settings["delete_on_ack"] or settings["retention_ms"]:
+            return False
+        return bool(self._position) or self._shared.settled >= max(LEAST_SETTLED, self._left // 2)
+
+    def step(self, now_ms: int, view: View) -> None:
+        """Sweep a bounded part."""
+        if not self._position:
+            self._position, self._left, self._shared.settled = self._log.state.trimmed, 0, 0
+        groups = list(self._groups.by_id.values())
+        passed = min([group.cursor for group in groups], default=offsets.FIRST)
+        start = rows.after(rows.log_key(max(self._position, self._log.state.trimmed)))
+        stop = rows.after(rows.log_key(min(passed, self._holds.lowest)))
+        found = view.scan(start, stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES) if start < stop else []
+        if not found:
+            self._position = b""
+            return
+        last = rows.last_of(rows.log_entry(*found[-1]))
+        gone = set(tombstones(view, found[0][0][1:], last, FILL_TOMBSTONES)) if self._has_batch(found) else set()
+        promoted = [self._promoted(group, found[0][0][1:], last, view) for group in groups]
+        for key, value in self._shared.in_turns(found):
+            entry = rows.log_entry(key, value)
+            end = rows.last_of(entry)
+            if end > min(passed, self._holds.lowest) or len(gone) == FILL_TOMBSTONES:
+                self._left += entry.length
+                continue
+            live = [offset for offset in offsets.run(entry.first, entry.length) if offset not in gone]
+            if self._is_done(groups, promoted, value, entry.first, live, view):
+                self._delete(key, value, entry, live, now_ms, view)
+            else:
+                self._left += len(live)
+        for group in groups:
+            self._groups.store(group, view)
+        self._position = found[-1][0][1:]
+
+    def _has_batch(self, found: list[Row]) -> bool:
+        return any(value[0] == rows.KIND_BATCH for _, value in found)
+
+    def _promoted(self, group: Group, first: bytes, last: bytes, view: View) -> set[bytes] | None:
+        """What of a stretch of the log waits its turn in a group; None: that is to be looked for, one by one."""
+        ready = group.ready
+        assert ready is not None, "where messages are ranked each group has ready queues"
+        return ready.between(first, last, view) if len(ready) <= FEW_QUEUES else None
+
+    def _is_done(
+        self,
+        groups: list[Group],
+        promoted: list[set[bytes] | None],
+        value: bytes,
+        first: bytes,
+        live: list[bytes],
+        view: View,
+    ) -> bool:
+        """Whether every group is done with these messages of a row, or keeps them in rows of its own."""
+        queues: list[bytes] | None = None
+        for group, waits in zip(groups, promoted, strict=True):
+            for offset in live:
+                holder = group.holder_of(offset)
+                if holder is not None:
+                    if not holder.kept:
+                        return False
+                    continue
+                if waits is not None:
+                    if offset in waits:
+                        return False
+                    continue
+                if queues is None:
+                    queues = queue_keys.of_row(group.ready.rank if group.ready is not None else "", value)
+                behind = offsets.distance(first, offset)
+                assert behind is not None and group.ready is not None
+                if group.ready.holds(queues[behind], offset, view):
+                    return False
+        return True
+
+    def _delete(self, key: bytes, value: bytes, entry: LogEntry, live: list[bytes], now_ms: int, view: View) -> None:
+        log, state = self._log, self._log.state
+        log.delete_row(key, len(value), view)
+        state.messages -= len(live)
+        state.bytes -= entry.size if len(live) == entry.length else entry.unit * len(live)
+        log.uncount(entry.first, len(live))
+        for offset in offsets.run(entry.first, entry.length) if len(live) < entry.length else ():
+            if offset not in live:
+                log.drop_tombstone(offset, now_ms, view)
+        if value[0] == rows.KIND_MESSAGE:
+            message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
+            view.delete(rows.PAYLOAD + message_id)
+            self._kept_messages.expire_move(entry.first, message_id, now_ms, view)
+        if entry.extra is not None:
+            self._unique.release(entry.extra.id, entry.extra.unique_key, entry.first, now_ms, view)

@@ -1,0 +1,128 @@
+"""Ready queues: the messages of one tenant and one priority, first in, first out. This is what names one, and which one
+a message of the log belongs to.
+
+PERSISTED: a key is the tenant, a zero byte, and the priority as an unsigned number of four bytes, so that the queues of
+a tenant sort by priority.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column
+from sandq.partition import rows
+from sandq.partition.log.reader import row_holding
+from sandq.partition.rows import Fields, LogEntry
+from sandq.partition.view import View
+
+DEFAULT_TENANT: Final = "default"
+_BIAS = 1 << 31
+_PRIORITY_BYTES = 4
+_SCAN_BYTES = 8 << 20
+
+FAIR: Final = "fair"
+"""What a topic's record says of its rank when tenants share it; else they mean nothing."""
+
+
+class QueueName(NamedTuple):
+    """What a queue is called: which messages are in it."""
+
+    tenant: str
+    """Empty in a topic that has no tenants."""
+    priority: int
+    """The lower ones go first."""
+
+
+def pack(tenant: str, priority: int) -> bytes:
+    """Return the key of a queue."""
+    return tenant.encode() + b"\0" + (priority + _BIAS).to_bytes(_PRIORITY_BYTES, "big")
+
+
+def unpack(key: bytes) -> QueueName:
+    """Return what a key names."""
+    return QueueName(key[: -1 - _PRIORITY_BYTES].decode(), int.from_bytes(key[-_PRIORITY_BYTES:], "big") - _BIAS)
+
+
+def of_fields(rank: str, fields: Fields) -> bytes:
+    """Return the key of the queue that a message with these fields belongs to."""
+    return _key(rank, fields.get(Column.PRIORITY), fields.get(Column.TENANT))
+
+
+def _key(rank: str, priority: int | None, tenant: bytes | None) -> bytes:
+    name = (tenant or DEFAULT_TENANT.encode()) if rank == FAIR else b""
+    return name + b"\0" + ((priority or 0) + _BIAS).to_bytes(_PRIORITY_BYTES, "big")
+
+
+def of_message(rank: str, view: View, offset: bytes) -> bytes | None:
+    """Return the key of the queue that a message of the log belongs to; None: the log has it not."""
+    row = row_holding(view, offset)
+    if row is None:
+        return None
+    key, value = row
+    if value[0] == rows.KIND_MESSAGE:
+        return _of_row(rank, value)
+    behind = offsets.distance(key[1:], offset)
+    assert behind is not None
+    return of_fields(rank, Batch.parse(value[rows.LOG_HEADER.size :]).cells_at(behind))
+
+
+def split(rank: str, entries: Sequence[LogEntry], view: View) -> Iterator[tuple[bytes, LogEntry]]:
+    """Yield entries of the log, which stand there in this order, with the queues they belong to: one that belongs to
+    several in parts."""
+    if not entries:
+        return
+    start, stop = rows.log_key(entries[0].first), rows.after(rows.log_key(entries[-1].first))
+    found = dict(view.scan(start, stop, limit=len(entries), max_bytes=_SCAN_BYTES))
+    batch_row: tuple[bytes, list[bytes]] = b"", []
+    for entry in entries:
+        value = found.get(rows.log_key(entry.first))
+        if value is not None and value[0] == rows.KIND_MESSAGE:
+            yield _of_row(rank, value), entry
+            continue
+        key = rows.log_key(entry.first)
+        behind = offsets.distance(batch_row[0][1:], entry.first) if batch_row[0] else None
+        if behind is None or not 0 <= behind < len(batch_row[1]):
+            if value is None:
+                row = row_holding(view, entry.first)
+                assert row is not None, "an entry of the log has a row"
+                key, value = row
+                if value[0] == rows.KIND_MESSAGE:
+                    yield _of_row(rank, value), entry
+                    continue
+            batch_row = key, _of_batch(rank, value)
+            behind = offsets.distance(key[1:], entry.first)
+        assert behind is not None
+        if entry.length == 1:
+            yield batch_row[1][behind], entry
+            continue
+        at = 0
+        for queue, same in groupby(batch_row[1][behind : behind + entry.length]):
+            length = len(list(same))
+            yield queue, entry if length == entry.length else entry.part(at, at + length)
+            at += length
+
+
+def of_row(rank: str, value: bytes) -> list[bytes]:
+    """Return the keys of the queues that the messages of a log row belong to."""
+    return [_of_row(rank, value)] if value[0] == rows.KIND_MESSAGE else _of_batch(rank, value)
+
+
+def _of_row(rank: str, value: bytes) -> bytes:
+    """The queue of a message with a log row of its own."""
+    fields: list[Any] = rows.unpack(value[rows.LOG_HEADER.size :])
+    # With its payload apart the last field has what the log itself needs of it, this included.
+    return of_fields(rank, fields[-1])
+
+
+def _of_batch(rank: str, value: bytes) -> list[bytes]:
+    """The queues of the messages of a batch."""
+    batch = Batch.parse(value[rows.LOG_HEADER.size :])
+    priorities = batch.int_column(Column.PRIORITY) or [None] * batch.count
+    tenants = batch.bytes_column(Column.TENANT) if rank == FAIR else None
+    if tenants is None:
+        known = {priority: _key(rank, priority, None) for priority in set(priorities)}
+        return [known[priority] for priority in priorities]
+    return [_key(rank, priority, tenant) for priority, tenant in zip(priorities, tenants, strict=True)]

@@ -1,0 +1,464 @@
+"""What is ready and waits its turn in a group: its ready queues, in rows of the group's own, and whose turn is next.
+
+The group's cursor has passed these messages: they were *promoted* from the log when they were due. Each stays in the
+log, too, for whoever gets it. What was nacked, or lost its lease, waits in an entry of its own (`waiting_table.py`),
+and stands in its queue again from when its time has come.
+
+Rows: of each entry of a queue, under its first offset; of each queue how much is in it, and its first offset; of the
+turns of tenants their times. A queue holds the first of its entries in memory: a cache, which grows with what is taken.
+
+Turns are taken, and begin and end for tenants, between `begin` and `end` alone, with all that is due given back: so
+they do not depend on what was in memory before, and a replica that was restarted has the rows of one that was not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sandq.model import offsets
+from sandq.model.limits import FIXED
+from sandq.partition import rows
+from sandq.partition.groups.leases import Waiting
+from sandq.partition.log.look_aheads import LookAheads
+from sandq.partition.log.reader import without
+from sandq.partition.ready import queue_keys
+from sandq.partition.ready.turns import Times, Turns
+from sandq.partition.rows import Extra, LogEntry
+from sandq.partition.stale_heaps import LeastOf
+from sandq.partition.view import View
+
+HEAD_ENTRIES: Final = 8
+"""That the first look into a queue reads; each further one twice as many."""
+MOST_ENTRIES: Final = 1024
+_NO_LIMIT = 1 << 40
+READ_BYTES: Final = 1 << 20
+ENTRY_BYTES: Final = 300
+"""What an entry takes in memory, about."""
+
+
+class ReadyQueue:
+    """Messages of one tenant and one priority."""
+
+    __slots__ = ("covered", "entries", "first", "key", "messages", "number", "priority", "returned", "tenant", "window")
+
+    def __init__(self, key: bytes, number: int, messages: int, first: bytes) -> None:
+        self.key = key
+        self.number = number
+        """Of this process alone."""
+        self.tenant, self.priority = queue_keys.unpack(key)
+        self.messages = messages
+        """Those that were returned not among them."""
+        self.first = first
+        """Of its entries; means nothing without any."""
+        self.entries: deque[LogEntry] = deque()
+        """The first ones, ..."""
+        self.covered = offsets.FIRST if messages else offsets.LAST
+        """... which are all that there are at or below this offset."""
+        self.returned: list[tuple[bytes, int]] = []
+        """Heap of (first offset, seq) of what was given back, and is due; what is no longer so is skipped when met."""
+        self.window = HEAD_ENTRIES
+
+
+class ReadyQueues:
+    """Owns the rows of a group's ready queues and turns."""
+
+    def __init__(
+        self,
+        group_id: int,
+        rank: str,
+        waiting: Mapping[int, Waiting],
+        weight_of: Callable[[str], int],
+        look_aheads: LookAheads | None = None,
+    ) -> None:
+        """`rank`: what the topic's order goes by. `waiting`: the group's waiting entries by seq. `weight_of`: as
+        `Turns` takes it."""
+        self.rank = rank
+        self._group_id = group_id
+        self._waiting = waiting
+        self._weight_of = weight_of
+        self._turns = Turns(weight_of)
+        self._is_loaded = False
+        """Rows were read, and turns are not yet as they would be had they not."""
+        self._queues: dict[bytes, ReadyQueue] = {}
+        self._by_tenant: dict[str, list[ReadyQueue]] = {}
+        """In the order of their priorities."""
+        self._with_returned: dict[bytes, ReadyQueue] = {}
+        """Queues that something was given back to."""
+        self._emptied: dict[bytes, ReadyQueue] = {}
+        """Queues whose last message was taken out by others than those who take turns."""
+        self._unsaved: dict[bytes, tuple[ReadyQueue, LogEntry]] = {}
+        """By first offset: entries that have no row yet."""
+        self._changed: dict[bytes, ReadyQueue] = {}
+        """Queues whose rows say something else."""
+        self._firsts: LeastOf[bytes] = LeastOf()
+        self._number = 0
+        self._by_number: dict[int, ReadyQueue] = {}
+        self.messages = 0
+        """Of all queues, without what was returned."""
+        self._look_aheads = look_aheads
+        self._entries = 0
+        """In memory."""
+        self.held_bytes = self.used = 0
+        """As in `LookAhead`."""
+
+    def load(self, view: View) -> None:
+        """Read which queues there are, and whose turn it is."""
+        for key, value in rows.all_of_group(view, rows.TURNS, self._group_id):
+            finish, virtual = rows.unpack(value)
+            self._turns.load(key[5:].decode(), Times(finish, virtual))
+            self._is_loaded = True
+        for key, value in rows.all_of_group(view, rows.QUEUE, self._group_id):
+            messages, first = rows.unpack(value)
+            queue = self._queue(key[5:], messages, first)
+            self.messages += messages
+            self._firsts.put(queue.number, first)
+
+    def __len__(self) -> int:
+        """How many queues there are."""
+        return len(self._queues)
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def add(self, key: bytes, entry: LogEntry, view: View) -> None:
+        """Put an entry of the log into a queue, whose other entries are all below it."""
+        queue = self._queues.get(key) or self._queue(key, 0, entry.first)
+        if not queue.messages:
+            queue.first = entry.first
+            self._firsts.put(queue.number, entry.first)
+        queue.messages += entry.length
+        self.messages += entry.length
+        self._note(queue)
+        if queue.covered == offsets.LAST and len(queue.entries) < MOST_ENTRIES:
+            queue.entries.append(entry)
+            self._entries += 1
+            self._unsaved[entry.first] = queue, entry
+        else:
+            if queue.covered == offsets.LAST:
+                queue.covered = rows.last_of(queue.entries[-1])
+            self._save(queue, entry, view)
+
+    def give_back(self, key: bytes, entry: Waiting) -> None:
+        """What waits in an entry is due: it stands in its queue again."""
+        queue = self._queues.get(key) or self._queue(key, 0, offsets.FIRST)
+        assert entry.first is not None
+        heapq.heappush(queue.returned, (entry.first, entry.seq))
+        self._with_returned[key] = queue
+
+    def _queue(self, key: bytes, messages: int, first: bytes) -> ReadyQueue:
+        self._number += 1
+        queue = self._queues[key] = self._by_number[self._number] = ReadyQueue(key, self._number, messages, first)
+        of_tenant = self._by_tenant.setdefault(queue.tenant, [])
+        of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
+        self._turns.set_active(queue.tenant, True)
+        return queue
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Turns are going to be taken: all that is due was given back."""
+        for queue in [*self._with_returned.values(), *self._emptied.values()]:
+            self.settle(queue)
+        self._emptied.clear()
+        if self._is_loaded:
+            self._is_loaded = False
+            self._turns.forget_idle()
+
+    def settle(self, queue: ReadyQueue) -> None:
+        """Something was taken from a queue: see what is left of what was given back to it, and whether it ends."""
+        if self._queues.get(queue.key) is not queue:
+            return
+        if self.first_returned(queue) is None:
+            self._with_returned.pop(queue.key, None)
+            if not queue.messages:
+                self._end(queue)
+
+    def _end(self, queue: ReadyQueue) -> None:
+        del self._queues[queue.key], self._by_number[queue.number]
+        of_tenant = self._by_tenant[queue.tenant]
+        of_tenant.remove(queue)
+        if not of_tenant:
+            del self._by_tenant[queue.tenant]
+            self._turns.set_active(queue.tenant, False)
+
+    def next(self, ageing_ms: int | None) -> tuple[ReadyQueue, bool] | None:
+        """The queue whose turn it is, and whether others are to have their turns after one message of it; None: nothing
+        is ready. `ageing_ms`: so long a message waits to count as one priority better."""
+        turn = self._turns.next()
+        if turn is None:
+            return None
+        tenant, is_shared = turn
+        of_tenant = self._by_tenant[tenant]
+        if ageing_ms is None or len(of_tenant) == 1:
+            return of_tenant[0], is_shared
+        # After one message of this queue another one may be older.
+        return min(of_tenant, key=lambda queue: (_aged(queue, ageing_ms), queue.priority)), True
+
+    def serve(self, queue: ReadyQueue, messages: int) -> None:
+        """So many messages of a queue are given to somebody: others come first, perhaps. Then see to `settle`."""
+        self._turns.serve(queue.tenant, messages)
+
+    def first_returned(self, queue: ReadyQueue) -> Waiting | None:
+        """The first entry of what was given back in a queue; None: nothing was."""
+        returned = queue.returned
+        while returned:
+            first, seq = returned[0]
+            entry = self._waiting.get(seq)
+            if entry is not None and entry.first == first:
+                return entry
+            heapq.heappop(returned)
+            if entry is not None and entry.first is not None:
+                heapq.heappush(returned, (entry.first, seq))
+        return None
+
+    def head(self, queue: ReadyQueue, view: View) -> LogEntry | None:
+        """The first entry of a queue, without what was returned."""
+        if not queue.messages:
+            return None
+        self._look(queue, view)
+        return queue.entries[0]
+
+    def _look(self, queue: ReadyQueue, view: View) -> None:
+        """Have the first of a queue's entries in memory."""
+        if queue.entries or not queue.messages:
+            return
+        prefix = rows.of_group(rows.READY, self._group_id) + queue.key
+        start = prefix + max(queue.first, queue.covered)
+        if queue.covered >= queue.first:
+            start = rows.after(start)
+        stop = prefix + offsets.LAST + b"\0"
+        found = view.scan(start, stop, limit=queue.window, max_bytes=READ_BYTES)
+        queue.entries.extend([_load(key[-offsets.OFFSET_BYTES :], value) for key, value in found])
+        self._entries += len(found)
+        assert queue.entries, "a queue that has messages has rows of them"
+        is_all = sum([entry.length for entry in queue.entries]) == queue.messages
+        queue.covered = offsets.LAST if is_all else rows.last_of(queue.entries[-1])
+        queue.window = min(2 * queue.window, MOST_ENTRIES)
+
+    def take(self, queue: ReadyQueue, count: int, view: View) -> None:
+        """Take the first `count` messages of a queue's first entry out of it."""
+        entry = queue.entries.popleft()
+        self._entries -= 1
+        self._forget(queue, entry, view)
+        if count < entry.length:
+            rest = entry.part(count, entry.length)
+            queue.entries.appendleft(rest)
+            self._entries += 1
+            self._unsaved[rest.first] = queue, rest
+        self._uncount(queue, count, view)
+
+    def remove(self, key: bytes, offset: bytes, view: View) -> bool:
+        """Take a message out of its queue, wherever it stands there. Whether it was in it."""
+        queue = self._queues.get(key)
+        found = None if queue is None else self._find(queue, offset, view)
+        if queue is None or found is None:
+            return False
+        parts = without(found, [offset])
+        held = queue.entries
+        at = next((at for at, entry in enumerate(held) if entry.first == found.first), None)
+        self._forget(queue, found, view)
+        for part in parts:
+            self._save(queue, part, view)
+        if at is not None:
+            del held[at]
+            for part in reversed(parts):
+                held.insert(at, part)
+            self._entries += len(parts) - 1
+        self._uncount(queue, 1, view)
+        if not queue.messages:
+            self._emptied[key] = queue
+        self._store_queues(view)
+        return True
+
+    def holds(self, key: bytes, offset: bytes, view: View) -> bool:
+        """Whether a message is in a queue, and was not returned to it."""
+        queue = self._queues.get(key)
+        return queue is not None and self._find(queue, offset, view) is not None
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the first of what is ready was due; None: nothing is ready, as far as it was looked."""
+        firsts = [queue.returned[0][0] for queue in self._with_returned.values() if queue.returned]
+        if (lowest := self.lowest) is not None:
+            firsts.append(lowest)
+        return offsets.deliver_ms(min(firsts)) if firsts else None
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether there may be more queues."""
+        return len(self._queues) < FIXED.ready_queues
+
+    def lowest_entry(self, view: View) -> LogEntry | None:
+        """The entry with the lowest message in any queue, without what was returned."""
+        first = self._firsts.first()
+        return None if first is None else self.head(self._by_number[first[1]], view)
+
+    def take_lowest(self, view: View) -> LogEntry | None:
+        """Take that entry out."""
+        entry = self.lowest_entry(view)
+        first = self._firsts.first()
+        if entry is None or first is None:
+            return None
+        queue = self._by_number[first[1]]
+        self.take(queue, entry.length, view)
+        if not queue.messages:
+            self._emptied[queue.key] = queue
+        self._store_queues(view)
+        return entry
+
+    def between(self, first: bytes, last: bytes, view: View) -> set[bytes]:
+        """The messages from `first` to `last` that are in any queue, without what was returned."""
+        found: set[bytes] = set()
+        for queue in self._queues.values():
+            if not queue.messages or queue.first > last:
+                continue
+            prefix = rows.of_group(rows.READY, self._group_id) + queue.key
+            start, stop = prefix + max(first, queue.first), rows.after(prefix + last)
+            entries = [
+                _load(key[-offsets.OFFSET_BYTES :], value)
+                for key, value in view.scan(start, stop, limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
+            ]
+            if (before := self._find(queue, first, view)) is not None:
+                entries.append(before)
+            for entry in entries:
+                found.update(offsets.run(entry.first, entry.length))
+        return found
+
+    def _find(self, queue: ReadyQueue, offset: bytes, view: View) -> LogEntry | None:
+        """The entry of a queue that a message is in."""
+        if not queue.messages or offset < queue.first:
+            return None
+        if offset <= queue.covered:
+            near: Any = [entry for entry in queue.entries if entry.first <= offset]
+            entry = near[-1] if near else None
+        else:
+            prefix = rows.of_group(rows.READY, self._group_id) + queue.key
+            found = view.scan(prefix, rows.after(prefix + offset), limit=1, max_bytes=1, reverse=True)
+            entry = _load(found[0][0][-offsets.OFFSET_BYTES :], found[0][1]) if found else None
+        behind = None if entry is None else offsets.distance(entry.first, offset)
+        return entry if entry is not None and behind is not None and 0 <= behind < entry.length else None
+
+    def _uncount(self, queue: ReadyQueue, count: int, view: View) -> None:
+        queue.messages -= count
+        self.messages -= count
+        self._note(queue)
+        if queue.messages:
+            self._look(queue, view)
+            queue.first = queue.entries[0].first
+            self._firsts.put(queue.number, queue.first)
+        else:
+            queue.covered = offsets.LAST
+            self._firsts.put(queue.number, None)
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    def _note(self, queue: ReadyQueue) -> None:
+        self._changed[queue.key] = queue
+
+    def _save(self, queue: ReadyQueue, entry: LogEntry, view: View) -> None:
+        view.put(rows.ready_key(self._group_id, queue.key, entry.first), _row(entry))
+
+    def _forget(self, queue: ReadyQueue, entry: LogEntry, view: View) -> None:
+        if self._unsaved.pop(entry.first, None) is None:
+            view.delete(rows.ready_key(self._group_id, queue.key, entry.first))
+
+    def end(self, view: View) -> None:
+        """Turns were taken: put all that has changed into rows."""
+        for queue, entry in self._unsaved.values():
+            self._save(queue, entry, view)
+        self._unsaved.clear()
+        self._store_queues(view)
+        if not self._queues:
+            self._turns.rest()
+        for path, times in self._turns.changes():
+            key = rows.of_group(rows.TURNS, self._group_id, path.encode())
+            if times is None:
+                view.delete(key)
+            else:
+                view.put(key, rows.pack(*times))
+        if self._look_aheads is not None:
+            self.used = self._look_aheads.next_turn()
+            self._count()
+
+    def _store_queues(self, view: View) -> None:
+        for queue in self._changed.values():
+            key = rows.of_group(rows.QUEUE, self._group_id, queue.key)
+            if queue.messages:
+                view.put(key, rows.pack(queue.messages, queue.first))
+            else:
+                view.delete(key)
+        self._changed.clear()
+
+    def clear(self, view: View) -> None:
+        """Forget all queues; the rows of their entries are for the caller to delete."""
+        for tag in (rows.QUEUE, rows.TURNS):
+            for key, _ in rows.all_of_group(view, tag, self._group_id):
+                view.delete(key)
+        self._turns = Turns(self._weight_of)
+        self._is_loaded = False
+        for held in (
+            self._queues,
+            self._by_number,
+            self._by_tenant,
+            self._with_returned,
+            self._emptied,
+            self._unsaved,
+            self._changed,
+        ):
+            held.clear()
+        self._firsts = LeastOf()
+        self.messages = self._entries = 0
+        self._count()
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def evict(self) -> None:
+        """Keep no entries in memory, until they are wanted again."""
+        for queue in self._queues.values():
+            if queue.messages:
+                queue.entries.clear()
+                queue.covered, queue.window = offsets.FIRST, HEAD_ENTRIES
+        self._entries = 0
+        self._count()
+
+    def _count(self) -> None:
+        """Tell what is held."""
+        if self._look_aheads is not None:
+            held_bytes = self._entries * ENTRY_BYTES
+            self._look_aheads.bytes += held_bytes - self.held_bytes
+            self.held_bytes = held_bytes
+
+    # -- looking --------------------------------------------------------------------------------------------------
+
+    @property
+    def lowest(self) -> bytes | None:
+        """The lowest message in any queue, without what was returned."""
+        first = self._firsts.first()
+        return None if first is None else first[0]
+
+
+def _priority(queue: ReadyQueue) -> int:
+    return queue.priority
+
+
+def _aged(queue: ReadyQueue, ageing_ms: int) -> int:
+    """What the first message of a queue counts as: the lower goes first. It rises for nobody while both wait."""
+    first = queue.first if queue.messages else offsets.LAST
+    if queue.returned:
+        first = min(first, queue.returned[0][0])
+    return offsets.deliver_ms(first) + queue.priority * ageing_ms
+
+
+def _row(entry: LogEntry) -> bytes:
+    if entry.extra is None:
+        return rows.pack(entry.length, entry.size, entry.unit)
+    extra = entry.extra
+    return rows.pack(entry.length, entry.size, entry.unit, extra.id, extra.ttl_ms, extra.unique_key)
+
+
+def _load(first: bytes, row: bytes) -> LogEntry:
+    length, size, unit, *extra = rows.unpack(row)
+    return LogEntry(first, length, size, Extra(*extra, None) if extra else None, unit)

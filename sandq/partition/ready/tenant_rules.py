@@ -1,0 +1,42 @@
+"""What a topic's settings say of tenants, by patterns: a tenant's name, a prefix with `.*` behind it, or `*`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+
+class TenantRule(NamedTuple):
+    """What is said of the tenants of a pattern."""
+
+    weight: int = 1
+    """So many turns it has for one of a tenant of weight 1."""
+    max_in_flight: int | None = None
+    """So many of its messages a group has leased at most; None: as many as it likes."""
+
+
+DEFAULT = TenantRule()
+
+
+class TenantRules:
+    """The rules of a topic. The most exact pattern counts: a name before a prefix, a longer prefix before a shorter."""
+
+    def __init__(self, record: Iterable[tuple[str, int, int | None]]) -> None:
+        """`record`: patterns with what they say, as the settings have them."""
+        self._rules = {pattern: TenantRule(weight, most) for pattern, weight, most in record}
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> TenantRules:
+        """The rules in a topic's settings."""
+        return cls(settings.get("tenants") or ())
+
+    def find(self, name: str) -> TenantRule:
+        """Return what holds for a tenant, or for all whose names begin so."""
+        rules = self._rules
+        if not rules:
+            return DEFAULT
+        rule = rules.get(name)
+        while rule is None and name:
+            name = name.rpartition(".")[0]
+            rule = rules.get(f"{name}.*" if name else "*")
+        return rule or rules.get("*") or DEFAULT

@@ -1,0 +1,67 @@
+"""A partition of a priority or fair topic on a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sandq.model.batch import Column, encode
+from sandq.partition import commands as c
+from sandq.partition.levels import RANKED
+from sandq.partition.log.message_log import Stored
+from sandq.partition.ready import queue_keys
+from tests.support.partition.bench import Bench, T
+
+
+class RankedBench(Bench):
+    """Messages have a priority and, where the topic is fair, a tenant."""
+
+    def __init__(self, kind: str = "priority", **settings: Any) -> None:
+        self.kind = kind
+        super().__init__(level=RANKED, **settings)
+
+    def add(
+        self,
+        *values: str,
+        priority: int | Sequence[int | None] | None = None,
+        tenant: str | Sequence[str | None] | None = None,
+        at: int = 0,
+        due: Sequence[int] | None = None,
+        **columns: Sequence[Any],
+    ) -> list[bytes]:
+        """Store messages in one batch; their offsets. One priority or tenant is that of all of them."""
+        cells: dict[int, Any] = {Column.VALUE: [value.encode() for value in values]}
+        if due is not None:
+            cells[Column.DELIVER_MS] = [T + ms for ms in due]
+        if priority is not None:
+            cells[Column.PRIORITY] = [priority] * len(values) if isinstance(priority, int) else list(priority)
+        if tenant is not None:
+            names = [tenant] * len(values) if isinstance(tenant, str) else tenant
+            cells[Column.TENANT] = [None if name is None else name.encode() for name in names]
+        if "ttl" in columns:
+            cells[Column.TTL_MS] = columns["ttl"]
+        if "unique" in columns:
+            cells[Column.UNIQUE_KEY] = [None if key is None else key.encode() for key in columns["unique"]]
+        split = bool(columns)
+        made = self.apply(at, c.Append(encode(cells), split=split))[0]
+        if isinstance(made, Stored):
+            return [made.offsets[start : start + 16] for start in range(0, len(made.offsets), 16)]
+        base, count = made
+        return [(int.from_bytes(base, "big") + (place << 12)).to_bytes(16, "big") for place in range(count)]
+
+    def take(self, limit: int = 1, at: int = 0, group: str = "g", consumer: str = "c") -> list[str]:
+        """Lease so many and ack them: their values, in the order of their delivery."""
+        leases = self.lease(limit, at=at, group=group, consumer=consumer)
+        values = self.values(leases)
+        for lease in leases:
+            assert self.ack(lease.token, at=at) is None
+        return values
+
+    def state_of(self, offset: bytes, group: str = "g") -> str:
+        found = self.machine.groups.named(group)
+        ready = found.ready
+        assert ready is not None
+        key = queue_keys.of_message(ready.rank, self.view, offset)
+        if key is not None and found.holder_of(offset) is None and ready.holds(key, offset, self.view):
+            return "ready"
+        return super().state_of(offset, group)

@@ -1,0 +1,149 @@
+"""Whose turn is next among tenants: round robin at each level of the tree of their names, by weight, and a bound."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandq.partition.ready.turns import SCALE, Times, Turns
+
+
+def turns_of(*tenants: str, weights: dict[str, int] | None = None) -> Turns:
+    """Turns in which these tenants have something."""
+    turns = Turns(lambda path: (weights or {}).get(path, 1))
+    for tenant in tenants:
+        turns.set_active(tenant, True)
+    return turns
+
+
+def taken(turns: Turns, count: int) -> list[str]:
+    """Who has the next turns, of one message each."""
+    found = []
+    for _ in range(count):
+        turn = turns.next()
+        assert turn is not None
+        found.append(turn[0])
+        turns.serve(turn[0], 1)
+    return found
+
+
+def test_nobody_has_a_turn_where_nobody_has_something() -> None:
+    turns = turns_of()
+    assert turns.next() is None
+    turns.set_active("a", True)
+    turns.set_active("a", False)
+    assert turns.next() is None
+
+
+def test_one_alone_has_all_turns_and_shares_with_nobody() -> None:
+    turns = turns_of("a.b")
+    assert turns.next() == ("a.b", False)
+    turns.serve("a.b", 1000)
+    turns.set_active("z", True)
+    assert taken(turns, 4) == ["a.b", "z", "a.b", "z"]
+
+
+def test_tenants_go_round_robin() -> None:
+    assert taken(turns_of("b", "a", "c"), 7) == ["a", "b", "c", "a", "b", "c", "a"]
+
+
+def test_each_level_shares_for_itself() -> None:
+    # x has as much as all of acme together.
+    turns = turns_of("acme.video", "acme.audio", "acme", "x")
+    counts = Counter(taken(turns, 600))
+    assert counts == {"x": 300, "acme.video": 100, "acme.audio": 100, "acme": 100}
+
+
+def test_a_name_that_begins_another_is_a_tenant_of_its_own() -> None:
+    turns = turns_of("ab", "a", "a.b")
+    assert Counter(taken(turns, 400)) == {"ab": 200, "a": 100, "a.b": 100}
+
+
+def test_weights_are_shares() -> None:
+    turns = turns_of("a", "b", "c", weights={"a": 3, "c": 2})
+    assert Counter(taken(turns, 600)) == {"a": 300, "b": 100, "c": 200}
+
+
+def test_what_was_not_used_is_not_owed() -> None:
+    turns = turns_of("a", "b")
+    taken(turns, 100)
+    turns.set_active("c", True)
+    assert Counter(taken(turns, 30)) == {"a": 10, "b": 10, "c": 10}
+
+
+def test_who_comes_again_and_again_with_one_message_gets_no_more_than_a_share() -> None:
+    turns = turns_of("a", "b")
+    found = []
+    for _ in range(40):
+        turn = turns.next()
+        assert turn is not None
+        found.append(turn[0])
+        turns.serve(turn[0], 1)
+        if turn[0] == "a":  # it has one at a time
+            turns.set_active("a", False)
+            turns.set_active("a", True)
+    assert Counter(found) == {"a": 20, "b": 20}
+
+
+def test_who_has_had_its_share_is_forgotten() -> None:
+    turns = turns_of("a", "b", "c.d")
+    taken(turns, 3)
+    for tenant in ("a", "c.d"):
+        turns.set_active(tenant, False)
+    kept = {path for path, times in turns.changes() if times is not None}
+    assert {"a", "c"} <= kept
+    turns.set_active("e", True)
+    taken(turns, 6)
+    assert {path for path, times in turns.changes() if times is None} >= {"a", "c"}
+    turns.rest()
+    assert [times for _, times in turns.changes() if times is not None] == []
+
+
+def test_times_are_remembered() -> None:
+    turns = turns_of("a", "b", "c.d", "c.e")
+    taken(turns, 5)
+    rows = dict(turns.changes())
+    again = Turns(lambda path: 1)
+    for path in sorted(rows):
+        times = rows[path]
+        if times is not None:
+            again.load(path, Times(*times))
+    for tenant in ("c.e", "b", "c.d", "a"):
+        again.set_active(tenant, True)
+    again.forget_idle()
+    assert taken(again, 40) == taken(turns, 40)
+    assert dict(again.changes()) == {path: times for path, times in turns.changes() if times is not None}
+
+
+NAMES = st.sampled_from(["a", "b", "a.x", "a.y", "a.x.p", "c", "c.z"])
+
+
+@given(st.lists(st.tuples(NAMES, st.booleans()), max_size=60), NAMES, st.integers(1, 4))
+def test_nobody_waits_longer_than_the_shares_of_the_others(
+    changes: list[tuple[str, bool]], quiet: str, weight: int
+) -> None:
+    """However the others come and go, between two turns of one that has something its siblings have two at most each,
+    for each unit of their weights: at every level."""
+    turns = turns_of(quiet, weights={"b": weight})
+    turns.serve(quiet, 1)
+    top = quiet.split(".")[0]
+    since: Counter[str] = Counter()
+    for tenant, is_active in changes:
+        if tenant != quiet:
+            turns.set_active(tenant, is_active)
+        turn = turns.next()
+        assert turn is not None
+        name = turn[0].split(".")[0]
+        turns.serve(turn[0], 1)
+        if name == top:
+            since.clear()
+        else:
+            since[name] += 1
+            own = weight if top == "b" else 1
+            assert since[name] <= (weight if name == "b" else 1) // own + 2
+
+
+def test_scale_is_what_rows_were_written_by() -> None:
+    assert SCALE == 1 << 20
