@@ -27,7 +27,7 @@ from sandq.client.consumer.lease_api import LeasedMessage
 from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, StoredMessage
 from sandq.model.errors import InvalidRequest
-from sandq.model.names import COMPACTED, TIMER
+from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.times import format_duration, format_instant, instant_ms
 from sandq.protocol.replies import TopicRecord
 
@@ -78,6 +78,8 @@ _COMPACTED = {
     "tombstone_retention_ms": "tombstone_retention_ms",
 }
 """Of the record of a compacted topic: what can be set, and under which name."""
+_NEVER_SET = ("ordering", "rank")
+"""Of the record of a priority or fair topic: what follows from its kind."""
 _TIMES = ("deliver_at", "delay", "ttl")
 _KEYS = ("key", "unique_key")
 KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES))
@@ -218,10 +220,14 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
     """Settings of a record under the names and in the units in which they are given."""
     if kind == COMPACTED:
         record = {name: record[key] for key, name in _COMPACTED.items() if key in record}
+    elif kind in (PRIORITY, FAIR):
+        record = {key: value for key, value in record.items() if key not in _NEVER_SET}
     found: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
             found[key] = settings_json(value)
+        elif key == "tenants":
+            found[key] = {pattern: {"weight": weight, "max_in_flight": most} for pattern, weight, most in value}
         elif key.endswith("_ms"):
             found[key.removesuffix("_ms")] = format_duration(value) if isinstance(value, int) else value
         elif key.endswith("_permille"):

@@ -79,6 +79,12 @@ class FixedLimits:
     key_window: int = 10_000
     unique_key_bytes: int = 1024
 
+    # What ranks a message in a priority or fair topic. A lower priority goes first.
+    priority_least: int = -(2**31)
+    priority_most: int = 2**31 - 1
+    tenant_bytes: int = 255
+    tenant_patterns: int = 1000
+
     # What a partition remembers of idempotent producers: how many, for how long after their last batch, how many
     # answers of each, and of an answer how many ids that do not follow from the batch alone.
     producers: int = 10_000
