@@ -197,7 +197,7 @@ class FairSettings(PrioritySettings):
     """Settings of a fair topic. Made by `parse_settings` or `from_record`."""
 
     rank: ClassVar[str] = FAIR
-    tenants: Tenants = []
+    tenants: Tenants = Field(default=[])
 
     def record(self) -> dict[str, Any]:
         return {**super().record(), "tenants": self.tenants}

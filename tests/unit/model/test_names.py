@@ -55,9 +55,11 @@ def test_names_of_tenants(name: str) -> None:
     assert check_tenant(name) is name
 
 
-@pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a..b", "a b", "é", "a/b", "a\n", "x" * 256, "*", "a.*", b"a", 5])
+@pytest.mark.parametrize(
+    "name", ["", ".", "a.", ".a", "a..b", "a b", "é", "a/b", "a\n", "x" * 256, "*", "a.*", b"a", 5]
+)
 def test_names_that_no_tenant_has(name: object) -> None:
-    with pytest.raises(InvalidRequest, match="^tenant: ") as caught:
+    with pytest.raises(InvalidRequest, match=r"^tenant: ") as caught:
         check_tenant(name)
     assert len(caught.value.message) < 300
     assert TENANT_RULE in caught.value.message or not isinstance(name, str)
