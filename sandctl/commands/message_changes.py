@@ -11,7 +11,7 @@ import click
 from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.names import topic_argument
-from sandctl.options.targets import Target, change_each, named_or_window, show_outcomes
+from sandctl.options.targets import Target, change_each, named_or_window, show_outcomes, unique_key_options
 from sandctl.options.times import DURATION, ID, INSTANT, SHIFT, Window, now_ms, window_options
 from sandctl.output.progress import Progress
 from sandctl.output.results import counted, done
@@ -27,7 +27,7 @@ def _which_options(command: F) -> F:
     command = topic_argument()(command)
     for option in reversed(
         (
-            click.option("--unique-key", metavar="K", help="The message that has this unique key."),
+            unique_key_options,
             window_options("Due"),
             click.option("--all", "everything", is_flag=True, help="Everything that is pending."),
             click.option("--dry-run", is_flag=True, help="Only count what is in the window."),
@@ -45,6 +45,7 @@ def cancel(
     topic: str,
     ids: tuple[str, ...],
     unique_key: str | None,
+    tenant: str | None,
     since: int | None,
     until: int | None,
     key_prefix: str | None,
@@ -64,7 +65,7 @@ def cancel(
     messages named by ID or key the outcome of each is printed, and the exit code is 1 unless all were cancelled; of a
     window, how many there were. A window asks before it cancels; interrupted, it stops where it is.
     """
-    which = named_or_window(ids, unique_key, everything, Window.of(since, until, key_prefix))
+    which = named_or_window(ids, unique_key, tenant, everything, Window.of(since, until, key_prefix))
     if isinstance(which, Window):
         _window(topic, which, _Cancel(), dry_run, yes)
         return
@@ -87,6 +88,7 @@ def move(
     topic: str,
     ids: tuple[str, ...],
     unique_key: str | None,
+    tenant: str | None,
     since: int | None,
     until: int | None,
     key_prefix: str | None,
@@ -111,7 +113,7 @@ def move(
     """
     if sum(value is not None for value in (at, delay, shift)) != 1:
         raise click.UsageError("say where to: --at INSTANT, --in DURATION or --shift DURATION; one of them")
-    which = named_or_window(ids, unique_key, everything, Window.of(since, until, key_prefix))
+    which = named_or_window(ids, unique_key, tenant, everything, Window.of(since, until, key_prefix))
     if isinstance(which, Window):
         to_ms = at if delay is None else now_ms() + round(delay / timedelta(milliseconds=1))
         _window(topic, which, _Move(to_ms, shift), dry_run, yes)

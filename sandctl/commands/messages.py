@@ -9,7 +9,7 @@ import click
 from sandctl.commands.message_changes import cancel, move
 from sandctl.options.common import common_options, run, settings
 from sandctl.options.names import topic_argument
-from sandctl.options.targets import one
+from sandctl.options.targets import one, unique_key_options
 from sandctl.options.times import ID, Window, limit_option, now_ms, window_options
 from sandctl.output.records import biography_record, key_cell, stored_record, value_cell, when, without_long_value
 from sandctl.output.results import say, show_one, show_stream
@@ -25,7 +25,7 @@ def message() -> None:
     """Look at stored messages; cancel and move those that are pending.
 
     A message is named by its ID (26 characters, printed by `produce` and `message list`; it keeps it when it is moved)
-    or by its unique key, when its producer gave it one.
+    or by its unique key, when its producer gave it one; in a fair topic with its tenant.
     """
 
 
@@ -80,9 +80,9 @@ def list_(
 @message.command()
 @topic_argument()
 @click.argument("message_id", metavar="ID", type=ID, required=False)
-@click.option("--unique-key", metavar="K", help="The message that has this unique key.")
+@unique_key_options
 @common_options
-def get(topic: str, message_id: str | None, unique_key: str | None) -> None:
+def get(topic: str, message_id: str | None, unique_key: str | None, tenant: str | None) -> None:
     """Show one message of TOPIC, with its value.
 
     \b
@@ -91,7 +91,7 @@ def get(topic: str, message_id: str | None, unique_key: str | None) -> None:
 
     A value that is long is cut short in the table; -o json has all of it.
     """
-    target = one(message_id, unique_key)
+    target = one(message_id, unique_key, tenant)
 
     async def work(client: Client) -> StoredMessage:
         return await client.messages(topic).get(**target.arguments)
@@ -103,9 +103,9 @@ def get(topic: str, message_id: str | None, unique_key: str | None) -> None:
 @message.command()
 @topic_argument()
 @click.argument("message_id", metavar="ID", type=ID, required=False)
-@click.option("--unique-key", metavar="K", help="The message that has this unique key.")
+@unique_key_options
 @common_options
-def why(topic: str, message_id: str | None, unique_key: str | None) -> None:
+def why(topic: str, message_id: str | None, unique_key: str | None, tenant: str | None) -> None:
     """Tell the life of one message of TOPIC: why it was, or was not, delivered.
 
     \b
@@ -114,7 +114,7 @@ def why(topic: str, message_id: str | None, unique_key: str | None) -> None:
     When it was created, moved and due; and of each group: each attempt, by whom, and how it ended; who holds it until
     when; what it waits for.
     """
-    target = one(message_id, unique_key)
+    target = one(message_id, unique_key, tenant)
 
     async def work(client: Client) -> dict[str, Any]:
         return await client.messages(topic).why(**target.arguments)

@@ -53,6 +53,8 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
     show_default=True,
     help="When the unique key is taken: fail, cancel the other message, or keep the other one.",
 )
+@click.option("--priority", type=int, metavar="N", help="Of a priority or fair TOPIC: lower goes first.  [default: 0]")
+@click.option("--tenant", metavar="NAME", help="Of a fair TOPIC: whose share it counts for.  [default: default]")
 @click.option("--partition", type=int, help="Send to this partition.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Send the one message N times.")
 @click.option(
@@ -75,6 +77,8 @@ def produce(
     ttl: timedelta | None,
     unique_key: str | None,
     on_conflict: str,
+    priority: int | None,
+    tenant: str | None,
     partition: int | None,
     count: int | None,
     rate: float | None,
@@ -92,9 +96,9 @@ def produce(
 
     A JSON object has the value as "text", as "value" (base64) or as "json" (a "value" of null deletes the key, in a
     compacted topic); and may have "key", "headers",
-    "deliver_at" or "delay", "ttl" and "unique_key" ("key_base64" and "unique_key_base64" where they are no text). What
-    `consume -o jsonl` prints is such an object. --key, --header, --at, --in and --ttl hold for those that do not say
-    otherwise.
+    "deliver_at" or "delay", "ttl", "priority", "tenant" and "unique_key" ("key_base64" and "unique_key_base64" where
+    they are no text). What `consume -o jsonl` prints is such an object. --key, --header, --at, --in, --ttl, --priority
+    and --tenant hold for those that do not say otherwise.
     """
     if lines and jsonl:
         raise click.UsageError("--lines and --jsonl: one of them, not both")
@@ -119,6 +123,8 @@ def produce(
         "delay": delay,
         "ttl": ttl,
         "unique_key": raw(unique_key),
+        "priority": priority,
+        "tenant": tenant,
         "partition": partition,
     }
     common: dict[str, Any] = {name: value for name, value in options.items() if value is not None}

@@ -38,10 +38,11 @@ def topic() -> None:
 @click.argument("name")
 @click.option(
     "--kind",
-    type=click.Choice(["timer", "compacted"]),
+    type=click.Choice(["timer", "compacted", "priority", "fair"]),
     default="timer",
     show_default=True,
-    help="timer: messages, each at its time; compacted: the last value of each key.",
+    help="timer: messages, each at its time; compacted: the last value of each key; priority: the lowest priority "
+    "first; fair: shared among tenants.",
 )
 @click.option("--partitions", type=int, default=1, show_default=True)
 @click.option("--replicas", type=int, default=1, show_default=True, help="Copies of each partition: 1 or 3.")
@@ -54,9 +55,10 @@ def create(name: str, kind: str, partitions: int, replicas: int, **options: Any)
       sandctl topic create orders --partitions 4 --lease 1m --max-attempts 5
       sandctl topic create log --retain --retain-for 30d --retain-bytes 10GiB
       sandctl topic create config --kind compacted --partitions 3 --history 10m
+      sandctl topic create mails --kind fair --ageing 1m --tenants '{"acme": {"weight": 3}}'
 
     A compacted topic has --lease, --max-attempts, --backoff..., --ttl, --group-ttl, --history and
-    --tombstone-retention.
+    --tombstone-retention. A priority or fair topic has no --ordering, but --ageing, and a fair one --tenants.
     """
     given = settings_of(options)
 

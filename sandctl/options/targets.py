@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +14,8 @@ from sandctl.output.results import say, show_rows
 
 if TYPE_CHECKING:
     from sandq.client import Client, Messages
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _TOGETHER = 1000
 """Changes of named messages that are under way at a time: they share frames."""
@@ -29,11 +31,12 @@ class Target:
 
     id: str | None
     unique_key: bytes | None
+    tenant: str | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
         """As the client's methods take them."""
-        return {"id": self.id} if self.unique_key is None else {"unique_key": self.unique_key}
+        return {"id": self.id} if self.unique_key is None else {"unique_key": self.unique_key, **self._tenant}
 
     @property
     def name(self) -> str:
@@ -47,26 +50,45 @@ class Target:
         """For programs."""
         from sandctl.output.records import key_record
 
-        return {"id": self.id} if self.unique_key is None else key_record("unique_key", self.unique_key)
+        return {"id": self.id} if self.unique_key is None else key_record("unique_key", self.unique_key) | self._tenant
+
+    @property
+    def _tenant(self) -> dict[str, Any]:
+        return {} if self.tenant is None else {"tenant": self.tenant}
 
 
-def one(message_id: str | None, unique_key: str | None) -> Target:
+def unique_key_options(command: F) -> F:
+    """`--unique-key` and `--tenant`, which name one message."""
+    command = click.option("--tenant", metavar="T", help="With --unique-key, in a fair topic.  [default: default]")(
+        command
+    )
+    return click.option("--unique-key", metavar="K", help="The message that has this unique key.")(command)
+
+
+def one(message_id: str | None, unique_key: str | None, tenant: str | None) -> Target:
     """The one that is named; UsageError unless it is named once."""
     if (message_id is None) == (unique_key is None):
         raise click.UsageError("say which message: its ID, or --unique-key K; one of them")
-    return Target(message_id, raw(unique_key))
+    _check_tenant(tenant, unique_key)
+    return Target(message_id, raw(unique_key), tenant)
+
+
+def _check_tenant(tenant: str | None, unique_key: str | None) -> None:
+    if tenant is not None and unique_key is None:
+        raise click.UsageError("--tenant tells where a unique key lies: it goes with --unique-key")
 
 
 def named_or_window(
-    ids: Sequence[str], unique_key: str | None, everything: bool, window: Window
+    ids: Sequence[str], unique_key: str | None, tenant: str | None, everything: bool, window: Window
 ) -> list[Target] | Window:
     """What is meant; UsageError unless it is said in one way."""
     ways = (bool(ids), unique_key is not None, everything, not window.is_open)
     if sum(ways) != 1:
         raise click.UsageError(_WHICH if not any(ways) else f"{_WHICH}; one of these, not several")
+    _check_tenant(tenant, unique_key)
     if ids:
         return [Target(one_id, None) for one_id in dict.fromkeys(ids)]
-    return [Target(None, raw(unique_key))] if unique_key is not None else window
+    return [Target(None, raw(unique_key), tenant)] if unique_key is not None else window
 
 
 Change = Callable[["Messages", Target], Awaitable[dict[str, Any]]]

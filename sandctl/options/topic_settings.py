@@ -27,6 +27,8 @@ _PLAIN = {
     "group_ttl": "group_ttl",
     "dedup_window": "dedup_window",
     "ordering": "ordering",
+    "ageing": "ageing",
+    "tenants": "tenants",
     "history": "history",
     "tombstone_retention": "tombstone_retention",
 }
@@ -101,6 +103,20 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
             "--dedup-window",
             "How long a unique key stays taken after its delivery.",
             metavar="DURATION",
+        ),
+    ]
+    rest += [
+        _option(
+            default("none"),
+            "--ageing",
+            "Priority and fair: how long a message waits to count as one priority better (lower).",
+            metavar="DURATION|none",
+        ),
+        _option(
+            default("{}"),
+            "--tenants",
+            'Fair: {"PATTERN": {"weight": N, "max_in_flight": N}, ...}; a pattern is a tenant, PREFIX.* or *.',
+            metavar="JSON",
         ),
     ]
     if not update:

@@ -71,6 +71,8 @@ class Client:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
+        priority: int | None = None,
+        tenant: str | None = None,
         **later: Never,
     ) -> str:
         """Store one message; its offset (26 characters), which is its id, once it is safe. Calls at the same time
@@ -92,6 +94,8 @@ class Client:
             ttl=ttl,
             unique_key=unique_key,
             on_conflict=on_conflict,
+            priority=priority,
+            tenant=tenant,
         )
         return await receipt
 

@@ -9,6 +9,7 @@
     "deliver_at": "2030-01-31T08:00:00Z" | epoch milliseconds, or "delay": "90s" | seconds
     "ttl": "1h" | seconds                 optional: dead when nobody took it so long after its delivery time
     "unique_key": "order-7" | "unique_key_base64": "aw=="
+    "priority": -3, "tenant": "acme"      of topics of the kinds priority and fair
 
 What is written of a message can be read again: what only a broker knows (offset, id, state, ...) is passed over.
 Moments (`..._ms`) are written as RFC 3339 (`..._at`), durations as text.
@@ -27,7 +28,7 @@ from sandq.client.consumer.lease_api import LeasedMessage
 from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, StoredMessage
 from sandq.model.errors import InvalidRequest
-from sandq.model.names import COMPACTED, TIMER
+from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.times import format_duration, format_instant, instant_ms
 from sandq.protocol.replies import TopicRecord
 
@@ -46,6 +47,7 @@ __all__ = [
     "history_json",
     "key_fields",
     "message_json",
+    "rank_fields",
     "read_headers",
     "read_key",
     "read_message",
@@ -78,9 +80,12 @@ _COMPACTED = {
     "tombstone_retention_ms": "tombstone_retention_ms",
 }
 """Of the record of a compacted topic: what can be set, and under which name."""
+_NEVER_SET = ("ordering", "rank")
+"""Of the record of a priority or fair topic: what follows from its kind."""
 _TIMES = ("deliver_at", "delay", "ttl")
+_RANKS = ("priority", "tenant")
 _KEYS = ("key", "unique_key")
-KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES))
+KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES, *_RANKS))
 """What a producer may say of a message."""
 
 
@@ -100,7 +105,7 @@ def read_message(found: object) -> dict[str, Any]:
             arguments[name] = key
     if found.get("headers") is not None:
         arguments["headers"] = read_headers(found["headers"])
-    for name in _TIMES:
+    for name in (*_TIMES, *_RANKS):
         if found.get(name) is not None:
             arguments[name] = found[name]
     return arguments
@@ -218,10 +223,14 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
     """Settings of a record under the names and in the units in which they are given."""
     if kind == COMPACTED:
         record = {name: record[key] for key, name in _COMPACTED.items() if key in record}
+    elif kind in (PRIORITY, FAIR):
+        record = {key: value for key, value in record.items() if key not in _NEVER_SET}
     found: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
             found[key] = settings_json(value)
+        elif key == "tenants":
+            found[key] = {pattern: {"weight": weight, "max_in_flight": most} for pattern, weight, most in value}
         elif key.endswith("_ms"):
             found[key.removesuffix("_ms")] = format_duration(value) if isinstance(value, int) else value
         elif key.endswith("_permille"):
@@ -234,6 +243,7 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
 def message_json(message: Message | LeasedMessage) -> dict[str, Any]:
     """A delivered message."""
     record = value_fields(None if message.deleted else message.value) | content_fields(message.key, message.headers)
+    record |= rank_fields(message.priority, message.tenant)
     record |= {
         "deliver_at": format_instant(message.deliver_at_ms),
         "offset": message.offset,
@@ -255,6 +265,7 @@ def stored_json(message: StoredMessage, *, value: bool) -> dict[str, Any]:
         **(value_fields(message.value) if value else {}),
         **content_fields(message.key, message.headers),
         **key_fields("unique_key", message.unique_key),
+        **rank_fields(message.priority, message.tenant),
         **({} if message.ttl_ms is None else {"ttl": format_duration(message.ttl_ms)}),
         "deliver_at": when(message.deliver_at_ms),
         "id": message.id,
@@ -276,6 +287,7 @@ def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
         **(value_fields(letter.value) if value else {}),
         **content_fields(letter.key, letter.headers),
         **key_fields("unique_key", letter.unique_key),
+        **rank_fields(letter.priority, letter.tenant),
         "deliver_at": when(letter.deliver_at_ms),
         "id": letter.id,
         "offset": letter.offset,
@@ -359,6 +371,16 @@ def content_fields(key: bytes | None, headers: Mapping[str, Any] | None) -> dict
     fields = key_fields("key", key)
     if headers:
         fields["headers"] = {name: _header(value) for name, value in headers.items()}
+    return fields
+
+
+def rank_fields(priority: int, tenant: str | None) -> dict[str, Any]:
+    """Priority and tenant; what is not said is 0, and the default tenant."""
+    fields: dict[str, Any] = {}
+    if priority:
+        fields["priority"] = priority
+    if tenant is not None:
+        fields["tenant"] = tenant
     return fields
 
 

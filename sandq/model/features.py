@@ -14,6 +14,7 @@ level  since    what it adds
 4      v0.3.0   CLOCK_RESET, by which a partition's time is set back (ADR 24)
 5      v0.3.0   log rows of several messages that are due at one moment to come (ADR 29)
 6      v0.3.0   PAUSE_GROUP, by which a group gets nothing until it is resumed
+7      v0.3.0   topics of the kinds priority and fair
 =====  =======  ===========================================================
 """
 
@@ -37,5 +38,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=6)
+KNOWN: Final = Levels(lowest=1, highest=7)
 """What this version knows."""
+RANKED_LEVEL: Final = 7
+"""From which on there are topics of the kinds priority and fair."""

@@ -81,6 +81,11 @@ class FixedLimits:
 
     # Of a group in a partition of a priority or fair topic: tenants and priorities that have something ready.
     ready_queues: int = 50_000
+    # What ranks a message in a priority or fair topic. A lower priority goes first.
+    priority_least: int = -(2**31)
+    priority_most: int = 2**31 - 1
+    tenant_bytes: int = 255
+    tenant_patterns: int = 1000
 
     # What a partition remembers of idempotent producers: how many, for how long after their last batch, how many
     # answers of each, and of an answer how many ids that do not follow from the batch alone.

@@ -1,19 +1,28 @@
-"""The one rule for names (of topics, groups, nodes, clusters), and the names of the kinds of topics."""
+"""The one rule for names (of topics, groups, nodes, clusters), that for tenants, and the names of topic kinds."""
 
 from __future__ import annotations
 
 import re
 
-from sandq.model.errors import InvalidName
+from sandq.model.errors import InvalidName, InvalidRequest
 from sandq.model.limits import FIXED
 
 MAX_NAME_CHARS = FIXED.name_chars
 RULE = f"1 to {MAX_NAME_CHARS} of A-Z a-z 0-9 . _ - and the first one a letter or a digit"
 
 TIMER, COMPACTED = "timer", "compacted"
+PRIORITY, FAIR = "priority", "fair"
 """Kinds of topics."""
 
+DEFAULT_TENANT = "default"
+"""The tenant of a message of a fair topic that names none."""
+TENANT_RULE = (
+    f"names of A-Z a-z 0-9 _ - with single dots between them, {FIXED.tenant_bytes} characters at most, "
+    'like "acme" or "acme.mail"'
+)
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,248}")
+_TENANT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _SHOWN_CHARS = 80
 
 
@@ -27,3 +36,13 @@ def check_name(what: str, name: object) -> str:
     start = name[:_SHOWN_CHARS]
     shown = repr(name) if start == name else f"{start!r}... ({len(name)} characters)"
     raise InvalidName(f"{what} name {shown} is not allowed; the rule: {RULE}", what=what, name=start)
+
+
+def check_tenant(text: object) -> str:
+    """Return `text` when it is the name of a tenant; raises InvalidRequest with the rule otherwise."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"tenant: text is expected, not {type(text).__name__}")
+    if len(text) > FIXED.tenant_bytes or not _TENANT.fullmatch(text):
+        shown = repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}... ({len(text)} characters)"
+        raise InvalidRequest(f"tenant: {shown} is not allowed; the rule: {TENANT_RULE}")
+    return text

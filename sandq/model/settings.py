@@ -23,6 +23,14 @@ A compacted topic has `lease`, `max_attempts`, `backoff` and `group_ttl` as thes
     history              duration        how long every write can be read on, also one with a later one of its key
     tombstone_retention  duration        how long it can be read on that a key was deleted
 
+A priority topic has those of a timer topic without `ordering`, and
+
+    ageing               duration, none  how long a message waits to count as one priority better (lower); none: strict
+
+A fair topic has those of a priority topic, and
+
+    tenants              mapping         pattern -> weight, max_in_flight (`model.tenants`); changed as a whole
+
 Defaults and ranges stand with the fields below. What documents say of them is compared with the fields by a test.
 
 A group may have its own `max_attempts` and `backoff`; what it has not is the topic's.
@@ -33,13 +41,14 @@ In the record all numbers are integers (the factor in thousandths), because repl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from sandq.model import schema
 from sandq.model.errors import InvalidSetting
-from sandq.model.names import COMPACTED, TIMER
+from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
+from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
 
 _DAY_MS = 86_400_000
@@ -129,8 +138,8 @@ class CompactedSettings(_Settings):
         }
 
 
-class TopicSettings(_Settings):
-    """Settings of a timer topic. Made by `parse_settings` or `from_record`."""
+class _LogSettings(_Settings):
+    """What topics have whose messages have their times."""
 
     ttl_ms: Annotated[int | None, _or_none(schema.duration(1, 366 * _DAY_MS))] = Field(default=None, alias="ttl")
     delete_on_ack: bool = True
@@ -140,7 +149,6 @@ class TopicSettings(_Settings):
     )
     retain_bytes: Annotated[int | None, _or_none(schema.size(_MIB, _PIB))] = None
     dedup_window_ms: Annotated[int, schema.duration(0, 7 * _DAY_MS)] = Field(default=600_000, alias="dedup_window")
-    ordering: Literal["none", "key"] = "none"
 
     def record(self) -> dict[str, Any]:
         return {
@@ -151,7 +159,6 @@ class TopicSettings(_Settings):
             "retain_ms": self.retain_ms,
             "retain_bytes": self.retain_bytes,
             "dedup_window_ms": self.dedup_window_ms,
-            "ordering": self.ordering,
         }
 
     def contradictions(self) -> list[str]:
@@ -165,6 +172,37 @@ class TopicSettings(_Settings):
         ]
 
 
+class TopicSettings(_LogSettings):
+    """Settings of a timer topic. Made by `parse_settings` or `from_record`."""
+
+    ordering: Literal["none", "key"] = "none"
+
+    def record(self) -> dict[str, Any]:
+        return {**super().record(), "ordering": self.ordering}
+
+
+class PrioritySettings(_LogSettings):
+    """Settings of a priority topic. Made by `parse_settings` or `from_record`."""
+
+    rank: ClassVar[str] = PRIORITY
+    ageing_ms: Annotated[int | None, _or_none(schema.duration(1000, 366 * _DAY_MS))] = Field(
+        default=None, alias="ageing"
+    )
+
+    def record(self) -> dict[str, Any]:
+        return {**super().record(), "ordering": "none", "rank": self.rank, "ageing_ms": self.ageing_ms}
+
+
+class FairSettings(PrioritySettings):
+    """Settings of a fair topic. Made by `parse_settings` or `from_record`."""
+
+    rank: ClassVar[str] = FAIR
+    tenants: Tenants = Field(default=[])
+
+    def record(self) -> dict[str, Any]:
+        return {**super().record(), "tenants": self.tenants}
+
+
 class GroupSettings(schema.Section):
     """What a group may have otherwise than its topic."""
 
@@ -172,8 +210,13 @@ class GroupSettings(schema.Section):
     backoff: Backoff = Backoff()
 
 
-Settings = TopicSettings | CompactedSettings
-CLASSES: dict[str, type[Settings]] = {TIMER: TopicSettings, COMPACTED: CompactedSettings}
+Settings = TopicSettings | CompactedSettings | PrioritySettings
+CLASSES: dict[str, type[Settings]] = {
+    TIMER: TopicSettings,
+    COMPACTED: CompactedSettings,
+    PRIORITY: PrioritySettings,
+    FAIR: FairSettings,
+}
 
 
 def parse_settings(mapping: Mapping[str, object], kind: str = TIMER) -> Settings:

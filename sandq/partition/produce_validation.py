@@ -14,15 +14,20 @@ from sandq.model.batch import Batch, Column, plain_single
 from sandq.model.batch_format import HEADER_BYTES, count_of, plain_bytes_of
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import FIXED, Limits
+from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
+TAKEN_BY_RANK = {None: TAKEN, PRIORITY: TAKEN | {Column.PRIORITY}, FAIR: TAKEN | {Column.PRIORITY, Column.TENANT}}
+"""Those of a topic that keeps its messages' times, by its rank."""
 TAKEN_BY_KEY = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.TTL_MS, Column.EXPECTED_VERSION})
 """And those of a compacted topic."""
 _NO_WRITE = (Column.DELIVER_MS, Column.PRIORITY, Column.TENANT, Column.UNIQUE_KEY)
 """Columns with which a message is no write to a key."""
+_RANKS = ((Column.PRIORITY, "kind priority or fair"), (Column.TENANT, "kind fair"))
+"""Columns that rank a message, and which topics take them."""
 _EACH = frozenset({Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that the log keeps message by message."""
 
@@ -34,6 +39,13 @@ class Place(NamedTuple):
     initial_partitions: int
     ordered: bool
     compacted: bool = False
+    rank: str | None = None
+    """The topic's kind where that is priority or fair."""
+
+    @property
+    def is_by_tenant(self) -> bool:
+        """Whether the tenant of a message chooses among several partitions."""
+        return self.rank == FAIR and self.initial_partitions > 1
 
 
 class Checked(NamedTuple):
@@ -60,7 +72,7 @@ def is_much(raw: bytes) -> bool:
 
 def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checked:
     """Check a batch that a producer sends to a partition. Raises InvalidRequest, TooLarge, InvalidTime."""
-    value_bytes = None if place.compacted else plain_single(raw)
+    value_bytes = None if place.compacted or place.is_by_tenant else plain_single(raw)
     if value_bytes is not None and value_bytes <= limits.message_bytes:
         return PLAIN_SINGLE
     if len(raw) > limits.batch_bytes:
@@ -68,12 +80,7 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checke
     batch = Batch.parse(raw, max_bytes=limits.batch_bytes)
     if batch.count > limits.batch_messages:
         raise TooLarge(f"a batch of {batch.count} messages; at most {limits.batch_messages} are taken")
-    taken = TAKEN_BY_KEY if place.compacted else TAKEN
-    ignored = [column for column in batch.columns if column not in taken]
-    if ignored:
-        names = ", ".join(Column(c).name.lower() if c in Column.__members__.values() else str(c) for c in ignored)
-        where = " of a compacted topic" if place.compacted else ""
-        raise InvalidRequest(f"this version takes no {names} with a message{where}")
+    _check_columns(batch, place)
     _check_sizes(batch, limits)
     _check_times(batch, now_ms)
     if Column.TTL_MS in batch.columns:
@@ -82,10 +89,54 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checke
         _check_places(check_writes(batch), place)
         return Checked(batch.count, Column.EXPECTED_VERSION in batch.columns)
     _check_values(batch)
+    if place.rank is not None:
+        _check_ranks(batch, place)
     if Column.UNIQUE_KEY in batch.columns:
         _check_unique_keys(batch, place)
     split = not _EACH.isdisjoint(batch.columns) or (place.ordered and Column.KEY in batch.columns)
     return Checked(batch.count, split)
+
+
+def _check_columns(batch: Batch, place: Place) -> None:
+    """Refuse columns that the topic would ignore."""
+    taken = TAKEN_BY_KEY if place.compacted else TAKEN_BY_RANK[place.rank]
+    ignored = [column for column in batch.columns if column not in taken]
+    if not ignored:
+        return
+    kind = "compacted" if place.compacted else place.rank or "timer"
+    for column, takers in _RANKS:
+        if column in ignored:
+            raise InvalidRequest(f"{column.name.lower()}: this is a {kind} topic; one of the {takers} takes it")
+    names = ", ".join(Column(c).name.lower() if c in Column.__members__.values() else str(c) for c in ignored)
+    where = " of a compacted topic" if place.compacted else ""
+    raise InvalidRequest(f"this version takes no {names} with a message{where}")
+
+
+def _check_ranks(batch: Batch, place: Place) -> None:
+    """Check priorities and tenants, and that each tenant's messages come to the partition that has all of them."""
+    for position, priority in enumerate(batch.int_column(Column.PRIORITY) or ()):
+        if priority is not None and not FIXED.priority_least <= priority <= FIXED.priority_most:
+            raise InvalidRequest(
+                f"message {position} of the batch: priority {priority} is not within {FIXED.priority_least} to "
+                f"{FIXED.priority_most}"
+            )
+    if place.rank != FAIR:
+        return
+    known: set[bytes | None] = set()
+    for position, tenant in enumerate(batch.bytes_column(Column.TENANT) or (None,)):
+        if tenant in known:
+            continue
+        known.add(tenant)
+        try:
+            name = DEFAULT_TENANT if tenant is None else check_tenant(tenant.decode("ascii", "backslashreplace"))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"message {position} of the batch: {error.message}") from None
+        wanted = partition_for(name.encode(), place.initial_partitions)
+        if wanted != place.partition and place.is_by_tenant:
+            raise InvalidRequest(
+                f"message {position} of the batch: its tenant {name} belongs to partition {wanted}, "
+                f"not {place.partition}"
+            )
 
 
 def _check_values(batch: Batch) -> None:
@@ -169,13 +220,16 @@ def _check_ttls(batch: Batch) -> None:
 
 
 def _check_unique_keys(batch: Batch, place: Place) -> None:
-    """A unique key is unique only where all that have it come together: it routes its message."""
+    """A unique key is unique only where all that have it come together: it routes its message, unless the tenant
+    does."""
     keys = batch.bytes_column(Column.KEY) or [None] * batch.count
     for position, (unique_key, key) in enumerate(zip(batch.bytes_column(Column.UNIQUE_KEY) or (), keys, strict=True)):
         if unique_key is None:
             continue
         if not unique_key:
             raise InvalidRequest(f"message {position} of the batch: an empty unique key")
+        if place.rank == FAIR:
+            continue
         if key is not None and key != unique_key:
             raise InvalidRequest(f"message {position} of the batch: its key is another one than its unique key")
         wanted = partition_for(unique_key, place.initial_partitions)

@@ -12,11 +12,11 @@
     piece    = five fields as in DELIVER
     outcome  = ["cancelled", id bin16] | ["moved", offset bin16] | ["too_late", state] | ["not_found", nil]
     message  = {id, offset, state, created_ms, deliver_ms, due_ms, value, key, headers, ttl_ms, unique_key, moves,
-                moved_ms, size}
+                moved_ms, size}, and where it names them priority and tenant (a string)
     job      = {job_id bin16, kind, state "running" | "done" | "stopped", matched, done, too_late, started_ms,
                 finished_ms | nil}
     dead row = {id, offset, attempts, reason, error, dead_ms, created_ms, deliver_ms, key, headers, value,
-                unique_key, size, history}
+                unique_key, size, history}, likewise
 
 A page may have no rows and still a next one: what was looked at is bounded, too. `from_map` and `parse` are the
 client's side: a malformed answer is a ProtocolError, unknown further keys are a newer broker's. `to_map` and
@@ -136,6 +136,8 @@ class MessageRecord(NamedTuple):
     moves: int
     moved_ms: int | None
     size: int
+    priority: int = 0
+    tenant: str | None = None
 
     @classmethod
     def from_map(cls, row: object) -> MessageRecord:
@@ -144,7 +146,7 @@ class MessageRecord(NamedTuple):
 
     def to_map(self) -> dict[str, Any]:
         """What goes on the wire."""
-        return self._asdict()
+        return _without_defaults(self._asdict())
 
 
 class JobRecord(NamedTuple):
@@ -187,6 +189,8 @@ class DeadRecord(NamedTuple):
     unique_key: bytes | None
     size: int
     history: Sequence[Sequence[Any]]
+    priority: int = 0
+    tenant: str | None = None
 
     @classmethod
     def from_map(cls, row: object) -> DeadRecord:
@@ -195,7 +199,15 @@ class DeadRecord(NamedTuple):
 
     def to_map(self) -> dict[str, Any]:
         """What goes on the wire."""
-        return self._asdict()
+        return _without_defaults(self._asdict())
+
+
+_RANK: Final[Mapping[str, Any]] = {"priority": 0, "tenant": None}
+"""Keys that a map has only where they say something, and what they mean otherwise."""
+
+
+def _without_defaults(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in _RANK or value != _RANK[name]}
 
 
 _BYTES, _INT = (bytes, _NIL), (int, _NIL)
@@ -204,6 +216,7 @@ _MESSAGE: Final[Spec] = {
     **{"created_ms": (int,), "deliver_ms": (int,), "due_ms": (int,)},
     **{"value": _BYTES, "key": _BYTES, "headers": _BYTES, "ttl_ms": _INT, "unique_key": _BYTES},
     **{"moves": (int,), "moved_ms": _INT, "size": (int,)},
+    **{"priority": (int,), "tenant": (str, _NIL)},
 }
 _JOB: Final[Spec] = {
     **{"job_id": (bytes,), "kind": (str,), "state": (str,)},
@@ -215,6 +228,7 @@ _DEAD: Final[Spec] = {
     **{"dead_ms": (int,), "created_ms": (int,), "deliver_ms": (int,)},
     **{"key": _BYTES, "headers": _BYTES, "value": _BYTES, "unique_key": _BYTES},
     **{"size": (int,), "history": (list,)},
+    **{"priority": (int,), "tenant": (str, _NIL)},
 }
 
 
@@ -223,14 +237,14 @@ def _read(what: str, row: object, spec: Spec) -> list[Any]:
     if type(row) is not dict:
         raise ProtocolError(f"not a {what}: {str(row)[:200]}")
     try:
-        values = [row[name] for name in spec]
+        values = [row.get(name, _RANK[name]) if name in _RANK else row[name] for name in spec]
     except KeyError as error:
         raise ProtocolError(f"a {what} without {error}") from None
     for (name, kinds), value in zip(spec.items(), values, strict=True):
         kind = type(value)
         if (
             kind not in kinds
-            or (kind is int and value < 0)
+            or (kind is int and value < 0 and name not in _RANK)
             or (kind is bytes and name in _OFFSETS and len(value) != OFFSET_BYTES)
         ):
             raise ProtocolError(f"a {what} whose {name} is a wrong {kind_name(value)}: {str(value)[:60]}")

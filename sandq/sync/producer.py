@@ -138,18 +138,21 @@ class Producer(BlockWrapper[AsyncProducer]):
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
+        priority: int | None = None,
+        tenant: str | None = None,
         **later: Never,
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full. The arguments are those of
         `sandq.Producer.send`.
 
-        What is wrong with the message itself is raised at once (UnknownPartition by the receipt).
+        What is wrong with the message itself is raised at once; what does not fit the topic (UnknownPartition, a tenant
+        where it takes none) by the receipt.
         """
         if later:
             refuse_later(later)
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
-            value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict
+            value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict, priority, tenant
         )  # fmt: skip
         inner.check_open()
         receipt = Receipt(portal)
@@ -173,6 +176,8 @@ class Producer(BlockWrapper[AsyncProducer]):
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
+        priority: int | None = None,
+        tenant: str | None = None,
         **later: Never,
     ) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
@@ -188,7 +193,8 @@ class Producer(BlockWrapper[AsyncProducer]):
             place += len(part)
             send = partial(
                 self._inner.send_many, part, key=key, headers=headers, deliver_at=deliver_at, delay=delay,
-                partition=partition, ttl=ttl, unique_key=unique_key, on_conflict=on_conflict, **later,
+                partition=partition, ttl=ttl, unique_key=unique_key, on_conflict=on_conflict, priority=priority,
+                tenant=tenant, **later,
             )  # fmt: skip
             parts.append(self._portal.call(send))
         return Receipts(self._portal, parts)

@@ -36,9 +36,10 @@ from sandq.model.errors import (
     Unavailable,
     UnknownPartition,
 )
+from sandq.model.features import RANKED_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
-from sandq.model.names import COMPACTED, check_name
+from sandq.model.names import COMPACTED, FAIR, PRIORITY, check_name
 from sandq.model.offsets import PARTITION_MAX
 from sandq.model.settings import CLASSES, parse_settings, update_settings
 from sandq.partition import commands as c
@@ -116,13 +117,16 @@ class Administration:
     # -- topics ---------------------------------------------------------------------------------------------------
 
     async def create_topic(self, request: TopicCreate, caller: Caller) -> Topic:
-        """Returns once the topic takes messages. Raises InvalidRequest, TopicExists."""
+        """Returns once the topic takes messages. Raises InvalidRequest, TopicExists; Conflict while not every node can
+        have a topic of its kind."""
         name, kind, partitions, replicas = request.name, request.kind, request.partitions, request.replicas
         check_name("topic", name)
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(CLASSES)}")
         self._check_partitions(partitions)
         self._check_ready()
+        if kind in (PRIORITY, FAIR):
+            self._node_log.check_level(RANKED_LEVEL)
         self._check_replicas(replicas)
         record = parse_settings(request.settings, kind).record()
 

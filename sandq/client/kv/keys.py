@@ -227,14 +227,14 @@ class Keys:
         ttl: Duration | None = None,
         expected: bytes | None = None,
     ) -> str:
-        data, key_bytes, packed, lot, time, partition, ttl_ms, unique = self._checks.message(
+        data, key_bytes, packed, lot, time, partition, ttl_ms, unique, _ = self._checks.message(
             value, self._key(key), headers, None, None, None, ttl, None, "reject"
         )  # fmt: skip
         if expected is not None:
             lot |= EXPECTED_BIT
         producer = await self._producer()
         await producer.wait_for_room()
-        batch, position, _ = producer.add(data, key_bytes, packed, lot, time, partition, ttl_ms, unique, expected)
+        batch, position, _ = producer.add(data, key_bytes, packed, lot, time, partition, ttl_ms, unique, None, expected)
         return await Receipt(batch, position)
 
 

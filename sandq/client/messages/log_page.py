@@ -18,7 +18,7 @@ BYTES: Final = offset_model.OFFSET_BYTES
 class LogPiece:
     """See the module's docstring. ProtocolError when the columns do not fit the batch."""
 
-    __slots__ = ("_batch", "_headers", "_keys", "count", "created", "ids", "offsets")
+    __slots__ = ("_batch", "_headers", "_keys", "_priorities", "_tenants", "count", "created", "ids", "offsets")
 
     def __init__(self, offsets: bytes, ids: bytes | None, created_ms: int | bytes, raw: bytes) -> None:
         batch = Batch.parse(raw)
@@ -37,6 +37,8 @@ class LogPiece:
         self._batch = batch
         self._keys: Sequence[bytes | None] | None = None
         self._headers: Sequence[bytes | None] | None = None
+        self._priorities: Sequence[int | None] | None = None
+        self._tenants: Sequence[bytes | None] | None = None
 
     @property
     def is_run(self) -> bool:
@@ -66,6 +68,16 @@ class LogPiece:
             self._headers = self._batch.bytes_column(Column.HEADERS) or ()
         return self._headers[position] if self._headers else None
 
+    def priority(self, position: int) -> int:
+        if self._priorities is None:
+            self._priorities = self._batch.int_column(Column.PRIORITY) or ()
+        return self._priorities[position] or 0 if self._priorities else 0
+
+    def tenant(self, position: int) -> str | None:
+        if self._tenants is None:
+            self._tenants = self._batch.bytes_column(Column.TENANT) or ()
+        return text_of_tenant(self._tenants[position]) if self._tenants else None
+
     def offset(self, position: int) -> bytes:
         if self.is_run:
             return offset_model.shift(self.offsets, position)
@@ -80,6 +92,11 @@ class LogPiece:
         if isinstance(self.created, int):
             return self.created
         return int.from_bytes(self.created[position * 8 : position * 8 + 8], "little", signed=True)
+
+
+def text_of_tenant(name: bytes | None) -> str | None:
+    """A tenant's name as text."""
+    return None if name is None else name.decode("ascii", "backslashreplace")
 
 
 P = TypeVar("P", bound=LogPiece)
@@ -121,6 +138,16 @@ class LogMessage(Generic[P]):
     def headers(self) -> dict[str, Any]:
         """A new dict each time; {} when there are none."""
         return headers_unpack(self._piece.headers(self._position))
+
+    @property
+    def priority(self) -> int:
+        """Lower goes first, in a topic of the kind priority or fair; 0 when it names none."""
+        return self._piece.priority(self._position)
+
+    @property
+    def tenant(self) -> str | None:
+        """Whose share of a fair topic it counts for; None when it names none: "default"."""
+        return self._piece.tenant(self._position)
 
     @property
     def deliver_at_ms(self) -> int:

@@ -16,6 +16,7 @@ from sandq.client.transport.requests import call_leader, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
+from sandq.model.names import DEFAULT_TENANT, FAIR
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
 from sandq.protocol.replies_messages import MOVED, NOT_FOUND, TOO_LATE, MessageRecord, Outcome, outcomes, page, why
@@ -35,7 +36,8 @@ _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
 class Messages:
     """The stored messages of one topic, over all its partitions.
 
-    A message is named by its id (26 characters: the offset that producing it gave) or by `unique_key=...`.
+    A message is named by its id (26 characters: the offset that producing it gave) or by `unique_key=...`, in a fair
+    topic with its `tenant` unless that is "default".
     """
 
     def __init__(self, cluster: Cluster, batcher: RequestBatcher, topic: str) -> None:
@@ -43,10 +45,12 @@ class Messages:
         self._cluster = cluster
         self._batcher = batcher
 
-    async def get(self, id: str | None = None, *, unique_key: Value | None = None) -> StoredMessage:
+    async def get(
+        self, id: str | None = None, *, unique_key: Value | None = None, tenant: str | None = None
+    ) -> StoredMessage:
         """One message with its value, whatever its state; NotFound when it is not there (any more)."""
-        target = target_of(id, unique_key)
-        partition = await self._partition(target)
+        target = target_of(id, unique_key, tenant)
+        partition = await self._partition(target, tenant)
         frame = await call_leader(self._cluster, Get(self.topic, partition, target))
         return StoredMessage.of(self.topic, MessageRecord.from_map(frame[2] if len(frame) > 2 else None))
 
@@ -82,21 +86,22 @@ class Messages:
 
         return Merged(partitions, get, lambda record: StoredMessage.of(self.topic, record), limit, after)
 
-    async def cancel(self, id: str | None = None, *, unique_key: Value | None = None) -> str:
+    async def cancel(self, id: str | None = None, *, unique_key: Value | None = None, tenant: str | None = None) -> str:
         """Take back a message that is delayed or ready, or waits for another attempt: once this returns, its id, nobody
         will get it any more.
 
         TooLate (`details["state"]`: leased, acked, dead or gone) when somebody has it, or is done with it; NotFound. It
         is safe to repeat: within ten minutes the answer is the same. Cancels at the same time share frames.
         """
-        target = target_of(id, unique_key)
-        return await self._settled(target, _CANCEL, target)
+        target = target_of(id, unique_key, tenant)
+        return await self._settled(target, tenant, _CANCEL, target)
 
     async def move(
         self,
         id: str | None = None,
         *,
         unique_key: Value | None = None,
+        tenant: str | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
     ) -> str:
@@ -108,14 +113,14 @@ class Messages:
         changes nothing; a `delay` is counted from the leader's clock, so a repeated one is counted from then: the
         message may come later than asked for by as long as the first answer was waited for, and is never early.
         """
-        target = target_of(id, unique_key)
+        target = target_of(id, unique_key, tenant)
         if (deliver_at is None) is (delay is None):
             raise InvalidRequest("move: one of deliver_at and delay is expected")
         if delay is not None:
             item = [target, duration_ms(delay), True]
         else:
             item = [target, _past_or_later_ms(deliver_at), False]
-        return await self._settled(target, _MOVE, item)
+        return await self._settled(target, tenant, _MOVE, item)
 
     async def cancel_all(
         self,
@@ -159,23 +164,30 @@ class Messages:
             arguments["shift_ms"] = shift_ms(shift)
         return await run_job(self._cluster, self.topic, "move", arguments, progress)
 
-    async def why(self, id: str | None = None, *, unique_key: Value | None = None) -> dict[str, Any]:
+    async def why(
+        self, id: str | None = None, *, unique_key: Value | None = None, tenant: str | None = None
+    ) -> dict[str, Any]:
         """What a message waits for: what `get` knows but its value, and under "groups" its state in each group, with
         a `reason` in words and the history of its attempts."""
-        target = target_of(id, unique_key)
-        partition = await self._partition(target)
+        target = target_of(id, unique_key, tenant)
+        partition = await self._partition(target, tenant)
         found = why(await call_leader(self._cluster, Why(self.topic, partition, target)))
         shown: dict[str, Any] = {name: offset_model.to_text(found[name]) for name in ("id", "offset")}
         found.pop("value", None)
         shown |= {"topic": self.topic, "partition": partition, "headers": headers_unpack(found["headers"])}
         return found | shown
 
-    async def _partition(self, target: Target) -> int:
-        """Where a message is: its id tells, or its unique key chose it."""
+    async def _partition(self, target: Target, tenant: str | None) -> int:
+        """Where a message is: its id tells, or its unique key chose it; in a fair topic, its tenant did."""
         record = await self._cluster.topic(self.topic)
         kind, data = target
+        if tenant is not None and record.kind != FAIR:
+            raise InvalidRequest(
+                f"tenant: topic {self.topic!r} is a {record.kind} topic; one of the kind fair has them"
+            )
         if kind != BY_ID:
-            return partition_for(data, record.initial_partitions)
+            routes = (tenant or DEFAULT_TENANT).encode() if record.kind == FAIR else data
+            return partition_for(routes, record.initial_partitions)
         partition = offset_model.unpack(data).partition
         if partition >= len(record.partitions):
             record = await fresh_topic(self._cluster, self.topic)
@@ -183,8 +195,8 @@ class Messages:
             raise self._not_found(target)
         return partition
 
-    async def _settled(self, target: Target, ask: Ask[Any, Outcome], item: Any) -> str:
-        counter = Counter(ask, self.topic, await self._partition(target))
+    async def _settled(self, target: Target, tenant: str | None, ask: Ask[Any, Outcome], item: Any) -> str:
+        counter = Counter(ask, self.topic, await self._partition(target, tenant))
         return self._text_of(target, await self._batcher.run(counter, item), ask is _MOVE)
 
     def _text_of(self, target: Target, outcome: Outcome, moved: bool) -> str:

@@ -11,6 +11,7 @@ from sandq.client.producer.validation import Value, as_unique_key
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest
+from sandq.model.names import check_tenant
 from sandq.protocol.replies_messages import DeadRecord, MessageRecord
 from sandq.protocol.requests_messages import BY_ID, BY_UNIQUE_KEY, Target
 
@@ -20,7 +21,7 @@ class StoredMessage:
     """A message and its state over all groups: delayed, ready, leased, waiting, acked or dead.
 
     `deliver_at_ms` is where it stands now, `due_ms` its time at birth. `value` is None when values were not asked for,
-    or it is a deletion.
+    or it is a deletion. `tenant` is None when it names none.
     """
 
     id: str
@@ -39,6 +40,8 @@ class StoredMessage:
     moved_ms: int | None
     size: int
     _headers: bytes | None = field(repr=False)
+    priority: int = 0
+    tenant: str | None = None
 
     @classmethod
     def of(cls, topic: str, record: MessageRecord) -> StoredMessage:
@@ -60,6 +63,8 @@ class StoredMessage:
             moved_ms=record.moved_ms,
             size=record.size,
             _headers=record.headers,
+            priority=record.priority,
+            tenant=record.tenant,
         )
 
     @property
@@ -100,6 +105,8 @@ class DeadLetter:
     size: int
     history: Sequence[Attempt]
     _headers: bytes | None = field(repr=False)
+    priority: int = 0
+    tenant: str | None = None
 
     @classmethod
     def of(cls, topic: str, group: str, record: DeadRecord) -> DeadLetter:
@@ -122,6 +129,8 @@ class DeadLetter:
             size=record.size,
             history=[Attempt._make(row[: len(Attempt._fields)]) for row in record.history],
             _headers=record.headers,
+            priority=record.priority,
+            tenant=record.tenant,
         )
 
     @property
@@ -152,10 +161,14 @@ class JobResult(NamedTuple):
     too_late: int
 
 
-def target_of(id_text: str | None, unique_key: Value | None) -> Target:
-    """How the wire names a message that is given by one of the two."""
+def target_of(id_text: str | None, unique_key: Value | None, tenant: str | None = None) -> Target:
+    """How the wire names a message that is given by one of the first two. A tenant tells where a unique key lies."""
     if (id_text is None) is (unique_key is None):
         raise InvalidRequest("a message is named by its id or by unique_key=..., one of them")
+    if tenant is not None:
+        check_tenant(tenant)
+        if unique_key is None:
+            raise InvalidRequest("tenant: it goes with unique_key; an id tells by itself where its message lies")
     if unique_key is None:
         return [BY_ID, offset_model.from_text(str(id_text))]
     return [BY_UNIQUE_KEY, as_unique_key(unique_key)]

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from sandq.client.producer.batch_sender import NEVER, BatchSender, NumberedBatch
 from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES
-from sandq.client.producer.validation import MessageValidation, time_of
+from sandq.client.producer.partitioner import check_rank
+from sandq.client.producer.validation import MessageValidation, rank_of, time_of
 
-__all__ = ["MESSAGE_OVERHEAD_BYTES", "NEVER", "BatchSender", "MessageValidation", "NumberedBatch", "time_of"]
+__all__ = [
+    "MESSAGE_OVERHEAD_BYTES",
+    "NEVER",
+    "BatchSender",
+    "MessageValidation",
+    "NumberedBatch",
+    "check_rank",
+    "rank_of",
+    "time_of",
+]

@@ -16,7 +16,7 @@ from sandq.client.options import Options
 from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES, Batch
 from sandq.client.producer.partition_producer import PartitionProducer
 from sandq.client.producer.partitioner import Partitioner
-from sandq.client.producer.validation import Lot
+from sandq.client.producer.validation import Lot, Rank
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.on_behalf import OURSELVES, asker
 from sandq.model.errors import SandqError
@@ -68,15 +68,19 @@ class BatchAccumulator:
         partition: int | None,
         ttl_ms: int | None,
         unique_key: bytes | None,
+        rank: Rank | None = None,
         expected: bytes | None = None,
     ) -> tuple[Batch, int, bool]:
         """Put a message (`validation.Ready`, and the version that is expected of its key) into its batch: the batch,
         its position, and whether a batch was sealed."""
-        if not key if self.partitioner.is_compacted else value is None:
+        partitioner = self.partitioner
+        if not key if partitioner.is_compacted else value is None:
             self._check_write(key, value)
-        place = self.partitioner.sticky.get(lot) if key is None and unique_key is None and partition is None else None
-        if place is None:
-            place = self.partitioner.place(key, unique_key, lot, partition)
+        if rank is not None or partitioner.is_fair:
+            place = self._ranked_place(key, unique_key, lot, partition, rank)
+        else:
+            sticky = partitioner.sticky.get(lot) if key is None and unique_key is None and partition is None else None
+            place = partitioner.place(key, unique_key, lot, partition) if sticky is None else sticky
         partition_producer = self._partition_producers.get(place)
         if partition_producer is None:
             partition_producer = self._partition_producers[place] = PartitionProducer(
@@ -91,6 +95,8 @@ class BatchAccumulator:
             size += len(headers)
         if unique_key is not None:
             size += len(unique_key)
+        if rank is not None and rank[1] is not None:
+            size += len(rank[1])
         sealed = False
         batch = partition_producer.open.get(lot)
         if batch is not None and batch.size_bytes + size > self._batch_bytes:
@@ -109,7 +115,7 @@ class BatchAccumulator:
         batch.keys.append(key)
         batch.headers.append(headers)
         if lot:
-            batch.add_more(time, ttl_ms, unique_key, expected)
+            batch.add_more(time, ttl_ms, unique_key, rank, expected)
         batch.size_bytes += size
         self.buffered_bytes += size
         if position + 1 >= self._options.batch_messages:
@@ -155,6 +161,17 @@ class BatchAccumulator:
     def _check_write(self, key: bytes | None, value: bytes | None) -> None:
         self.look()  # the topic may have been made anew, as one of another kind
         self.partitioner.check(key, value)
+
+    def _ranked_place(
+        self, key: bytes | None, unique_key: bytes | None, lot: Lot, partition: int | None, rank: Rank | None
+    ) -> int:
+        """The partition of a message that has a rank, or goes to a fair topic."""
+        if rank is not None and not self.partitioner.takes(rank):
+            self.look()  # the topic may have been made anew, as one of another kind
+            self.partitioner.check_rank(rank)
+        if self.partitioner.is_fair:
+            return self.partitioner.place_of_tenant(None if rank is None else rank[1], partition)
+        return self.partitioner.place(key, unique_key, lot, partition)
 
     def _schedule(self, partition: int) -> None:
         """A batch was opened: see that it is sealed. Without a linger that is when the connection sends next."""

@@ -3,7 +3,8 @@
 A batch is *open* while messages are added, *sealed* once it is encoded, *done* once it has offsets or an
 error. The messages of a batch are of one lot (`validation.Lot`): those without a time (which the broker stores whole),
 at an instant and after a delay (times relative to the leader's clock) never share one, nor do those with different
-ways out of a conflict over their unique keys, nor writes to keys with and without a condition.
+ways out of a conflict over their unique keys, nor writes to keys with and without a condition, nor messages with and
+without a rank.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from sandq.client.options import again
 from sandq.client.producer.batch_sender import NumberedBatch
-from sandq.client.producer.validation import DELAY, EXPECTED_BIT, NOW, TIME_BITS, Lot, on_conflict_of
+from sandq.client.producer.validation import DELAY, EXPECTED_BIT, NOW, RANK_BIT, TIME_BITS, Lot, Rank, on_conflict_of
 from sandq.model import offsets as offset_model
 from sandq.model.batch import Column, encode
 from sandq.model.errors import DuplicateKey, SandqError, VersionChanged
@@ -34,6 +35,7 @@ class Batch(NumberedBatch):
         "lot",
         "partition",
         "raised",
+        "ranks",
         "size_bytes",
         "times",
         "ttls",
@@ -52,10 +54,13 @@ class Batch(NumberedBatch):
         self.ttls: list[int | None] = []
         self.unique_keys: list[bytes | None] = []
         self.expected: list[bytes | None] = []
+        self.ranks: list[Rank] = []
         self.size_bytes = 0
         self.raised = 0  # receipts that raised their error already
 
-    def add_more(self, time: int, ttl_ms: int | None, unique_key: bytes | None, expected: bytes | None) -> None:
+    def add_more(
+        self, time: int, ttl_ms: int | None, unique_key: bytes | None, rank: Rank | None, expected: bytes | None
+    ) -> None:
         """What the last message has beside value, key and headers, as far as the lot has it."""
         if self.lot & TIME_BITS:
             self.times.append(time)
@@ -64,6 +69,8 @@ class Batch(NumberedBatch):
             self.unique_keys.append(unique_key)
         if self.lot & EXPECTED_BIT:
             self.expected.append(expected)
+        if rank is not None:
+            self.ranks.append(rank)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -83,6 +90,8 @@ class Batch(NumberedBatch):
                 columns[Column.UNIQUE_KEY] = self.unique_keys
             if self.lot & EXPECTED_BIT:
                 columns[Column.EXPECTED_VERSION] = self.expected
+            if self.lot & RANK_BIT:
+                columns[Column.PRIORITY], columns[Column.TENANT] = zip(*self.ranks, strict=True)
             self.data = encode(columns, relative=self.lot & TIME_BITS == DELAY)
             self.keys = self.headers = []
         return self.data

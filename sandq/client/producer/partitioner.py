@@ -5,11 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from sandq.client.producer.validation import Lot
+from sandq.client.producer.validation import Lot, Rank
 from sandq.model.errors import InvalidRequest, UnknownPartition
-from sandq.model.names import COMPACTED
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, PRIORITY, TIMER
 from sandq.model.partitioning import partition_for
 from sandq.protocol.replies import TopicRecord
+
+
+def check_rank(topic: str, kind: str, priority: object, tenant: object) -> None:
+    """Refuse a priority or a tenant that topics of a kind do not take; None is none."""
+    for name, given, kinds in (("tenant", tenant, (FAIR,)), ("priority", priority, (PRIORITY, FAIR))):
+        if given is not None and kind not in kinds:
+            raise InvalidRequest(
+                f"{name}: topic {topic!r} is a {kind} topic; one of the kind {' or '.join(kinds)} takes it"
+            )
 
 
 class Partitioner:
@@ -17,25 +26,31 @@ class Partitioner:
 
     A unique key chooses over the topic's *initial* partitions, so that it is found again after their number was
     raised; a key over those that there are. Messages with neither stick to one partition for the length of a batch.
+    In a fair topic it is the tenant alone that chooses, over the initial partitions.
     """
 
     def __init__(self, topic: str, is_stuck: Callable[[int], bool]) -> None:
         self._topic = topic
         self._is_stuck = is_stuck  # whether a partition takes nothing at present
         self.partitions = self._initial = 1
-        self.is_compacted = False
+        self._kind = TIMER
+        self.is_compacted = self.is_fair = False
         self.sticky: dict[Lot, int] = {}  # where those that may go anywhere go at present
         self._turn = random.randrange(4096)
 
     def update(self, record: TopicRecord) -> None:
         """What is known of the topic now."""
         self.partitions, self._initial = len(record.partitions), record.initial_partitions
-        self.is_compacted = record.kind == COMPACTED
+        self._kind = record.kind
+        self.is_compacted, self.is_fair = record.kind == COMPACTED, record.kind == FAIR
 
     def place(self, key: bytes | None, unique_key: bytes | None, lot: Lot, partition: int | None) -> int:
         """The partition of a message; `partition` is what the caller asked for."""
         if partition is not None:
-            return self._asked_for(partition, unique_key)
+            self._check_asked_for(partition)
+            if unique_key is not None and partition != (wanted := partition_for(unique_key, self._initial)):
+                raise InvalidRequest(f"partition: the unique_key routes the message to {wanted}, not {partition}")
+            return partition
         if unique_key is not None:
             return partition_for(unique_key, self._initial)
         if key is not None:
@@ -44,6 +59,23 @@ class Partitioner:
         if sticky is None:
             sticky = self.sticky[lot] = self._next()
         return sticky
+
+    def place_of_tenant(self, tenant: bytes | None, partition: int | None) -> int:
+        """The partition of a message in a fair topic; `partition` is what the caller asked for."""
+        wanted = partition_for(DEFAULT_TENANT.encode() if tenant is None else tenant, self._initial)
+        if partition is not None:
+            self._check_asked_for(partition)
+            if partition != wanted:
+                raise InvalidRequest(f"partition: the tenant routes the message to {wanted}, not {partition}")
+        return wanted
+
+    def takes(self, rank: Rank) -> bool:
+        """Whether messages of a topic of this kind have such a rank."""
+        return self.is_fair or (self._kind == PRIORITY and rank[1] is None)
+
+    def check_rank(self, rank: Rank) -> None:
+        """Refuse a rank that no topic of this kind takes: the broker would refuse the whole batch."""
+        check_rank(self._topic, self._kind, *rank)
 
     def check(self, key: bytes | None, value: bytes | None) -> None:
         """Refuse what no topic of this kind takes: the broker would refuse the whole batch."""
@@ -59,16 +91,13 @@ class Partitioner:
         if self.sticky.get(lot) == partition:
             del self.sticky[lot]
 
-    def _asked_for(self, partition: int, unique_key: bytes | None) -> int:
+    def _check_asked_for(self, partition: int) -> None:
         if type(partition) is not int:
             raise InvalidRequest(f"partition: int is expected, not {type(partition).__name__}")
         if not 0 <= partition < self.partitions:
             raise UnknownPartition(
                 f"topic {self._topic!r} has partitions 0..{self.partitions - 1}, there is no {partition}"
             )
-        if unique_key is not None and partition != (wanted := partition_for(unique_key, self._initial)):
-            raise InvalidRequest(f"partition: the unique_key routes the message to {wanted}, not {partition}")
-        return partition
 
     def _next(self) -> int:
         """The next in turn; one where nothing is stuck, if there is one."""

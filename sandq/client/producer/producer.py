@@ -14,7 +14,16 @@ import anyio.abc
 from sandq.client.options import again
 from sandq.client.producer.batch_accumulator import BatchAccumulator
 from sandq.client.producer.batches import Batch, Receipt, Receipts, failure_of
-from sandq.client.producer.validation import Headers, Lot, MessageValidation, Value, refuse_later, time_of
+from sandq.client.producer.validation import (
+    RANK_BIT,
+    Headers,
+    MessageValidation,
+    Rank,
+    Value,
+    rank_of,
+    refuse_later,
+    time_of,
+)
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import fresh_topic
@@ -36,8 +45,9 @@ class Producer:
     unknown. However often a message is sent again after lost answers, it is stored once.
 
     Messages of one partition are stored in the order of their `send`, except that those without a time, those with an
-    instant and those with a delay travel in batches apart, and so do those with a ttl and those with a unique key (for
-    each `on_conflict`). In a compacted topic a message is a write to its key, and one whose value is None deletes it.
+    instant and those with a delay travel in batches apart, and so do those with a ttl, those with a unique key (for
+    each `on_conflict`) and those with a priority or a tenant. In a compacted topic a message is a write to its key,
+    and one whose value is None deletes it.
     """
 
     def __init__(
@@ -110,6 +120,8 @@ class Producer:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
+        priority: int | None = None,
+        tenant: str | None = None,
         **later: Never,
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full.
@@ -123,13 +135,16 @@ class Producer:
         "replace" (the other message is cancelled; DuplicateKey when a group holds it already), or "ignore" (nothing is
         stored, the receipt gives the id of the message that has the key). It chooses the partition; a `key`, if any,
         must equal it.
+
+        Topics of the kinds priority and fair take a `priority` (lower goes first; 0), and fair ones a `tenant`
+        ("default"), which then chooses the partition alone.
         """
         if later:
             refuse_later(later)
         if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
             await self.wait_for_room()
         message = self.checks.message(
-            value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict
+            value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict, priority, tenant
         )  # fmt: skip
         try:
             batch, position, sealed = self.add(*message)
@@ -152,6 +167,8 @@ class Producer:
         ttl: Duration | None = None,
         unique_key: Value | None = None,
         on_conflict: str = "reject",
+        priority: int | None = None,
+        tenant: str | None = None,
         **later: Never,
     ) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
@@ -168,6 +185,8 @@ class Producer:
             "ttl": ttl,
             "unique_key": unique_key,
             "on_conflict": on_conflict,
+            "priority": priority,
+            "tenant": tenant,
         }
         refuse_later(later)
         checks = self.checks
@@ -175,7 +194,7 @@ class Producer:
             await self._look_for_more()
         lot, time = time_of(deliver_at, delay)
         key_bytes, packed = checks.key(key), checks.headers(headers)
-        extras: tuple[Lot, int | None, bytes | None] | None = None  # of what is no mapping
+        extras: tuple[int | None, bytes | None, Rank | None] | None = None  # of what is no mapping
         receipts = Receipts()
         place = 0
         try:
@@ -188,9 +207,14 @@ class Producer:
                     await self.wait_for_room()
                 data = checks.value(message)
                 if extras is None:
-                    extras = checks.extras(ttl, unique_key, on_conflict, key_bytes)
-                    lot |= extras[0]
-                batch, position, sealed = self.add(data, key_bytes, packed, lot, time, partition, *extras[1:])
+                    more, ttl_ms, unique = checks.extras(ttl, unique_key, on_conflict, key_bytes, tenant)
+                    lot |= more
+                    rank = None
+                    if priority is not None or tenant is not None:
+                        rank = rank_of(priority, tenant)
+                        lot |= RANK_BIT
+                    extras = ttl_ms, unique, rank
+                batch, position, sealed = self.add(data, key_bytes, packed, lot, time, partition, *extras)
                 receipts.add(batch, position)
                 if sealed:
                     await anyio.lowlevel.checkpoint()

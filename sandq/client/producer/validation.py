@@ -8,6 +8,7 @@ from sandq.model.batch import headers_pack
 from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.model.headers import HeaderValue
 from sandq.model.limits import DEFAULT, FIXED
+from sandq.model.names import check_tenant
 from sandq.model.times import Duration, Instant, duration_ms, instant_ms
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
 
@@ -16,12 +17,15 @@ Headers = Mapping[str, HeaderValue]
 
 Lot = int
 """Which messages may share a batch: those of one lot. Its low two bits say what the time is, see `NOW`; then two bits
-for the conflict (0: without a unique key, else 1 + what is done), one for a ttl, and one for a version that is expected
-of the key: what the broker has to look at message by message does not slow down the rest."""
+for the conflict (0: without a unique key, else 1 + what is done), one for a ttl, one for a version that is expected
+of the key, and one for a rank: what the broker has to look at message by message does not slow down the rest."""
 
-Ready = tuple[bytes | None, bytes | None, bytes | None, Lot, int, int | None, int | None, bytes | None]
+Rank = tuple[int | None, bytes | None]
+"""A message's priority and tenant, as far as it names them."""
+
+Ready = tuple[bytes | None, bytes | None, bytes | None, Lot, int, int | None, int | None, bytes | None, Rank | None]
 """What goes into a batch: value (None: its key is to be deleted), key, packed headers, lot, time, partition asked for,
-ttl (ms), unique key."""
+ttl (ms), unique key, rank."""
 
 NOW, AT, DELAY = 0, 1, 2
 """Without a time, at an instant, after a delay."""
@@ -30,6 +34,7 @@ UNIQUE_SHIFT = 2
 UNIQUE_BITS = 3 << UNIQUE_SHIFT
 TTL_BIT = 16
 EXPECTED_BIT = 32
+RANK_BIT = 64
 
 _ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE}
 
@@ -92,17 +97,22 @@ class MessageValidation:
         ttl: Duration | None,
         unique_key: Value | None,
         on_conflict: str,
+        priority: int | None = None,
+        tenant: str | None = None,
     ) -> Ready:
         """All of it. In any thread: nothing is looked up."""
         lot, time = time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
         data = self.value(value) if value is not None else None
         key_bytes = self.key(key) if key is not None else None
         packed = self.headers(headers) if headers else None
-        ttl_ms = unique = None
+        ttl_ms = unique = rank = None
+        if priority is not None or tenant is not None:
+            rank = rank_of(priority, tenant)
+            lot |= RANK_BIT
         if ttl is not None or unique_key is not None or on_conflict != "reject":
-            more, ttl_ms, unique = self.extras(ttl, unique_key, on_conflict, key_bytes)
+            more, ttl_ms, unique = self.extras(ttl, unique_key, on_conflict, key_bytes, tenant)
             lot |= more
-        return data, key_bytes, packed, lot, time, partition, ttl_ms, unique
+        return data, key_bytes, packed, lot, time, partition, ttl_ms, unique, rank
 
     def value(self, value: Value) -> bytes:
         data = value if type(value) is bytes else as_bytes("value", value)
@@ -126,9 +136,10 @@ class MessageValidation:
         return headers_pack(headers, max_bytes=self.headers_bytes)
 
     def extras(
-        self, ttl: Duration | None, unique_key: Value | None, on_conflict: str, key: bytes | None
+        self, ttl: Duration | None, unique_key: Value | None, on_conflict: str, key: bytes | None, tenant: str | None
     ) -> tuple[int, int | None, bytes | None]:
-        """The lot's part, the ttl (ms) and the unique key of a message that may have them."""
+        """The lot's part, the ttl (ms) and the unique key of a message that may have them. Where a tenant routes the
+        message, a key may be another one than its unique key."""
         conflict = _ON_CONFLICT.get(on_conflict) if isinstance(on_conflict, str) else None
         if conflict is None:
             raise InvalidRequest(f'on_conflict: "reject", "replace" or "ignore" is expected, not {on_conflict!r}')
@@ -141,11 +152,21 @@ class MessageValidation:
         if unique_key is not None:
             unique = as_unique_key(unique_key)
             lot |= (1 + conflict) << UNIQUE_SHIFT
-            if key is not None and key != unique:
+            if key is not None and key != unique and tenant is None:
                 raise InvalidRequest("key: it must equal the unique_key, which routes the message")
         elif conflict != REJECT:
             raise InvalidRequest("on_conflict: it needs a unique_key")
         return lot, ttl_ms, unique
+
+
+def rank_of(priority: int | None, tenant: str | None) -> Rank:
+    """Check a priority and a tenant, one of which is given at least."""
+    if priority is not None:
+        if type(priority) is not int:
+            raise InvalidRequest(f"priority: a whole number is expected, not {priority!r:.60}")
+        if not FIXED.priority_least <= priority <= FIXED.priority_most:
+            raise InvalidRequest(f"priority: it is not within {FIXED.priority_least} to {FIXED.priority_most}")
+    return priority, None if tenant is None else check_tenant(tenant).encode()
 
 
 def time_of(deliver_at: Instant | None, delay: Duration | None) -> tuple[Lot, int]:

@@ -49,6 +49,8 @@ class Message(Answer):
     deliver_at: str
     text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64; null: the message deletes its key.")
+    priority: int | None = Field(default=None, description="Unless it is 0.")
+    tenant: str | None = Field(default=None, description="When it names one.")
 
 
 _KEY: Any = Field(default=None, description="When it is UTF-8 ...")

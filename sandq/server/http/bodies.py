@@ -72,10 +72,10 @@ class Body(BaseModel):
 # sandglass writes its kinds as numbers.
 _KINDS = {0: "timer", 1: "compacted"}
 _Kind = Annotated[
-    Literal["timer", "compacted"],
+    Literal["timer", "compacted", "priority", "fair"],
     BeforeValidator(
         lambda value: _KINDS.get(value, value) if type(value) is int else value,
-        json_schema_input_type=Literal["timer", "compacted", 0, 1],
+        json_schema_input_type=Literal["timer", "compacted", "priority", "fair", 0, 1],
     ),
 ]
 _Count = Annotated[int, Field(ge=1, le=2**32 - 1)]
@@ -103,11 +103,15 @@ class TopicCreate(Counts):
     """A topic to be made. `numPartitions` and `replicationFactor` are other names for two of its members."""
 
     name: str
-    kind: _Kind = Field(default="timer", description="`compacted`: it keeps the last value of each key.")
+    kind: _Kind = Field(
+        default="timer",
+        description="`compacted`: it keeps the last value of each key; `priority`: the lowest priority goes first; "
+        "`fair`: it is shared among tenants.",
+    )
     settings: dict[str, Any] = Field(
         default={},
         description="`lease`, `max_attempts`, `backoff`, `ttl`, `retention`, ...; of a compacted topic `history` and "
-        "`tombstone_retention`: docs/topics.md has all.",
+        "`tombstone_retention`, of a priority or fair one `ageing`, of a fair one `tenants`: docs/topics.md has all.",
     )
 
 
@@ -185,6 +189,13 @@ class MessageIn(BaseModel):
     unique_key: str | None = None
     unique_key_base64: str | None = None
     on_conflict: Literal["reject", "replace", "ignore"] = "reject"
+    priority: int | None = Field(
+        default=None,
+        ge=FIXED.priority_least,
+        le=FIXED.priority_most,
+        description="Of a priority or fair topic: lower goes first; otherwise 0.",
+    )
+    tenant: str | None = Field(default=None, description="Of a fair topic: whose it is; otherwise `default`.")
 
     @model_validator(mode="before")
     @classmethod

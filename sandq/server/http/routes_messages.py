@@ -12,8 +12,8 @@ from fastapi.responses import Response
 
 from sandq.broker.turns import Turn
 from sandq.client import Client, Receipts, StoredMessage
-from sandq.client.json_format import at_once, content_fields, stored_json, value_fields, when, why_json
-from sandq.client.producer import MessageValidation, time_of
+from sandq.client.json_format import at_once, content_fields, rank_fields, stored_json, value_fields, when, why_json
+from sandq.client.producer import MessageValidation, check_rank, rank_of, time_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.server.http import answers, bodies
@@ -32,6 +32,9 @@ PRODUCED: dict[int | str, dict[str, Any]] = {
     207: {"model": answers.StoredMany, "description": "Some were stored, some were not: `results` tells."},
 }
 By = Annotated[Literal["id", "unique_key"], Query(description="What the message is named by.")]
+Tenant = Annotated[
+    str | None, Query(description="With `by=unique_key`, in a fair topic: whose it is; otherwise `default`.")
+]
 MessageName = Annotated[str, Path(description="Its id, or its unique key with `by=unique_key`.")]
 Since = Annotated[str | None, Query(description="From this instant on (RFC 3339 or epoch milliseconds).")]
 Until = Annotated[str | None, Query(description="Before this instant.")]
@@ -110,32 +113,41 @@ async def move_all(request: Request, topic: TopicName, body: bodies.MoveAllIn) -
 
 
 @router.get("/topics/{topic}/messages/{message}", response_model=answers.StoredMessage, summary="One message")
-async def get(request: Request, topic: TopicName, message: MessageName, by: By = "id") -> Found:
-    found = await gateway_of(request).client.messages(topic).get(**_named(message, by))
+async def get(request: Request, topic: TopicName, message: MessageName, by: By = "id", tenant: Tenant = None) -> Found:
+    found = await gateway_of(request).client.messages(topic).get(**_named(message, by, tenant))
     return stored_json(found, value=True)
 
 
 @router.get("/topics/{topic}/messages/{message}/why", response_model=answers.Why, summary="What a message waits for")
-async def why(request: Request, topic: TopicName, message: MessageName, by: By = "id") -> Found:
-    return why_json(await gateway_of(request).client.messages(topic).why(**_named(message, by)))
+async def why(request: Request, topic: TopicName, message: MessageName, by: By = "id", tenant: Tenant = None) -> Found:
+    return why_json(await gateway_of(request).client.messages(topic).why(**_named(message, by, tenant)))
 
 
 @router.patch("/topics/{topic}/messages/{message}", response_model=answers.Changed, summary="Move a pending message")
-async def move(request: Request, topic: TopicName, message: MessageName, body: bodies.MoveIn, by: By = "id") -> Found:
+async def move(
+    request: Request,
+    topic: TopicName,
+    message: MessageName,
+    body: bodies.MoveIn,
+    by: By = "id",
+    tenant: Tenant = None,
+) -> Found:
     """409 TOO_LATE (with its `state`) when somebody had it already."""
-    messages, named = gateway_of(request).client.messages(topic), _named(message, by)
+    messages, named = gateway_of(request).client.messages(topic), _named(message, by, tenant)
     offset = await messages.move(**named, deliver_at=body.deliver_at, delay=body.delay)
     return {"id": message if by == "id" else (await messages.get(**named)).id, "offset": offset}
 
 
 @router.delete("/topics/{topic}/messages/{message}", response_model=answers.Changed, summary="Cancel a pending message")
-async def cancel(request: Request, topic: TopicName, message: MessageName, by: By = "id") -> Found:
+async def cancel(
+    request: Request, topic: TopicName, message: MessageName, by: By = "id", tenant: Tenant = None
+) -> Found:
     """409 TOO_LATE (with its `state`) when somebody had it already."""
-    return {"id": await gateway_of(request).client.messages(topic).cancel(**_named(message, by))}
+    return {"id": await gateway_of(request).client.messages(topic).cancel(**_named(message, by, tenant))}
 
 
-def _named(message: str, by: str) -> dict[str, Any]:
-    return {"id": message} if by == "id" else {"unique_key": message}
+def _named(message: str, by: str, tenant: str | None) -> dict[str, Any]:
+    return {"id": message, "tenant": tenant} if by == "id" else {"unique_key": message, "tenant": tenant}
 
 
 # Last: a partition's number stands where words may stand.
@@ -195,6 +207,7 @@ async def fetch(
         return {
             **value_fields(None if message.deleted else message.value),
             **content_fields(message.key, message.headers),
+            **rank_fields(message.priority, message.tenant),
             "deliver_at": when(message.deliver_at_ms),
             "offset": message.offset,
             "id": message.id,
@@ -232,14 +245,25 @@ async def _produce(
 
 
 async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
-    """What was consumed from a compacted topic can be produced into one."""
-    turn, changed = Turn(), []
+    """The messages as the topic's kind takes them; raises InvalidRequest for a priority or tenant that it does not
+    take. What was consumed from a compacted topic can be produced into one."""
+    turn, changed, ranked = Turn(), [], False
     for message in messages:
         changed.append(at_once(message, now_ms))
+        ranked = ranked or "priority" in message or "tenant" in message
         await turn.spend(1)
-    if changed == messages or (await client.admin.topic(topic)).kind != "compacted":
+    if changed == messages and not ranked:
         return messages
-    return changed
+    kind = (await client.admin.topic(topic)).kind
+    if ranked:
+        for place, message in enumerate(messages):
+            await turn.spend(1)
+            try:
+                check_rank(topic, kind, message.get("priority"), message.get("tenant"))
+            except InvalidRequest as error:
+                where = f"messages.{place}: " if len(messages) > 1 else ""
+                raise InvalidRequest(where + error.message) from None
+    return changed if kind == "compacted" else messages
 
 
 async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any]]) -> Response:
@@ -282,7 +306,9 @@ def _check(checks: MessageValidation, message: Mapping[str, Any]) -> None:
         checks.value(message["value"])
     key = checks.key(message.get("key"))
     checks.headers(message.get("headers"))
-    checks.extras(message.get("ttl"), message.get("unique_key"), message.get("on_conflict", "reject"), key)
+    tenant = message.get("tenant")
+    checks.extras(message.get("ttl"), message.get("unique_key"), message.get("on_conflict", "reject"), key, tenant)
+    rank_of(message.get("priority"), tenant)
     time_of(message.get("deliver_at"), message.get("delay"))
 
 

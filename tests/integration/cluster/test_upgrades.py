@@ -144,3 +144,12 @@ async def test_what_needs_a_higher_level_is_refused_until_then(tmp_path: Path, m
         await nodes.until_led()
         await (await leading(nodes)).broker.metadata_host.call(Balance(("node1",)))
         await nodes.host("node1").call(Touch(()))
+
+
+@pytest.mark.parametrize("kind", ["priority", "fair"])
+async def test_kinds_that_not_every_node_knows_are_refused(tmp_path: Path, kind: str) -> None:
+    async with found_nodes(tmp_path, "node1", levels=Levels(1, 6)) as nodes, nodes.connect() as client:
+        await until_at(nodes, 6)
+        with pytest.raises(Conflict, match="needs feature level 7, and the cluster is at 6"):
+            await client.admin.create_topic("t", kind=kind)
+        await client.admin.create_topic("t")

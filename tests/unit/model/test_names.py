@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from sandq.model.errors import InvalidName
-from sandq.model.names import RULE, check_name
+from sandq.model.errors import InvalidName, InvalidRequest
+from sandq.model.names import RULE, TENANT_RULE, check_name, check_tenant
 
 
 @pytest.mark.parametrize("name", ["a", "0", "orders", "Orders.eu-west_1", "a" * 249, "9..__--"])
@@ -48,3 +48,18 @@ def test_it_says_what_and_shows_the_name_but_not_all_of_a_long_one() -> None:
     assert len(caught.value.message) < 300
     assert "(100000 characters)" in caught.value.message
     assert caught.value.details == {"what": "group", "name": "/" * 80}
+
+
+@pytest.mark.parametrize("name", ["a", "default", "acme.mail.eu", "A-1_b", "-", "0." + "x" * 253])
+def test_names_of_tenants(name: str) -> None:
+    assert check_tenant(name) is name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "a.", ".a", "a..b", "a b", "é", "a/b", "a\n", "x" * 256, "*", "a.*", b"a", 5]
+)
+def test_names_that_no_tenant_has(name: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"^tenant: ") as caught:
+        check_tenant(name)
+    assert len(caught.value.message) < 300
+    assert TENANT_RULE in caught.value.message or not isinstance(name, str)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import msgpack
 import pytest
 
+from sandq.model import schema
 from sandq.model.errors import InvalidSetting
+from sandq.model.names import FAIR, PRIORITY, TIMER
 from sandq.model.settings import (
+    CLASSES,
     Backoff,
     TopicSettings,
     from_record,
@@ -268,3 +272,61 @@ def test_a_first_pause_that_the_cap_would_cut_short(kind: str) -> None:
         update_settings(parse_settings({}).record(), {"backoff": backoff})
     assert parse_settings({"backoff": {**backoff, "cap": "6h"}}).backoff.first_ms == 21_600_000
     assert parse_settings({"backoff": {**backoff, "kind": "none"}}).backoff.kind == "none"
+
+
+# -- topics of the kinds priority and fair -----------------------------------------------------------------------------
+
+RANKED_KEYS = {*KEYS} - {"ordering"}
+
+
+def test_a_priority_topic_has_a_rank_and_an_ageing() -> None:
+    assert parse_settings({}, PRIORITY).record() == DEFAULT_RECORD | {"rank": "priority", "ageing_ms": None}
+    settings = parse_settings({"ageing": "30s", "lease": "1m"}, PRIORITY)
+    assert settings.record() == DEFAULT_RECORD | {"rank": "priority", "ageing_ms": 30_000, "lease_ms": 60_000}
+    assert update_settings(settings.record(), {"ageing": "none"}, PRIORITY).record()["ageing_ms"] is None
+    assert {*schema.keys_of(CLASSES[PRIORITY])} == {*RANKED_KEYS, "ageing"}
+    assert {*schema.keys_of(CLASSES[FAIR])} == {*RANKED_KEYS, "ageing", "tenants"}
+
+
+def test_a_fair_topic_keeps_its_tenants_sorted() -> None:
+    assert parse_settings({}, FAIR).record() == DEFAULT_RECORD | {"rank": "fair", "ageing_ms": None, "tenants": []}
+    given = {"*": {"max_in_flight": 5}, "acme": {"weight": 3}, "acme.*": {"weight": "2", "max_in_flight": "none"}}
+    rows = [["*", 1, 5], ["acme", 3, None], ["acme.*", 2, None]]
+    for tenants in (given, json.dumps(given)):
+        settings = parse_settings({"tenants": tenants}, FAIR)
+        assert settings.record()["tenants"] == rows
+        record = msgpack.unpackb(msgpack.packb(settings.record()))
+        assert from_record(record, FAIR) == settings and from_record(record, FAIR).record() == record
+    changed = update_settings(settings.record(), {"tenants": {"b": {}}}, FAIR).record()
+    assert changed["tenants"] == [["b", 1, None]], "it is changed as a whole"
+    assert update_settings(changed, {"lease": 5}, FAIR).record()["tenants"] == [["b", 1, None]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "mapping", "words"),
+    [
+        (PRIORITY, {"ageing": "999ms"}, "^ageing: 999ms is not within 1s to 366d$"),
+        (PRIORITY, {"ageing": "367d"}, "^ageing: 367d is not within"),
+        (PRIORITY, {"ordering": "none"}, "^ordering: unknown key"),
+        (PRIORITY, {"rank": "fair"}, "^rank: unknown key"),
+        (PRIORITY, {"tenants": {}}, "^tenants: unknown key"),
+        (TIMER, {"ageing": "1m"}, "^ageing: unknown key"),
+        (FAIR, {"retain": "1d"}, "^retain: it goes with delete_on_ack false only"),
+        (FAIR, {"tenants": None}, "^tenants: a mapping of tenants is expected$"),
+        (FAIR, {"tenants": [["a", 1, None]]}, "^tenants: a mapping of tenants is expected$"),
+        (FAIR, {"tenants": "a=3"}, "^tenants: a mapping of tenants, or JSON text of one, is expected: "),
+        (FAIR, {"tenants": "[" * 100_000}, "^tenants: a mapping of tenants"),
+        (FAIR, {"tenants": {"a": {"weight": 0}}}, r"^tenants\.a\.weight: 0 is not within 1 to 1000$"),
+        (FAIR, {"tenants": {"a": {"weight": 1001}}}, r"^tenants\.a\.weight: 1001 is not within"),
+        (FAIR, {"tenants": {"a": {"max_in_flight": 0}}}, r"^tenants\.a\.max_in_flight: 0 is not within 1 to 1000000$"),
+        (FAIR, {"tenants": {"a": {"wait": 0}}}, r"^tenants\.a\.wait: unknown key"),
+        (FAIR, {"tenants": {"a": 5}}, r"^tenants\.a: a mapping of keys is expected, not 5$"),
+        (FAIR, {"tenants": {"a..b": {}}}, r"^tenants: 'a\.\.b' is no pattern: "),
+        (FAIR, {"tenants": {"a*": {}}}, r"^tenants: 'a\*' is no pattern: "),
+        (FAIR, {"tenants": {".*": {}}}, r"^tenants: '\.\*' is no pattern: "),
+        (FAIR, {"tenants": {f"t{n}": {} for n in range(1001)}}, "^tenants: 1001 patterns; 1000 are allowed$"),
+    ],
+)
+def test_settings_that_such_topics_do_not_have(kind: str, mapping: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidSetting, match=words):
+        parse_settings(mapping, kind)

@@ -13,7 +13,7 @@ from sandctl.commands.topics import create, update
 from sandctl.options.topic_settings import settings_of
 from sandq.client.json_format import settings_json
 from sandq.model.errors import InvalidSetting
-from sandq.model.names import COMPACTED, TIMER
+from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.schema import keys_of
 from sandq.model.settings import CLASSES, Backoff, parse_settings
 from sandq.model.times import duration_ms, format_duration
@@ -26,7 +26,7 @@ NAMES_OF_HELP = ["-h", "--help"]
 """As the program has them: click keeps what the first who asks calls the option."""
 TOPICS: dict[str, dict[str, Row]] = {
     kind: {key: (option, default, limits) for key, option, default, limits in re.findall(_ROW, table, re.MULTILINE)}
-    for kind, table in zip((TIMER, COMPACTED), _TABLES, strict=True)
+    for kind, table in zip((TIMER, COMPACTED, FAIR), _TABLES, strict=True)
 }
 ROWS = [(kind, key, *row) for kind, rows in TOPICS.items() for key, row in rows.items()]
 
@@ -45,7 +45,7 @@ def defaults(kind: str) -> dict[str, str]:
     return {key: text(value) for key, value in (*found.items(), *((f"backoff.{k}", v) for k, v in backoff.items()))}
 
 
-DEFAULTS = {**defaults(COMPACTED), **defaults(TIMER)}
+DEFAULTS = {**defaults(COMPACTED), **defaults(FAIR), **defaults(TIMER)}
 
 
 def is_allowed(kind: str, key: str, value: str) -> bool:
@@ -66,6 +66,9 @@ def test_every_setting_is_in_the_document_and_no_other() -> None:
     assert set(TOPICS[TIMER]) == {*keys_of(CLASSES[TIMER]), *parts} - {"backoff"}
     own = {"ttl", *keys_of(CLASSES[COMPACTED])} - {"lease", "max_attempts", "backoff", "group_ttl"}
     assert set(TOPICS[COMPACTED]) == own
+    assert set(TOPICS[FAIR]) == {*keys_of(CLASSES[FAIR])} - {*keys_of(CLASSES[TIMER])}
+    assert {*keys_of(CLASSES[FAIR])} - {*keys_of(CLASSES[PRIORITY])} == {"tenants"}
+    assert {*keys_of(CLASSES[TIMER])} - {*keys_of(CLASSES[PRIORITY])} == {"ordering"}
 
 
 @pytest.mark.parametrize(("kind", "key", "option", "default", "limits"), ROWS)
@@ -73,7 +76,7 @@ def test_the_row_of_a_setting_is_right(kind: str, key: str, option: str, default
     assert default == defaults(kind)[key]
     words = limits.split(", ")
     for word in words:
-        low, _, high = word.partition(" to ")
+        low, _, high = word.replace("JSON", "{}").partition(" to ")
         assert is_allowed(kind, key, low) and is_allowed(kind, key, high or low), word
         for end, step in ((low, -1), (high, 1)) if high else ():
             beyond = _beyond(end, step)

@@ -16,8 +16,13 @@ NOW_MS = 1_800_000_000_000
 TIMER = Place(0, 1, ordered=False)
 ORDERED = Place(0, 1, ordered=True)
 COMPACTED = Place(0, 1, ordered=False, compacted=True)
+PRIORITY = Place(0, 1, ordered=False, rank="priority")
+FAIR = Place(0, 1, ordered=False, rank="fair")
 KEY = b"a"
 OWNER = partition_for(KEY, 3)
+ELSEWHERE = Place((OWNER + 1) % 3, 3, ordered=False)
+MANY = Place(partition_for(b"default", 3), 3, ordered=False, rank="fair")
+ACME = Place(partition_for(b"acme.c", 3), 3, ordered=False, rank="fair")
 
 
 def check(place: Place, *, limits: Limits = Limits(), **columns: Any) -> tuple[int, bool]:  # noqa: B008  # frozen
@@ -38,6 +43,14 @@ def check(place: Place, *, limits: Limits = Limits(), **columns: Any) -> tuple[i
         (COMPACTED, {"key": [KEY], "value": [None]}, False),
         (COMPACTED, {"key": [KEY], "expected_version": [b""]}, True),
         (COMPACTED._replace(partition=OWNER, initial_partitions=3), {"key": [KEY]}, False),
+        (PRIORITY, {"priority": [-(2**31)]}, False),
+        (PRIORITY, {"priority": [2**31 - 1], "unique_key": [KEY], "key": [KEY]}, True),
+        (FAIR, {"priority": [1], "tenant": [b"acme.mail"], "key": [KEY]}, False),
+        (FAIR, {"unique_key": [KEY], "key": [b"b"]}, True),
+        (MANY, {}, False),
+        (MANY, {"key": [KEY], "deliver_ms": [NOW_MS]}, False),
+        (ACME, {"tenant": [b"acme.c"], "unique_key": [b"b"]}, True),
+        (ACME, {"tenant": [b"acme.c"], "unique_key": [b"c"]}, True),
     ],
 )
 def test_batch_that_fits_is_split_when_the_log_keeps_its_messages_apart(
@@ -50,10 +63,27 @@ def test_batch_that_fits_is_split_when_the_log_keeps_its_messages_apart(
     ("place", "columns", "says"),
     [
         (TIMER, {"value": [None]}, "message 0 of the batch has no value"),
-        (TIMER, {"priority": [1]}, "takes no priority with a message"),
+        (TIMER, {"priority": [1]}, "^priority: this is a timer topic; one of the kind priority or fair takes it$"),
+        (TIMER, {"tenant": [b"a"]}, "^tenant: this is a timer topic; one of the kind fair takes it$"),
+        (TIMER, {"ordering_hash": [1]}, "takes no ordering_hash with a message$"),
+        (PRIORITY, {"tenant": [b"a"]}, "^tenant: this is a priority topic; one of the kind fair takes it$"),
+        (PRIORITY, {"priority": [2**31]}, "^message 0 of the batch: priority 2147483648 is not within -2147483648 to"),
+        (PRIORITY, {"priority": [-(2**31) - 1]}, "^message 0 of the batch: priority -2147483649 is not"),
+        (PRIORITY, {"value": [None]}, "message 0 of the batch has no value"),
+        (ELSEWHERE._replace(rank="priority"), {"unique_key": [KEY]}, f"partition {OWNER}"),
+        (FAIR, {"tenant": [b""]}, "^message 0 of the batch: tenant: '' is not allowed; the rule: "),
+        (FAIR, {"tenant": [b"a b"]}, "^message 0 of the batch: tenant: 'a b' is not allowed"),
+        (FAIR, {"tenant": ["é".encode()]}, "^message 0 of the batch: tenant: "),
+        (FAIR, {"tenant": [b"a" * 256]}, "^message 0 of the batch: tenant: "),
+        (FAIR, {"priority": [2**31]}, "^message 0 of the batch: priority"),
+        (FAIR, {"unique_key": [b""]}, "an empty unique key"),
+        (ACME, {}, f"its tenant default belongs to partition {MANY.partition}, not {ACME.partition}"),
+        (ACME, {"key": [KEY]}, "its tenant default belongs to partition"),
+        (MANY, {"tenant": [b"acme.c"]}, f"its tenant acme.c belongs to partition {ACME.partition}, not"),
+        (COMPACTED, {"key": [KEY], "priority": [1]}, "^priority: this is a compacted topic; "),
         (TIMER, {"unique_key": [b""]}, "an empty unique key"),
         (TIMER, {"unique_key": [KEY], "key": [b"b"]}, "its key is another one than its unique key"),
-        (TIMER._replace(partition=(OWNER + 1) % 3, initial_partitions=3), {"unique_key": [KEY]}, f"partition {OWNER}"),
+        (ELSEWHERE, {"unique_key": [KEY]}, f"partition {OWNER}"),
         (COMPACTED, {}, "every message of a compacted topic has a key"),
         (COMPACTED, {"key": [b""]}, "has a key, of one byte at least"),
         (COMPACTED, {"key": [KEY], "deliver_ms": [NOW_MS]}, "takes no deliver_ms with a message of a compacted topic"),
@@ -75,3 +105,15 @@ def test_time_that_cannot_be_meant_is_refused(columns: dict[str, Any]) -> None:
 def test_cell_above_its_limit_is_refused() -> None:
     with pytest.raises(TooLarge, match="message 0 of the batch: value has 1025 bytes"):
         check(TIMER, limits=Limits(message_bytes=1024), value=[b"x" * 1025])
+
+
+def test_the_message_that_is_wrong_is_named() -> None:
+    """No tenant is the default one, whichever place it has in the batch."""
+    values = [b"x"] * 3
+    with pytest.raises(InvalidRequest, match=r"^message 2 of the batch: priority 2147483648"):
+        check(PRIORITY, value=values, priority=[1, None, 2**31])
+    with pytest.raises(InvalidRequest, match=r"^message 2 of the batch: tenant: 'a\.' is not allowed"):
+        check(FAIR, value=values, tenant=[b"a", None, b"a."])
+    with pytest.raises(InvalidRequest, match=r"^message 1 of the batch: its tenant default belongs to partition"):
+        check(ACME, value=values, tenant=[b"acme.c", None, b"acme.c"])
+    assert check(FAIR, value=values, tenant=[b"acme", None, b"b"]) == (3, False)
