@@ -10,7 +10,7 @@ from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState, check_level
 from sandq.model.features import KNOWN, Levels
-from sandq.model.names import COMPACTED, TIMER
+from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.piece import LeasedPieces
 from sandq.partition import commands
 from sandq.partition.compacted import CompactedPartition
@@ -30,7 +30,12 @@ T = TypeVar("T")
 SCAN_BYTES = 1 << 40
 FIRST_INDEX = 1
 """What a log begins with is nothing to be applied."""
-MACHINES: dict[str, type[TimerPartition]] = {TIMER: TimerPartition, COMPACTED: CompactedPartition}
+MACHINES: dict[str, type[TimerPartition]] = {
+    TIMER: TimerPartition,
+    COMPACTED: CompactedPartition,
+    PRIORITY: TimerPartition,
+    FAIR: TimerPartition,
+}
 """By kind of topic."""
 
 
