@@ -4,10 +4,8 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
 
     "a" token u64                      progress of a lease: acked and left bitmaps, when and how it ended
     "b" group u32, offset 16           message behind the cursor that waits for its key (ordering: key)
-    "c" group u32, queue               ready queue of a group
     "d" group u32, offset 16           dead message of a group
     "e" due_ms u48, key                row that is forgotten at due_ms, if it still says so in its last field
-    "f" group u32, path                turns of a group's tenants: those whose names begin so
     "g" group u32                      group
     "h" name                           hold
     "i" id 16                          where a moved message is now
@@ -16,7 +14,6 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "l" token u64                      lease
     "m" offset 16                      log row: a whole batch, or one message
     "n" hour u32, seq u64              how many messages stand in each second of an hour, or a change of that
-    "o" group u32, queue, offset 16    messages in a ready queue of a group
     "p" id 16                          payload of a message above `INLINE_BYTES`, kept apart
     "q" producer id u64                idempotent producer; without an id: when one that was forgotten was last used
     "r" producer id u64, number u64    ids in the answer to a producer's batch that do not follow from the batch
@@ -24,6 +21,9 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
+    "Q" group u32, queue               ready queue of a group: a tenant, a zero byte, a priority u32
+    "R" group u32, queue, offset 16    messages in a ready queue
+    "T" group u32, path                turns of the tenants whose names begin so
     "z" group u32, offset 16           messages above the cursor that the group had passed before a clock reset
 
 Log rows open with `<B B 2x I q`: kind u8, flags u8, two zero bytes, count u32, created_ms i64 (16 bytes, so that the
@@ -52,7 +52,7 @@ from sandq.partition.view import Row, View
 
 LOG, PAYLOAD, TOMBSTONE, MOVED, UNIQUE, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"u", b"n", b"e"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b"w", b"d", b"k", b"b", b"z"
-QUEUE, READY, TURNS = b"c", b"o", b"f"
+QUEUE, READY, TURNS = b"Q", b"R", b"T"
 JOB = b"j"
 HOLD = b"h"
 PRODUCER, ANSWER = b"q", b"r"

@@ -49,11 +49,6 @@ class SharedState:
         time alone. Never another one."""
         self.tenants = TenantRules.of(settings)
 
-    def weight_of(self, path: str) -> int:
-        """The weight of a tenant, or of what names begin with; behind a dot, of a tenant's own messages beside those
-        of tenants whose names go on from its own."""
-        return 1 if path.endswith(".") else self.tenants.find(path).weight
-
     def in_turns(self, items: Sequence[T]) -> Iterable[T]:
         """Give way now and then between items of an entry."""
         return items if len(items) <= TURN_ITEMS else self._in_turns(items)

@@ -133,6 +133,8 @@ class Group:
     def count_lease(self, lease: Lease) -> None:
         """Some of the messages of a lease may not be live any more."""
         self.metrics.count_lease(lease)
+        if self.ready is not None:
+            self.ready.count_lease(lease)
         self.note_change()
 
     def end_lease(self, lease: Lease) -> None:

@@ -67,7 +67,7 @@ class GroupTable:
     def _add(self, group: Group) -> None:
         if self._shared.rank is not None:
             group.ready = ReadyQueues(
-                group.group_id, self._shared.rank, group.waiting, self._shared.weight_of, self._look_aheads
+                group.group_id, self._shared.rank, group.waiting, lambda: self._shared.tenants, self._look_aheads
             )
         self.by_id[group.group_id] = group
         self._by_name[group.name] = group

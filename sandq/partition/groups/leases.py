@@ -57,6 +57,8 @@ class Lease:
     """0 while it lives; then the sequence number of its end (kept a while to answer repeated acks)."""
     counted: int = 0
     """How many of its live messages the group's metrics have counted."""
+    flying: dict[str, int] = field(default_factory=dict)
+    """By tenant, where messages are ranked: how many of them are counted as in flight."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
     _past: list[tuple[bytes, int, History]] | None = field(init=False, default=None)

@@ -96,6 +96,7 @@ class RankedGrants:
                 limit -= lease.total
                 left_bytes -= size
                 self._leases.add(group, lease, view)
+                ready.granted()
                 granted.append(lease)
         return granted
 
@@ -108,7 +109,8 @@ class RankedGrants:
             if turn is None:
                 break
             queue, is_shared = turn
-            most = 1 if is_shared else left
+            room = ready.room_of(queue.tenant)
+            most = 1 if is_shared else left if room is None else min(left, room)
             returned, head = ready.first_returned(queue), ready.head(queue, view)
             if returned is not None and (head is None or _first(returned) < head.first):
                 is_same = not lease.ranges or (lease.attempt, lease.kept) == (returned.attempt + 1, returned.kept)

@@ -46,6 +46,11 @@ def unpack(key: bytes) -> QueueName:
     return QueueName(key[: -1 - _PRIORITY_BYTES].decode(), int.from_bytes(key[-_PRIORITY_BYTES:], "big") - _BIAS)
 
 
+def tenant_of(key: bytes) -> str:
+    """Return the tenant that a key names."""
+    return key[: -1 - _PRIORITY_BYTES].decode()
+
+
 def of_fields(rank: str, fields: Fields) -> bytes:
     """Return the key of the queue that a message with these fields belongs to."""
     return _key(rank, fields.get(Column.PRIORITY), fields.get(Column.TENANT))

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
 from sandq.partition import rows
-from sandq.partition.groups.leases import Waiting
+from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import without
 from sandq.partition.ready import queue_keys
+from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.ready.turns import Times, Turns
 from sandq.partition.rows import Extra, LogEntry
 from sandq.partition.stale_heaps import LeastOf
@@ -71,18 +72,27 @@ class ReadyQueues:
         group_id: int,
         rank: str,
         waiting: Mapping[int, Waiting],
-        weight_of: Callable[[str], int],
+        rules: Callable[[], TenantRules],
         look_aheads: LookAheads | None = None,
     ) -> None:
-        """`rank`: what the topic's order goes by. `waiting`: the group's waiting entries by seq. `weight_of`: as
-        `Turns` takes it."""
+        """`rank`: what the topic's order goes by. `waiting`: the group's waiting entries by seq. `rules()`: those of
+        the topic's tenants, as they are."""
         self.rank = rank
         self._group_id = group_id
         self._waiting = waiting
-        self._weight_of = weight_of
-        self._turns = Turns(weight_of)
-        self._is_loaded = False
-        """Rows were read, and turns are not yet as they would be had they not."""
+        self._rules = rules
+        self._turns = Turns(self._weight_of)
+        self._seen_rules: TenantRules | None = None
+        """By which it was decided who may have turns; None: rows were read, and turns are not yet as they would be had
+        they not."""
+        self.in_flight: Counter[str] = Counter()
+        """By tenant: messages that are leased."""
+        self._filled: Counter[str] = Counter()
+        """By tenant: those of the lease that is being filled."""
+        self._held_up: set[str] = set()
+        """Tenants that have something ready, and as much in flight as they may."""
+        self._freed: set[str] = set()
+        """Those of them that have less by now."""
         self._queues: dict[bytes, ReadyQueue] = {}
         self._by_tenant: dict[str, list[ReadyQueue]] = {}
         """In the order of their priorities."""
@@ -110,7 +120,6 @@ class ReadyQueues:
         for key, value in rows.all_of_group(view, rows.TURNS, self._group_id):
             finish, virtual = rows.unpack(value)
             self._turns.load(key[5:].decode(), Times(finish, virtual))
-            self._is_loaded = True
         for key, value in rows.all_of_group(view, rows.QUEUE, self._group_id):
             messages, first = rows.unpack(value)
             queue = self._queue(key[5:], messages, first)
@@ -153,18 +162,64 @@ class ReadyQueues:
         queue = self._queues[key] = self._by_number[self._number] = ReadyQueue(key, self._number, messages, first)
         of_tenant = self._by_tenant.setdefault(queue.tenant, [])
         of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
-        self._turns.set_active(queue.tenant, True)
+        if len(of_tenant) == 1:
+            self._admit(queue.tenant)
         return queue
+
+    # -- who may have turns ---------------------------------------------------------------------------------------
+
+    def _weight_of(self, path: str) -> int:
+        """Behind a dot: of a tenant's own messages beside those of tenants whose names go on from its own."""
+        return 1 if path.endswith(".") else self._rules().find(path).weight
+
+    def limit_of(self, tenant: str) -> int | None:
+        """How many messages of a tenant may be in flight."""
+        return self._rules().find(tenant).max_in_flight
+
+    def _admit(self, tenant: str) -> None:
+        """Let a tenant that has something have turns, unless it has as much in flight as it may."""
+        most = self.limit_of(tenant)
+        is_held_up = most is not None and self.in_flight[tenant] + self._filled[tenant] >= most
+        if is_held_up:
+            self._held_up.add(tenant)
+        else:
+            self._held_up.discard(tenant)
+        self._turns.set_active(tenant, not is_held_up)
+
+    def count_lease(self, lease: Lease) -> None:
+        """Count what is in flight of a lease that is new, or some of which is not live any more."""
+        if self.rank != queue_keys.FAIR:
+            return
+        live, start = lease.live, 0
+        flying: Counter[str] = Counter()
+        for queue, length in lease.queues:
+            count = (live >> start & ((1 << length) - 1)).bit_count() if live else 0
+            if count:
+                flying[queue_keys.tenant_of(queue)] += count
+            start += length
+        for tenant in {**flying, **lease.flying}:
+            more = flying[tenant] - lease.flying.get(tenant, 0)
+            self.in_flight[tenant] += more
+            if not self.in_flight[tenant]:
+                del self.in_flight[tenant]
+            if more < 0 and tenant in self._held_up:
+                self._freed.add(tenant)
+        lease.flying = dict(flying)
 
     # -- out ------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Turns are going to be taken: all that is due was given back."""
+        rules = self._rules()
+        for tenant in list(self._by_tenant) if rules is not self._seen_rules else sorted(self._freed):
+            if tenant in self._by_tenant:
+                self._admit(tenant)
+        self._freed.clear()
         for queue in [*self._with_returned.values(), *self._emptied.values()]:
             self.settle(queue)
         self._emptied.clear()
-        if self._is_loaded:
-            self._is_loaded = False
+        if rules is not self._seen_rules:
+            self._seen_rules = rules
             self._turns.forget_idle()
 
     def settle(self, queue: ReadyQueue) -> None:
@@ -182,6 +237,7 @@ class ReadyQueues:
         of_tenant.remove(queue)
         if not of_tenant:
             del self._by_tenant[queue.tenant]
+            self._held_up.discard(queue.tenant)
             self._turns.set_active(queue.tenant, False)
 
     def next(self, ageing_ms: int | None) -> tuple[ReadyQueue, bool] | None:
@@ -198,8 +254,20 @@ class ReadyQueues:
         return min(of_tenant, key=lambda queue: (_aged(queue, ageing_ms), queue.priority)), True
 
     def serve(self, queue: ReadyQueue, messages: int) -> None:
-        """So many messages of a queue are given to somebody: others come first, perhaps. Then see to `settle`."""
+        """So many messages of a queue are put into a lease: others come first, perhaps. Then see to `settle`."""
         self._turns.serve(queue.tenant, messages)
+        if self.limit_of(queue.tenant) is not None:
+            self._filled[queue.tenant] += messages
+            self._admit(queue.tenant)
+
+    def granted(self) -> None:
+        """The lease is filled, and was counted."""
+        self._filled.clear()
+
+    def room_of(self, tenant: str) -> int | None:
+        """How many more messages of a tenant may be put into the lease; None: any number."""
+        most = self.limit_of(tenant)
+        return None if most is None else max(most - self.in_flight[tenant] - self._filled[tenant], 0)
 
     def first_returned(self, queue: ReadyQueue) -> Waiting | None:
         """The first entry of what was given back in a queue; None: nothing was."""
@@ -280,7 +348,9 @@ class ReadyQueues:
 
     @property
     def next_ms(self) -> int | None:
-        """When the first of what is ready was due; None: nothing is ready, as far as it was looked."""
+        """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked."""
+        if self._held_up and len(self._held_up) == len(self._by_tenant) and not self._freed:
+            return None  # all that is ready waits for something to be settled
         firsts = [queue.returned[0][0] for queue in self._with_returned.values() if queue.returned]
         if (lowest := self.lowest) is not None:
             firsts.append(lowest)
@@ -398,17 +468,10 @@ class ReadyQueues:
             for key, _ in rows.all_of_group(view, tag, self._group_id):
                 view.delete(key)
         self._turns = Turns(self._weight_of)
-        self._is_loaded = False
-        for held in (
-            self._queues,
-            self._by_number,
-            self._by_tenant,
-            self._with_returned,
-            self._emptied,
-            self._unsaved,
-            self._changed,
-        ):
+        for held in (self._queues, self._by_number, self._by_tenant, self._with_returned, self._emptied):
             held.clear()
+        for others in (self._unsaved, self._changed, self._held_up, self._freed):
+            others.clear()
         self._firsts = LeastOf()
         self.messages = self._entries = 0
         self._count()
