@@ -131,8 +131,9 @@ class Ack(Command):
 @dataclass(frozen=True, slots=True)
 class Nack(Command):
     type: ClassVar[int] = CommandType.NACK
-    items: Sequence[tuple[int, What, int | None, str | None] | tuple[int, What, int | None, str | None, bool]]
-    """(token, what, delay_ms (None: the back-off), error), ...; with a fifth, False: they were not begun."""
+    items: Sequence[Sequence[Any]]
+    """(token, what, delay_ms (None: the back-off), error), ...; a fifth, False: they were not begun; a sixth, from the
+    level `RANKED` on: `{column: value}` that the messages have in the group from then on (priority, headers)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +213,9 @@ class Move(Command):
     """Give messages that are their producer's another delivery time."""
 
     type: ClassVar[int] = CommandType.MOVE
-    items: Sequence[tuple[Target, int, bool]]
-    """(target, instant or, when relative, delay after the stamp (ms), relative), ..."""
+    items: Sequence[Sequence[Any]]
+    """(target, instant or, when relative, delay after the stamp (ms), relative), ...; with a fourth, from the level
+    `RANKED` on: the priority that it gets; its time may be None then, and stays."""
 
 
 @dataclass(frozen=True, slots=True)

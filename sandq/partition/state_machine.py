@@ -434,10 +434,14 @@ class TimerPartition:
 
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
         outcomes = []
-        for at, (target, at_ms, relative) in enumerate(self.shared.in_turns(command.items)):
+        for at, (target, at_ms, relative, *ranked) in enumerate(self.shared.in_turns(command.items)):
             to_ms = self.shared.stamp_ms + at_ms if relative else at_ms
+            priority = ranked[0] if ranked else None
+            now_ms, floor_ms = self.now_ms, self.floor_ms
             outcomes.append(
-                self.pending.move(target, to_ms, index, place + at, self.now_ms, self.floor_ms, view, is_delay=relative)
+                self.pending.move(
+                    target, to_ms, index, place + at, now_ms, floor_ms, view, is_delay=relative, priority=priority
+                )
             )
         return outcomes
 
@@ -468,5 +472,5 @@ def _targets(commands: Sequence[c.Command]) -> list[c.Target]:
         if isinstance(command, c.Cancel):
             targets += command.targets
         elif isinstance(command, c.Move):
-            targets += [target for target, _, _ in command.items]
+            targets += [item[0] for item in command.items]
     return targets

@@ -30,6 +30,7 @@ class GroupState:
         reader: MessageReader,
     ) -> None:
         self.groups = groups
+        self.reader = reader
         self.ttl = MessageTtl(shared)
         self.summaries = GroupSummaries(shared, groups, self.ttl)
         self.leases = LeaseTable(shared, self.groups)

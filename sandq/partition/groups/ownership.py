@@ -7,6 +7,9 @@ from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made, Waiting
+from sandq.partition.groups.renewal import Change, renew
+from sandq.partition.log.pieces import MessageReader
+from sandq.partition.rows import Range
 from sandq.partition.view import View
 
 
@@ -59,6 +62,13 @@ class Ownership:
                 continue
             taken.append(group)
         return taken
+
+    def rank(self, offset: bytes, change: Change, reader: MessageReader, view: View) -> None:
+        """Change a message in the groups in which it waits; when it comes, and its attempts, stay."""
+        for group in self._groups.by_id.values():
+            if isinstance(entry := group.holder_of(offset), Waiting):
+                renew(group, [Range(offset, 1)], entry.kept, change, reader, view)
+                self._waiting.part(group, entry, offset, entry.due_ms, view, entry.made, change)
 
     def delay(self, offset: bytes, due_ms: int, made: Made, view: View) -> None:
         """Have a message come at another time in the groups in which it waits; its attempts stay counted. `made`: as in

@@ -15,6 +15,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, Attempt, History, Lease, Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
+from sandq.partition.groups.renewal import Change, renew
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -38,6 +39,7 @@ class LeaseSettlement:
         self._dead = group_state.dead
         self._summaries = group_state.summaries
         self._unique = unique
+        self._reader = group_state.reader
 
     def ack(self, items: Sequence[tuple[int, c.What]], now_ms: int, view: View) -> list[Lost]:
         """`items`: those of an Ack."""
@@ -64,7 +66,8 @@ class LeaseSettlement:
 
     def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost:
         """`item`: one of a Nack."""
-        token, what, delay_ms, error, *begun = item
+        token, what, delay_ms, error, *more = item
+        begun, change = more[:1], Change.of(more[1] if len(more) > 1 else None)
         lease = self._leases.by_token.get(token)
         if lease is None:
             return []
@@ -74,7 +77,10 @@ class LeaseSettlement:
             self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
         elif fresh:
             self._shared.totals.nacked += fresh.bit_count()
-            self._retry_or_bury(lease, fresh, delay_ms, NACKED, error, now_ms, view)
+            if change is not None:
+                group = self._groups.by_id[lease.group_id]
+                renew(group, lease.select(fresh), lease.kept, change, self._reader, view)
+            self._retry_or_bury(lease, fresh, delay_ms, NACKED, error, now_ms, view, change)
         return _lost(lease, mask & ~fresh, foreign, what)
 
     def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
@@ -137,21 +143,31 @@ class LeaseSettlement:
             group.generation += 1
 
     def _retry_or_bury(
-        self, lease: Lease, mask: int, delay_ms: int | None, reason: str, error: str | None, now_ms: int, view: View
+        self,
+        lease: Lease,
+        mask: int,
+        delay_ms: int | None,
+        reason: str,
+        error: str | None,
+        now_ms: int,
+        view: View,
+        change: Change | None = None,
     ) -> None:
-        """Let what a lease names in `mask` wait for its next attempt, or bury it after its last."""
+        """Let what a lease names in `mask` wait for its next attempt, or bury it after its last. `change`: what was
+        changed of it, which is in rows of the group's own by now."""
+        kept = lease.kept or change is not None
         group = self._groups.by_id[lease.group_id]
         last = group.setting("max_attempts", self._shared.settings)
         if last is not None and lease.attempt >= last:
             for ranges, history, _ in self._with_history(lease, mask, reason, error, now_ms):
-                self._dead.bury(group, ranges, lease.kept, Death(reason, lease.attempt, error, history), now_ms, view)
+                self._dead.bury(group, ranges, kept, Death(reason, lease.attempt, error, history), now_ms, view)
             lease.left |= mask
             self._leases.store_progress(lease, view)
             return
         if delay_ms is None:
             backoff = group.setting("backoff", self._shared.settings)
             delay_ms = retry.delay_ms(backoff, lease.attempt, lease.first_of(mask), group.group_id)
-        self._requeue(lease, mask, now_ms + delay_ms, lease.attempt, reason, error, now_ms, view)
+        self._requeue(lease, mask, now_ms + delay_ms, lease.attempt, reason, error, now_ms, view, change)
 
     def _requeue(
         self,
@@ -163,8 +179,10 @@ class LeaseSettlement:
         error: str | None,
         now_ms: int,
         view: View,
+        change: Change | None = None,
     ) -> None:
-        """Let what a lease names in `mask` wait until `due_ms`."""
+        """Let what a lease names in `mask` wait until `due_ms`. `change`: as in `_retry_or_bury`."""
+        kept = lease.kept or change is not None
         group = self._groups.by_id[lease.group_id]
         for ranges, history, queue in self._with_history(lease, mask, reason, error, now_ms):
             by_due: dict[int, list[Range]] = {}
@@ -174,8 +192,8 @@ class LeaseSettlement:
                 by_due.setdefault(at_ms, []).append(waiting)
             for at_ms, together in by_due.items():
                 places = PackedRanges(together)
-                entry = Waiting(at_ms, 0, attempt, error, places, lease.since_ms, lease.kept, history=history)
-                entry.queue = queue
+                entry = Waiting(at_ms, 0, attempt, error, places, lease.since_ms, kept, history=history)
+                entry.queue = queue if change is None else change.queue(queue)
                 self._waiting.add(group, entry, view)
         lease.left |= mask
         self._leases.store_progress(lease, view)

@@ -16,6 +16,7 @@ from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.groups.message_ttl import MessageTtl
 from sandq.partition.groups.packed_ranges import PackedRanges
+from sandq.partition.groups.renewal import Change
 from sandq.partition.levels import CLOCK_RESET
 from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Range
@@ -130,10 +131,11 @@ class WaitingTable:
         due_ms: int | None,
         view: View,
         made: Made | None = None,
+        change: Change | None = None,
     ) -> None:
         """Take one message out of an entry: from then on it waits until `due_ms` by itself, or (None) no longer. The
         row of the rest is put by `store_parted`: a producer may take many out of one entry, whose row is long.
-        `made`: as in `Waiting`."""
+        `made`: as in `Waiting`. `change`: what was changed of it, which is in a row of the group's own by now."""
         expires_ms = None
         if self._ttl.any_expires:
             expires_ms = self._ttl.range_expires_ms(group, offset, entry.kept, view)
@@ -144,6 +146,8 @@ class WaitingTable:
             self._shared.next_seq += 1
             apart = Waiting(due_ms, number, entry.attempt, entry.error, places, entry.since_ms, entry.kept, expires_ms)
             apart.history, apart.queue = entry.history, entry.queue
+            if change is not None:
+                apart.kept, apart.queue = True, change.queue(entry.queue)
             apart.made = made if self._shared.level >= CLOCK_RESET else None
             group.add_waiting(apart)
             self.store(group, apart, view)

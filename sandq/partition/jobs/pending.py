@@ -106,7 +106,7 @@ class Pending:
     def move(
         self,
         target: c.Target,
-        to_ms: int,
+        to_ms: int | None,
         index: int,
         place: int,
         now_ms: int,
@@ -114,17 +114,26 @@ class Pending:
         view: View,
         *,
         is_delay: bool = False,
+        priority: int | None = None,
     ) -> Outcome:
+        """Give a message another time, or (`to_ms` None) leave it, and another priority, unless that is None."""
         found, claim, refusal = self._find_owned(target, index - 1, now_ms, floor_ms, view)
         if found is None:
             return ["too_late", GONE] if refusal[0] == "cancelled" else refusal
         if claim is not None and claim.waiting:
             if claim.pending:
                 return ["too_late", WAITING]
+            if priority is not None:
+                self._log.rank_waiting(found, priority, view)
+            if to_ms is None:
+                return ["moved", found.offset]
             if self._shared.level < CLOCK_RESET or max(to_ms, now_ms) >= offsets.deliver_ms(found.offset):
                 return ["moved", self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)]
             # A reset has put it where it waits to a place that has not come: no consumer would go by an earlier time.
-        return ["moved", self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay)]
+        if to_ms is None:
+            to_ms = offsets.deliver_ms(found.offset)
+        moved = self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay, priority=priority)
+        return ["moved", moved]
 
     def _find_owned(
         self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View

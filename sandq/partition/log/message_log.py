@@ -33,6 +33,7 @@ from sandq.partition.garbage import Garbage
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
+from sandq.partition.groups.renewal import Change
 from sandq.partition.levels import CLOCK_RESET, ONE_MOMENT, OWNERSHIP
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
@@ -450,19 +451,21 @@ class MessageLog:
         view: View,
         *,
         is_delay: bool = False,
+        priority: int | None = None,
     ) -> bytes:
         """Give a pending message another time; its id and, when it is apart, its payload stay. The new offset.
-        `is_delay`: that time was asked for as one from now on."""
+        `is_delay`: that time was asked for as one from now on. `priority`: another one, unless it is None."""
         offset = offsets.pack(min(max(to_ms, floor_ms), offsets.U48_MAX), index, place, self.partition)
         wanted = AS_PLACED
         if self._shared.level >= CLOCK_RESET:
             wanted = Wanted.of(to_ms, offsets.deliver_ms(offset), is_delay)
+        news: Fields = {} if priority is None else {Column.PRIORITY: priority}
         if isinstance(found, Kept):
             message = load_kept(found.offset, found.row)
-            entry = self._put_anew(offset, found.id, message.created_ms, message.fields, wanted, view)
+            entry = self._put_anew(offset, found.id, message.created_ms, message.fields | news, wanted, view)
             self._ownership.take_back(found.offset, view)
         else:
-            entry = self._move_logged(found, offset, wanted, now_ms, floor_ms, view)
+            entry = self._move_logged(found, offset, wanted, news, now_ms, floor_ms, view)
         view.put(rows.MOVED + found.id, rows.pack(offset, found.moves + 1, self._shared.stamp_ms, None))
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._added([entry])
@@ -479,6 +482,10 @@ class MessageLog:
         self._shared.totals.moved += 1
         return found.offset
 
+    def rank_waiting(self, found: Found | Kept, priority: int, view: View) -> None:
+        """Give a message that waits in all groups another priority there."""
+        self._ownership.rank(found.offset, Change(priority), self.reader, view)
+
     def _put_anew(
         self, offset: bytes, message_id: bytes, created_ms: int, fields: Fields, wanted: Wanted, view: View
     ) -> LogEntry:
@@ -490,17 +497,17 @@ class MessageLog:
         return entry
 
     def _move_logged(
-        self, found: Found, offset: bytes, wanted: Wanted, now_ms: int, floor_ms: int, view: View
+        self, found: Found, offset: bytes, wanted: Wanted, news: Fields, now_ms: int, floor_ms: int, view: View
     ) -> LogEntry:
-        """Move a message from one place in the log to another."""
+        """Move a message from one place in the log to another. `news`: what it has otherwise from then on."""
         old = self._entry(found)
-        if found.alone:
+        if found.alone and not news:
             row = rows.moved_row(found.value, found.id, wanted.ms, is_delay=wanted.is_delay)
             view.put(rows.log_key(offset), row)
             entry = rows.log_entry(rows.log_key(offset), row)
         else:
             message = self.load(found, view)
-            entry = self._put_anew(offset, found.id, message.created_ms, message.fields, wanted, view)
+            entry = self._put_anew(offset, found.id, message.created_ms, message.fields | news, wanted, view)
         self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
         return entry
 
