@@ -167,7 +167,7 @@ class BatchAccumulator:
     ) -> int:
         """The partition of a message that has a rank, or goes to a fair topic."""
         if rank is not None and not self.partitioner.takes(rank):
-            self.look()  # the topic may have been made anew, as one of another kind
+            self._cluster.refresh(self._topic)  # it may have been made anew, as one of another kind
             self.partitioner.check_rank(rank)
         if self.partitioner.is_fair:
             return self.partitioner.place_of_tenant(None if rank is None else rank[1], partition)
