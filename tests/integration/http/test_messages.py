@@ -163,6 +163,24 @@ async def test_cancel_and_move(web: Web) -> None:
     assert (await web.patch(f"/topics/t/messages/{two['id']}", both, 400))["code"] == "INVALID"
 
 
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"by": "unique_key", "tenant": "acme"}, "tenant: topic 't' is a timer topic; one of the kind fair has them"),
+        ({"by": "unique_key", "tenant": "a b"}, "tenant: 'a b' is not allowed"),
+        ({"tenant": "acme"}, "tenant: it goes with unique_key"),
+    ],
+)
+async def test_a_tenant_tells_where_a_unique_key_is(web: Web, query: dict[str, str], words: str) -> None:
+    await topic(web)
+    await web.post("/topics/t", {"text": "a", "unique_key": "k", "delay": "1h"})
+    for method, path in (("GET", ""), ("GET", "/why"), ("DELETE", ""), ("PATCH", "")):
+        content = json.dumps({"delay": "2h"}) if method == "PATCH" else None
+        response = await web.raw(method, f"/topics/t/messages/k{path}", params=query, content=content)
+        assert response.status_code == 400 and words in response.json()["detail"], response.text
+    assert (await web.get("/topics/t/messages/k", by="unique_key"))["state"] == "delayed"
+
+
 async def test_why(web: Web) -> None:
     await topic(web)
     stored = await web.post("/topics/t", {"text": "1"})
