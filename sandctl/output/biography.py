@@ -34,6 +34,10 @@ def _facts(found: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]:
     for name in ("key", "unique_key"):
         if found.get(name) is not None:
             yield name.replace("_", " "), str(key_cell(found[name]))
+    if found.get("priority"):
+        yield "priority", str(found["priority"])
+    if found.get("tenant") is not None:
+        yield "tenant", str(found["tenant"])
     if found.get("size") is not None:
         yield "size", f"{found['size']:,} bytes"
     yield "created", moment(found["created_ms"], now_ms)

@@ -229,8 +229,8 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
     for key, value in record.items():
         if isinstance(value, Mapping):
             found[key] = settings_json(value)
-        elif key == "tenants":
-            found[key] = {pattern: {"weight": weight, "max_in_flight": most} for pattern, weight, most in value}
+        elif key == "tenants" and isinstance(value, list):
+            found[key] = {pattern: {"weight": weight, "max_in_flight": most} for pattern, weight, most, *_ in value}
         elif key.endswith("_ms"):
             found[key.removesuffix("_ms")] = format_duration(value) if isinstance(value, int) else value
         elif key.endswith("_permille"):

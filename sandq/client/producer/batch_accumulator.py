@@ -74,19 +74,22 @@ class BatchAccumulator:
         """Put a message (`validation.Ready`, and the version that is expected of its key) into its batch: the batch,
         its position, and whether a batch was sealed."""
         partitioner = self.partitioner
+        size = MESSAGE_OVERHEAD_BYTES
+        place = None
         if not key if partitioner.is_compacted else value is None:
             self._check_write(key, value)
         if rank is not None or partitioner.is_fair:
             place = self._ranked_place(key, unique_key, lot, partition, rank)
-        else:
-            sticky = partitioner.sticky.get(lot) if key is None and unique_key is None and partition is None else None
-            place = partitioner.place(key, unique_key, lot, partition) if sticky is None else sticky
+            size += 0 if rank is None or rank[1] is None else len(rank[1])
+        elif key is None and unique_key is None and partition is None:
+            place = partitioner.sticky.get(lot)
+        if place is None:
+            place = partitioner.place(key, unique_key, lot, partition)
         partition_producer = self._partition_producers.get(place)
         if partition_producer is None:
             partition_producer = self._partition_producers[place] = PartitionProducer(
                 self._cluster, self._options, self._topic, place, self._producer_id, self._on_batch_done, self._wake
             )
-        size = MESSAGE_OVERHEAD_BYTES
         if value is not None:
             size += len(value)
         if key is not None:
@@ -95,8 +98,6 @@ class BatchAccumulator:
             size += len(headers)
         if unique_key is not None:
             size += len(unique_key)
-        if rank is not None and rank[1] is not None:
-            size += len(rank[1])
         sealed = False
         batch = partition_producer.open.get(lot)
         if batch is not None and batch.size_bytes + size > self._batch_bytes:
@@ -167,7 +168,7 @@ class BatchAccumulator:
     ) -> int:
         """The partition of a message that has a rank, or goes to a fair topic."""
         if rank is not None and not self.partitioner.takes(rank):
-            self.look()  # the topic may have been made anew, as one of another kind
+            self._cluster.refresh(self._topic)  # it may have been made anew, as one of another kind
             self.partitioner.check_rank(rank)
         if self.partitioner.is_fair:
             return self.partitioner.place_of_tenant(None if rank is None else rank[1], partition)

@@ -146,6 +146,8 @@ class Producer:
         message = self.checks.message(
             value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict, priority, tenant
         )  # fmt: skip
+        if message[-1] is not None:
+            await self._look_for_kind(message[-1])
         try:
             batch, position, sealed = self.add(*message)
         except UnknownPartition:
@@ -213,6 +215,7 @@ class Producer:
                     if priority is not None or tenant is not None:
                         rank = rank_of(priority, tenant)
                         lot |= RANK_BIT
+                        await self._look_for_kind(rank)
                     extras = ttl_ms, unique, rank
                 batch, position, sealed = self.add(data, key_bytes, packed, lot, time, partition, *extras)
                 receipts.add(batch, position)
@@ -243,6 +246,11 @@ class Producer:
         if known is None or len(known.partitions) <= self._partitioner.partitions:
             known = await fresh_topic(self._cluster, self.topic)
         self._partitioner.update(known)
+
+    async def _look_for_kind(self, rank: Rank) -> None:
+        """Ask for the topic where it does not take such a rank: it may have been made anew, as one of another kind."""
+        if not self._partitioner.takes(rank):
+            await self._look_for_more()
 
     async def _send_mapping(self, message: Mapping[str, Any], common: Mapping[str, Any]) -> Receipt:
         if "value" not in message:

@@ -245,13 +245,14 @@ async def _produce(
 
 
 async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]], now_ms: int) -> list[dict[str, Any]]:
-    """The messages as the topic's kind takes them; raises InvalidRequest for a priority or tenant that it does not
-    take. What was consumed from a compacted topic can be produced into one."""
+    """The messages as the topic's kind takes them; of several, raises InvalidRequest for a priority or tenant that it
+    does not take. What was consumed from a compacted topic can be produced into one."""
     turn, changed, ranked = Turn(), [], False
     for message in messages:
         changed.append(at_once(message, now_ms))
         ranked = ranked or "priority" in message or "tenant" in message
         await turn.spend(1)
+    ranked = ranked and len(messages) > 1  # one alone is checked where it is sent
     if changed == messages and not ranked:
         return messages
     kind = (await client.admin.topic(topic)).kind
@@ -261,8 +262,7 @@ async def _for_topic(client: Client, topic: str, messages: list[dict[str, Any]],
             try:
                 check_rank(topic, kind, message.get("priority"), message.get("tenant"))
             except InvalidRequest as error:
-                where = f"messages.{place}: " if len(messages) > 1 else ""
-                raise InvalidRequest(where + error.message) from None
+                raise InvalidRequest(f"messages.{place}: {error.message}") from None
     return changed if kind == "compacted" else messages
 
 

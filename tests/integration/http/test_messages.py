@@ -88,7 +88,11 @@ NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"text": None}, "one of text, value and json"),
     ({"value": "%%%"}, "base64"),
     ({"text": "a", "colour": "red"}, "colour"),
-    ({"text": "a", "priority": 1}, "priority"),
+    ({"text": "a", "priority": 1}, "priority: topic 't' is a timer topic"),
+    ({"text": "a", "priority": 2**31}, "priority"),
+    ({"text": "a", "priority": "1"}, "priority"),
+    ({"text": "a", "tenant": "acme"}, "tenant: topic 't' is a timer topic"),
+    ({"text": "a", "tenant": "a b"}, "tenant"),
     ({"text": "a", "delay": "soon"}, "duration"),
     ({"text": "a", "delay": -1}, "negative"),
     ({"text": "a", "deliver_at": 1900000000}, "looks like seconds"),
@@ -157,6 +161,24 @@ async def test_cancel_and_move(web: Web) -> None:
     assert (await web.patch(f"/topics/t/messages/{two['id']}", {}, 400))["code"] == "INVALID"
     both = {"delay": 1, "deliver_at": "2030-01-01T00:00:00Z"}
     assert (await web.patch(f"/topics/t/messages/{two['id']}", both, 400))["code"] == "INVALID"
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"by": "unique_key", "tenant": "acme"}, "tenant: topic 't' is a timer topic; one of the kind fair has them"),
+        ({"by": "unique_key", "tenant": "a b"}, "tenant: 'a b' is not allowed"),
+        ({"tenant": "acme"}, "tenant: it goes with unique_key"),
+    ],
+)
+async def test_a_tenant_tells_where_a_unique_key_is(web: Web, query: dict[str, str], words: str) -> None:
+    await topic(web)
+    await web.post("/topics/t", {"text": "a", "unique_key": "k", "delay": "1h"})
+    for method, path in (("GET", ""), ("GET", "/why"), ("DELETE", ""), ("PATCH", "")):
+        content = json.dumps({"delay": "2h"}) if method == "PATCH" else None
+        response = await web.raw(method, f"/topics/t/messages/k{path}", params=query, content=content)
+        assert response.status_code == 400 and words in response.json()["detail"], response.text
+    assert (await web.get("/topics/t/messages/k", by="unique_key"))["state"] == "delayed"
 
 
 async def test_why(web: Web) -> None:

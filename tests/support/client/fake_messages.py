@@ -66,6 +66,8 @@ class Stored:
     ttl_ms: int | None = None
     moves: int = 0
     dead_reason: str = "nacked"
+    priority: int | None = None
+    tenant: bytes | None = None
 
     def __post_init__(self) -> None:
         self.id = self.id or self.offset
@@ -77,6 +79,7 @@ class Stored:
             self.value if values else None,
             *(self.key, self.headers, self.ttl_ms, self.unique_key),
             *(self.moves, NOW_MS if self.moves else None, len(self.value)),
+            *self._rank(),
         )
 
     def dead_record(self, values: bool) -> DeadRecord:
@@ -85,7 +88,11 @@ class Stored:
         return DeadRecord(
             *(self.id, self.offset, 1, self.dead_reason, "no", NOW_MS + 5, NOW_MS, deliver_ms),
             *(self.key, self.headers, self.value if values else None, self.unique_key, len(self.value), history),
+            *self._rank(),
         )
+
+    def _rank(self) -> tuple[int, str | None]:
+        return self.priority or 0, self.tenant.decode() if self.tenant is not None else None
 
 
 @dataclass
@@ -145,6 +152,8 @@ class FakeMessages:
         times = batch.int_column(Column.DELIVER_MS) or nulls
         columns = [batch.bytes_column(column) or nulls for column in (Column.KEY, Column.HEADERS, Column.UNIQUE_KEY)]
         ttls = batch.int_column(Column.TTL_MS) or nulls
+        priorities = batch.int_column(Column.PRIORITY) or nulls
+        tenants = batch.bytes_column(Column.TENANT) or nulls
         given: list[bytes] = []
         conflicts: dict[int, str] = {}
         rows = zip(batch.values(), *columns, times, ttls, strict=True)
@@ -153,6 +162,7 @@ class FakeMessages:
             offset = offsets.pack(deliver_ms, self.index, place, request.partition)
             state = "delayed" if deliver_ms > self.now_ms else "ready"
             row = Stored(value or b"", key, headers, offset, state, unique_key=unique_key, ttl_ms=ttl_ms)
+            row.priority, row.tenant = priorities[place], tenants[place]
             taken = self.row(request, [1, unique_key]) if unique_key is not None else None
             if taken is not None and request.on_conflict == REPLACE and taken.state in PENDING:
                 self.stored[request.topic, request.partition].remove(taken)
@@ -209,7 +219,14 @@ class FakeMessages:
 
     @staticmethod
     def piece(rows: list[Stored]) -> Piece:
-        batch = encode({Column.VALUE: [row.value for row in rows], Column.KEY: [row.key for row in rows]})
+        batch = encode(
+            {
+                Column.VALUE: [row.value for row in rows],
+                Column.KEY: [row.key for row in rows],
+                Column.PRIORITY: [row.priority for row in rows],
+                Column.TENANT: [row.tenant for row in rows],
+            }
+        )
         return Piece(b"".join(row.offset for row in rows), b"".join(row.id for row in rows), NOW_MS, None, batch)
 
     # Taking back and moving.

@@ -356,7 +356,8 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
                         if row.state == "ready" and subscribed.credit > 0:
                             self.index += 1
                             row.state, row.token, row.attempt = "leased", self.index << 16, row.attempt + 1
-                            columns = {Column.KEY: [row.key], Column.HEADERS: [row.headers]}
+                            columns = {Column.KEY: [row.key], Column.HEADERS: [row.headers],
+                                       Column.PRIORITY: [row.priority], Column.TENANT: [row.tenant]}  # fmt: skip
                             self.deliver(subscribed, [row.value], token=row.token, attempt=row.attempt,
                                          lease_ms=subscribed.request.lease_ms or 30_000, partition=partition,
                                          base=row.offset, columns=columns)  # fmt: skip

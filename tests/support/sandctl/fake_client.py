@@ -148,16 +148,16 @@ class FakeMessages:
         self._client.note("list", limit=limit, **more)
         return stream(self._client.rows, limit)
 
-    async def get(self, id: str | None = None, *, unique_key: bytes | None = None) -> StoredMessage:
-        self._client.note("get", id=id, unique_key=unique_key)
+    async def get(self, id: str | None = None, *, unique_key: bytes | None = None, **tenant: str) -> StoredMessage:
+        self._client.note("get", id=id, unique_key=unique_key, **tenant)
         return self._find(id, unique_key)
 
-    async def why(self, id: str | None = None, *, unique_key: bytes | None = None) -> dict[str, Any]:
-        self._client.note("why", id=id, unique_key=unique_key)
+    async def why(self, id: str | None = None, *, unique_key: bytes | None = None, **tenant: str) -> dict[str, Any]:
+        self._client.note("why", id=id, unique_key=unique_key, **tenant)
         return self._client.biography
 
-    async def cancel(self, id: str | None = None, *, unique_key: bytes | None = None) -> str:
-        self._client.note("cancel", id=id, unique_key=unique_key)
+    async def cancel(self, id: str | None = None, *, unique_key: bytes | None = None, **tenant: str) -> str:
+        self._client.note("cancel", id=id, unique_key=unique_key, **tenant)
         return self._pending(id, unique_key).id
 
     async def move(self, id: str | None = None, *, unique_key: bytes | None = None, **where: Any) -> str:

@@ -108,7 +108,9 @@ def test_outcomes() -> None:
     [
         (MESSAGE, MessageRecord.from_map),
         (MESSAGE._replace(value=None, key=None, ttl_ms=None, moved_ms=None, headers=b"\x80"), MessageRecord.from_map),
+        (MESSAGE._replace(tenant="acme"), MessageRecord.from_map),
         (DEAD, DeadRecord.from_map),
+        (DEAD._replace(tenant="acme"), DeadRecord.from_map),
         (DEAD._replace(error=None, value=None, history=[]), DeadRecord.from_map),
         (JOB, lambda row: JobRecord.parse([0, 3, row])),
         (JOB._replace(state="done", finished_ms=9), lambda row: JobRecord.parse([0, 3, row])),
@@ -118,7 +120,10 @@ def test_records(record: Any, read: Callable[[Any], Any]) -> None:
     (row,) = reply(record.to_map())[2:]
     assert read(row) == record
     assert read({**row, "new": 1}) == record
+    assert ("priority" in row, "tenant" in row) == (False, getattr(record, "tenant", None) is not None)
     for name, value in row.items():
+        if name == "tenant":  # there need be none
+            continue
         with pytest.raises(ProtocolError, match=f"without '{name}'"):
             read({key: row[key] for key in row if key != name})
         wrong = "text" if type(value) is not str else 5
@@ -133,6 +138,16 @@ def test_records(record: Any, read: Callable[[Any], Any]) -> None:
     first = record._fields[0]
     with pytest.raises(ProtocolError, match=f"whose {first} is a wrong bin"):
         read({**row, first: b"short"})
+
+
+@pytest.mark.parametrize("record", [MESSAGE, DEAD])
+def test_a_priority_may_be_negative(record: Any) -> None:
+    ranked = record._replace(priority=-(2**31), tenant="a.b")
+    (row,) = reply(ranked.to_map())[2:]
+    assert type(record).from_map(row) == ranked
+    for name, wrong in (("priority", "5"), ("priority", None), ("tenant", b"a")):
+        with pytest.raises(ProtocolError, match=f"whose {name} is a wrong"):
+            type(record).from_map({**row, name: wrong})
 
 
 def test_pages() -> None:

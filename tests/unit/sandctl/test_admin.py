@@ -11,9 +11,55 @@ import pytest
 from click.testing import CliRunner
 
 from sandctl.main import main
+from sandctl.options.topic_settings import shown
 from sandq.model.errors import Unavailable, UnknownTopic
+from sandq.model.settings import parse_settings
 from sandq.protocol.frames import Type
 from tests.support.client.fake_server import CUT, FakeServer
+
+TENANTS = '{"acme": {"weight": 3}, "*": {"max_in_flight": "none"}}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "settings"),
+    [
+        ("priority", ("--ageing", "30s", "--ttl", "1h"), {"ageing": "30s", "ttl": "1h"}),
+        ("priority", (), {}),
+        ("fair", ("--tenants", TENANTS, "--ageing", "none"), {"tenants": TENANTS, "ageing": "none"}),
+    ],
+)
+def test_topics_that_rank_their_messages(
+    ctl: Any, server: FakeServer, kind: str, options: tuple[str, ...], settings: dict[str, str]
+) -> None:
+    assert ctl("topic", "create", "mails", "--kind", kind, *options).exit_code == 0
+    (frame,) = server.of_type(Type.TOPIC_CREATE)
+    assert frame[2:] == ["mails", kind, 1, 1, settings]
+    if settings:
+        assert ctl("topic", "update", "mails", *options).exit_code == 0
+        (frame,) = server.of_type(Type.TOPIC_UPDATE)
+        assert settings in frame
+    record = parse_settings(settings, kind).record()
+    assert parse_settings(shown(record, kind), kind).record() == record, "what is shown can be given"
+    assert shown(record, kind).keys().isdisjoint(("ordering", "rank"))
+    if kind == "fair":
+        assert shown(record, kind)["tenants"] == {
+            "*": {"weight": 1, "max_in_flight": None},
+            "acme": {"weight": 3, "max_in_flight": None},
+        }
+
+
+def test_priority_and_tenant_of_what_is_produced(ctl: Any, server: FakeServer) -> None:
+    server.add_topic("mails", kind="fair")
+    assert ctl("produce", "mails", "a", "--priority", "-5", "--tenant", "acme").exit_code == 0
+    line = b'{"text": "b", "tenant": "shop"}\n{"text": "c", "priority": 0}\n'
+    assert ctl("produce", "mails", "--jsonl", "--priority", "2", "--tenant", "acme", input=line).exit_code == 0
+    rows = [(row.value, row.priority, row.tenant) for row in server.stored["mails", 0]]
+    assert sorted(rows) == [(b"a", -5, b"acme"), (b"b", 2, b"shop"), (b"c", 0, b"acme")]
+    result = ctl("produce", "t", "a", "--priority", "1")
+    assert result.exit_code == 1 and "priority: topic 't' is a timer topic" in result.stderr
+    assert ctl("produce", "mails", "a", "--priority", "high").exit_code == 2
+    result = ctl("produce", "mails", "a", "--tenant", "a/b")
+    assert result.exit_code == 1 and "tenant: 'a/b' is not allowed" in result.stderr
 
 
 def test_topics(ctl: Any, server: FakeServer) -> None:

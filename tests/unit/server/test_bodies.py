@@ -41,3 +41,22 @@ def test_so_many_headers_are_one_mistake_and_right_ones_none(wrong: Any) -> None
 
 def test_few_unknown_members_are_told_each() -> None:
     assert [one["loc"] for one in mistakes(ProduceIn, {"text": "x", "a": 1, "b": 2})] == [("one", "a"), ("one", "b")]
+
+
+def test_ranks_of_messages_are_arguments_of_send() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(ProduceIn)
+    body = adapter.validate_python({"text": "x", "priority": -(2**31), "tenant": "acme"})
+    assert body.arguments() == {"value": b"x", "priority": -(2**31), "tenant": "acme", "on_conflict": "reject"}
+    assert adapter.validate_python({"text": "x", "priority": None, "tenant": None}).arguments().keys() == {
+        "value",
+        "on_conflict",
+    }
+    for wrong in (2**31, -(2**31) - 1, "1", 1.0, True):
+        assert [one["loc"] for one in mistakes(ProduceIn, {"text": "x", "priority": wrong})] == [("one", "priority")]
+    assert [one["loc"] for one in mistakes(ProduceIn, {"text": "x", "tenant": 5})] == [("one", "tenant")]
+
+
+@pytest.mark.parametrize("kind", ["priority", "fair"])
+def test_kinds_of_topics(kind: str) -> None:
+    settings = {"ageing": "30s", "tenants": {"acme": {"weight": 3}}}
+    assert TopicCreate.model_validate({"name": "t", "kind": kind, "settings": settings}).kind == kind

@@ -183,7 +183,7 @@ def test_mistakes_are_raised_where_they_are_made(client: sandq.sync.Client) -> N
             lambda: producer.send(b"", delay="soon"),
             lambda: producer.send(3),  # type: ignore[arg-type]
             lambda: producer.send(b"", on_conflict="ignore"),
-            lambda: producer.send(b"", tenant="a"),
+            lambda: producer.send(b"", tenant="a b"),
             lambda: producer.send_many([b"", 3]),  # type: ignore[list-item]
         ):
             with pytest.raises(InvalidRequest):
@@ -192,6 +192,8 @@ def test_mistakes_are_raised_where_they_are_made(client: sandq.sync.Client) -> N
             producer.send(b"x" * 9_000_000)
         with pytest.raises(InvalidRequest, match="message 1500 of send_many"):
             producer.send_many([*[b""] * 1500, 3])  # type: ignore[list-item]
+        with pytest.raises(InvalidRequest, match="tenant: topic 't' is a timer topic"):
+            producer.send(b"", tenant="a").wait()
         receipt = producer.send(b"", partition=7)
         with pytest.raises(UnknownPartition):
             receipt.wait()

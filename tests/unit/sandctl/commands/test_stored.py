@@ -60,8 +60,9 @@ def test_what_message_list_prints_produce_takes(ctl: Ctl, client: FakeClient) ->
     client.rows = [
         stored(1, key=b"ada", headers={"a": 1, "b": b"\xff"}, ttl_ms=90_000, unique_key=b"u"),
         stored(2, value=b"\xff", key=b"\xfe", unique_key=b"\xfd"),
+        stored(3, priority=-5, tenant="acme.mail"),
     ]
-    first, second = ctl("message", "list", "t", "--values", "-o", "jsonl").stdout.splitlines()
+    first, second, third = ctl("message", "list", "t", "--values", "-o", "jsonl").stdout.splitlines()
     deliver_at = format_instant(NOW_MS + HOUR_MS)
     assert parse_line(first.encode()) == {
         "value": b"value 1", "key": b"ada", "unique_key": b"u", "headers": {"a": 1, "b": b"\xff"},
@@ -69,6 +70,9 @@ def test_what_message_list_prints_produce_takes(ctl: Ctl, client: FakeClient) ->
     }  # fmt: skip
     assert parse_line(second.encode()) == {
         "value": b"\xff", "key": b"\xfe", "unique_key": b"\xfd", "deliver_at": deliver_at
+    }  # fmt: skip
+    assert parse_line(third.encode()) == {
+        "value": b"value 3", "deliver_at": deliver_at, "priority": -5, "tenant": "acme.mail"
     }  # fmt: skip
     record = json.loads(first)
     assert (record["id"], record["state"], record["due_at"], record["moves"]) == (ID, "delayed", deliver_at, 0)
@@ -158,6 +162,31 @@ def test_why_is_a_biography(ctl: Ctl, client: FakeClient) -> None:
     client.biography = {**BIOGRAPHY, "groups": [], "moves": 0}
     assert "no group has subscribed" in ctl("message", "why", "t", "--unique-key", "u").stdout
     assert client.asked("why") == [{"id": ID}, {"unique_key": b"u"}]
+
+
+def test_a_rank_is_part_of_the_biography(ctl: Ctl, client: FakeClient) -> None:
+    client.biography = {**BIOGRAPHY, "priority": -3, "tenant": "acme"}
+    lines = ctl("message", "why", "t", "--unique-key", "u", "--tenant", "acme").stdout.splitlines()
+    assert lines[3:5] == ["  priority   -3", "  tenant     acme"]
+    record = json.loads(ctl("message", "why", "t", ID, "-o", "json").stdout)
+    assert (record["priority"], record["tenant"]) == (-3, "acme")
+    assert client.asked("why") == [{"unique_key": b"u", "tenant": "acme"}, {"id": ID}]
+
+
+def test_a_unique_key_is_looked_for_where_its_tenant_is(ctl: Ctl, client: FakeClient) -> None:
+    client.rows = [stored(1, unique_key=b"u", priority=7, tenant="acme")]
+    record = json.loads(ctl("message", "get", "t", "--unique-key", "u", "--tenant", "acme", "-o", "json").stdout)
+    assert (record["priority"], record["tenant"]) == (7, "acme")
+    named = ("--unique-key", "u", "--tenant", "acme", "-o", "json")
+    assert json.loads(ctl("message", "move", "t", *named, "--in", "5s").stdout)[0]["tenant"] == "acme"
+    (row,) = json.loads(ctl("message", "cancel", "t", *named).stdout)
+    assert (row["unique_key"], row["tenant"], row["outcome"]) == ("u", "acme", "cancelled")
+    key = {"unique_key": b"u", "tenant": "acme"}
+    assert client.asked("get") == client.asked("cancel") == [key]
+    assert client.asked("move") == [{**key, "delay": timedelta(seconds=5)}]
+    for command in ("get", "why", "cancel"):
+        result = ctl("message", command, "t", ID, "--tenant", "acme")
+        assert result.exit_code == 2 and "it goes with --unique-key" in result.stderr
 
 
 def test_why_as_json(ctl: Ctl, client: FakeClient) -> None:
