@@ -30,16 +30,18 @@ from sandq.broker.replication.replica import Delivery, MetadataView
 from sandq.broker.replication.runner import Runner
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
+from sandq.model.batch import Column
 from sandq.model.caller import Caller
 from sandq.model.errors import (
     InvalidRequest,
     NotLeader,
     Overloaded,
     SandqError,
+    TooLarge,
     UnknownTopic,
 )
 from sandq.model.limits import Limits
-from sandq.model.names import check_name
+from sandq.model.names import RANKED, check_name
 from sandq.model.sequence import number_of
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import Checked, check_batch
@@ -182,9 +184,31 @@ class Broker:
             for _, lease_ms in request.items:
                 if not low <= lease_ms <= high:
                     raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+        if isinstance(request, Nack):
+            self._check_changes(request, delivery)
         command = _SETTLING[type(request)](request.items)
         size = _size_of(command)
         delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
+
+    def _check_changes(self, request: Nack, delivery: PartitionLeader) -> None:
+        """Check what a nack changes of its messages. Raises InvalidRequest, TooLarge."""
+        most = self.limits.headers_bytes
+        for item in request.items:
+            changes = item[5] if len(item) > 5 else {}
+            if Column.PRIORITY in changes:
+                self.check_ranked(self.catalog.view.places[request.group_number][0])
+            if len(changes.get(Column.HEADERS, b"")) > most:
+                size = len(changes[Column.HEADERS])
+                raise TooLarge(f"headers: {size} bytes, {most} are allowed", limit="headers_bytes", maximum=most)
+
+    def check_ranked(self, topic: str) -> None:
+        """Raise InvalidRequest, unless messages of a topic have priorities."""
+        kind = self.topic(topic).record.kind
+        if kind not in RANKED:
+            raise InvalidRequest(
+                f"topic {topic!r} is a {kind} topic: only messages of {' and '.join(RANKED)} topics have priorities",
+                topic=topic,
+            )
 
     # -- subscriptions --------------------------------------------------------------------------------------------
 

@@ -22,8 +22,13 @@ class _Command:
 
     __slots__ = ()
     feature_level: ClassVar[int] = FIRST_LEVEL
-    takes_space: ClassVar[bool] = False
     """The cluster's level from which on it may be proposed."""
+    takes_space: ClassVar[bool] = False
+
+    @property
+    def needed_level(self) -> int:
+        """The same, of this very command."""
+        return self.feature_level
 
 
 @dataclass(frozen=True, slots=True)

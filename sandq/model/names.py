@@ -13,6 +13,8 @@ RULE = f"1 to {MAX_NAME_CHARS} of A-Z a-z 0-9 . _ - and the first one a letter o
 TIMER, COMPACTED = "timer", "compacted"
 PRIORITY, FAIR = "priority", "fair"
 """Kinds of topics."""
+RANKED = (PRIORITY, FAIR)
+"""Those whose messages have priorities."""
 
 DEFAULT_TENANT = "default"
 """The tenant of a message of a fair topic that names none."""

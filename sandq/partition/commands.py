@@ -17,6 +17,7 @@ import msgpack
 from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.sequence import number_of
+from sandq.partition.levels import RANKED
 
 ENTRY_VERSION = 1
 
@@ -69,6 +70,11 @@ class Command:
     """It brings something new: refused while the disk is nearly full."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
     type: ClassVar[int]
+
+    @property
+    def needed_level(self) -> int:
+        """The cluster's level from which on this very command may be proposed: it may have fields of a later one."""
+        return self.feature_level
 
     def fields(self) -> tuple[Any, ...]:
         return tuple([getattr(self, name) for name in self.__match_args__])
@@ -134,6 +140,10 @@ class Nack(Command):
     items: Sequence[Sequence[Any]]
     """(token, what, delay_ms (None: the back-off), error), ...; a fifth, False: they were not begun; a sixth, from the
     level `RANKED` on: `{column: value}` that the messages have in the group from then on (priority, headers)."""
+
+    @property
+    def needed_level(self) -> int:
+        return RANKED if any([len(item) > 5 for item in self.items]) else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +226,10 @@ class Move(Command):
     items: Sequence[Sequence[Any]]
     """(target, instant or, when relative, delay after the stamp (ms), relative), ...; with a fourth, from the level
     `RANKED` on: the priority that it gets; its time may be None then, and stays."""
+
+    @property
+    def needed_level(self) -> int:
+        return RANKED if any([len(item) > 3 for item in self.items]) else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)

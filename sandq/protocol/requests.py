@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Self
 
+from sandq.model.batch_format import Column
 from sandq.model.errors import WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
@@ -185,9 +186,23 @@ class Ack(Request, type=Type.ACK):
         return request
 
 
+def is_priority(value: object) -> bool:
+    """Return whether a priority is one."""
+    return type(value) is int and FIXED.priority_least <= value <= FIXED.priority_most
+
+
+def _is_change(changes: Any) -> bool:
+    """Whether something is what a nack changes of its messages."""
+    if type(changes) is not dict or not changes or not changes.keys() <= {Column.PRIORITY, Column.HEADERS}:
+        return False
+    headers = changes.get(Column.HEADERS, b"")
+    return is_priority(changes.get(Column.PRIORITY, 0)) and type(headers) is bytes
+
+
 class Nack(Request, type=Type.NACK):
     """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`; with a fifth
-    field, `False`, they were not begun: they are ready at once, and the attempt is not counted."""
+    field, `False`, they were not begun: they are ready at once, and the attempt is not counted. With a sixth, `{column:
+    value}`, they are so in the group from then on: its columns are priority and headers."""
 
     group_number: int
     partition: Partition
@@ -197,10 +212,16 @@ class Nack(Request, type=Type.NACK):
     def parse(cls, frame: Frame) -> Self:
         request = cls.checked(frame)
         for item, row in enumerate(request.items, 1):
-            if type(row) is not list or len(row) not in (4, 5) or type(row[0]) is not int or row[0] < 0:
-                raise cls.wrong("items", f"item {item}: expected [token, what, delay_ms, error], and perhaps begun")
-            if type(row[-1]) is not bool and len(row) == 5:
+            if type(row) is not list or len(row) not in (4, 5, 6) or type(row[0]) is not int or row[0] < 0:
+                raise cls.wrong(
+                    "items", f"item {item}: expected [token, what, delay_ms, error], perhaps begun, changes"
+                )
+            if len(row) > 4 and type(row[4]) is not bool:
                 raise cls.wrong("items", f"item {item}: begun must be bool")
+            if len(row) > 5 and (not row[4] or not _is_change(row[5])):
+                raise cls.wrong(
+                    "items", f"item {item}: changes must be {{priority column: int, headers column: bytes}}"
+                )
             if row[1] is not None:
                 row[1] = ranges_of(cls, item, row[1])
             if row[2] is not None and (type(row[2]) is not int or not 0 <= row[2] <= U48_MAX):

@@ -10,6 +10,7 @@ from sandq.model.limits import DEFAULT, FIXED
 from sandq.protocol.fields import OFFSET_BYTES, U32_MAX, U48_MAX, kind_name, one_of
 from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import U48, Bounds, Offset, Partition, Request, choice, each, length
+from sandq.protocol.requests import is_priority
 
 BY_ID: Final = 0
 BY_UNIQUE_KEY: Final = 1
@@ -43,11 +44,15 @@ def check_prefix(prefix: bytes) -> str | None:
 
 
 def _check_move(item: Any) -> str | None:
-    if type(item) is not list or [*map(type, item)] != [list, int, bool]:
-        return "expected [target, at_ms, relative]"
+    if type(item) is not list or len(item) not in (3, 4) or type(item[0]) is not list or type(item[2]) is not bool:
+        return "expected [target, at_ms, relative], and perhaps a priority"
     if (problem := check_target(item[0])) is not None:
         return problem
-    return None if 0 <= item[1] <= U48_MAX else f"at_ms {item[1]} is not within 0..{U48_MAX}"
+    if len(item) == 4 and not is_priority(item[3]):
+        return f"priority {item[3]!r} is not within {FIXED.priority_least}..{FIXED.priority_most}"
+    if item[1] is None and len(item) == 4:
+        return None  # its time stays
+    return None if type(item[1]) is int and 0 <= item[1] <= U48_MAX else f"at_ms {item[1]} is not within 0..{U48_MAX}"
 
 
 Target = Annotated[Sequence[Any], check_target]
@@ -82,7 +87,8 @@ class List(Request, type=Type.LIST):
 
 
 class Move(Request, type=Type.MOVE):
-    """New delivery times of pending messages. Items: `[target, at_ms, relative]`; relative: a delay from now."""
+    """New delivery times of pending messages. Items: `[target, at_ms, relative]`; relative: a delay from now. With a
+    fourth field they get that priority; `at_ms` may be nil then, and their times stay."""
 
     topic: str
     partition: Partition

@@ -80,8 +80,10 @@ class MessageQueries:
     def move(self, request: Move, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each item. Raises InvalidTime."""
         items: Sequence[Any] = request.items
-        for position, (_, at_ms, relative) in enumerate(items):
-            if not relative and at_ms < LEAST_INSTANT_MS:
+        if any([len(item) > 3 for item in items]):
+            self._broker.check_ranked(request.topic)
+        for position, (_, at_ms, relative, *_) in enumerate(items):
+            if not relative and at_ms is not None and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
         host = self._host(request)
         count = len(items)

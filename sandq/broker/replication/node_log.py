@@ -27,7 +27,7 @@ from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import Limits
 from sandq.model.members import incarnation_of, member_id, own_member
 from sandq.partition import commands as partition_commands
-from sandq.partition.log.reader import LogReader
+from sandq.partition.log.look_aheads import LookAhead
 from sandq.raft import Committed, GroupCommit, Members
 from sandq.raft.wire import REGULAR
 from sandq.storage.files import Files
@@ -291,7 +291,7 @@ class NodeLog:
         self._recovered.pop(number, None)
         self._loads.pop(number, None)
 
-    def _readers(self) -> list[LogReader]:
+    def _readers(self) -> list[LookAhead]:
         """The cursors of the groups of all partitions (apply thread)."""
         replicas = [host.replica for host in list(self.hosts.values())]
         partitions = [replica for replica in replicas if isinstance(replica, PartitionReplica)]

@@ -304,8 +304,8 @@ class RaftGroup:
         reason = self._reason_to_wait(self)
         if reason is not None:
             raise _not_taken(reason)
-        if command.feature_level > FIRST_LEVEL:
-            self._check_level(command.feature_level)
+        if (level := command.needed_level) > FIRST_LEVEL:
+            self._check_level(level)
         backlog = self._backlog
         if backlog.no_room is not None and command.takes_space:
             raise DiskFull(backlog.no_room)

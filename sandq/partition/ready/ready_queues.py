@@ -523,5 +523,9 @@ def _row(entry: LogEntry) -> bytes:
 
 
 def _load(first: bytes, row: bytes) -> LogEntry:
-    length, size, unit, *extra = rows.unpack(row)
-    return LogEntry(first, length, size, Extra(*extra, None) if extra else None, unit)
+    length, size, unit, *of_extra = rows.unpack(row)
+    extra = None
+    if of_extra:
+        message_id, ttl_ms, unique_key = of_extra
+        extra = Extra(message_id, ttl_ms, unique_key, None)
+    return LogEntry(first, length, size, extra, unit)
