@@ -213,15 +213,11 @@ class Nack(Request, type=Type.NACK):
         request = cls.checked(frame)
         for item, row in enumerate(request.items, 1):
             if type(row) is not list or len(row) not in (4, 5, 6) or type(row[0]) is not int or row[0] < 0:
-                raise cls.wrong(
-                    "items", f"item {item}: expected [token, what, delay_ms, error], perhaps begun, changes"
-                )
+                raise cls.wrong("items", f"item {item}: expected [token, what, delay_ms, error, begun, changes]")
             if len(row) > 4 and type(row[4]) is not bool:
                 raise cls.wrong("items", f"item {item}: begun must be bool")
             if len(row) > 5 and (not row[4] or not _is_change(row[5])):
-                raise cls.wrong(
-                    "items", f"item {item}: changes must be {{priority column: int, headers column: bytes}}"
-                )
+                raise cls.wrong("items", f"item {item}: changes must be {{priority: int, headers: bytes}} by column")
             if row[1] is not None:
                 row[1] = ranges_of(cls, item, row[1])
             if row[2] is not None and (type(row[2]) is not int or not 0 <= row[2] <= U48_MAX):

@@ -1,0 +1,290 @@
+"""Partitions of priority and fair topics: what goes first, what is held up, and what becomes of what is given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.model.batch import Column
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.groups import ranked_grants
+from sandq.partition.log import sweep
+from tests.support.partition.bench import T, by_id, by_key
+from tests.support.partition.ranked_bench import RankedBench
+
+
+@pytest.fixture
+def bench() -> RankedBench:
+    bench = RankedBench()
+    bench.open()
+    return bench
+
+
+@pytest.fixture
+def fair() -> RankedBench:
+    bench = RankedBench("fair")
+    bench.open()
+    return bench
+
+
+# -- priorities -------------------------------------------------------------------------------------------------------
+
+
+def test_a_lower_priority_goes_first_and_of_one_the_older(bench: RankedBench) -> None:
+    bench.add("a", "b", priority=5)
+    bench.add("c", "d", priority=[5, -1])
+    bench.add("e")
+    assert bench.take(10) == ["d", "e", "a", "b", "c"]
+
+
+def test_order_within_one_lease_is_that_of_the_ranks(bench: RankedBench) -> None:
+    bench.add(*"abcdef", priority=[3, 1, 2, 1, 3, 2])
+    lease = bench.one(limit=10)
+    assert bench.values([lease]) == ["b", "d", "c", "f", "a", "e"]
+    assert bench.ack(lease.token, [[lease.ranges[0].base, 1]]) is None  # b
+    bench.restart()
+    assert bench.expire(at=30_000) == 5
+    assert bench.take(10, at=31_000) == ["d", "c", "f", "a", "e"]
+
+
+def test_a_delayed_message_joins_its_priority_when_it_is_due(bench: RankedBench) -> None:
+    bench.add("late", priority=0, due=[1000])
+    bench.add("now", priority=9)
+    assert bench.take(1, at=999) == ["now"]
+    bench.add("next", priority=9)
+    assert bench.take(1, at=1000) == ["late"]
+
+
+def test_nothing_is_leased_ahead_of_its_time(bench: RankedBench) -> None:
+    bench.add("a", due=[5])
+    assert bench.lease(ahead=50) == []
+
+
+def test_what_comes_later_and_goes_first_is_first(bench: RankedBench) -> None:
+    bench.add(*[f"low{n}" for n in range(5)], priority=7)
+    assert bench.take(2) == ["low0", "low1"]
+    bench.add("high", priority=1)
+    assert bench.take(2) == ["high", "low2"]
+
+
+def test_what_is_given_back_stands_in_its_queue_again(bench: RankedBench) -> None:
+    bench.add("a", "b", priority=5)
+    lease = bench.one(limit=1)
+    bench.add("high", priority=1)
+    bench.nack(lease.token, delay=0)
+    assert bench.take(1) == ["high"]
+    assert bench.take(1) == ["a"]
+
+
+def test_waiting_messages_age_if_the_topic_says_so() -> None:
+    bench = RankedBench(ageing="1s")
+    bench.open()
+    bench.add("old", priority=5)
+    bench.add("young", priority=1, at=3000)
+    assert bench.take(1, at=3000) == ["young"]
+    bench.add("younger", priority=1, at=4500)
+    assert bench.take(2, at=4500) == ["old", "younger"]
+
+
+def test_everything_that_is_due_is_ranked_before_anything_is_leased(
+    bench: RankedBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranked_grants, "PROMOTED", 100)
+    monkeypatch.setattr(ranked_grants, "PART_ENTRIES", 40)
+    for n in range(250):
+        bench.add(f"{n}", priority=5, due=[n])
+    bench.add("best", priority=1, due=[250])
+    taken = []
+    while not (found := bench.take(1, at=300)):
+        assert bench.status().groups[0].is_promoting
+        taken.append(found)
+    assert len(taken) == 2 and found == ["best"]
+    assert not bench.status().groups[0].is_promoting
+    assert bench.take(1, at=300) == ["0"]
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_priority_of_what_is_ready_changes(bench: RankedBench) -> None:
+    a, b, d = bench.add("a", "b", "d", priority=5)
+    bench.take(0)
+    moved = bench.apply(0, c.Move([(by_id(d), None, False, 1)]))[0][0]
+    assert moved[0] == "moved"
+    assert bench.state_of(moved[1]) == "ready"
+    assert bench.take(3) == ["d", "a", "b"]
+
+
+def test_the_priority_of_what_is_delayed_changes_and_its_time_stays(bench: RankedBench) -> None:
+    (a,) = bench.add("a", priority=5, due=[1000])
+    bench.add("b", priority=3, due=[1000])
+    bench.apply(0, c.Move([(by_id(a), None, False, 1)]))
+    assert bench.take(5, at=999) == []
+    assert bench.take(5, at=1000) == ["a", "b"]
+
+
+def test_the_priority_of_what_waits_changes(bench: RankedBench) -> None:
+    (a,) = bench.add("a", priority=5, unique=["u"])
+    bench.add("b", priority=5)
+    bench.nack(bench.one(limit=1).token, delay=1000)
+    assert bench.apply(0, c.Move([(by_key("u"), None, False, 7)]))[0] == [["moved", a]]
+    bench.restart()
+    assert bench.take(1, at=2000) == ["b"]
+    lease = bench.one(limit=1, at=2000)
+    assert lease.attempt == 2
+    assert bench.messages(lease)[0].fields[Column.PRIORITY] == 7
+
+
+def test_a_nack_may_change_priority_and_headers(bench: RankedBench) -> None:
+    bench.add("a", "b", priority=5)
+    lease = bench.one(limit=1)
+    news = {int(Column.PRIORITY): 6, int(Column.HEADERS): b"\x81\xa1k\xa1v"}
+    assert bench.apply(0, c.Nack([(lease.token, None, 0, "busy", True, news)])) == [[None]]
+    bench.restart()
+    assert bench.take(1) == ["b"]
+    (message,) = bench.messages(bench.one(limit=1))
+    assert (message.fields[Column.PRIORITY], message.fields[Column.HEADERS]) == (6, b"\x81\xa1k\xa1v")
+
+
+def test_a_nack_may_change_headers_of_the_last_attempt(bench: RankedBench) -> None:
+    bench.add("a")
+    for _ in range(3):
+        lease = bench.one(limit=1)
+        bench.apply(0, c.Nack([(lease.token, None, 0, "x", True, {int(Column.HEADERS): b"\x80"})]))
+    assert bench.dead()[0].fields[Column.HEADERS] == b"\x80"
+    assert bench.rows(rows.KEPT) == []
+
+
+# -- tenants ----------------------------------------------------------------------------------------------------------
+
+
+def test_tenants_take_turns_whatever_waits(fair: RankedBench) -> None:
+    fair.add(*[f"a{n}" for n in range(100)], tenant="a")
+    fair.add("b0", "b1", tenant="b")
+    fair.add("d0", tenant=None)
+    assert fair.take(6) == ["a0", "b0", "d0", "a1", "b1", "a2"]
+
+
+def test_one_that_comes_later_waits_for_one_turn_of_each(fair: RankedBench) -> None:
+    fair.add(*[f"a{n}" for n in range(50)], tenant="a")
+    fair.add(*[f"b{n}" for n in range(50)], tenant="b")
+    fair.take(21)
+    fair.add("c0", tenant="c")
+    assert "c0" in fair.take(3)
+
+
+def test_within_a_tenant_priorities_count(fair: RankedBench) -> None:
+    fair.add("a-low", "a-high", tenant="a", priority=[5, 1])
+    fair.add("b-low", "b-high", tenant="b", priority=[9, 3])
+    assert fair.take(4) == ["a-high", "b-high", "a-low", "b-low"]
+
+
+def test_weights_count_and_change_while_it_runs() -> None:
+    fair = RankedBench("fair", tenants={"a": {"weight": 3}})
+    fair.open()
+    for tenant in "ab":
+        fair.add(*[f"{tenant}{n}" for n in range(100)], tenant=tenant)
+    assert "".join(value[0] for value in fair.take(40)).count("a") == 30
+    fair.apply(0, c.Configure(fair.settings | {"tenants": []}))
+    assert "".join(value[0] for value in fair.take(40)).count("a") in (20, 21, 22)
+
+
+def test_a_tenant_has_no_more_in_flight_than_it_may() -> None:
+    fair = RankedBench("fair", tenants={"a": {"max_in_flight": 2}})
+    fair.open()
+    fair.add(*[f"a{n}" for n in range(6)], tenant="a")
+    fair.add("b0", tenant="b")
+    leases = fair.lease(20)
+    assert fair.values(leases) == ["a0", "b0", "a1"]
+    assert fair.lease(20) == []
+    assert fair.status().groups[0].next_ms is None, "it waits for something to be settled"
+    assert fair.ack(leases[0].token, [[leases[0].ranges[0].base, 1]]) is None
+    assert fair.status().groups[0].next_ms is not None
+    fair.restart()
+    assert fair.values(fair.lease(20)) == ["a2"]
+    fair.expire(at=30_000)
+    assert fair.status().groups[0].leased == 0
+    assert len(fair.lease(20, at=31_000)) == 1
+
+
+def test_two_groups_have_turns_of_their_own(fair: RankedBench) -> None:
+    fair.open("h")
+    fair.add("a0", "a1", tenant="a")
+    fair.add("b0", tenant="b")
+    assert fair.take(1) == ["a0"]
+    assert fair.take(3, group="h") == ["a0", "b0", "a1"]
+    assert fair.take(3) == ["b0", "a1"]
+
+
+# -- what else happens to messages -------------------------------------------------------------------------------------
+
+
+def test_what_is_ready_can_be_cancelled(bench: RankedBench) -> None:
+    offsets_of = bench.add("a", "b", "c", "d", priority=4)
+    bench.take(1)
+    assert bench.cancel(offsets_of[2]) == ["cancelled", offsets_of[2]]
+    assert bench.cancel(offsets_of[0]) == ["too_late", "acked"]
+    bench.restart()
+    assert bench.take(5) == ["b", "d"]
+    bench.trim(1)
+    assert bench.status().messages == 0 and bench.rows(rows.READY) == [] == bench.rows(rows.QUEUE)
+
+
+def test_a_ttl_ends_what_is_ready() -> None:
+    bench = RankedBench(ttl="5s")
+    bench.open()
+    bench.add("a", "b", priority=5)
+    bench.add("c", priority=1)
+    bench.take(1)
+    assert bench.status().next_expiry_ms == T + 5000
+    assert bench.expire(at=5000) == 2
+    assert bench.lease(5, at=5000) == []
+    assert [message.reason for message in bench.dead()] == ["expired", "expired"]
+
+
+def test_a_seek_takes_back_what_is_ready(bench: RankedBench) -> None:
+    bench.add(*[f"{n}" for n in range(3000)], priority=2)
+    bench.add("best", priority=1)
+    assert bench.take(1) == ["best"]
+    bench.seek("earliest")
+    assert bench.rows(rows.READY) == []
+    assert bench.take(2) == ["best", "0"]
+    bench.seek("latest")
+    assert bench.lease(5) == []
+
+
+def test_what_others_came_before_does_not_keep_them(bench: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "LEAST_SETTLED", 20)
+    monkeypatch.setattr(sweep, "SWEEP_ROWS", 7)
+    bench.add("for ever", priority=1000)
+    for n in range(300):
+        bench.add(f"{n}a", f"{n}b", priority=1, at=n)
+        assert bench.take(2, at=n) == [f"{n}a", f"{n}b"]
+        bench.trim(n)
+    assert bench.status().messages < 60
+    assert len(bench.rows(rows.LOG)) < 60
+    bench.restart()
+    assert bench.take(5, at=400) == ["for ever"]
+    bench.trim(500)
+    assert bench.status().messages == 0 and bench.rows(rows.LOG) == []
+
+
+def test_a_group_that_is_deleted_leaves_no_rows(fair: RankedBench) -> None:
+    fair.add("a", tenant="a")
+    fair.add("b", "bb", tenant="b", priority=3)
+    fair.take(1)
+    fair.apply(0, c.DropGroup("g"))
+    fair.trim(1)
+    for tag in (rows.READY, rows.QUEUE, rows.TURNS):
+        assert fair.rows(tag) == []
+
+
+def test_many_queues_have_a_limit(fair: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = fair.machine.groups.named("g").ready
+    assert ready is not None
+    monkeypatch.setattr(type(ready), "takes_more", property(lambda self: len(self) < 3))
+    for n in range(5):
+        fair.add("x", tenant=f"t{n}", due=[n])
+    monkeypatch.setattr(ranked_grants, "PART_ENTRIES", 1)
+    assert len(fair.take(10, at=10)) == 3
+    assert len(fair.take(10, at=10)) == 2
