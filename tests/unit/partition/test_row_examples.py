@@ -24,7 +24,7 @@ from sandq.partition.groups.dead_letters import Death, put_rows
 from sandq.partition.groups.dead_letters import load as load_dead
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.groups.leases import Lease, Made, Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
@@ -33,12 +33,14 @@ from sandq.partition.log.holds import Hold
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.pieces import AS_PLACED, Message, Wanted, kept_messages, load_kept, load_message
 from sandq.partition.log.trim import PIN_MS
+from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T, batch_of, by_key
+from tests.support.partition.ranked_bench import RankedBench
 from tests.unit.storage.test_storage_format import PAGE, example
 
 OFFSET = offsets.pack(T, 7, 2, 3)
@@ -165,6 +167,34 @@ def test_waiting() -> None:
     loaded = Waiting.load(example("waiting-key"), example("waiting-row"))
     assert (loaded.due_ms, loaded.seq, loaded.since_ms) == (T + 1000, 5, T)
     assert (loaded.kept, loaded.expires_ms, loaded.history) == (False, None, HISTORY)
+
+
+def test_what_is_ranked() -> None:
+    queue = queue_keys.pack("acme.mail", 5)
+    assert rows.of_group(rows.QUEUE, 1, queue) == example("queue-key")
+    assert rows.ready_key(1, queue, OFFSET) == example("ready-key")
+    assert rows.of_group(rows.TURNS, 1, b"acme") == example("turns-key")
+    bench = RankedBench("fair")
+    bench.open()
+    for tenant in ("a", "b"):
+        bench.add("1", "2", "3", tenant=tenant)
+    bench.take(3)
+    view = bench.view
+    first, second = rows.all_of_group(view, rows.READY, 1)
+    assert rows.unpack(example("queue-row"))[1] == OFFSET
+    assert [rows.unpack(value)[0] for _, value in rows.all_of_group(view, rows.QUEUE, 1)] == [1, 2]
+    assert [len(rows.unpack(one[1])) for one in (first, second)] == [len(rows.unpack(example("ready-row")))] * 2
+    turns = {key[5:]: rows.unpack(value) for key, value in rows.all_of_group(view, rows.TURNS, 1)}
+    assert turns[b"a"] == [2 << 20, 0] and turns[b""] == [0, 1 << 20]
+    assert rows.unpack(example("turns-row")) == [3 << 20, 2 << 20]
+
+
+def test_ranked_leases_and_waiting_entries() -> None:
+    queue = queue_keys.pack("acme.mail", 5)
+    lease = Lease.load(9 << 16, example("ranked-lease-row"), None)
+    assert lease.queues == [(queue, 2)] and lease.row() == example("ranked-lease-row")
+    waiting = Waiting.load(example("waiting-key"), example("ranked-waiting-row"))
+    assert (waiting.queue, waiting.made) == (queue, Made(T, 1000)) and waiting.row() == example("ranked-waiting-row")
 
 
 def test_dead_and_kept() -> None:
@@ -370,7 +400,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 24
+    assert len(tags) == 27
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:
