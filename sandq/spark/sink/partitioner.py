@@ -7,6 +7,8 @@ Keys, and rows in turn, are spread over the partitions that the topic *began* wi
 all partitions may be raised between two attempts: rows would be in another place then, and some twice. What remains:
 once a topic was given more partitions, a key may be written to another one than other producers choose for it now, and
 the new ones get only rows that name them. The column `partition` chooses otherwise.
+
+Rows of a fair topic are of the default tenant, which alone chooses there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sandq.model.names import COMPACTED
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR
 from sandq.model.partitioning import partition_for
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.sink.columns import Number, RowErrors
@@ -91,7 +93,11 @@ class Router:
         initial = record.initial_partitions
         in_turn = pa.scalar(turn % initial, pa.int32())
         names = rows.schema.names
-        chosen = {name: _by_key(rows.column(name), initial) for name in ("unique_key", "key") if name in names}
+        if record.kind == FAIR:
+            place = pa.scalar(_partition_for(DEFAULT_TENANT.encode(), initial), pa.int32())
+            chosen = {"tenant": pa.repeat(place, rows.num_rows)}
+        else:
+            chosen = {name: _by_key(rows.column(name), initial) for name in ("unique_key", "key") if name in names}
         if "partition" not in names:
             return pc.coalesce(*chosen.values(), in_turn) if chosen else pa.repeat(in_turn, rows.num_rows)
         asked = rows.column("partition")
@@ -105,7 +111,7 @@ class Router:
                 "column it is chosen by the key"
             ),
         )
-        bound = "key" if record.kind == COMPACTED else "unique_key"
+        bound = {COMPACTED: "key", FAIR: "tenant"}.get(record.kind, "unique_key")
         if bound in chosen:
             wanted = chosen[bound]
             self._errors.check(

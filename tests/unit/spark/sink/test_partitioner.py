@@ -107,7 +107,18 @@ def test_keys_of_a_compacted_topic() -> None:
     assert found == {b"1": partition_for(b"a", 3), None: partition_for(b"b", 3)}
 
 
+FAIR = record(3, kind="fair")
+
+
+def test_rows_of_a_fair_topic_are_of_the_default_tenant() -> None:
+    place = partition_for(b"default", 3)
+    rows = table(key=[b"a", None, b"b"], unique_key=[None, b"u", b"c"], partition=[None, None, place])
+    assert {target.partition for target, _ in split(rows, FAIR)} == {place}
+    assert {target.partition for target, _ in split(table(key=[None, b"x"]), FAIR)} == {place}
+
+
 BAD = [
+    (FAIR, {"partition": [None, (partition_for(b"default", 3) + 1) % 3]}, "row's tenant belongs to"),
     (record(3), {"partition": [0, 3]}, "partition: topic 't' has partitions 0..2, there is no 3"),
     (
         record(3),
