@@ -107,7 +107,7 @@ def test_everything_that_is_due_is_ranked_before_anything_is_leased(
 
 
 def test_the_priority_of_what_is_ready_changes(bench: RankedBench) -> None:
-    a, b, d = bench.add("a", "b", "d", priority=5)
+    _, _, d = bench.add("a", "b", "d", priority=5)
     bench.take(0)
     moved = bench.apply(0, c.Move([(by_id(d), None, False, 1)]))[0][0]
     assert moved[0] == "moved"
