@@ -36,7 +36,7 @@ from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
-from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.look_aheads import LookAheads
@@ -111,6 +111,8 @@ class TimerPartition:
         self.digests_asked: list[int] = []
         """Numbers of the digests that entries applied here ask for, until they are taken; of this process alone."""
         self.shared = shared = SharedState(settings)
+        if shared.rank is not None:
+            shared.level = RANKED  # there are no such topics below it
         self.expiring_rows = expiring_rows = ExpiringRows()
         self.groups = GroupTable(shared, look_aheads if look_aheads is not None else LookAheads())
         reader, log_state = MessageReader(), LogState()

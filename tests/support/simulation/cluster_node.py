@@ -12,7 +12,7 @@ from sandq.broker.replication.applier import Apply
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.metadata.state import Partition, Topic
-from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut
+from sandq.model.errors import NotLeader, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.names import TIMER
@@ -61,6 +61,10 @@ class LevelledLog(NodeLog):
     @property
     def feature_level(self) -> int:
         return self.known_level
+
+    def check_level(self, needed: int) -> None:
+        if needed > self.known_level:
+            raise Unavailable("this node has not heard yet what level its cluster has come to")
 
 
 class ClusterNode(Stepped):

@@ -1,0 +1,45 @@
+"""Priority and fair topics on three nodes under every fault there is a name for: nothing acknowledged is lost or stored
+twice, nothing is early, nothing that was acked comes again, and all replicas are the same, those that were started
+anew included. In the end everything heals, and all that is left is delivered.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.model.names import FAIR
+from tests.support.simulation.ranked_world import RankedWorld
+from tests.support.simulation.seeds import few_of, run_each
+
+STEPS = 1000
+"""14 seconds, and what healing takes."""
+SEEDS, BLOCKS = 24, 2
+
+
+def run_world(seed: int, steps: int = STEPS) -> RankedWorld:
+    world = RankedWorld(seed)
+    try:
+        world.live(steps)
+        world.heal()
+    finally:
+        world.close()
+    return world
+
+
+@pytest.mark.parametrize("block", few_of(range(BLOCKS), 1))
+def test_worlds(block: int) -> None:
+    worlds = run_each(run_world, range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS))
+    for what, least in (("crashes", 10), ("elections", 10), ("compared", 30)):
+        assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
+    assert {world.topic.kind == FAIR for world in worlds} == {True, False}
+    oracles = [world.clients.oracle for world in worlds]
+    assert sum(oracle.deliveries for oracle in oracles) > 2000
+    assert sum(oracle.redeliveries for oracle in oracles) > 200
+    assert sum(message.cancelled for oracle in oracles for message in oracle.sent.values()) > 5
+    assert sum(world.clients.ranked for world in worlds) > 20, "too little happens: other priorities"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_many_worlds(block: int) -> None:
+    run_each(run_world, range(100_000 + 25 * block, 100_025 + 25 * block))

@@ -1,0 +1,125 @@
+"""A partition of a priority or fair topic on three simulated nodes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from sandq.metadata.records import Topic
+from sandq.model.batch import Column
+from sandq.model.features import KNOWN
+from sandq.model.names import FAIR, PRIORITY
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+from sandq.partition.groups import ranked_grants
+from sandq.partition.log import sweep
+from sandq.partition.ready import ready_queues
+from tests.support.simulation.cluster_clients import Clients
+from tests.support.simulation.cluster_node import topic_of
+from tests.support.simulation.cluster_world import DRIFT_MS, NAMES, ClusterWorld
+from tests.support.simulation.oracle import UNKNOWN, Sent
+
+PRIORITIES = (None, 0, -3, 5, 1000)
+TENANTS = (None, b"a", b"a.x", b"a.y", b"b", b"default")
+RULES: tuple[dict[str, Any], ...] = (
+    {},
+    {"a": {"weight": 3}, "b": {"max_in_flight": 2}},
+    {"*": {"max_in_flight": 4}, "a.*": {"weight": 2, "max_in_flight": 1}},
+)
+
+
+class RankedClients(Clients):
+    """Their messages have priorities and tenants, which they change now and then."""
+
+    def __init__(self, *args: Any, is_fair: bool, seed: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._is_fair = is_fair
+        self._rank_rng = random.Random(f"ranks of {seed}")
+        self.ranked = 0
+        """Messages that got another priority."""
+
+    def messages(self) -> tuple[list[Sent], dict[int, list[Any]]]:
+        sent, columns = super().messages()
+        rng = self._rank_rng
+        if rng.random() < 0.7:
+            columns[Column.PRIORITY] = [rng.choice(PRIORITIES) for _ in sent]
+        if self._is_fair and rng.random() < 0.8:
+            one = rng.choice(TENANTS)
+            columns[Column.TENANT] = [one if rng.random() < 0.5 else rng.choice(TENANTS) for _ in sent]
+        return sent, columns
+
+    def act(self) -> None:
+        super().act()
+        if self._rank_rng.random() < 0.04:
+            self._rank()
+        if self._is_fair and self._rank_rng.random() < 0.01:
+            self._change_rules()
+
+    def _rank(self) -> None:
+        """Give a message another priority; where it stands is not known until that is answered."""
+        message = self.owner._some()
+        if message is None or message.vague:
+            return
+        message.moving += 1
+        message.vague = True
+
+        def done(result: Any) -> None:
+            if isinstance(result, UNKNOWN):
+                return
+            message.moving -= 1
+            message.vague = False
+            verdict, detail = result[0]
+            if verdict == "moved":
+                message.offset = detail
+                self.ranked += 1
+
+        item = ([c.TARGET_ID, message.id], None, False, self._rank_rng.choice((-7, 0, 2, 5)))
+        self.submit(c.Move([item]), done)
+
+    def _change_rules(self) -> None:
+        leader = self.leader()
+        if leader is not None:
+            rules = parse_settings({"tenants": self._rank_rng.choice(RULES)}, FAIR).record()["tenants"]
+            self.submit(c.Configure(leader.host.status.settings | {"tenants": rules}), lambda result: None)
+
+
+class RankedWorld(ClusterWorld):
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        super().__init__(seed)
+        rng = random.Random(f"ranked {seed}")
+        self.set(ranked_grants, "PROMOTED", rng.choice((3, 10_000)))
+        self.set(ranked_grants, "PART_ENTRIES", rng.choice((1, 256)))
+        self.set(ready_queues, "HEAD_ENTRIES", rng.choice((1, 8)))
+        self.set(ready_queues, "MOST_ENTRIES", rng.choice((2, 1024)))
+        self.set(sweep, "LEAST_SETTLED", rng.choice((1, 50)))
+        self.set(sweep, "SWEEP_ROWS", rng.choice((2, 1000)))
+        self.set(sweep, "FEW_QUEUES", rng.choice((0, 16)))
+
+    def make_topic(self) -> Topic:
+        self.level = KNOWN.highest  # there are no such topics below it
+        rng = random.Random(f"topic {self._seed}")
+        kind = rng.choice((PRIORITY, FAIR))
+        settings: dict[str, Any] = {
+            "lease": "1s",
+            "max_attempts": "none",
+            "backoff": {"first": "100ms"},
+            "dedup_window": rng.choice(("0s", "10m")),
+            "retention": rng.choice(("0s", "0s", "1s")),
+            "ageing": rng.choice(("none", "1s")),
+        }
+        if kind == FAIR:
+            settings["tenants"] = rng.choice(RULES)
+        return topic_of(NAMES, parse_settings(settings, kind).record(), kind)
+
+    def make_clients(self) -> RankedClients:
+        return RankedClients(
+            self.rng,
+            self.clock,
+            self.nodes,
+            self._moments,
+            ordered=False,
+            margin_ms=DRIFT_MS,
+            is_fair=self.topic.kind == FAIR,
+            seed=self._seed,
+        )
