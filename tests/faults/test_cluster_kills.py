@@ -13,14 +13,21 @@ from tests.support.processes.load import SETTINGS, under_load
 
 SMALL = {"SANDQ_STORAGE__SEGMENT_BYTES": "1048576", "SANDQ_STORAGE__CHECKPOINT_BYTES": "1000000"}
 SHORT = ("leader", "follower", "all")
+TENANTS = ("a", "a.x", "b", "c.y.z")
 LONG = ("leader", "leader", "follower", "all", "leader", "follower", "leader", "all", "all", "leader") * 2
 
 
 @pytest.mark.parametrize(
-    ("seed", "victims"), [(1, SHORT), *(pytest.param(seed, LONG, marks=pytest.mark.long) for seed in range(2, 6))]
+    ("seed", "victims", "kind"),
+    [
+        (1, SHORT, "timer"),
+        (7, ("leader",), "fair"),
+        *(pytest.param(seed, LONG, "timer", marks=pytest.mark.long) for seed in range(2, 6)),
+        *(pytest.param(seed, LONG, "fair", marks=pytest.mark.long) for seed in range(8, 10)),
+    ],
 )
 def test_nothing_is_lost_early_or_doubled(
-    seed: int, victims: tuple[str, ...], make_cluster: Callable[..., ClusterProcess]
+    seed: int, victims: tuple[str, ...], kind: str, make_cluster: Callable[..., ClusterProcess]
 ) -> None:
     cluster = make_cluster(**SMALL)
     cluster.start()
@@ -28,8 +35,8 @@ def test_nothing_is_lost_early_or_doubled(
 
     async def scenario() -> None:
         async with cluster.connect() as client:
-            await cluster.create(client, partitions=3, **SETTINGS)
-            async with under_load(client, rng) as record:
+            await cluster.create(client, partitions=3, kind=kind, **SETTINGS)
+            async with under_load(client, rng, tenants=TENANTS if kind == "fair" else ()) as record:
                 for victim in victims:
                     await record.goes_on()
                     leader = await cluster.leader(client)

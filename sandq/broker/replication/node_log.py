@@ -213,14 +213,17 @@ class NodeLog:
         return host
 
     def check_level(self, needed: int) -> None:
-        """Raises Conflict for what needs a higher feature level than the cluster's; Unavailable while this node may not
-        have heard yet that the cluster has come to it."""
+        """Raises Conflict for what needs a higher feature level than the cluster's; Unavailable while the cluster is
+        about to come to it, and while this node may not have heard yet that it has."""
         level = self.feature_level or FIRST_LEVEL
         if needed <= level:
             return
         group, applied = self.metadata.group, self.metadata.status.applied_index
         if needed in self._levels and (group.age_s() is None or applied < group.commit_index):
             raise Unavailable("this node does not know yet what the cluster's feature level is; ask again in a moment")
+        nodes = self.metadata.status.nodes.values()
+        if nodes and all([needed in node.levels for node in nodes]):
+            raise Unavailable(f"the cluster is about to come to feature level {needed}; ask again in a moment")
         raise Conflict(
             f"this needs feature level {needed}, and the cluster is at {level}: it comes there by itself once all of "
             "its nodes run a version that knows it",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -86,7 +86,12 @@ class Record:
 
 
 async def produce(
-    client: sandq.Client, record: Record, rng: random.Random, stop: trio.Event, pause_s: float = PAUSE_S
+    client: sandq.Client,
+    record: Record,
+    rng: random.Random,
+    stop: trio.Event,
+    pause_s: float = PAUSE_S,
+    tenants: Sequence[str] = (),
 ) -> None:
     async with client.producer("t") as producer:
         number = 0
@@ -97,7 +102,8 @@ async def produce(
                 number += 1
                 delay_ms = rng.choice((0, 0, 20, 300))
                 record.due_ms[value] = int(time.time() * 1000) + delay_ms
-                pending.append((value, await producer.send(value, deliver_at=record.due_ms[value])))
+                rank = {"tenant": rng.choice(tenants), "priority": rng.randint(0, 3)} if tenants else {}
+                pending.append((value, await producer.send(value, deliver_at=record.due_ms[value], **rank)))
             await trio.sleep(pause_s)
             for value, receipt in pending[:40]:
                 record.stored[value] = await receipt
@@ -126,16 +132,22 @@ async def ack(message: sandq.Message, record: Record) -> None:
 
 @asynccontextmanager
 async def under_load(
-    client: sandq.Client, rng: random.Random, *, pause_s: float = PAUSE_S, least: int = 1000
+    client: sandq.Client,
+    rng: random.Random,
+    *,
+    pause_s: float = PAUSE_S,
+    least: int = 1000,
+    tenants: Sequence[str] = (),
 ) -> AsyncIterator[Record]:
-    """Produce to topic "t" and consume it while the block runs; at its end wait until all that is stored is acked."""
+    """Produce to topic "t" and consume it while the block runs; at its end wait until all that is stored is acked.
+    `tenants`: those of a fair topic."""
     record = Record(least=least)
     async with trio.open_nursery() as consuming:
         for number in range(WORKERS):
             consuming.start_soon(consume, client, record, number)
         stop = trio.Event()
         async with trio.open_nursery() as producing:
-            producing.start_soon(produce, client, record, rng, stop, pause_s)
+            producing.start_soon(produce, client, record, rng, stop, pause_s, tenants)
             yield record
             await until_holds(lambda: len(record.stored) >= least)
             stop.set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sandq.broker.replication.node_log import NodeLog
@@ -23,6 +25,14 @@ def step(node_log: NodeLog) -> None:
     node_log.applier.run(list(node_log.synced()))
 
 
+def _until(node_log: NodeLog, is_so: Callable[[], bool]) -> None:
+    for _ in range(STEPS):
+        if is_so():
+            return
+        step(node_log)
+    raise AssertionError("it never came to that")
+
+
 def test_not_yet_and_no_are_told_apart() -> None:
     node_log = NodeLog(
         MemoryFiles(),
@@ -40,19 +50,17 @@ def test_not_yet_and_no_are_told_apart() -> None:
         node_log.check_level(2)  # it may have been allowed before this node was killed
     with pytest.raises(Conflict, match="needs feature level 3, and the cluster is at 1"):
         node_log.check_level(3)
-    for _ in range(STEPS):
-        step(node_log)
-        if metadata.ready:
-            break
-    assert metadata.ready
+    _until(node_log, lambda: metadata.ready)
     with pytest.raises(Conflict, match="needs feature level 2, and the cluster is at 1"):
         node_log.check_level(2)
     results: list[object] = []
     metadata.submit(RegisterNode("n1", "store", {}, highest_level=2), results.append)
+    _until(node_log, lambda: len(results) == 1)
+    with pytest.raises(Unavailable, match="about to come to feature level 2"):
+        node_log.check_level(2)  # a cluster that was just formed, say
+    with pytest.raises(Conflict, match="needs feature level 3"):
+        node_log.check_level(3)
     metadata.submit(RaiseFeatureLevel(2), results.append)
-    for _ in range(STEPS):
-        step(node_log)
-        if len(results) == 2:
-            break
+    _until(node_log, lambda: len(results) == 2)
     assert results[1] == 2
     node_log.check_level(2)
