@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sandq.model.errors import Unavailable
 from sandq.protocol.frames import Frame, FrameReader, decode_error
 from sandq.protocol.requests import Hello
 from sandq.protocol.requests_admin import TopicCreate
@@ -16,6 +17,7 @@ from sandq.protocol.requests_admin import TopicCreate
 RECEIVE_BYTES = 1 << 20
 TIMEOUT_S = 60.0
 FULL_S = 0.001
+SOON_S = 0.05
 _ERROR = 255
 
 
@@ -44,8 +46,18 @@ class Wire:
             pass
         return frames[0]
 
-    def create_topic(self, name: str, partitions: int = 1, **settings: Any) -> None:
-        self.call(TopicCreate(name, "timer", partitions, 1, settings).frame)
+    def create_topic(self, name: str, partitions: int = 1, kind: str = "timer", **settings: Any) -> None:
+        """Make a topic, once the node knows topics of its kind: one that was just started comes to that in a moment."""
+        until_s = time.perf_counter() + TIMEOUT_S
+        while True:
+            try:
+                self.call(TopicCreate(name, kind, partitions, 1, settings).frame)
+            except Unavailable:
+                if time.perf_counter() > until_s:
+                    raise
+                time.sleep(SOON_S)
+            else:
+                return
 
     def close(self) -> None:
         self.socket.close()

@@ -8,7 +8,7 @@ import resource
 import sys
 from dataclasses import asdict
 
-from benchmarks.load import abuse, client, consume, keys, lateness, pending, produce, small
+from benchmarks.load import abuse, client, consume, keys, lateness, pending, produce, ranked, small
 from benchmarks.load.work import Work
 from demo.node import end_with_parent
 
@@ -24,6 +24,10 @@ WORKS: dict[str, Work] = {
     "pending_job": pending.job,
     "pending_trim": pending.trim,
     "pending_earliest": pending.earliest,
+    "ranked_produce": ranked.produce,
+    "ranked_consume": ranked.consume,
+    "ranked_backlog": ranked.backlog,
+    "ranked_change": ranked.change,
     "kv_put": keys.put,
     "kv_get": keys.get,
     "kv_scan": keys.scan,

@@ -73,7 +73,8 @@ class RankedGrants:
                 ready.add(key, entry, view)
                 messages += entry.length
             if messages >= PROMOTED:
-                return False
+                head = group.reader.head(view)
+                return head is None or offsets.deliver_ms(head.first) > now_ms
             self._shared.give_way()
         return True
 
@@ -158,7 +159,13 @@ class RankedGrants:
         max_bytes: int,
         view: View,
     ) -> tuple[int, int]:
-        """Put the first entry of a queue into the lease, as much of it as fits. How many messages, and their bytes."""
+        """Put the first entry of a queue into the lease, as much of it as fits, and perhaps others behind it. How many
+        messages, and their bytes."""
+        if head.length == 1 and head.extra is None and limit > 1 and not queue.returned and not self._ttl.any_expires:
+            singles, size = ready.take_singles(queue, limit, max_bytes, view)
+            lease.ranges += singles
+            lease.due_ms = max(lease.due_ms, offsets.deliver_ms(singles[-1].base))
+            return len(singles), size
         expires_ms = self._ttl.entry_expires_ms(head)
         self._unique.mark_delivered(group, head, lease.leased_ms, view)
         if expires_ms is not None and expires_ms <= lease.leased_ms:

@@ -51,6 +51,7 @@ from sandq.partition.log.pieces import (
 )
 from sandq.partition.log.reader import FILL_TOMBSTONES, gap_around, look_for_row, tombstones, without
 from sandq.partition.log.trim_schedule import TrimSchedule
+from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Fields, LogEntry, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import Bounds, Row, View
@@ -171,7 +172,8 @@ class MessageLog:
         self._shared.totals.stored_bytes += len(command.batch)
         stamp_ms = self._shared.stamp_ms
         moment_ms = None if command.split else moment_of(header, stamp_ms, floor_ms)
-        if moment_ms is not None and (moment_ms == floor_ms or self._is_row_of_its_own(header.count)):
+        is_row = moment_ms == floor_ms or self._is_row_of_its_own(header.count)
+        if moment_ms is not None and is_row and self._is_ranked_alike(command.batch):
             base = offsets.pack(moment_ms, index, place, self.partition)
             row = rows.batch_row(header.count, stamp_ms, command.batch)
             view.put(rows.log_key(base), row)
@@ -184,6 +186,12 @@ class MessageLog:
     def _is_row_of_its_own(self, count: int) -> bool:
         """Whether a batch that is due at one moment to come is one row."""
         return self._shared.level >= ONE_MOMENT and count >= WHOLE_MESSAGES
+
+    def _is_ranked_alike(self, batch: bytes) -> bool:
+        """Whether all messages of a batch go into one ready queue, if they go into any: else they are given to
+        consumers one by one, in whatever order, which takes longer of a row that they share."""
+        rank = self._shared.rank
+        return rank is None or queue_keys.is_one(rank, batch)
 
     def _append_each(self, index: int, place: int, command: c.Append, now_ms: int, floor_ms: int, view: View) -> Stored:
         give_way, stamp_ms = self._shared.give_way, self._shared.stamp_ms

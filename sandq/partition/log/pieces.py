@@ -24,6 +24,8 @@ FEW_OF = 16
 """One message in so many of a batch is decoded by itself; where more are wanted, all of the batch is, once."""
 SCAN_RANGES = 8
 SCAN_BYTES = 8 << 20
+NEAR_OF = 3
+"""Rows that are read together for one that is wanted."""
 
 
 class Wanted(NamedTuple):
@@ -86,7 +88,13 @@ class MessageReader:
         found = self._read_ahead(view, ranges)
         if found and _are_plain(ranges, found):
             return [*_plain_pieces(found)]
-        return [*self.each_piece(view, ranges, dict(found))]
+        ahead = dict(found)
+        if len(ranges) >= SCAN_RANGES and _are_apart(ranges, found):
+            ahead = _look_up(view, ranges)
+            rows_of = [(key, ahead[key]) for one in ranges if (key := rows.LOG + one.base) in ahead]
+            if _are_plain(ranges, rows_of):
+                return [*_plain_pieces(rows_of)]
+        return [*self.each_piece(view, ranges, ahead)]
 
     def each_piece(
         self,
@@ -238,6 +246,23 @@ class MessageReader:
         positions = [start + at for start, n in picked for at in range(n)]
         column = b"".join([offsets.shift(row.base, position) for position in positions])
         return Piece(column, None, row.created_ms, None, batch.take(positions))
+
+
+def _are_apart(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
+    """Whether single messages are wanted that do not follow one another: what was read is not all of them."""
+    if found and found[-1][0] >= rows.LOG + ranges[-1].base:
+        return False
+    return all([one.length == 1 for one in ranges])
+
+
+def _look_up(view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
+    """Rows at which ranges begin that are in no order: most often they stand near one another."""
+    keys = [rows.LOG + one.base for one in ranges]
+    found = dict(view.scan(min(keys), rows.after(max(keys)), limit=NEAR_OF * len(keys), max_bytes=SCAN_BYTES))
+    for key in keys:
+        if key not in found and (value := view.get(key)) is not None:
+            found[key] = value
+    return found
 
 
 def _joined(picked: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -188,8 +188,8 @@ class LogReader:
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
             if not judge_all and entry.extra is None and entry.length == 1:
-                singles, size = self._take_singles(until_ms, limit, max_bytes - taken_bytes)
-                taken += singles
+                singles, size = self._pass_singles(until_ms, limit, max_bytes - taken_bytes)
+                taken += [Range(single.first, 1) for single in singles]
                 limit -= len(singles)
                 taken_bytes += size
                 continue
@@ -221,15 +221,19 @@ class LogReader:
             entry = self.entries[0] if self.entries else self._next(view)
             if entry is None or offsets.deliver_ms(entry.first) > until_ms:
                 break
-            self.pass_head()
-            passed.append(entry)
+            if entry.extra is None and entry.length == 1:
+                passed += self._pass_singles(until_ms, limit - len(passed), _NO_LIMIT)[0]
+            else:
+                self.pass_head()
+                passed.append(entry)
         if self._look_aheads is not None and passed:
             self._kept, self.used = self._most, self._look_aheads.next_turn()
             self._count()
         return passed
 
-    def _take_singles(self, until_ms: int, limit: int, max_bytes: int) -> tuple[list[Range], int]:
-        """`take` of single messages that nobody judges, as long as there are some; the first one is such."""
+    def _pass_singles(self, until_ms: int, limit: int, max_bytes: int) -> tuple[list[LogEntry], int]:
+        """Pass single messages that nobody judges, as long as there are some; the first one is such. And their
+        bytes."""
         end = ((min(until_ms, offsets.U48_MAX) + 1) << 80).to_bytes(17, "big")[1:]
         entries, taken, size = self.entries, 0, 0
         for first, length, its_size, extra, _ in islice(entries, limit):
@@ -237,7 +241,8 @@ class LogReader:
                 break
             taken += 1
             size += its_size
-        passed = [entries.popleft().first for _ in range(taken)]
+        singles = [entries.popleft() for _ in range(taken)]
+        passed = [single.first for single in singles]
         self.cursor = passed[-1]
         self.covered = max(self.covered, self.cursor)
         if self.passed is not None:
@@ -246,7 +251,7 @@ class LogReader:
         before = bisect_left(passed, (second * 1000 << 80).to_bytes(16, "big"))
         known = self.taken[1] if not before and self.taken[0] == second else 0
         self.taken = (second, known + taken - before)
-        return [Range(first, 1) for first in passed], size
+        return singles, size
 
     def pass_head(self) -> None:
         """Move the cursor over the first entry."""

@@ -61,6 +61,13 @@ def _key(rank: str, priority: int | None, tenant: bytes | None) -> bytes:
     return name + b"\0" + ((priority or 0) + _BIAS).to_bytes(_PRIORITY_BYTES, "big")
 
 
+def is_one(rank: str, raw: bytes) -> bool:
+    """Return whether all messages of a batch belong to one queue."""
+    batch = Batch.parse(raw)
+    columns = [batch.int_column(Column.PRIORITY), batch.bytes_column(Column.TENANT) if rank == FAIR else None]
+    return all([cells is None or len(set(cells)) == 1 for cells in columns])
+
+
 def of_message(rank: str, view: View, offset: bytes) -> bytes | None:
     """Return the key of the queue that a message of the log belongs to; None: the log has it not."""
     row = row_holding(view, offset)
@@ -81,6 +88,12 @@ def split(rank: str, entries: Sequence[LogEntry], view: View) -> Iterator[tuple[
         return
     start, stop = rows.log_key(entries[0].first), rows.after(rows.log_key(entries[-1].first))
     found = dict(view.scan(start, stop, limit=len(entries), max_bytes=_SCAN_BYTES))
+    values = list(found.values())
+    if len(found) == len(entries) and rows.are_plain(values):
+        # As most are: one each, decoded together.
+        for entry, fields in zip(entries, rows.plain_fields(values), strict=True):
+            yield of_fields(rank, fields), entry
+        return
     batch_row: tuple[bytes, list[bytes]] = b"", []
     for entry in entries:
         value = found.get(rows.log_key(entry.first))

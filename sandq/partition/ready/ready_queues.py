@@ -17,6 +17,7 @@ import heapq
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from sandq.model import offsets
@@ -28,7 +29,7 @@ from sandq.partition.log.reader import without
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.ready.turns import Times, Turns
-from sandq.partition.rows import Extra, LogEntry
+from sandq.partition.rows import Extra, LogEntry, Range
 from sandq.partition.stale_heaps import LeastOf
 from sandq.partition.view import View
 
@@ -170,11 +171,13 @@ class ReadyQueues:
 
     def _weight_of(self, path: str) -> int:
         """Behind a dot: of a tenant's own messages beside those of tenants whose names go on from its own."""
-        return 1 if path.endswith(".") else self._rules().find(path).weight
+        rules = self._rules()
+        return rules.find(path).weight if rules and not path.endswith(".") else 1
 
     def limit_of(self, tenant: str) -> int | None:
         """How many messages of a tenant may be in flight."""
-        return self._rules().find(tenant).max_in_flight
+        rules = self._rules()
+        return rules.find(tenant).max_in_flight if rules else None
 
     def _admit(self, tenant: str) -> None:
         """Let a tenant that has something have turns, unless it has as much in flight as it may."""
@@ -317,6 +320,26 @@ class ReadyQueues:
             self._entries += 1
             self._unsaved[rest.first] = queue, rest
         self._uncount(queue, count, view)
+
+    def take_singles(self, queue: ReadyQueue, limit: int, max_bytes: int, view: View) -> tuple[list[Range], int]:
+        """Take messages of a queue out that are entries by themselves, of which nothing is to be looked at, as long as
+        there are some in memory: so many at most, and none behind the one that reaches `max_bytes`. And their bytes."""
+        entries, taken, size = queue.entries, 0, 0
+        for _, length, its_size, extra, _ in islice(entries, limit):
+            if length > 1 or extra is not None or size >= max_bytes:
+                break
+            taken += 1
+            size += its_size
+        if not taken:
+            return [], 0
+        firsts = [entries.popleft().first for _ in range(taken)]
+        self._entries -= taken
+        prefix = rows.of_group(rows.READY, self._group_id) + queue.key
+        saved = [prefix + first for first in firsts if self._unsaved.pop(first, None) is None]
+        if saved:
+            view.delete_all(saved)
+        self._uncount(queue, taken, view)
+        return [Range(first, 1) for first in firsts], size
 
     def remove(self, key: bytes, offset: bytes, view: View) -> bool:
         """Take a message out of its queue, wherever it stands there. Whether it was in it."""

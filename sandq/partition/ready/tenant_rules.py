@@ -25,6 +25,10 @@ class TenantRules:
         """`record`: patterns with what they say, as the settings have them."""
         self._rules = {pattern: TenantRule(weight, most) for pattern, weight, most in record}
 
+    def __bool__(self) -> bool:
+        """Whether anything is said."""
+        return bool(self._rules)
+
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> TenantRules:
         """The rules in a topic's settings."""
