@@ -30,6 +30,7 @@ class InMemory:
         self._shared = shared
         self._groups = groups
         self._leases = group_state.leases
+        self._ttl = group_state.ttl
         self._counts = counts
         self._producers = producers
 
@@ -40,6 +41,9 @@ class InMemory:
             len(groups) <= GROUPS
             and len(entry.commands) <= COMMANDS
             and self._counts.knows_until(entry.now_ms)
+            and not (
+                self._shared.rank is not None and self._ttl.any_expires
+            )  # the first that is ready may be looked at
             and all([group.knows_next for group in groups])
             and all([self._is_in_memory(command) for command in entry.commands])
         )

@@ -46,16 +46,15 @@ class RankedGrants:
         self, index: int, place: int, group: Group, ready: ReadyQueues, command: c.Lease, now_ms: int, view: View
     ) -> list[Lease]:
         """Grant what is ready, in order. `place` is the entry's next free place for a token."""
-        if group.pause_reason() is not None:
-            return []
-        is_all = self._promote(group, ready, now_ms, view)
+        is_stopped = group.pause_reason() is not None
+        is_all = is_stopped or self._promote(group, ready, now_ms, view)
         granted: list[Lease] = []
         if is_all:
             for entry in group.pop_due(now_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             ready.begin()
-            granted = self._lease(index, place, group, ready, command, now_ms, view)
+            granted = self._lease(index, place, group, ready, command, is_stopped, now_ms, view)
         ready.end(view)
         return granted
 
@@ -79,8 +78,17 @@ class RankedGrants:
         return True
 
     def _lease(
-        self, index: int, place: int, group: Group, ready: ReadyQueues, command: c.Lease, now_ms: int, view: View
+        self,
+        index: int,
+        place: int,
+        group: Group,
+        ready: ReadyQueues,
+        command: c.Lease,
+        is_stopped: bool,
+        now_ms: int,
+        view: View,
     ) -> list[Lease]:
+        """`is_stopped`: nothing new is leased, only what was given back."""
         granted: list[Lease] = []
         left_bytes, self._buried = LEASE_BYTES, 0
         for grant in command.grants:
@@ -90,7 +98,7 @@ class RankedGrants:
                     break
                 token = offsets.token(index, place + len(granted))
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
-                size = self._fill(group, ready, lease, limit, left_bytes, view)
+                size = self._fill(group, ready, lease, limit, left_bytes, is_stopped, view)
                 if not lease.ranges:
                     return granted
                 lease.reindex()
@@ -101,18 +109,21 @@ class RankedGrants:
                 granted.append(lease)
         return granted
 
-    def _fill(self, group: Group, ready: ReadyQueues, lease: Lease, limit: int, max_bytes: int, view: View) -> int:
+    def _fill(
+        self, group: Group, ready: ReadyQueues, lease: Lease, limit: int, max_bytes: int, is_stopped: bool, view: View
+    ) -> int:
         """Put what comes next into a lease, all of it with the same number of attempts. Bytes taken."""
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
-            turn = ready.next(ageing_ms)
+            turn = ready.next_returned() if is_stopped else ready.next(ageing_ms)
             if turn is None:
                 break
             queue, is_shared = turn
             room = ready.room_of(queue.tenant)
             most = 1 if is_shared else left if room is None else min(left, room)
-            returned, head = ready.first_returned(queue), ready.head(queue, view)
+            returned = ready.first_returned(queue)
+            head = None if is_stopped else ready.head(queue, view)
             if returned is not None and (head is None or _first(returned) < head.first):
                 is_same = not lease.ranges or (lease.attempt, lease.kept) == (returned.attempt + 1, returned.kept)
                 if not is_same:

@@ -256,6 +256,12 @@ class ReadyQueues:
         # After one message of this queue another one may be older.
         return min(of_tenant, key=lambda queue: (_aged(queue, ageing_ms), queue.priority)), True
 
+    def next_returned(self) -> tuple[ReadyQueue, bool] | None:
+        """The queue of the best priority that something was given back to, of tenants that are not held up: for when
+        nothing else is given. As `next`, but for turns."""
+        found = [queue for queue in self._with_returned.values() if queue.tenant not in self._held_up]
+        return (min(found, key=lambda queue: (queue.priority, queue.returned[0])), False) if found else None
+
     def serve(self, queue: ReadyQueue, messages: int) -> None:
         """So many messages of a queue are put into a lease: others come first, perhaps. Then see to `settle`."""
         self._turns.serve(queue.tenant, messages)
@@ -369,13 +375,13 @@ class ReadyQueues:
         queue = self._queues.get(key)
         return queue is not None and self._find(queue, offset, view) is not None
 
-    @property
-    def next_ms(self) -> int | None:
-        """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked."""
+    def next_ms(self, is_stopped: bool) -> int | None:
+        """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked.
+        `is_stopped`: only what was given back may be."""
         if self._held_up and len(self._held_up) == len(self._by_tenant) and not self._freed:
             return None  # all that is ready waits for something to be settled
         firsts = [queue.returned[0][0] for queue in self._with_returned.values() if queue.returned]
-        if (lowest := self.lowest) is not None:
+        if not is_stopped and (lowest := self.lowest) is not None:
             firsts.append(lowest)
         return offsets.deliver_ms(min(firsts)) if firsts else None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sandq.model.batch import Column
+from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups import ranked_grants
@@ -288,3 +291,30 @@ def test_many_queues_have_a_limit(fair: RankedBench, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ranked_grants, "PART_ENTRIES", 1)
     assert len(fair.take(10, at=10)) == 3
     assert len(fair.take(10, at=10)) == 2
+
+
+def test_what_was_given_back_comes_however_much_of_it_there_is(
+    bench: RankedBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandq.partition.groups.group.FIXED", replace(FIXED, max_gaps=3))
+    bench.add(*[f"{n}" for n in range(8)], priority=[n % 2 for n in range(8)])
+    for lease in bench.lease(5):
+        bench.nack(lease.token, delay=1000)
+    reason = bench.status().groups[0].paused
+    assert reason is not None and "nothing new is leased" in reason
+    assert bench.lease(5, at=999) == []
+    assert bench.status().groups[0].next_ms == T + 1000
+    assert sorted(bench.take(20, at=1000)) == ["0", "1", "2", "4", "6"]
+    assert bench.take(20, at=1000) == ["3", "5", "7"]
+
+
+def test_a_ttl_beside_what_is_ready_is_looked_up_where_a_disk_may_be_waited_for() -> None:
+    bench = RankedBench(ttl="5s")
+    bench.open()
+    for n in range(30):
+        bench.add(f"{n}", priority=n)
+    bench.take(1)
+    bench.restart()
+    bench.add("x")
+    assert not bench.needed_no_disk
+    assert bench.take(1) == ["x"]
