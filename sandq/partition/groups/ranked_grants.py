@@ -114,6 +114,11 @@ class RankedGrants:
                 is_same = not lease.ranges or (lease.attempt, lease.kept) == (returned.attempt + 1, returned.kept)
                 if not is_same:
                     break
+                if most > 1:
+                    # What was given back together need not stand together.
+                    firsts = [head.first] if head is not None else []
+                    firsts += [_first(following)] if (following := ready.next_returned(queue)) is not None else []
+                    most = returned.ranges.count_below(min(firsts, default=offsets.LAST), most)
                 count, size = self._take_returned(group, lease, returned, most, max_bytes - taken_bytes, view)
             else:
                 assert head is not None, "a queue that has a turn has something"

@@ -214,6 +214,17 @@ class ReadyQueues:
                 heapq.heappush(returned, (entry.first, seq))
         return None
 
+    def next_returned(self, queue: ReadyQueue) -> Waiting | None:
+        """The entry of what was given back in a queue that begins next behind the first one; None: there is none."""
+        entry = self.first_returned(queue)
+        if entry is None:
+            return None
+        first = heapq.heappop(queue.returned)
+        while (following := self.first_returned(queue)) is entry:
+            heapq.heappop(queue.returned)
+        heapq.heappush(queue.returned, first)
+        return following
+
     def head(self, queue: ReadyQueue, view: View) -> LogEntry | None:
         """The first entry of a queue, without what was returned."""
         if not queue.messages:
