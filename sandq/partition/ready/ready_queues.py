@@ -99,6 +99,8 @@ class ReadyQueues:
         self._by_number: dict[int, ReadyQueue] = {}
         self.messages = 0
         """Of all queues, without what was returned."""
+        self._filled = 0
+        """Queues with messages, without those to which messages were returned alone."""
         self._look_aheads = look_aheads
         self._entries = 0
         """In memory."""
@@ -115,6 +117,7 @@ class ReadyQueues:
             messages, first = rows.unpack(value)
             queue = self._queue(key[5:], messages, first)
             self.messages += messages
+            self._filled += 1
             self._firsts.put(queue.number, first)
 
     def __len__(self) -> int:
@@ -127,6 +130,7 @@ class ReadyQueues:
         """Put an entry of the log into a queue, whose other entries are all below it."""
         queue = self._queues.get(key) or self._queue(key, 0, entry.first)
         if not queue.messages:
+            self._filled += 1
             queue.first = entry.first
             self._firsts.put(queue.number, entry.first)
         queue.messages += entry.length
@@ -299,8 +303,9 @@ class ReadyQueues:
 
     @property
     def takes_more(self) -> bool:
-        """Whether there may be more queues."""
-        return len(self._queues) < FIXED.ready_queues
+        """Whether there may be more queues. Those that have no rows do not count: whether they are in memory depends on
+        when this process began."""
+        return self._filled < FIXED.ready_queues
 
     def lowest_entry(self, view: View) -> LogEntry | None:
         """The entry with the lowest message in any queue, without what was returned."""
@@ -361,6 +366,7 @@ class ReadyQueues:
             queue.first = queue.entries[0].first
             self._firsts.put(queue.number, queue.first)
         else:
+            self._filled -= 1
             queue.covered = offsets.LAST
             self._firsts.put(queue.number, None)
 
@@ -421,7 +427,7 @@ class ReadyQueues:
         ):
             held.clear()
         self._firsts = LeastOf()
-        self.messages = self._entries = 0
+        self.messages = self._filled = self._entries = 0
         self._count()
 
     # -- memory ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,23 @@
+"""What is promoted into ready queues does not depend on what a process has in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sandq.model.limits import FIXED
+from sandq.partition.ready import ready_queues
+from tests.support.partition.ranked_bench import RankedBench
+
+
+def test_queue_without_rows_does_not_count_towards_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_queues, "FIXED", replace(FIXED, ready_queues=1))
+    bench = RankedBench()
+    bench.open()
+    bench.add("back", priority=1)
+    bench.nack(bench.one(limit=1).token, delay=0)
+    bench.add("b", priority=0)
+    assert bench.take(1) == ["b"]  # now "back" stands in its queue, in memory alone
+    bench.add("first", priority=-1)
+    assert bench.take(1) == ["first"]
