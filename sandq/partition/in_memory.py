@@ -30,6 +30,7 @@ class InMemory:
         self._shared = shared
         self._groups = groups
         self._leases = group_state.leases
+        self._ttl = group_state.ttl
         self._counts = counts
         self._producers = producers
 
@@ -41,6 +42,9 @@ class InMemory:
             and len(entry.commands) <= COMMANDS
             and self._counts.knows_until(entry.now_ms)
             and all([group.knows_next for group in groups])
+            and (
+                not self._ttl.any_expires or all([group.ready is None or group.ready.knows_lowest for group in groups])
+            )
             and all([self._is_in_memory(command) for command in entry.commands])
         )
 

@@ -307,6 +307,12 @@ class ReadyQueues:
         when this process began."""
         return self._filled < FIXED.ready_queues
 
+    @property
+    def knows_lowest(self) -> bool:
+        """Whether `lowest_entry` reads no rows."""
+        first = self._firsts.first()
+        return first is None or bool(self._by_number[first[1]].entries)
+
     def lowest_entry(self, view: View) -> LogEntry | None:
         """The entry with the lowest message in any queue, without what was returned."""
         first = self._firsts.first()

@@ -21,3 +21,16 @@ def test_queue_without_rows_does_not_count_towards_the_limit(monkeypatch: pytest
     assert bench.take(1) == ["b"]  # now "back" stands in its queue, in memory alone
     bench.add("first", priority=-1)
     assert bench.take(1) == ["first"]
+
+
+def test_ack_in_topic_with_ttl_reads_no_rows_after_eviction() -> None:
+    bench = RankedBench(ttl="1h")
+    bench.open()
+    bench.add("a", "b")
+    lease = bench.one(limit=1)
+    bench.status()
+    ready = bench.machine.groups.named("g").ready
+    assert ready is not None
+    ready.evict()
+    bench.ack(lease.token)  # the bench fails if an entry that is said to need no disk reads rows
+    assert bench.take(9) == ["b"]
