@@ -261,8 +261,10 @@ def _next_ms(group: Group, view: View) -> int | None:
         return None
     waiting = group.next_waiting()
     times = [waiting.due_ms] if waiting else []
-    if group.ready is not None and group.pause_reason() is None and (ready_ms := group.ready.next_ms) is not None:
-        times.append(ready_ms)
+    if group.ready is not None:
+        ready_ms = group.ready.next_ms if group.pause_reason() is None else group.ready.returned_ms
+        if ready_ms is not None:
+            times.append(ready_ms)
     free = group.order.first_free()
     if free is not None and group.pause_reason() is None:
         times.append(offsets.deliver_ms(free))

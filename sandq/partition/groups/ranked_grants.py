@@ -2,6 +2,7 @@
 back stands in them again; then tenants take turns, of each the best priority goes first, and of that the oldest.
 
 Nothing is leased while more is due than was promoted: of what was stored before a lease, whatever goes first is in it.
+A group in which too much waits for another attempt gets that alone, best priority first, and turns are not counted.
 """
 
 from __future__ import annotations
@@ -41,20 +42,22 @@ class RankedGrants:
         self._dead = group_state.dead
         self._unique = unique
         self._buried = 0
+        self._back: list[ReadyQueue] | None = None
+        """Where nothing new is leased: the queues to which messages were given back, the last one goes first."""
 
     def grant(
         self, index: int, place: int, group: Group, ready: ReadyQueues, command: c.Lease, now_ms: int, view: View
     ) -> list[Lease]:
         """Grant what is ready, in order. `place` is the entry's next free place for a token."""
-        if group.pause_reason() is not None:
-            return []
-        is_all = self._promote(group, ready, now_ms, view)
+        takes_new = group.pause_reason() is None
+        is_all = not takes_new or self._promote(group, ready, now_ms, view)
         granted: list[Lease] = []
         if is_all:
             for entry in group.pop_due(now_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             ready.begin()
+            self._back = None if takes_new else ready.with_returned()[::-1]
             granted = self._lease(index, place, group, ready, command, now_ms, view)
         ready.end(view)
         return granted
@@ -104,12 +107,13 @@ class RankedGrants:
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
-            turn = ready.next(ageing_ms)
+            turn = ready.next(ageing_ms) if self._back is None else self._next_back(ready)
             if turn is None:
                 break
             queue, is_shared = turn
             most = 1 if is_shared else left
-            returned, head = ready.first_returned(queue), ready.head(queue, view)
+            returned = ready.first_returned(queue)
+            head = ready.head(queue, view) if self._back is None else None
             if returned is not None and (head is None or _first(returned) < head.first):
                 is_same = not lease.ranges or (lease.attempt, lease.kept) == (returned.attempt + 1, returned.kept)
                 if not is_same:
@@ -126,12 +130,20 @@ class RankedGrants:
                     break
                 count, size = self._take_head(group, ready, queue, lease, head, most, max_bytes - taken_bytes, view)
             if count:
-                ready.serve(queue, count)
+                if self._back is None:
+                    ready.serve(queue, count)
                 _note_queue(lease, queue.key, count)
             ready.settle(queue)
             left -= count
             taken_bytes += size
         return taken_bytes
+
+    def _next_back(self, ready: ReadyQueues) -> tuple[ReadyQueue, bool] | None:
+        """As `ReadyQueues.next`, where nothing new is leased."""
+        back = self._back
+        while back and ready.first_returned(back[-1]) is None:
+            back.pop()
+        return (back[-1], False) if back else None
 
     def _take_returned(
         self, group: Group, lease: Lease, entry: Waiting, limit: int, max_bytes: int, view: View

@@ -218,6 +218,10 @@ class ReadyQueues:
                 heapq.heappush(returned, (entry.first, seq))
         return None
 
+    def with_returned(self) -> list[ReadyQueue]:
+        """The queues to which messages were given back, the best priority first."""
+        return sorted(self._with_returned.values(), key=lambda queue: (queue.priority, queue.key))
+
     def next_returned(self, queue: ReadyQueue) -> Waiting | None:
         """The entry of what was given back in a queue that begins next behind the first one; None: there is none."""
         entry = self.first_returned(queue)
@@ -296,9 +300,14 @@ class ReadyQueues:
     @property
     def next_ms(self) -> int | None:
         """When the first of what is ready was due; None: nothing is ready, as far as it was looked."""
+        times = [offsets.deliver_ms(self.lowest)] if self.lowest is not None else []
+        times += [self.returned_ms] if self.returned_ms is not None else []
+        return min(times, default=None)
+
+    @property
+    def returned_ms(self) -> int | None:
+        """The same of what was given back."""
         firsts = [queue.returned[0][0] for queue in self._with_returned.values() if queue.returned]
-        if (lowest := self.lowest) is not None:
-            firsts.append(lowest)
         return offsets.deliver_ms(min(firsts)) if firsts else None
 
     @property
