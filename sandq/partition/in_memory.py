@@ -41,10 +41,10 @@ class InMemory:
             len(groups) <= GROUPS
             and len(entry.commands) <= COMMANDS
             and self._counts.knows_until(entry.now_ms)
-            and not (
-                self._shared.rank is not None and self._ttl.any_expires
-            )  # the first that is ready may be looked at
             and all([group.knows_next for group in groups])
+            and (
+                not self._ttl.any_expires or all([group.ready is None or group.ready.knows_lowest for group in groups])
+            )
             and all([self._is_in_memory(command) for command in entry.commands])
         )
 

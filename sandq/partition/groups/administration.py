@@ -77,9 +77,12 @@ class GroupAdmin:
         group.reader.seek(cursor)
         group.generation += 1
         if gone:
-            # Their log rows were trimmed: the group has the only ones.
+            # Their log rows were trimmed or swept: the group has the only ones.
             again = Waiting(now_ms, 0, 0, None, PackedRanges(sorted(gone)), now_ms, kept=True)
             self._waiting.add(group, again, view)
+            swept = [one for one in sorted(gone) if one.base > cursor]
+            if swept:
+                group.gaps.add(swept, view)
             if self._shared.is_ordered:
                 group.start_keys(gone, True, view)
         for offset in sorted(still_blocked):
@@ -172,7 +175,7 @@ class GroupAdmin:
         again: list[Range] = []
         for base, length in ranges:
             for offset in offsets.run(base, length):
-                if above < offset <= cursor:
+                if above < offset and (offset <= cursor or not self._kept.is_in_log(offset, view)):
                     again.append(Range(offset, 1))
                 else:
                     self._kept.drop(group, offset, now_ms, view)

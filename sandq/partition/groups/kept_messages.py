@@ -76,19 +76,19 @@ class KeptMessages:
         """A group keeps a message no longer: let go of what is remembered of it, unless somebody else has it."""
         message_id, _, fields, *_ = rows.unpack(row)
         self.expire_move(offset, message_id, now_ms, view)
-        if self._shared.level >= OWNERSHIP and not self._is_in_log(offset, view):
+        if self._shared.level >= OWNERSHIP and not self.is_in_log(offset, view):
             self._unique.release(message_id, fields.get(Column.UNIQUE_KEY), offset, now_ms, view)
 
     def expire_move(self, offset: bytes, message_id: bytes, now_ms: int, view: View) -> None:
         """Remember only for a while where a message had been moved, once neither the log nor a group has it."""
-        if message_id == offset or self._is_in_log(offset, view):
+        if message_id == offset or self.is_in_log(offset, view):
             return
         for group_id, group in self._groups.by_id.items():
             if view.get(rows.of_group(rows.KEPT, group_id, offset)) is not None or group.is_dead(offset, view):
                 return
         self._expiring_rows.expire_move(message_id, now_ms, view)
 
-    def _is_in_log(self, offset: bytes, view: View) -> bool:
+    def is_in_log(self, offset: bytes, view: View) -> bool:
         """Whether the log has a message still, or did not say that it has not."""
         if offset <= self._log_state.trimmed:
             return False

@@ -49,6 +49,16 @@ class PackedRanges:
         behind = offsets.distance(base, offset)
         return (at, behind) if behind is not None and 0 <= behind < length else None
 
+    def count_below(self, offset: bytes, most: int) -> int:
+        """How many messages are below an offset: up to `most` are counted."""
+        count = 0
+        for base, length in self:
+            if count >= most or base >= offset:
+                break
+            behind = offsets.distance(base, offset)
+            count += length if behind is None else min(length, behind)
+        return min(count, most)
+
     def take(self, count: int) -> list[Range]:
         """Take the first `count` messages out."""
         taken: list[Range] = []

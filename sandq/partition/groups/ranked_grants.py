@@ -2,6 +2,7 @@
 back stands in them again; then tenants take turns, of each the best priority goes first, and of that the oldest.
 
 Nothing is leased while more is due than was promoted: of what was stored before a lease, whatever goes first is in it.
+A group in which too much waits for another attempt gets that alone, best priority first.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class RankedGrants:
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
-            turn = ready.next_returned() if is_stopped else ready.next(ageing_ms)
+            turn = ready.next_back() if is_stopped else ready.next(ageing_ms)
             if turn is None:
                 break
             queue, is_shared = turn
@@ -128,6 +129,11 @@ class RankedGrants:
                 is_same = not lease.ranges or (lease.attempt, lease.kept) == (returned.attempt + 1, returned.kept)
                 if not is_same:
                     break
+                if most > 1:
+                    # What was given back together need not stand together.
+                    firsts = [head.first] if head is not None else []
+                    firsts += [_first(following)] if (following := ready.next_returned(queue)) is not None else []
+                    most = returned.ranges.count_below(min(firsts, default=offsets.LAST), most)
                 count, size = self._take_returned(group, lease, returned, most, max_bytes - taken_bytes, view)
             else:
                 assert head is not None, "a queue that has a turn has something"

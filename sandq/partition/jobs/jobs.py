@@ -21,6 +21,7 @@ from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
 from sandq.partition.jobs.redrive import Redrive
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
@@ -213,8 +214,8 @@ class Jobs:
     # -- groups ---------------------------------------------------------------------------------------------------
 
     def _seek(self, job: Job, index: int, place: int, view: View) -> bool:
-        """What died above the new place of a group is ready again: from the log, or, where that was trimmed, from its
-        own row."""
+        """What died above the new place of a group is ready again: from the log, or, where that was trimmed or swept,
+        from its own row."""
         group = self._groups.by_id.get(job.arguments["group_id"])
         if group is None:
             return True
@@ -224,12 +225,18 @@ class Jobs:
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
         )
         # The cursor was put where the log begins when that is behind the place asked for.
-        trimmed = [message for message in found if message.offset <= group.cursor]
-        in_log = [message for message in found if message.offset > group.cursor]
+        in_log = [
+            message for message in found if message.offset > group.cursor and self._kept.is_in_log(message.offset, view)
+        ]
+        logged = {message.offset for message in in_log}
+        gone = [message for message in found if message.offset not in logged]
         if in_log:
             self._redrive.purge(group, in_log, self._now_ms, view)
-        if trimmed:
-            self._redrive.redrive(group, trimmed, self._now_ms, view)
+        if gone:
+            swept = [Range(message.offset, 1) for message in gone if message.offset > group.cursor]
+            if swept:
+                group.gaps.add(swept, view)
+            self._redrive.redrive(group, gone, self._now_ms, view)
         if found:
             job.position = found[-1].offset
             return False

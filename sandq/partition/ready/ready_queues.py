@@ -110,6 +110,8 @@ class ReadyQueues:
         self._by_number: dict[int, ReadyQueue] = {}
         self.messages = 0
         """Of all queues, without what was returned."""
+        self._with_rows = 0
+        """How many queues have messages, without those to which messages were returned alone."""
         self._look_aheads = look_aheads
         self._entries = 0
         """In memory."""
@@ -125,6 +127,7 @@ class ReadyQueues:
             messages, first = rows.unpack(value)
             queue = self._queue(key[5:], messages, first)
             self.messages += messages
+            self._with_rows += 1
             self._firsts.put(queue.number, first)
 
     def __len__(self) -> int:
@@ -137,6 +140,7 @@ class ReadyQueues:
         """Put an entry of the log into a queue, whose other entries are all below it."""
         queue = self._queues.get(key) or self._queue(key, 0, entry.first)
         if not queue.messages:
+            self._with_rows += 1
             queue.first = entry.first
             self._firsts.put(queue.number, entry.first)
         queue.messages += entry.length
@@ -256,7 +260,7 @@ class ReadyQueues:
         # After one message of this queue another one may be older.
         return min(of_tenant, key=lambda queue: (_aged(queue, ageing_ms), queue.priority)), True
 
-    def next_returned(self) -> tuple[ReadyQueue, bool] | None:
+    def next_back(self) -> tuple[ReadyQueue, bool] | None:
         """The queue of the best priority that something was given back to, of tenants that are not held up: for when
         nothing else is given. As `next`, but for turns."""
         found = [queue for queue in self._with_returned.values() if queue.tenant not in self._held_up]
@@ -290,6 +294,17 @@ class ReadyQueues:
             if entry is not None and entry.first is not None:
                 heapq.heappush(returned, (entry.first, seq))
         return None
+
+    def next_returned(self, queue: ReadyQueue) -> Waiting | None:
+        """The entry of what was given back in a queue that begins next behind the first one; None: there is none."""
+        entry = self.first_returned(queue)
+        if entry is None:
+            return None
+        first = heapq.heappop(queue.returned)
+        while (following := self.first_returned(queue)) is entry:
+            heapq.heappop(queue.returned)
+        heapq.heappush(queue.returned, first)
+        return following
 
     def head(self, queue: ReadyQueue, view: View) -> LogEntry | None:
         """The first entry of a queue, without what was returned."""
@@ -387,8 +402,15 @@ class ReadyQueues:
 
     @property
     def takes_more(self) -> bool:
-        """Whether there may be more queues."""
-        return len(self._queues) < FIXED.ready_queues
+        """Whether there may be more queues. Those that have no rows do not count: whether they are in memory depends on
+        when this process began."""
+        return self._with_rows < FIXED.ready_queues
+
+    @property
+    def knows_lowest(self) -> bool:
+        """Whether `lowest_entry` reads no rows."""
+        first = self._firsts.first()
+        return first is None or bool(self._by_number[first[1]].entries)
 
     def lowest_entry(self, view: View) -> LogEntry | None:
         """The entry with the lowest message in any queue, without what was returned."""
@@ -449,6 +471,7 @@ class ReadyQueues:
             queue.first = queue.entries[0].first
             self._firsts.put(queue.number, queue.first)
         else:
+            self._with_rows -= 1
             queue.covered = offsets.LAST
             self._firsts.put(queue.number, None)
 
@@ -502,7 +525,7 @@ class ReadyQueues:
         for others in (self._unsaved, self._changed, self._held_up, self._freed):
             others.clear()
         self._firsts = LeastOf()
-        self.messages = self._entries = 0
+        self.messages = self._with_rows = self._entries = 0
         self._count()
 
     # -- memory ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,38 @@
+"""A group of a priority topic in which too much waits for another attempt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sandq.model.limits import FIXED
+from sandq.partition.groups import group
+from tests.support.partition.ranked_bench import RankedBench
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> RankedBench:
+    """Three messages were nacked, of which one may wait; another one is ready, and would go first."""
+    monkeypatch.setattr(group, "FIXED", replace(FIXED, max_gaps=1))
+    bench = RankedBench()
+    bench.open()
+    for name, priority in (("a", 2), ("b", 1), ("c", 1)):
+        bench.add(name, priority=priority)
+    for lease in bench.lease(3):
+        bench.nack(lease.token, delay=1000)
+    bench.add("new", priority=0)
+    return bench
+
+
+def test_full_group_gets_nothing_new(bench: RankedBench) -> None:
+    assert bench.lease() == []
+    assert bench.status().groups[0].paused is not None
+
+
+def test_full_group_gets_what_was_given_back_when_it_is_due(bench: RankedBench) -> None:
+    assert bench.take(1, at=1000) == ["b"]
+    bench.restart()
+    assert bench.status().groups[0].next_ms is not None
+    assert bench.take(1, at=1000) == ["c"]
+    assert bench.take(2, at=1000) == ["new", "a"]

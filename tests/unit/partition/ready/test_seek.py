@@ -1,0 +1,58 @@
+"""Seeks of groups of priority and fair topics: what was swept from the log comes again from rows of the group's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.partition.log import sweep, trim
+from tests.support.partition.ranked_bench import RankedBench
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> RankedBench:
+    """A group `g`, whose first message waits its turn for ever."""
+    monkeypatch.setattr(sweep, "LEAST_SETTLED", 2)
+    monkeypatch.setattr(trim, "PIN_MS", 1000)
+    bench = RankedBench(max_attempts=1)
+    bench.open()
+    bench.add("last", priority=9)
+    return bench
+
+
+def swept(bench: RankedBench, at: int) -> list[bytes]:
+    """Ack some messages, and have what can go from the log swept: the offsets that it has still."""
+    bench.add("x", "y", "z", priority=-1, at=at)
+    assert bench.take(3, at=at) == ["x", "y", "z"]
+    bench.trim(at)
+    return [key[1:] for key, _ in bench.rows(b"m")]
+
+
+def test_leased_message_that_was_swept_comes_again_after_seek(bench: RankedBench) -> None:
+    offset = bench.add("held", priority=1)[0]
+    lease = bench.one(limit=1, ms=60_000)
+    assert bench.values([lease]) == ["held"]
+    assert offset not in swept(bench, at=2000)
+    bench.seek("earliest", at=2000)
+    assert bench.take(10, at=2000) == ["held", "last"]
+    assert bench.lease(at=2000) == []
+
+
+def test_dead_message_that_was_swept_comes_again_after_seek(bench: RankedBench) -> None:
+    offset = bench.add("dead", priority=1)[0]
+    bench.nack(bench.one(limit=1).token)
+    assert len(bench.dead()) == 1
+    assert offset not in swept(bench, at=2000)
+    bench.seek("earliest", at=2000)
+    assert bench.dead() == []
+    bench.restart()
+    assert bench.take(10, at=2000) == ["dead", "last"]
+    assert bench.lease(at=2000) == []
+
+
+def test_message_that_was_swept_and_came_again_can_be_cancelled(bench: RankedBench) -> None:
+    offset = bench.add("dead", priority=1)[0]
+    bench.nack(bench.one(limit=1).token)
+    swept(bench, at=2000)
+    bench.seek("earliest", at=2000)
+    assert bench.cancel(offset, at=2000)[0] == "cancelled"
+    assert bench.take(10, at=2000) == ["last"]
