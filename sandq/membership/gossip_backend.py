@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import structlog
 import trio
 
-from sandq.broker.peers.door import Place, source_of
+from sandq.broker.peers.door import Place
 from sandq.broker.turns import SHARED_WORK
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import NONCE_BYTES, Keyring
@@ -30,6 +30,7 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.gossip_timing import Timing
 from sandq.model.membership import Member, State
+from sandq.model.sources import source_of
 
 RECEIVE_MOST = 1000
 """Datagrams that are taken in before what is due is done ..."""
