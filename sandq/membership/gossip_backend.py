@@ -284,7 +284,7 @@ class GossipMembership:
         core, intake = self._running, self._intake
         try:
             with intake.asked() as place:
-                question = ask.ping or core.push_pull(False)
+                question = ask.ping or await intake.do(place, core.telling(False))
                 answer = await ask_over_stream(self._streams, ask.address, question, limit_s, intake, place)
                 if isinstance(answer, PushPull):
                     await intake.do(place, core.merging(self._clock.now(), answer))
@@ -314,7 +314,7 @@ class GossipMembership:
         core = self._running
         if isinstance(question, PushPull):
             # First what this member knew before: it must not tell the other only what that one just said.
-            known = core.push_pull(False)
+            known = await intake.do(place, core.telling(False))
             await intake.do(place, core.merging(self._clock.now(), question))
             self._flush()
             answer = await intake.do(place, self._streams.sealing(known))
@@ -330,8 +330,8 @@ class GossipMembership:
     async def _join(self, seed: Address) -> None:
         """Meet one. ConnectionLost, ProtocolError; Unavailable when it is refused, or refuses."""
         core = self._running
-        question = core.push_pull(True)
         with self._intake.asked() as place:
+            question = await self._intake.do(place, core.telling(True))
             limit_s = self._timing.stream_timeout_s
             answer = await ask_over_stream(self._streams, seed, question, limit_s, self._intake, place)
             assert isinstance(answer, PushPull)
