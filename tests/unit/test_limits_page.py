@@ -6,7 +6,7 @@ import dataclasses
 import re
 from typing import Final
 
-from sandq.broker import memory_budget
+from sandq.broker import broker, memory_budget
 from sandq.broker.memory_budget import Account, MemoryBudget
 from sandq.broker.peers import door, handshake, link, links, stream
 from sandq.broker.snapshots import transfer
@@ -66,6 +66,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
     fixed = {
         "callers of a gateway's connection that have requests under way": (f"{connection.CALLERS:,}",),
         "HELLO": (f"{connection.HELLO_S:g} s", size(connection.HELLO_BYTES)),
+        "lists of groups that are made": (f"{broker.LISTS_AT_ONCE} of a node",),
         "half a frame": (f"{connection.FRAME_S:g} s and 1 s for each {size(connection.FRAME_BYTES_PER_S)}",),
         "answers that a client does not take": (
             f"{size(connection.SEND_BYTES)} in {connection.SEND_STALL_S:g} s",
