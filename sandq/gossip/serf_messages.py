@@ -161,7 +161,8 @@ def encoding_serf(state: SerfState) -> Steps[bytes]:
     for key, value in (("EventLTime", state.event_ltime), ("Events", []), ("QueryLTime", state.query_ltime)):
         packer.pack(key)
         packer.pack(value)
-    return bytes((STATE,)) + packer.bytes()
+    packed: bytes = packer.bytes()
+    return bytes((STATE,)) + packed
 
 
 def decode_serf(body: bytes) -> SerfMessage:

@@ -284,7 +284,9 @@ class GossipMembership:
         core, intake = self._running, self._intake
         try:
             with intake.asked() as place:
-                question = ask.ping or await intake.do(place, core.telling(False))
+                question: Ping | PushPull | None = ask.ping
+                if question is None:
+                    question = await intake.do(place, core.telling(False))
                 answer = await ask_over_stream(self._streams, ask.address, question, limit_s, intake, place)
                 if isinstance(answer, PushPull):
                     await intake.do(place, core.merging(self._clock.now(), answer))
