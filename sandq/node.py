@@ -511,6 +511,7 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         parts.health.sick,
         broker.clock.now_ms,
         config.cluster.reassign_after_ms,
+        config.limits.partitions_per_node,
     )
     reports = Reports(node_log, links, controller, changed)
     way = way_of(config)

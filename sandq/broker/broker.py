@@ -59,6 +59,9 @@ SETTLED_WORK: Final = 4
 REQUEST_BYTES = 64
 """Roughly what a request takes until it is answered, beside what it brings."""
 
+LISTS_AT_ONCE: Final = 4
+"""Lists of groups that are made at once, for all clients: each may be 12 MB."""
+
 
 class Broker:
     def __init__(
@@ -92,6 +95,8 @@ class Broker:
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
         self._checking = trio.CapacityLimiter(1)
+        self.listing = trio.Semaphore(LISTS_AT_ONCE)
+        """Of those who list groups, whose answers may be large and are counted once they are made."""
         self._openings = GroupOpenings(limits.groups, node_log.group_count)
         self._takers: dict[tuple[str, str], GroupTakers] = {}
         """Of LEASE requests, by topic and group."""

@@ -23,8 +23,8 @@ ANSWERS_SHARE: Final = 1 / 8
 WATCHERS_SHARE: Final = 1 / 32
 PRODUCERS_SHARE: Final = 1 / 16
 HTTP_SHARE: Final = 5 / 32
-ADDRESS_SHARE: Final = 3 / 4
-"""Of an account that clients fill, what those of one address may have."""
+SOURCE_SHARE: Final = 3 / 4
+"""Of an account that clients fill, what those of one source may have."""
 GO_ON_AT: Final = 7 / 8
 """Of its share a full account must have come down to, before those who wait for it go on."""
 
@@ -89,18 +89,18 @@ class _Counted:
 
 
 class Account(_Counted):
-    """One use of memory, by the clients of all addresses."""
+    """One use of memory, by the clients of all sources."""
 
     def __init__(self, share_bytes: float) -> None:
         super().__init__(share_bytes)
         self._queue: list[_Place] = []
-        self._shares: WeakValueDictionary[str, AddressShare] = WeakValueDictionary()
+        self._shares: WeakValueDictionary[str, SourceShare] = WeakValueDictionary()
 
-    def of(self, address: str) -> AddressShare:
-        """What the clients of an address have of it; as long as somebody keeps it."""
-        share = self._shares.get(address)
+    def of(self, source: str) -> SourceShare:
+        """What the clients of a source (`sandq/model/sources.py`) have of it; as long as somebody keeps it."""
+        share = self._shares.get(source)
         if share is None:
-            share = self._shares[address] = AddressShare(self)
+            share = self._shares[source] = SourceShare(self)
         return share
 
     @property
@@ -113,8 +113,8 @@ class Account(_Counted):
         if self._queue:
             self._grant()
 
-    async def reserve(self, size: int, share: AddressShare | None = None) -> None:
-        """Take so much once there is room for all of it, in the order of those who ask; of an address that has its
+    async def reserve(self, size: int, share: SourceShare | None = None) -> None:
+        """Take so much once there is room for all of it, in the order of those who ask; of a source that has its
         share after others."""
         place = _Place(size, share)
         self._queue.append(place)
@@ -134,7 +134,7 @@ class Account(_Counted):
         while at < len(self._queue):
             size, share = self._queue[at].size, self._queue[at].share
             if share is not None and not share.fits(size):
-                at += 1  # it waits for its own address; others need not
+                at += 1  # it waits for its own source; others need not
             elif not self.fits(size):
                 break
             else:
@@ -142,14 +142,14 @@ class Account(_Counted):
                 self._queue.pop(at).granted.set()
 
 
-class AddressShare(_Counted):
-    """What the clients of one address have of an account: three quarters of it at most.
+class SourceShare(_Counted):
+    """What the clients of one source have of an account: three quarters of it at most.
 
-    So those of one address alone never take what others need. Who is behind a proxy has the proxy's address.
+    So those of one source alone never take what others need. Who is behind a proxy has the proxy's address.
     """
 
     def __init__(self, account: Account) -> None:
-        super().__init__(ADDRESS_SHARE * account.share_bytes)
+        super().__init__(SOURCE_SHARE * account.share_bytes)
         self._account = account
 
     @property
@@ -158,7 +158,7 @@ class AddressShare(_Counted):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether somebody waits for room that clients of this address have."""
+        """Whether somebody waits for room that clients of this source have."""
         return self._has_waiters or self._account.is_waited_for
 
     def take(self, size: int) -> None:
@@ -193,7 +193,7 @@ class AddressShare(_Counted):
 class _Place:
     """Somebody who waits for so many bytes."""
 
-    def __init__(self, size: int, share: AddressShare | None) -> None:
+    def __init__(self, size: int, share: SourceShare | None) -> None:
         self.size = size
         self.share = share
         self.granted = anyio.Event()

@@ -27,8 +27,8 @@ from sandq.gossip.serf_messages import (
     SerfState,
     decode_serf,
     decoding_serf,
-    encode_serf,
     encode_tags,
+    encoding_serf,
 )
 from sandq.gossip.steps import Steps, at_once
 from sandq.gossip.streams import PushPull
@@ -43,6 +43,10 @@ ASKS_MOST: Final = 64
 """Streams to be opened that wait for the edge; further ones are left out, as each is tried again later anyway."""
 OPENED_BYTES: Final = 1024
 """Of a datagram, opened with one unit of work."""
+STATES_AT_ONCE: Final = 128
+"""Nodes of which is said in a step what is believed of them ..."""
+STATES_WORK: Final = 64
+"""... and the units of work of that."""
 MESSAGE_WORK: Final = 4
 """Units of work for what is said of a member ..."""
 CHANGE_WORK: Final = 32
@@ -254,8 +258,17 @@ class Gossip:
 
     def push_pull(self, join: bool) -> PushPull:
         """All that this member knows."""
-        states = [node.state() for node in self._nodes.all()]
-        return PushPull(join, states, encode_serf(self._members.state()))
+        return at_once(self.telling(join))
+
+    def telling(self, join: bool) -> Steps[PushPull]:
+        """Say the same in steps. What happens between them may be in it or not, as if it had been said later."""
+        states = []
+        for node in self._nodes.all():
+            states.append(node.state())
+            if not len(states) % STATES_AT_ONCE:
+                yield STATES_WORK
+        intents = yield from self._members.telling()
+        return PushPull(join, states, (yield from encoding_serf(intents)))
 
     def on_push_pull(self, now: float, theirs: PushPull) -> None:
         """What another one knows. Raises ProtocolError, and nothing has changed."""

@@ -35,7 +35,7 @@ KEYS_MOST: Final = 16
 DERIVED_KEY_BYTES: Final = 32
 INFO: Final = b"sandq gossip 1"
 STEP_BYTES: Final = 256 << 10
-"""Decrypted in a step, with one key."""
+"""Encrypted, or decrypted with one key, in a step."""
 STEP_WORK: Final = 64
 """Units of work of a step."""
 
@@ -80,6 +80,19 @@ class Keyring:
     def seal(self, plain: bytes, aad: bytes, nonce: bytes) -> bytes:
         """Encrypt; `aad` is not in the result but must be the same to open it. No nonce may be used twice."""
         return _VERSION + nonce + self._ciphers[0].encrypt(nonce, plain, aad)
+
+    def sealing(self, plain: bytes, aad: bytes, nonce: bytes) -> Steps[bytes]:
+        """Do the same in steps."""
+        encryptor = Cipher(AES(self._keys[0]), GCM(nonce)).encryptor()
+        encryptor.authenticate_additional_data(aad)
+        parts = [_VERSION, nonce]
+        view = memoryview(plain)
+        for start in range(0, len(view), STEP_BYTES):
+            if start:
+                yield STEP_WORK
+            parts.append(encryptor.update(view[start : start + STEP_BYTES]))
+        parts.append(encryptor.finalize())
+        return b"".join((*parts, encryptor.tag))
 
     def open(self, data: bytes, aad: bytes) -> bytes:
         """The plain bytes. Raises ProtocolError."""

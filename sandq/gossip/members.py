@@ -31,6 +31,10 @@ of one time neither counts."""
 LTIME_JUMP: Final = 2**40
 """No cluster says so much between two words that a member hears. Who names a later time is not believed: the numbers
 would run out."""
+RECORDS_AT_ONCE: Final = 256
+"""Of records, told in a step ..."""
+RECORDS_WORK: Final = 32
+"""... which is so many units of work."""
 MERGED_WORK: Final = 1
 """Units of work for an intent of another one's state."""
 
@@ -239,10 +243,19 @@ class Members:
 
     def state(self) -> SerfState:
         """What another member is to know of intents."""
-        ltimes = {name: record.status_ltime for name, record in self.records.items()}
-        # Who is leaving is among those that left: if it stays after all, it hears of it and says so.
-        gone = (State.LEAVING, State.LEFT)
-        left = [name for name, record in self.records.items() if record.state in gone]
+        return at_once(self.telling())
+
+    def telling(self) -> Steps[SerfState]:
+        """Say the same in steps."""
+        ltimes: dict[str, int] = {}
+        left: list[str] = []
+        for at, (name, record) in enumerate(list(self.records.items()), 1):
+            ltimes[name] = record.status_ltime
+            # Who is leaving is among those that left: if it stays after all, it hears of it and says so.
+            if record.state in (State.LEAVING, State.LEFT):
+                left.append(name)
+            if not at % RECORDS_AT_ONCE:
+                yield RECORDS_WORK
         # Serf's agents take the clock of what they know as later than any of it.
         return SerfState(self.clock + 1, ltimes, left, 0, 0)
 

@@ -31,6 +31,10 @@ STATE: Final = 2
 LTIME_MAX: Final = U64_MAX
 MEMBERS_MOST: Final = 10_000
 """Names in a state, in each of its two lists."""
+NAMES_AT_ONCE: Final = 256
+"""Written in a step ..."""
+NAMES_WORK: Final = 64
+"""... which is so many units of work."""
 PIECE_BYTES: Final = 32 << 10
 """Of a state, read in a step ..."""
 PIECE_WORK: Final = 128
@@ -132,15 +136,33 @@ def encode_serf(message: LeaveIntent | JoinIntent | SerfState) -> bytes:
         return b"\x00" + pack({"LTime": message.ltime, "Node": message.node, "Prune": message.prune})
     if isinstance(message, JoinIntent):
         return b"\x01" + pack({"LTime": message.ltime, "Node": message.node})
-    fields = {
-        "LTime": message.ltime,
-        "StatusLTimes": dict(message.status_ltimes),
-        "LeftMembers": list(message.left_members),
-        "EventLTime": message.event_ltime,
-        "Events": [],
-        "QueryLTime": message.query_ltime,
-    }
-    return b"\x02" + pack(fields)
+    return at_once(encoding_serf(message))
+
+
+def encoding_serf(state: SerfState) -> Steps[bytes]:
+    """Encode a state in steps: it has the names of all members."""
+    packer = msgpack.Packer(use_bin_type=False, autoreset=False)
+    packer.pack_map_header(6)
+    packer.pack("LTime")
+    packer.pack(state.ltime)
+    packer.pack("StatusLTimes")
+    packer.pack_map_header(len(state.status_ltimes))
+    for at, (member, ltime) in enumerate(state.status_ltimes.items(), 1):
+        packer.pack(member)
+        packer.pack(ltime)
+        if not at % NAMES_AT_ONCE:
+            yield NAMES_WORK
+    packer.pack("LeftMembers")
+    packer.pack_array_header(len(state.left_members))
+    for at, member in enumerate(state.left_members, 1):
+        packer.pack(member)
+        if not at % NAMES_AT_ONCE:
+            yield NAMES_WORK
+    for key, value in (("EventLTime", state.event_ltime), ("Events", []), ("QueryLTime", state.query_ltime)):
+        packer.pack(key)
+        packer.pack(value)
+    packed: bytes = packer.bytes()
+    return bytes((STATE,)) + packed
 
 
 def decode_serf(body: bytes) -> SerfMessage:

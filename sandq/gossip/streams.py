@@ -135,7 +135,7 @@ class Streams:
         if self._keyring is None:
             return plain
         header = _HEADER.pack(ENCRYPT, OVERHEAD + len(plain))
-        return header + self._keyring.seal(plain, header, self._nonce())
+        return header + (yield from self._keyring.sealing(plain, header, self._nonce()))
 
     def reader(self) -> StreamReader:
         """Reads the other direction."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import structlog
 import trio
 
-from sandq.broker.peers.door import Place, source_of
+from sandq.broker.peers.door import Place
 from sandq.broker.turns import SHARED_WORK
 from sandq.gossip.core import Ask, Gossip
 from sandq.gossip.keyring import NONCE_BYTES, Keyring
@@ -30,6 +30,7 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.gossip_timing import Timing
 from sandq.model.membership import Member, State
+from sandq.model.sources import source_of
 
 RECEIVE_MOST = 1000
 """Datagrams that are taken in before what is due is done ..."""
@@ -283,7 +284,9 @@ class GossipMembership:
         core, intake = self._running, self._intake
         try:
             with intake.asked() as place:
-                question = ask.ping or core.push_pull(False)
+                question: Ping | PushPull | None = ask.ping
+                if question is None:
+                    question = await intake.do(place, core.telling(False))
                 answer = await ask_over_stream(self._streams, ask.address, question, limit_s, intake, place)
                 if isinstance(answer, PushPull):
                     await intake.do(place, core.merging(self._clock.now(), answer))
@@ -313,7 +316,7 @@ class GossipMembership:
         core = self._running
         if isinstance(question, PushPull):
             # First what this member knew before: it must not tell the other only what that one just said.
-            known = core.push_pull(False)
+            known = await intake.do(place, core.telling(False))
             await intake.do(place, core.merging(self._clock.now(), question))
             self._flush()
             answer = await intake.do(place, self._streams.sealing(known))
@@ -329,8 +332,8 @@ class GossipMembership:
     async def _join(self, seed: Address) -> None:
         """Meet one. ConnectionLost, ProtocolError; Unavailable when it is refused, or refuses."""
         core = self._running
-        question = core.push_pull(True)
         with self._intake.asked() as place:
+            question = await self._intake.do(place, core.telling(True))
             limit_s = self._timing.stream_timeout_s
             answer = await ask_over_stream(self._streams, seed, question, limit_s, self._intake, place)
             assert isinstance(answer, PushPull)

@@ -12,6 +12,7 @@ everything to those that are left would make it worse. Those that are being remo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -35,8 +36,10 @@ def is_lost(node: NodeRecord, now_ms: int, reassign_after_ms: int) -> bool:
     return node.failed_since_ms is not None and now_ms - node.failed_since_ms >= reassign_after_ms
 
 
-def candidates(nodes: Mapping[str, NodeRecord], now_ms: int, reassign_after_ms: int) -> list[Candidate]:
-    """Nodes that may hold something."""
+def candidates(
+    nodes: Mapping[str, NodeRecord], now_ms: int, reassign_after_ms: int, capacity: float = math.inf
+) -> list[Candidate]:
+    """Nodes that may hold something. `capacity`: of partitions, of each."""
     return [
         Candidate(
             node.node_id,
@@ -44,6 +47,7 @@ def candidates(nodes: Mapping[str, NodeRecord], now_ms: int, reassign_after_ms: 
             node.weight,
             takes=node.standing == IN and node.failed_since_ms is None,
             leaves=node.standing != IN or is_lost(node, now_ms, reassign_after_ms),
+            capacity=capacity,
         )
         for _, node in sorted(nodes.items())
         if node.standing != REMOVING
@@ -66,11 +70,14 @@ def next_changes(
     led: Collection[int],
     now_ms: int,
     reassign_after_ms: int,
+    capacity: float = math.inf,
 ) -> list[c.Command]:
     """Assignments to make now, so that not more than `MOVES_MOST` are on their way. What is placed is evened out once,
     whenever there are other nodes than the last time; from the first move after that nothing counts as even, so that a
-    node that is back before the others are even gets its share. `led`: the groups that have a leader."""
-    there = candidates(nodes, now_ms, reassign_after_ms)
+    node that is back before the others are even gets its share. `led`: the groups that have a leader. `capacity`: how
+    many partitions a node holds before others are to take what moves; a full one takes it when no other one has room.
+    """
+    there = candidates(nodes, now_ms, reassign_after_ms, capacity)
     halted = too_many_failed(nodes)
     if halted:
         there = [replace(candidate, takes=False, leaves=False) for candidate in there]

@@ -113,6 +113,11 @@ class GroupStatuses(Sequence[GroupStatus]):
         standing = self._by_name.get(name)
         return None if standing is None else standing.at(self._due, self._now_s)
 
+    @property
+    def names(self) -> list[str]:
+        """Of all groups; what is known of each is not put together for that."""
+        return list(self._by_name)
+
     def is_any_due(self, now_ms: int) -> bool:
         """Whether some group has something to be leased by then."""
         times = (standing.status.next_ms for standing in self._by_name.values())

@@ -17,9 +17,10 @@ import trio
 
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import Turn
-from sandq.model.caller import Caller, host_of
+from sandq.model.caller import Caller
 from sandq.model.errors import Overloaded
 from sandq.model.limits import Limits
+from sandq.model.sources import source_of_caller
 
 GRANTED_BYTES: Final = 4096
 """Of requests that are not answered, and of a frame that is half sent, what everybody may have, whatever others
@@ -46,9 +47,9 @@ class CallerRequests:
         self.caller = caller
         self._has_connection = has_connection
         self.log = log
-        address = host_of(caller)
-        self.incoming = memory.requests.of(address)
-        self._waiting = memory.watchers.of(address)
+        source = source_of_caller(caller)
+        self.incoming = memory.requests.of(source)
+        self._waiting = memory.watchers.of(source)
         self._limit = limits.requests_per_connection
         most_bytes = int(CONNECTION_REQUESTS_SHARE * memory.requests.share_bytes)
         self._most_bytes = min(limits.in_flight_bytes_per_connection, most_bytes)

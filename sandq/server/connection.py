@@ -17,9 +17,10 @@ import trio
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import SHARED_WORK, Turn
-from sandq.model.caller import NODE, Caller, host_of
+from sandq.model.caller import NODE, Caller
 from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
 from sandq.model.limits import Limits
+from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.server.caller_requests import BEGUN_WORK, GRANTED_BYTES, CallerRequests, asking
 from sandq.server.client_stats import OURS, ClientStats, Mark
@@ -146,7 +147,7 @@ class Connection:
         self._own = CallerRequests(caller, memory, limits, log.bind(**structlog.contextvars.get_contextvars()))
         self._callers: WeakValueDictionary[Caller, CallerRequests] = WeakValueDictionary()
         """Those on whose behalf a gateway has requests under way, and the last one."""
-        self._answers = memory.answers.of(host_of(caller))
+        self._answers = memory.answers.of(source_of_caller(caller))
         self._incoming = self._own.incoming
         most = limits.in_flight_bytes_per_connection
         self._most_bytes = min(most, UNSENT_BYTES, int(CONNECTION_SHARE * memory.answers.share_bytes))
@@ -469,6 +470,9 @@ class Connection:
                     await self._read()
                 if self.open:
                     await self._say_last_words()
+                else:
+                    # Nothing more is said. What was begun may take a while to end, and is to keep no socket meanwhile.
+                    await trio.aclose_forcefully(self._stream)
                 self.open = False
                 await self._end_listening()
                 nursery.cancel_scope.cancel()
@@ -490,6 +494,12 @@ class Connection:
         self.send_error(0, error)
         self._was_told = True
         self._reading.cancel()
+
+    def end_at_once(self, error: SandqError) -> None:
+        """Tell the client why as far as its socket takes it now, and close that."""
+        self.send_error(0, error)
+        self.flush()
+        self._cut_off()
 
     async def _say_last_words(self) -> None:
         """Let what is queued still go out: an error that says why, most often."""

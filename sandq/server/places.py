@@ -1,6 +1,7 @@
-"""Places for what may be many at once: so many in all, and three quarters of them for one address.
+"""Places for what may be many at once: so many in all, and three quarters of them for one source.
 
-So one client alone never takes what others need. Who is behind a proxy has the proxy's address.
+So one client alone never takes what others need. A source is an address, of IPv6 a network (`sandq/model/sources.py`).
+Who is behind a proxy has the proxy's.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ class Places:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.share = limit - limit // 4
-        """Of one address."""
+        """Of one source."""
         self.used = 0
-        self._by_address: Counter[str] = Counter()
+        self._by_source: Counter[str] = Counter()
 
-    def has_share(self, address: str) -> bool:
-        """Whether an address has not all that one address may have."""
-        return self._by_address[address] < self.share
+    def has_share(self, source: str) -> bool:
+        """Whether a source has not all that one source may have."""
+        return self._by_source[source] < self.share
 
-    def take(self, address: str) -> bool:
+    def take(self, source: str) -> bool:
         """Take a place, if there is one."""
-        if self.used >= self.limit or not self.has_share(address):
+        if self.used >= self.limit or not self.has_share(source):
             return False
-        self.add(address)
+        self.add(source)
         return True
 
-    def add(self, address: str) -> None:
+    def add(self, source: str) -> None:
         """Take a place in any case."""
         self.used += 1
-        self._by_address[address] += 1
+        self._by_source[source] += 1
 
-    def give(self, address: str) -> None:
+    def give(self, source: str) -> None:
         """Give a place back that was taken."""
         self.used -= 1
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        self._by_source[source] -= 1
+        if not self._by_source[source]:
+            del self._by_source[source]
 
 
 class OpenConnections(Generic[C]):
@@ -57,7 +58,7 @@ class OpenConnections(Generic[C]):
         self._places = Places(limit)
         self._spare = Places(spare)
         self._open: dict[C, tuple[Places, str]] = {}
-        """With the place and the address of each."""
+        """With the place and the source of each."""
         self._idle: OrderedDict[C, None] = OrderedDict()
         """Those that have no request; first who has had none for longest."""
 
@@ -67,17 +68,17 @@ class OpenConnections(Generic[C]):
     def __iter__(self) -> Iterator[C]:
         return iter(self._open)
 
-    def add(self, connection: C, address: str) -> tuple[bool, C | None]:
+    def add(self, connection: C, source: str) -> tuple[bool, C | None]:
         """Find a place for a connection, that has no request yet: whether there is one, and which other one has lost
         its place for that, and is to be ended."""
         for places in (self._places, self._spare):
             given_up = None
-            if not places.take(address):
-                given_up = self._give_up_idle(places, address)
+            if not places.take(source):
+                given_up = self._give_up_idle(places, source)
                 if given_up is None:
                     continue
-                places.add(address)
-            self._open[connection] = places, address
+                places.add(source)
+            self._open[connection] = places, source
             self._idle[connection] = None
             return True, given_up
         return False, None
@@ -98,13 +99,13 @@ class OpenConnections(Generic[C]):
         if (place := self._open.pop(connection, None)) is not None:
             place[0].give(place[1])
 
-    def _give_up_idle(self, places: Places, address: str) -> C | None:
-        """The one that has been without a request for longest, if there is one; of an address that has its share one
+    def _give_up_idle(self, places: Places, source: str) -> C | None:
+        """The one that has been without a request for longest, if there is one; of a source that has its share one
         of its own."""
-        own = not places.has_share(address)
+        own = not places.has_share(source)
         for connection in self._idle:
             where, of = self._open[connection]
-            if where is places and (of == address or not own):
+            if where is places and (of == source or not own):
                 self.remove(connection)
                 return connection
         return None

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import structlog
 import trio
 
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.model.caller import ANONYMOUS, Caller, host_of
+from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.config_types import is_loopback
 from sandq.model.errors import Overloaded, SandqError, StartupError
 from sandq.model.limits import Limits
+from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import encode_error
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate, Session
@@ -79,12 +82,12 @@ class ClientServer:
     async def _serve(self, stream: trio.SocketStream) -> None:
         stats = self._stats
         caller = Caller(ANONYMOUS, _peer(stream))
-        host = host_of(caller)
-        has_place = self._places.take(host)
+        source = source_of_caller(caller)
+        has_place = self._places.take(source)
         if not has_place and not (_is_of_this_machine(stream) and self._has_spare_place()):
             stats.refused += 1
-            with trio.move_on_after(1):
-                await stream.send_all(encode_error(0, Overloaded(f"{self._why_none(host)}: {_REMEDY}")))
+            with suppress(OSError):  # it has no place: it is told what it takes at once
+                os.write(stream.socket.fileno(), encode_error(0, Overloaded(f"{self._why_none(source)}: {_REMEDY}")))
             await trio.aclose_forcefully(stream)
             return
         stats.accepted += 1
@@ -117,7 +120,7 @@ class ClientServer:
         finally:
             stats.open.discard(connection)
             if has_place:
-                self._places.give(host)
+                self._places.give(source)
             else:
                 self._spare.pop(connection, None)
             log.debug("a client has gone")
@@ -130,16 +133,17 @@ class ClientServer:
         if oldest is None:
             return False
         del self._spare[oldest]
-        oldest.end(Overloaded(f"a later connection from this machine has the place of this one: {_REMEDY}"))
+        # At once: more than so many are not to have a socket here, however fast they come.
+        oldest.end_at_once(Overloaded(f"a later connection from this machine has the place of this one: {_REMEDY}"))
         return True
 
-    def _why_none(self, host: str) -> str:
-        """Why there is no place for a connection from a host."""
+    def _why_none(self, source: str) -> str:
+        """Why there is no place for a connection from a source."""
         places = self._places
-        if places.has_share(host):
+        if places.has_share(source):
             return f"this node has {places.limit} connections, which is its limit (limits.connections)"
         return (
-            f"{host} has {places.share} connections, as many as one address may have of the {places.limit} "
+            f"{source} has {places.share} connections, as many as one address may have of the {places.limit} "
             "of this node (limits.connections)"
         )
 

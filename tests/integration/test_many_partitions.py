@@ -92,7 +92,8 @@ async def test_a_cluster_has_so_many_topics_and_partitions(tmp_path: Path) -> No
 
 async def test_a_node_has_so_many_partitions(tmp_path: Path) -> None:
     refused = (
-        r"node1 would hold 5 partitions, .* 4 are allowed \(limits.partitions_per_node\): add nodes, .* or raise it"
+        r"no room for 2 more replicas of partitions: node1 holds 3, and a node holds 4 at most "
+        r"\(limits.partitions_per_node\): add nodes, .* or raise it"
     )
     config = small_config(tmp_path, LIMITS__PARTITIONS_PER_NODE="4")
     async with run_node(config) as node, connected(node) as api:
@@ -107,7 +108,7 @@ async def test_a_node_has_so_many_partitions(tmp_path: Path) -> None:
         assert len(await api.admin.list_topics()) == 2, "what is there opens, and goes on"
         await api.produce("a", b"m", partition=2)
         await api.admin.update_topic("a", retention="1h")
-        with pytest.raises(TooLarge, match=r"5 partitions, .* 2 are allowed"):
+        with pytest.raises(TooLarge, match=r"1 more replicas of partitions: node1 holds 4, .* 2 at most"):
             await api.admin.create_topic("c")
         await api.admin.delete_topic("a")
         await api.admin.create_topic("c")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandq.metadata.placement import Candidate, Slot, place, plan
+from sandq.metadata.placement import Candidate, Slot, choose, place, plan
 
 ZONES = ("a", "b", "c")
 nodes = st.lists(st.tuples(st.sampled_from(ZONES), st.integers(1, 3)), min_size=1, max_size=8).map(
@@ -125,3 +125,76 @@ def test_a_heavy_node_holds_more() -> None:
     there = [Candidate("n0"), Candidate("n1"), Candidate("big", weight=2)]
     held = loads(layout(place([], there, range(1, 41), 1), 1))
     assert held["big"] == 20 and held["n0"] == held["n1"] == 10
+
+
+capacities = st.lists(st.tuples(st.sampled_from(ZONES), st.integers(0, 8)), min_size=1, max_size=6).map(
+    lambda found: [Candidate(f"n{at}", zone, capacity=capacity) for at, (zone, capacity) in enumerate(found)]
+)
+
+
+@given(capacities, st.integers(1, 4), st.integers(1, 8))
+def test_new_partitions_fill_no_node_beyond_its_capacity_if_there_is_room_for_all(
+    there: list[Candidate], replicas: int, count: int
+) -> None:
+    replicas = min(replicas, len(there))
+    held = loads(layout(place([], there, range(1, count + 1), replicas), replicas))
+    assert sum(held.values()) == count * replicas
+    # So many replicas fit, each partition's on different nodes.
+    there_is_room = sum(min(count, c.capacity) for c in there) >= count * replicas
+    assert all(held[c.node] <= c.capacity for c in there) is there_is_room
+
+
+@given(capacities, st.integers(1, 3), st.integers(1, 6), st.data())
+def test_what_moves_goes_to_full_nodes_only_when_no_other_one_has_room(
+    there: list[Candidate], replicas: int, partitions: int, data: st.DataObject
+) -> None:
+    replicas = min(replicas, len(there))
+    before = layout(place([], there, range(1, partitions + 1), replicas), replicas)
+    leaving = data.draw(st.sampled_from(there)).node
+    rest = [c for c in there if c.node != leaving]
+    after = changed(before, rest, even=False)
+    for slot in after:
+        assert len(slot.nodes) == max(1, min(replicas, len(rest))), "too few replicas is worse than a full node"
+    given, over = loads(after), [c for c in rest if loads(after)[c.node] > max(c.capacity, loads(before)[c.node])]
+    for c in over:
+        new = [n for n, b in zip(after, before, strict=True) if c.node in n.nodes and c.node not in b.nodes]
+        for other in rest:
+            assert given[other.node] >= other.capacity or any(other.node in slot.nodes for slot in new)
+
+
+def test_what_a_full_node_does_not_take_is_spread_over_the_others() -> None:
+    there = [Candidate("n0", capacity=30), Candidate("n1", capacity=30), Candidate("n2", capacity=30)]
+    full = [Slot(group, 1, ("n0",), fixed=True) for group in range(1, 31)]
+    held = loads(layout(place(full, there, range(31, 51), 1), 1))
+    assert held == {"n1": 10, "n2": 10}
+
+
+def test_a_full_node_is_not_evened_out_onto() -> None:
+    there = [Candidate("n0"), Candidate("n1", weight=3, capacity=2)]
+    held = [Slot(group, 1, ("n0",)) for group in range(1, 9)]
+    assert loads(changed(held, there)) == {"n0": 6, "n1": 2}
+
+
+def test_a_topic_goes_past_a_full_node_and_is_refused_when_too_few_have_room() -> None:
+    there = [Candidate(f"n{at}", capacity=3) for at in range(3)]
+    held = [Slot(group, 1, ("n0",)) for group in (1, 2, 3)]
+    found = choose(held, there, [4, 5, 6], 2)
+    assert all(set(nodes) == {"n1", "n2"} for nodes in found.added)
+    assert found.before == {"n0": 3, "n1": 0, "n2": 0} and found.after == {"n0": 3, "n1": 3, "n2": 3}
+    assert max(choose(held, there, [4, 5, 6, 7], 2).after.values()) > 3
+    assert max(choose(held, there, [4], 3).after.values()) > 3, "two have room, and it is to be on three"
+
+
+def test_more_replicas_of_a_topic_go_past_a_full_node() -> None:
+    there = [Candidate(f"n{at}", capacity=4) for at in range(3)]
+    held = [Slot(group, 1, ("n0",)) for group in (1, 2, 3)] + [Slot(4, 1, ("n1",))]
+    full = [*held, Slot(5, 1, ("n0",))]
+    assert choose(full, there, [6], 2, raised=[4]).after == {"n0": 4, "n1": 2, "n2": 2}
+
+
+def test_what_is_yet_to_be_moved_takes_room() -> None:
+    there = [Candidate("n0", capacity=2), Candidate("n1", capacity=2)]
+    held = [Slot(1, 2, ("n0",)), Slot(2, 1, ("gone",))]
+    found = choose(held, there, [3], 1)
+    assert sum(found.before.values()) == 3 and max(found.after.values()) == 2
+    assert max(choose(held, there, [3, 4], 1).after.values()) == 3

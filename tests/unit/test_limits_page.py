@@ -6,12 +6,13 @@ import dataclasses
 import re
 from typing import Final
 
-from sandq.broker import memory_budget
+from sandq.broker import broker, memory_budget
 from sandq.broker.memory_budget import Account, MemoryBudget
 from sandq.broker.peers import door, handshake, link, links, stream
 from sandq.broker.snapshots import transfer
 from sandq.gossip import nodes, packets, streams
 from sandq.membership import intake
+from sandq.model import sources
 from sandq.model.limits import DEFAULT, FIXED, FixedLimits, Limits
 from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
 from sandq.partition.jobs import jobs
@@ -65,6 +66,7 @@ def test_fixed_limits_are_those_of_the_code() -> None:
     fixed = {
         "callers of a gateway's connection that have requests under way": (f"{connection.CALLERS:,}",),
         "HELLO": (f"{connection.HELLO_S:g} s", size(connection.HELLO_BYTES)),
+        "lists of groups that are made": (f"{broker.LISTS_AT_ONCE} of a node",),
         "half a frame": (f"{connection.FRAME_S:g} s and 1 s for each {size(connection.FRAME_BYTES_PER_S)}",),
         "answers that a client does not take": (
             f"{size(connection.SEND_BYTES)} in {connection.SEND_STALL_S:g} s",
@@ -107,6 +109,8 @@ def test_places_are_those_of_the_code() -> None:
     found = rows(section("What is limited by what"))
     assert f"there are {tcp.SPARE_PLACES} spare places" in found["`limits.connections`"]
     assert f"{bounds.SPARE_PLACES} spare places for health and metrics" in found["`limits.http_connections`"]
+    refused = f"{bounds.REFUSED_MOST} of these have {bounds.REFUSED_S:g} s to take it"
+    assert refused in found["`limits.http_connections`"]
     for name in ("connections", "http_connections"):
         assert "three quarters of them from one address" in found[f"`limits.{name}`"]
         assert Places(1000).share == 750
@@ -167,7 +171,7 @@ def test_what_holds_between_nodes_is_as_in_the_code() -> None:
             f"{size(handshake.HANDSHAKE_BYTES)} a frame",
         ),
         "connections that are not introduced": (
-            f"{door.PLACES}, of one address (or IPv6 /{door.IPV6_SOURCE_BITS}) {door.SOURCE_PLACES}",
+            f"{door.PLACES}, of one address (or IPv6 /{sources.IPV6_SOURCE_BITS}) {door.SOURCE_PLACES}",
             f"{door.KNOWN_PLACES} more",
         ),
         "a link of two nodes": (
@@ -207,7 +211,7 @@ def test_what_clients_can_cause_together_is_added_up() -> None:
     text = section("What clients can cause together")
     for told in (
         f"{share * 64:g}/64 of `limits.memory_bytes`, {size(by_clients)}",
-        f"one address {size(memory_budget.ADDRESS_SHARE * by_clients)}",
+        f"one address {size(memory_budget.SOURCE_SHARE * by_clients)}",
         f"| {sum(SHARES.values()) * 64:g}/64 of it, {size(sum(SHARES.values()) * DEFAULT.memory_bytes)} |",
         f"{size(caller_requests.GRANTED_BYTES)} of a frame and {size(connection.ANSWERS_GRANTED_BYTES)} of answers",
         f"{round(DEFAULT.connections * connection_bytes, -8) // 10**6} MB with {DEFAULT.connections:,}",
@@ -225,7 +229,7 @@ def test_every_account_is_on_the_page_with_its_share() -> None:
     assert set(found) - {"Account"} == set(SHARES)
     for name, share in SHARES.items():
         assert f"| {share.as_integer_ratio()[0]}/{share.as_integer_ratio()[1]} |" in found[name], name
-    for share in (connection.CONNECTION_SHARE, caller_requests.CONNECTION_REQUESTS_SHARE, memory_budget.ADDRESS_SHARE):
+    for share in (connection.CONNECTION_SHARE, caller_requests.CONNECTION_REQUESTS_SHARE, memory_budget.SOURCE_SHARE):
         assert {0.125: "an eighth of all answers", 0.25: "a quarter of all requests", 0.75: "three quarters at most"}[
             share
         ] in section("When memory is short").replace("\n", " ")

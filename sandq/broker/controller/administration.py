@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 import trio
@@ -18,7 +17,7 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
-from sandq.metadata.placement import Candidate, Slot, place, plan
+from sandq.metadata.placement import Candidate, choose
 from sandq.metadata.planning import candidates, slots
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, Topic
 from sandq.metadata.state import holds
@@ -63,6 +62,8 @@ OTHERS_WAIT_S = 2.0
 """For the other nodes to know of a change before it is answered."""
 DROP_WAIT_S = 30.0
 """For a group to let a member go whose replica is to be made anew."""
+NODES_NAMED: Final = 8
+"""Nodes that a message names, of all that are full."""
 
 
 class Administration:
@@ -229,30 +230,32 @@ class Administration:
         """Where new partitions go; those that the topic has get as many replicas. Raises InvalidRequest, TooLarge."""
         view = self._view
         # However long a node has failed: if there are too few others it is to hold them when it is back.
-        there: list[Candidate] = [found for found in candidates(view.nodes, 0, 1) if not found.leaves]
+        most = self._limits.partitions_per_node
+        there: list[Candidate] = [found for found in candidates(view.nodes, 0, 1, most) if not found.leaves]
         groups = range(view.next_group, view.next_group + partitions)
         if len(there) < replicas:
             raise InvalidRequest(f"{replicas} replicas, and {len(there)} nodes are there to hold them: add some first")
         raised = {placed.group for placed in topic.partitions} if topic and replicas > topic.replicas else set()
         there_slots = slots(view.topics.values(), ())
-        choose = partial(_choose, there_slots, there, groups, replicas, raised)
-        added, held = await trio.to_thread.run_sync(choose)
-        self._check_nodes(held)
-        return added
+        chosen = partial(choose, there_slots, there, groups, replicas, raised)
+        choice = await trio.to_thread.run_sync(chosen)
+        self._check_nodes(choice.before, choice.after)
+        return choice.added
 
-    def _check_nodes(self, held: Mapping[str, int]) -> None:
-        """Whether nodes may hold so many partitions. Raises TooLarge."""
+    def _check_nodes(self, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+        """Raise TooLarge if a node would hold more partitions than it may: it was chosen as no other one has room.
+        `before`, `after`: how many each node holds, and would hold."""
         most = self._limits.partitions_per_node
-        for node, count in held.items():
-            if count > most:
-                raise TooLarge(
-                    f"{node} would hold {count} partitions, each replica counted; {most} are allowed "
-                    "(limits.partitions_per_node): add nodes, delete topics, or raise it in the configuration of every "
-                    "node",
-                    limit="partitions_per_node",
-                    maximum=most,
-                    size=count,
-                )
+        over = [count for node, count in after.items() if count > most and count > before[node]]
+        if over:
+            raise TooLarge(
+                f"there is no room for {sum(after.values()) - sum(before.values())} more replicas of partitions: "
+                f"{_fullness(before)}, and a node holds {most} at most (limits.partitions_per_node): add nodes, delete "
+                "topics, or raise it in the configuration of every node",
+                limit="partitions_per_node",
+                maximum=most,
+                size=max(over),
+            )
 
     async def _until_led(self, topic: Topic) -> None:
         with trio.move_on_after(LEADERS_WAIT_S):
@@ -473,15 +476,9 @@ class Administration:
         return answer[0]
 
 
-def _choose(
-    there: Sequence[Slot], nodes: Sequence[Candidate], groups: Sequence[int], replicas: int, raised: Collection[int]
-) -> tuple[list[list[str]], dict[str, int]]:
-    """Where new partitions go, and how many each node would hold that gets more. `raised`: groups that are to have so
-    many replicas as well."""
-    wanted = [slot._replace(replicas=replicas, fixed=False) if slot.group in raised else slot for slot in there]
-    changed = plan(wanted, nodes, even=False, most=len(wanted)) if raised else {}
-    then = [slot._replace(nodes=tuple(changed.get(slot.group, slot.nodes))) for slot in wanted]
-    added = place(then, nodes, groups, replicas)
-    before, after = (Counter([node for slot in of for node in slot.nodes]) for of in (there, then))
-    after.update([node for chosen in added for node in chosen])
-    return added, {node: count for node, count in after.items() if count > before[node]}
+def _fullness(held: Mapping[str, int]) -> str:
+    """How many partitions nodes hold, as a message says it: of the fullest."""
+    fullest = sorted(held, key=lambda node: (-held[node], node))
+    named = ", ".join([f"{node} holds {held[node]}" for node in fullest[:NODES_NAMED]])
+    more = len(held) - NODES_NAMED
+    return f"{named}, and {more} more nodes hold fewer" if more > 0 else named

@@ -54,11 +54,12 @@ class ClusterController:
         sick: Callable[[], Collection[str]],
         now_ms: Callable[[], int],
         reassign_after_ms: int,
+        partitions_per_node: int,
     ) -> None:
         """`linked`: this node, and those that it has a link with. `seen`: node id and store UUID of those that are
         alive by gossip. `is_led`: whether a group has a leader, as far as is known here, and may be assigned anew.
         `may_lead`: whether leadership may be given to a node. `sick`: the nodes that say that they cannot work; they
-        count as not there."""
+        count as not there. `partitions_per_node`: how many a node holds before others are to take what moves."""
         self._joining = joining
         self._may_lead = may_lead
         self._linked = linked
@@ -67,6 +68,7 @@ class ClusterController:
         self._is_led = is_led
         self._now_ms = now_ms
         self._reassign_after_ms = reassign_after_ms
+        self._partitions_per_node = partitions_per_node
         self._settled: dict[int, tuple[int, bool]] = {}
         self._missing: dict[str, float] = {}
         """Since when, on trio's clock."""
@@ -207,7 +209,16 @@ class ClusterController:
         case = (view.applied_index, self._lost(view.nodes.values()), led)
         if case == self._planned:
             return
-        plan = partial(next_changes, view.topics, view.nodes, view.balanced, led, now_ms, self._reassign_after_ms)
+        plan = partial(
+            next_changes,
+            view.topics,
+            view.nodes,
+            view.balanced,
+            led,
+            now_ms,
+            self._reassign_after_ms,
+            self._partitions_per_node,
+        )
         changes = await trio.to_thread.run_sync(plan)
         if changes:
             log.info("partitions are assigned anew", partitions=sum(isinstance(c, m.Assign) for c in changes))

@@ -523,7 +523,7 @@ class PartitionLeader:
         """Say of all groups that they have consumers: no upkeep comes before it, which would drop those that were last
         said to have some before nobody led."""
         self._keeping = True
-        names = [group.name for group in status.groups]
+        names = status.groups.names
         if not names:
             self._touched(None)
             return

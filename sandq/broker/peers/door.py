@@ -7,12 +7,13 @@ milliseconds, and whoever holds a place for longer has none to make.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import trio
+
+from sandq.model.sources import source_of
 
 PLACES: Final = 32
 """For those that come from anywhere ..."""
@@ -20,21 +21,6 @@ KNOWN_PLACES: Final = 32
 """... and beside these for those that come from where a known peer is."""
 SOURCE_PLACES: Final = 8
 """For those of one source that is no known peer's."""
-IPV6_SOURCE_BITS: Final = 64
-"""Whoever has an IPv6 address has a whole network of these."""
-
-
-def source_of(host: str) -> str:
-    """What an address counts as: an IPv4 address, or an IPv6 network; other text stays as it is."""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, IPV6_SOURCE_BITS), strict=False))
 
 
 class Place:

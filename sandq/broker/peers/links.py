@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from sandq.broker.peers import wrong_protocol
-from sandq.broker.peers.door import Door, source_of
+from sandq.broker.peers.door import Door
 from sandq.broker.peers.greeting import refuse, shake_hands
 from sandq.broker.peers.handshake import (
     HANDSHAKE_BYTES,
@@ -41,6 +41,7 @@ from sandq.broker.peers.link import PING_S, SILENCE_S, PeerLink
 from sandq.broker.peers.stream import PeerStream
 from sandq.model.config_schema import Address, is_loopback
 from sandq.model.errors import ConnectionLost, NotFound, Overloaded, SandqError
+from sandq.model.sources import source_of
 from sandq.protocol.proofs import NONCE_BYTES
 from sandq.storage.known_peers import KnownPeers
 

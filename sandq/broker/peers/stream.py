@@ -19,7 +19,10 @@ import trio
 from sandq.model.errors import ConnectionLost, FrameTooLarge, ProtocolError
 
 FRAME_BYTES: Final = 64 << 20
-"""The body of a frame, at most."""
+"""The body of a frame, at most. RAFT frames are the largest: less than `raft_frames.FRAME_BYTES` of messages, then one
+with less than `raft.core.MAX_APPEND_BYTES` of entries and one entry more. An entry is as large as a request, or what is
+merged, may be by the configuration of whoever wrote it (`limits.frame_bytes`, `limits.entry_bytes`), and is sent again
+by nodes of all versions: a lower bound would keep a replica of such a partition from ever catching up."""
 ARRAY_ITEMS: Final = 1 << 20
 MAP_ITEMS: Final = 1 << 16
 RECEIVE_BYTES: Final = 64 << 10

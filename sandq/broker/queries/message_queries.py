@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+import msgpack
 import structlog
+import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.delivery.partition_leader import PartitionLeader
@@ -13,6 +15,7 @@ from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room, no_bytes
 from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import Done, RaftGroup
+from sandq.broker.turns import Turn
 from sandq.model import offsets
 from sandq.model.caller import Caller
 from sandq.model.errors import (
@@ -57,6 +60,10 @@ WHY_WORK = 16
 """Of one message, and every group."""
 TARGET_WORK: Final = 4096
 """To look up a message, and to change what becomes of it, costs as much as so many bytes of a batch."""
+ROWS_AT_ONCE: Final = 64
+"""Of groups, packed in a turn of the loop ..."""
+ROW_WORK: Final = 4
+"""... and the units of work of each."""
 ROW_BYTES = 256
 """What a row of an answer takes beside its values, about."""
 
@@ -67,6 +74,8 @@ class MessageQueries:
         self._broker = broker
         self._room = room
         self._time = PartitionTime(broker.clock)
+        self._listing = trio.Lock()
+        """Of those who list groups by this connection: one that asks for many waits for itself."""
 
     # -- pending messages -----------------------------------------------------------------------------------------
 
@@ -179,19 +188,28 @@ class MessageQueries:
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
-    async def groups(self, request: GroupList, caller: Caller) -> list[dict[str, Any]]:
-        topic = request.topic
-        rows: list[dict[str, Any]] = []
-        for delivery in self._broker.led(topic):
-            partition = delivery.partition
-            await self._time.advance_for_states(delivery.host)
-            found = await self._ask_partition(
-                topic, partition, lambda queries: queries.group_rows(), no_bytes, PAGE_WORK
-            )
-            for row in found:
-                lag = row["ready"] + row["leased"] + row["waiting"]
-                rows.append(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})
-        return rows
+    async def groups(self, request: GroupList, caller: Caller) -> tuple[int, list[bytes]]:
+        """How many rows there are, one for each group in each partition, and the rows, in MessagePack.
+
+        There may be tens of thousands, which are one answer. So they are packed partition by partition, in turns, and
+        of all clients some lists are made at once. No list waits for its own client meanwhile, only before it.
+        """
+        await self._room.until_room()
+        async with self._listing, self._broker.listing:
+            packed, count, turn = list[bytes](), 0, Turn()
+            for delivery in self._broker.led(request.topic):
+                await self._time.advance_for_states(delivery.host)
+                rows = await self._broker.reads.ask(
+                    self._broker.partition(request.topic, delivery.partition).host,
+                    lambda replica: replica.queries.group_rows(),
+                    work=PAGE_WORK,
+                )
+                count += len(rows)
+                for start in range(0, len(rows), ROWS_AT_ONCE):
+                    some = rows[start : start + ROWS_AT_ONCE]
+                    packed.append(_packed_groups(some, delivery))
+                    await turn.spend(ROW_WORK * len(some))
+            return count, packed
 
     async def seek(self, request: GroupSeek, caller: Caller) -> list[tuple[int, bytes]]:
         """The new cursor of each partition. An offset is of one partition: only that one is put elsewhere."""
@@ -288,6 +306,16 @@ class MessageQueries:
         everything that was acknowledged before. `size(answer)`: its bytes, if they may be many; `work`: of a visit."""
         host = self._broker.partition(topic, partition).host
         return await self._broker.reads.ask(host, lambda replica: question(replica.queries), 1, self._room, size, work)
+
+
+def _packed_groups(rows: Sequence[dict[str, Any]], delivery: PartitionLeader) -> bytes:
+    """Rows of groups, in MessagePack, one behind the other."""
+    packer = msgpack.Packer(autoreset=False)
+    for row in rows:
+        lag = row["ready"] + row["leased"] + row["waiting"]
+        packer.pack(row | {"lag": lag, "consumers": delivery.consumers(row["group"])})
+    packed: bytes = packer.bytes()
+    return packed
 
 
 def _bytes_fetched(fetched: Fetched) -> int:

@@ -26,6 +26,8 @@ GATEWAY_S: Final = 10.0
 """What the cluster does not answer for so long is answered as TIMED_OUT or UNAVAILABLE."""
 REFUSED_S: Final = 1.0
 """Who finds no place, or is not understood, has so long to take the answer."""
+REFUSED_MOST: Final = 64
+"""So many that find no place have that time at once; further ones are told what they take at once, and closed."""
 FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: text/plain\r\n"
     b"Content-Length: 45\r\n\r\nthis node has no room for another connection\n"

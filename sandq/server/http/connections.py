@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -33,6 +34,7 @@ from hypercorn.utils import parse_socket_addr, wrap_app
 
 from sandq.broker.memory_budget import Account
 from sandq.model.limits import Limits
+from sandq.model.sources import source_of
 from sandq.server.http.bounds import (
     CROWDED_STALL_S,
     FULL,
@@ -41,6 +43,8 @@ from sandq.server.http.bounds import (
     HEAD_S,
     HEADERS_MOST,
     IDLE_S,
+    REFUSED_MOST,
+    REFUSED_S,
     SEND_BYTES,
     SEND_STALL_S,
     SPARE_PLACES,
@@ -244,6 +248,8 @@ class HttpServer:
         self._config = _config()
         self._context = WorkerContext(None)
         self._open: OpenConnections[_Stream] = OpenConnections(connections, SPARE_PLACES)
+        self._refused = 0
+        """Connections without a place that take their answer."""
         self._none_left = trio.Event()
 
     async def serve(self, listeners: list[trio.SocketListener], ending: anyio.Event) -> None:
@@ -273,11 +279,11 @@ class HttpServer:
             await trio.aclose_forcefully(accepted)
             return
         stream = _Stream(accepted, self._account)
-        has_place, given_up = self._open.add(stream, address)
+        has_place, given_up = self._open.add(stream, source_of(address))
         if given_up is not None:
             await given_up.cut()
         if not has_place:
-            await _refuse(accepted)
+            await self._refuse(accepted)
             return
 
         def on_idle(is_idle: bool) -> None:
@@ -295,14 +301,21 @@ class HttpServer:
                 self._none_left.set()
             await stream.cut()
 
-
-async def _refuse(accepted: trio.SocketStream) -> None:
-    with trio.move_on_after(1), suppress(trio.BrokenResourceError):
-        await accepted.send_all(FULL)
-        await accepted.send_eof()
-        while await accepted.receive_some(65_536):
-            pass  # what is left unread would take the answer away from the client
-    await trio.aclose_forcefully(accepted)
+    async def _refuse(self, accepted: trio.SocketStream) -> None:
+        if self._refused < REFUSED_MOST:
+            self._refused += 1
+            try:
+                with trio.move_on_after(REFUSED_S), suppress(trio.BrokenResourceError):
+                    await accepted.send_all(FULL)
+                    await accepted.send_eof()
+                    while await accepted.receive_some(65_536):
+                        pass  # what is left unread would take the answer away from the client
+            finally:
+                self._refused -= 1
+        else:
+            with suppress(OSError):
+                os.write(accepted.socket.fileno(), FULL)
+        await trio.aclose_forcefully(accepted)
 
 
 @asynccontextmanager

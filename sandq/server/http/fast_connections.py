@@ -27,7 +27,8 @@ from uvicorn.server import ServerState
 
 from sandq.broker.memory_budget import Account
 from sandq.model.limits import Limits
-from sandq.server.http.bounds import FULL, HEAD_BYTES, HEADERS_MOST, SEND_BYTES, SPARE_PLACES, Deadlines
+from sandq.model.sources import source_of
+from sandq.server.http.bounds import FULL, HEAD_BYTES, HEADERS_MOST, REFUSED_MOST, SEND_BYTES, SPARE_PLACES, Deadlines
 from sandq.server.http.gateway import Node
 from sandq.server.http.guards import NO_PLACE, Observe
 from sandq.server.http.serve import HttpSettings, RunningApp, running_app
@@ -83,6 +84,8 @@ class _Connection(HttpToolsProtocol):
         self._has_ended = False
         """The client says nothing more."""
         self._has_place = False
+        self._is_refused = False
+        """It has no place, and takes its answer."""
         self._stall: asyncio.TimerHandle | None = None
         self._unsent = 0
         self._unsent_since = 0.0
@@ -95,17 +98,25 @@ class _Connection(HttpToolsProtocol):
         if self.client is None:
             transport.abort()  # it has gone
             return
-        self._has_place, given_up = self._server.open.add(self, self.client[0])
+        self._has_place, given_up = self._server.open.add(self, source_of(self.client[0]))
         if given_up is not None:
             given_up.transport.abort()
         if self._has_place:
             self.app_state = {NO_PLACE: self._server.open.is_spare(self)}
             self._end_after(self._deadlines.idle_s)
-        else:
+        elif self._server.refused < REFUSED_MOST:
+            self._server.refused += 1
+            self._is_refused = True
             self._leave_with(FULL)
+        else:
+            self._has_ended = True
+            transport.write(FULL)
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.lost(self)
+        self._server.refused -= self._is_refused
+        self._is_refused = False
         for cycle in (self._running, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -348,6 +359,8 @@ class FastHttpServer:
         self.config.load()
         self.state = ServerState()
         self.open: OpenConnections[_Connection] = OpenConnections(connections, SPARE_PLACES)
+        self.refused = 0
+        """Connections without a place that take their answer."""
         self._none_left = anyio.Event()
         self._is_ending = False
 

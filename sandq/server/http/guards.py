@@ -20,9 +20,10 @@ import structlog
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandq.broker.memory_budget import Account, AddressShare
+from sandq.broker.memory_budget import Account, SourceShare
 from sandq.client import on_behalf_of
 from sandq.model.errors import Overloaded
+from sandq.model.sources import source_of
 from sandq.server.http import problems
 from sandq.server.places import Places
 
@@ -119,12 +120,13 @@ class Guard:
         address = str((scope.get("client") or ("?",))[0])
         # As nodes write the addresses of their own clients.
         asker = f"[{address}]" if ":" in address else address
-        share = self._account.of(address)
+        source = source_of(address)
+        share = self._account.of(source)
         exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, share, once)
-        apart = partial(self.wait_apart, address, exchange)
+        apart = partial(self.wait_apart, source, exchange)
         state.update({"request_id": exchange.request_id, WAIT_APART: apart, IS_HEAD: exchange.only_head})
         started = time.perf_counter()
-        has_place = scope["path"] not in ALWAYS_ANSWERED and self._under_way.take(address)
+        has_place = scope["path"] not in ALWAYS_ANSWERED and self._under_way.take(source)
         try:
             # A task of its own serves each request: what it is called needs no taking back.
             structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
@@ -132,28 +134,28 @@ class Guard:
                 await self._handle(scope, headers, exchange, has_place)
         finally:
             if has_place:
-                self._under_way.give(address)
+                self._under_way.give(source)
             exchange.end()
             self._tell(scope, exchange, time.perf_counter() - started)
 
     @contextmanager
-    def wait_apart(self, address: str, exchange: _Exchange) -> Iterator[Hold]:
+    def wait_apart(self, source: str, exchange: _Exchange) -> Iterator[Hold]:
         """For a request that waits for something to happen: it is no more counted among those that are under way, but
         among those that wait. Raises Overloaded when those are too many."""
         waiting = self._waiting
-        if not waiting.take(address):
+        if not waiting.take(source):
             raise Overloaded(
                 f"{waiting.limit} requests wait for messages or changes, or {waiting.share} of this address "
                 "(limits.http_waiting); ask without waiting, or again in a moment"
             )
-        self._under_way.give(address)
+        self._under_way.give(source)
         exchange.count_answer(0)
         try:
             yield exchange.hold
         finally:
             exchange.count_answer(ANSWER_BYTES)
-            self._under_way.add(address)
-            waiting.give(address)
+            self._under_way.add(source)
+            waiting.give(source)
 
     async def _handle(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange, has_place: bool) -> None:
         try:
@@ -236,7 +238,7 @@ class _Exchange:
     """One request: its body, read before the routes see it, and its answer on its way."""
 
     def __init__(
-        self, request_id: str, only_head: bool, receive: Receive, send: Send, share: AddressShare, once: bool
+        self, request_id: str, only_head: bool, receive: Receive, send: Send, share: SourceShare, once: bool
     ) -> None:
         """`share`: what requests of its address may take; `once`: the connection is closed behind the answer."""
         self.request_id = request_id

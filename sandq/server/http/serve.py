@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import anyio
 from starlette.types import ASGIApp
 
-from sandq.broker.memory_budget import ADDRESS_SHARE, Account
+from sandq.broker.memory_budget import SOURCE_SHARE, Account
 from sandq.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.model.limits import Limits
@@ -63,7 +63,7 @@ async def running_app(
         buffer_bytes=int(account.share_bytes),
     )
     names = settings.names | {"localhost"}
-    fits = int(BODY_SHARE * ADDRESS_SHARE * account.share_bytes) // BODY_COPIES
+    fits = int(BODY_SHARE * SOURCE_SHARE * account.share_bytes) // BODY_COPIES
     body = (limits.http_body_bytes, "limits.http_body_bytes"), (fits, "limits.memory_bytes")
     rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body))
     ending = anyio.Event()

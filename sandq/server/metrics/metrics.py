@@ -27,6 +27,7 @@ from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.stats import SECONDS, Histogram
+from sandq.broker.turns import Turn
 from sandq.membership.discovery import Seen
 from sandq.model.errors import StorageFailed, Unavailable
 from sandq.server import logs
@@ -42,6 +43,8 @@ REFRESH_S = 5.0
 """How often partitions in which nothing happens are asked what came due."""
 REFRESH_PARTITIONS = 100
 """Of one question: others come between."""
+GROUPS_OF_WORK = 32
+"""Looked at with one unit of work."""
 DEAD_REASONS = ("nacked", "lease_expired", "expired")
 _OF_TOPIC = (
     ("sandq_messages_in_total", "stored"),
@@ -134,9 +137,11 @@ class Metrics:
         """Learn what came due in partitions in which nothing happened since."""
         now_s = self._broker.clock.now_ms() // 1000
         asked: list[tuple[int, PartitionReplica, Any, int, int]] = []
+        turn = Turn()
         for topic in self._broker.topics():
-            for delivery in topic.led().values():
+            for delivery in list(topic.led().values()):
                 host, status = delivery.host, delivery.host.status
+                await turn.spend(1 + len(status.groups) // GROUPS_OF_WORK)
                 last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
                 if last is not status:
                     until_s, count = status.now_ms // 1000 + 1, 0

@@ -8,12 +8,14 @@ from collections import Counter
 
 import pytest
 
-from sandq.gossip.core import ASKS_MOST, Gossip
+from sandq.gossip.core import ASKS_MOST, STATES_AT_ONCE, Gossip
 from sandq.gossip.keyring import Keyring
+from sandq.gossip.members import RECORDS_AT_ONCE
 from sandq.gossip.messages import VSN, Ack, Alive, Dead, Ping, Suspect, User, encode
+from sandq.gossip.nodes import Node
 from sandq.gossip.packets import PACKET_BYTES, Packets
-from sandq.gossip.serf_messages import encode_tags
-from sandq.gossip.streams import PushPull
+from sandq.gossip.serf_messages import NAMES_AT_ONCE, encode_tags
+from sandq.gossip.streams import NodeState, PushPull
 from sandq.gossip.tags import judge_of
 from sandq.model.config_types import Address
 from sandq.model.errors import ProtocolError, TooLarge
@@ -177,3 +179,47 @@ def test_its_own_words_are_told_apart_from_those_of_others() -> None:
         assert core.has_own_news
         run(core, 5.0)
         assert not core.has_own_news
+
+
+def test_a_state_of_all_members_is_told_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a turn of the loop has room for, it is a part of: what is done in a step is bounded."""
+    core, count = core_of(QUIET), 2_000
+    word = alive("a", 1)
+    states = [NodeState(f"n{at}", Address("10.0.1.2", 9900), word.meta, 1, 0, VSN) for at in range(count)]
+    core.on_push_pull(0.0, PushPull(False, states, b""))
+    core.take_changed()
+    at_a_time, done = [], 0
+    told = Node.state
+
+    def counted(node: Node) -> NodeState:
+        nonlocal done
+        done += 1
+        return told(node)
+
+    monkeypatch.setattr(Node, "state", counted)
+    steps, works = core.telling(False), []
+    with pytest.raises(StopIteration) as end:
+        while True:
+            before = done
+            works.append(next(steps))
+            at_a_time.append(done - before)
+    assert max(at_a_time) == STATES_AT_ONCE and max(works) <= 128
+    steps_least = count // STATES_AT_ONCE + count // RECORDS_AT_ONCE + count // NAMES_AT_ONCE
+    assert len(works) == steps_least
+    assert end.value.value == core.push_pull(False) and len(end.value.value.nodes) == count + 1
+
+
+def test_members_that_come_and_go_while_a_state_is_told_do_no_harm() -> None:
+    core = core_of(QUIET)
+    states = [NodeState(f"n{at}", Address("10.0.1.2", 9900), alive("a", 1).meta, 1, 0, VSN) for at in range(1_000)]
+    core.on_push_pull(0.0, PushPull(False, states, b""))
+    steps, rounds = core.telling(False), 0
+    with pytest.raises(StopIteration) as end:
+        while True:
+            next(steps)
+            rounds += 1
+            gone, come = states[rounds], NodeState(f"m{rounds}", Address("10.0.1.2", 9900), states[0].meta, 1, 0, VSN)
+            core.on_push_pull(0.0, PushPull(False, [dataclasses.replace(gone, state=3), come], b""))
+    other = core_of(QUIET)
+    other.on_push_pull(0.0, end.value.value)
+    assert {f"n{at}" for at in range(1_000)} <= set(other.records) and rounds > 10

@@ -75,6 +75,16 @@ def test_who_is_drained_goes_once_others_take_it() -> None:
     assert assigned(changes(topic(*ABC), registry(*nodes.values(), node("d")))) == {1: {"a", "b", "d"}}
 
 
+def test_what_moves_goes_past_full_nodes_while_others_have_room() -> None:
+    nodes = registry(node("a"), node("b"), node("c", standing=DRAINING), node("d"), node("e"))
+    topics = topic(("a", "c"), ("d", "c"), ("d", "c"), replicas=2)
+    led = {1, 2, 3}
+    found = assigned(next_changes(topics, nodes, "abde", led, T, AFTER_MS, 2))
+    assert len(found) == 3 and "d" not in found[1], "it is full"
+    found = assigned(next_changes(topics, nodes, "abde", led, T, AFTER_MS, 0))
+    assert all(len(held) == 2 and "c" not in held for held in found.values()), "full ones are better than too few"
+
+
 def test_nothing_while_more_than_a_third_are_failed() -> None:
     two = [node("c", failed=AFTER_MS), node("d", failed=AFTER_MS)]
     nodes = registry(node("a"), node("b"), *two, node("e"))

@@ -289,3 +289,19 @@ async def test_refusal_that_is_not_certain_is_passed_on_while_too_many_are_worke
         await at.ask(BOB, most + 2, size=1)
         await until_holds(lambda: (most + 2, BOB) in at.session.asked)
         end.set()
+
+
+def test_callers_of_one_network_of_ipv6_share_what_one_source_may_have(memory: MemoryBudget) -> None:
+    first, second, other, mapped, plain = (
+        CallerRequests(Caller(ANONYMOUS, address), memory, DEFAULT, None)
+        for address in (
+            "[2001:db8::1]:1",
+            "[2001:db8::2]:2",
+            "[2001:db8:0:1::1]:1",
+            "[::ffff:10.0.0.1]:1",
+            "10.0.0.1:2",
+        )
+    )
+    assert first.incoming is second.incoming and first._waiting is second._waiting
+    assert first.incoming is not other.incoming
+    assert mapped.incoming is plain.incoming

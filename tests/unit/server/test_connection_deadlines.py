@@ -10,6 +10,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sandq.broker.memory_budget import MemoryBudget
+from sandq.model.errors import Overloaded
 from sandq.protocol.frames import FrameReader
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import CROWDED_STALL_S, HELLO_S, SEND_BYTES, SEND_STALL_S, Connection
@@ -101,3 +102,26 @@ async def test_a_client_that_takes_nothing_while_others_wait_is_cut_off_soon(
         await passes(mock_clock, 0.2)
         assert not connection.open and memory.answers.bytes == full_bytes
         memory.answers.give_back(full_bytes)
+
+
+async def test_a_connection_that_is_ended_at_once_does_not_wait_for_a_client_that_takes_nothing(
+    mock_clock: MockClock,
+) -> None:
+    memory = MemoryBudget(1 << 30)
+    async with connected(memory=memory) as (connection, client):
+        shrink_buffers(connection, client)
+        connection.send(bytes(LARGE))
+        await wait_all_tasks_blocked()
+        connection.end_at_once(Overloaded("another one has its place"))
+        await wait_all_tasks_blocked()
+        assert connection._stream.socket.fileno() == -1, "its socket is closed, and no time has passed"
+        assert not connection.open and memory.answers.bytes == 0
+
+
+async def test_a_connection_that_is_ended_at_once_says_why_if_its_client_takes_it(mock_clock: MockClock) -> None:
+    async with connected() as (connection, client):
+        await wait_all_tasks_blocked()
+        connection.end_at_once(Overloaded("another one has its place"))
+        (error,) = FrameReader().feed(await client.receive_some(1000))
+        assert error[:4] == [255, 0, "OVERLOADED", "another one has its place"]
+        assert await client.receive_some(1000) == b""

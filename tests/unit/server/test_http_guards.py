@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from sandq.broker.memory_budget import Account
@@ -107,3 +108,38 @@ async def test_health_and_metrics_wait_for_no_room(autojump_clock: MockClock, pa
     account.take(LARGE)
     client = Client(account, b"", ends=True)
     assert (await client.ask("GET", path))[0] == 200 and trio.current_time() == began_s
+
+
+async def test_requests_of_one_network_of_ipv6_share_what_one_source_may_have(autojump_clock: MockClock) -> None:
+    client = Client(Account(LARGE))
+    guard = client._guard
+    holding: list[str] = []
+
+    async def hold(scope: Any, receive: Any, send: Any) -> None:
+        holding.append(scope["client"][0])
+        await trio.sleep_forever()
+
+    guard._app = hold
+
+    async def ask(host: str) -> None:
+        body = [{"type": "http.request", "body": b"", "more_body": False}]
+
+        async def receive() -> Message:
+            if not body:
+                await trio.sleep_forever()
+            return body.pop()
+
+        headers = [(b"host", b"127.0.0.1")]
+        scope = {"type": "http", "method": "GET", "path": "/topics", "headers": headers, "client": (host, 1)}
+        await guard(scope, receive, client._send)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(RULES.requests):
+            nursery.start_soon(ask, f"2001:db8::{number + 1:x}")
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(holding) == RULES.requests - RULES.requests // 4
+        assert b"of this address" in client.answer[1]["body"]
+        nursery.start_soon(ask, "2001:db8:0:1::1")
+        await trio.testing.wait_all_tasks_blocked()
+        assert holding[-1] == "2001:db8:0:1::1"
+        nursery.cancel_scope.cancel()

@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sandq.broker.memory_budget import Account
-from sandq.server.http.bounds import FULL, IDLE_S, SPARE_PLACES
+from sandq.server.http.bounds import FULL, IDLE_S, REFUSED_MOST, REFUSED_S, SPARE_PLACES
 from sandq.server.http.connections import HttpServer
 from tests.support.waiting import PATIENCE_S, until_holds
 
@@ -34,8 +34,9 @@ class App:
 
 
 class Served:
-    def __init__(self, app: App, port: int, opened: list[trio.SocketStream]) -> None:
+    def __init__(self, app: App, server: HttpServer, port: int, opened: list[trio.SocketStream]) -> None:
         self.app = app
+        self.server = server
         self._port = port
         self._opened = opened
 
@@ -60,7 +61,7 @@ async def served() -> AsyncIterator[Served]:
         with trio.fail_after(PATIENCE_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(server.serve, listeners, anyio.Event())
-                yield Served(app, listeners[0].socket.getsockname()[1], opened)
+                yield Served(app, server, listeners[0].socket.getsockname()[1], opened)
                 nursery.cancel_scope.cancel()
     finally:
         for stream in opened:
@@ -115,3 +116,34 @@ async def test_a_connection_without_a_request_has_its_time(mock_clock: MockClock
         await wait_all_tasks_blocked()
         mock_clock.jump(IDLE_S + 1)
         assert await everything(busy) == b"", "its time begins anew with each answer"
+
+
+async def is_closed(stream: trio.SocketStream) -> bool:
+    """Whether the other side has closed its socket, not only said that it sends nothing more."""
+    try:
+        for _ in range(2):  # the first is answered with a reset
+            await stream.send_all(b"more")
+            await wait_all_tasks_blocked()
+    except trio.BrokenResourceError:
+        return True
+    return False
+
+
+async def test_a_flood_of_those_that_find_no_place_keeps_few_sockets(mock_clock: MockClock) -> None:
+    async with served() as at:
+        for number in range(PLACES + SPARE_PLACES):
+            stream = await at.connect(f"127.0.0.{2 + number % 2}")
+            await stream.send_all(REQUEST)
+            await wait_all_tasks_blocked()
+        assert at.app.asked == PLACES + SPARE_PLACES
+        flood = []
+        for _ in range(REFUSED_MOST + 5):
+            flood.append(await at.connect("127.0.0.4"))
+            await wait_all_tasks_blocked()
+        assert at.server._refused == REFUSED_MOST
+        assert not await is_closed(flood[REFUSED_MOST - 1]), "what it says is read, so that it gets its answer"
+        for late in flood[REFUSED_MOST:]:
+            assert await late.receive_some(1000) == FULL and await is_closed(late)
+        mock_clock.jump(REFUSED_S + 0.1)
+        await wait_all_tasks_blocked()
+        assert at.server._refused == 0 and await is_closed(flood[0])

@@ -21,4 +21,4 @@ def test_what_is_given_back_is_forgotten() -> None:
     places = Places(4)
     places.add("a")
     places.give("a")
-    assert places.used == 0 and not places._by_address, "nothing is kept of who has gone"
+    assert places.used == 0 and not places._by_source, "nothing is kept of who has gone"

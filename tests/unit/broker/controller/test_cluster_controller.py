@@ -101,6 +101,7 @@ class Bed:
             lambda: self.sick,
             lambda: T + round(trio.current_time() * 1000),
             AFTER_MS,
+            5_000,
         )
 
     def identity(self, name: str) -> PeerIdentity:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import pytest
 import trio
 import trio.testing
 
-from sandq.broker.peers.door import KNOWN_PLACES, PLACES, SOURCE_PLACES, Door, Place, source_of
+from sandq.broker.peers.door import KNOWN_PLACES, PLACES, SOURCE_PLACES, Door, Place
 
 KNOWN = "10.0.0.1"
 
@@ -91,18 +90,3 @@ async def test_what_a_lost_place_waits_for_is_cancelled(autojump_clock: trio.tes
             await trio.testing.wait_all_tasks_blocked()
         assert ended == [0, 1]
         nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    ("host", "source"),
-    [
-        ("192.0.2.1", "192.0.2.1"),
-        ("::ffff:192.0.2.1", "192.0.2.1"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("", ""),
-        ("no address", "no address"),
-    ],
-)
-def test_what_counts_as_one_source(host: str, source: str) -> None:
-    assert source_of(host) == source

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.peers import raft_frames
+from sandq.broker.peers import raft_frames, stream
 from sandq.broker.peers.raft_frames import send_messages
+from sandq.broker.peers.stream import encode
+from sandq.model.limits import DEFAULT
 from sandq.protocol.peer import PeerFrame
+from sandq.raft import wire
+from sandq.raft.core import MAX_APPEND_BYTES
 
 
 @pytest.mark.parametrize(
@@ -23,3 +27,17 @@ def test_a_frame_is_sent_once_it_is_large_enough(
     sent: list[Any] = []
     send_messages(lambda *frame: sent.append(frame), "b", sizes)
     assert sent == [("b", PeerFrame.RAFT, frame) for frame in frames]
+
+
+def test_a_link_takes_the_largest_frame_that_the_defaults_allow() -> None:
+    """Messages that just do not fill a frame, and one of entries that just do not fill it and the largest one."""
+    entry_bytes = max(DEFAULT.frame_bytes, DEFAULT.entry_bytes)
+    entry = (bytes(entry_bytes), 1, 1)
+    before = (bytes(MAX_APPEND_BYTES - 1), 1, 1)
+    head = (wire.APPEND, 1, 1, 1, 1, 0, 0, 0)
+    first = (*head, ((bytes(raft_frames.FRAME_BYTES - 100), 1, 1),), 1)
+    assert wire.size_of(first) < raft_frames.FRAME_BYTES
+    sent: list[Any] = []
+    send_messages(lambda *frame: sent.append(frame), "b", [first, (*head, (before, entry), 2)])
+    ((_, kind, body),) = sent
+    assert len(encode((kind, body))) <= stream.FRAME_BYTES

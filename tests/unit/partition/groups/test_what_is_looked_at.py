@@ -133,6 +133,12 @@ class TestGroups:
         bench.ack(lease.token, at=1)
         assert self.changed(bench, before) == {"g7"}
 
+    def test_names_are_told_without_what_is_known_of_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        _, groups = self.made()
+        names = [group.name for group in groups]
+        monkeypatch.setattr(GroupStatuses, "__iter__", None)
+        assert groups.names == names and len(names) == 20
+
     def test_what_no_group_has_next(self) -> None:
         bench, before = self.made()
         bench.append("much later", due=[90_000])

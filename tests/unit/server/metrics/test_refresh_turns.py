@@ -1,0 +1,68 @@
+"""What came due is looked for in turns, however many groups there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import trio
+
+from sandq.broker.turns import TURN_WORK
+from sandq.model.limits import DEFAULT
+from sandq.server.metrics.metrics import GROUPS_OF_WORK, About, Metrics
+
+PARTITIONS: Final = 500
+GROUPS: Final = 1_000
+
+
+class Looked(trio.abc.Instrument):
+    """How many groups were looked at in any round of the loop, at most."""
+
+    def __init__(self) -> None:
+        self.all = self.most = self._groups = 0
+
+    def look(self, groups: int) -> None:
+        self.all += groups
+        self._groups += groups
+        self.most = max(self.most, self._groups)
+
+    def before_io_wait(self, timeout: float) -> None:
+        self._groups = 0
+
+
+class Groups:
+    """Of a partition; none of them has anything due."""
+
+    def __init__(self, looked: Looked) -> None:
+        self._looked = looked
+
+    def __len__(self) -> int:
+        return GROUPS
+
+    def is_any_due(self, now_ms: int) -> bool:
+        self._looked.look(GROUPS)
+        return False
+
+
+async def test_what_came_due_is_looked_for_in_turns() -> None:
+    looked = Looked()
+    led = {}
+    for at in range(PARTITIONS):
+        status = SimpleNamespace(later=1, now_ms=0, groups=Groups(looked))
+        led[at] = SimpleNamespace(host=SimpleNamespace(number=at, status=status))
+    broker: Any = SimpleNamespace(
+        limits=DEFAULT,
+        stats=None,
+        clock=SimpleNamespace(now_ms=lambda: 60_000),
+        topics=lambda: [SimpleNamespace(led=lambda: led)],
+    )
+    nobody: Any = None
+    metrics = Metrics(broker, nobody, nobody, nobody, nobody, About("1", "n", "c", Path()), nobody)
+    trio.lowlevel.add_instrument(looked)
+    try:
+        await metrics.refresh()
+    finally:
+        trio.lowlevel.remove_instrument(looked)
+    assert looked.all == PARTITIONS * GROUPS
+    assert looked.most <= TURN_WORK * GROUPS_OF_WORK + GROUPS

@@ -1,0 +1,87 @@
+"""The client port as a whole: however many come, no more have a socket than have places."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from sandq.model.limits import Limits
+from sandq.server import tcp
+from sandq.server.client_stats import ClientStats
+from sandq.server.connection import SEND_BYTES, Connection
+from sandq.server.tcp import ClientServer
+from tests.support.waiting import PATIENCE_S
+
+HERE: Final = "127.0.0.1"
+SPARE: Final = 3
+FLOOD: Final = 20
+UNREAD: Final = 64 * SEND_BYTES
+"""More than the system takes for a client that does not read."""
+
+
+class Unread:
+    """A session that sends what its client does not read."""
+
+    greeted = True
+    is_gateway = False
+
+    def __init__(self, connection: Connection) -> None:
+        connection.send(bytes(UNREAD))
+
+    def handle(self, frame: Any) -> None: ...
+
+    def handled(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+    async def closed(self) -> None: ...
+
+
+@asynccontextmanager
+async def served(limits: Limits, stats: ClientStats) -> AsyncIterator[int]:
+    """The port of a server that sends each client more than it reads."""
+    server = ClientServer(Unread, limits, "", stats)  # type: ignore[arg-type]
+    listeners = await trio.open_tcp_listeners(0, host=HERE)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.serve, listeners)
+            yield listeners[0].socket.getsockname()[1]
+            nursery.cancel_scope.cancel()
+
+
+async def test_those_that_lose_a_spare_place_keep_no_socket(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "SPARE_PLACES", SPARE)
+    limits, stats = Limits(connections=1), ClientStats()
+    clients = []
+    async with served(limits, stats) as port:
+        for _ in range(limits.connections + FLOOD):
+            clients.append(await trio.open_tcp_stream(HERE, port))
+            await wait_all_tasks_blocked()
+            assert len(stats.open) <= limits.connections + SPARE, "and no time passes"
+        assert stats.accepted == limits.connections + FLOOD
+    for client in clients:
+        await trio.aclose_forcefully(client)
+
+
+async def test_one_source_of_ipv6_has_a_share(mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes from two addresses of one network comes from one source."""
+    hosts = iter(["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8::4", "2001:db8:0:1::1"])
+    monkeypatch.setattr(tcp, "_peer", lambda stream: f"[{next(hosts)}]:4711")
+    monkeypatch.setattr(tcp, "_is_of_this_machine", lambda stream: False)
+    limits, stats, clients = Limits(connections=4), ClientStats(), []
+    async with served(limits, stats) as port:
+        for taken in (1, 2, 3, 3, 4):
+            clients.append(await trio.open_tcp_stream(HERE, port))
+            await wait_all_tasks_blocked()
+            assert len(stats.open) == taken
+        told = await clients[3].receive_some(1000)
+        assert b"2001:db8::/64 has 3 connections, as many as one address may have of the 4" in told
+    for client in clients:
+        await trio.aclose_forcefully(client)

@@ -1,0 +1,96 @@
+"""Places at the HTTP process: who finds none is told, and a flood of these keeps few sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from starlette.types import Receive, Scope, Send
+
+from sandq.broker.memory_budget import Account
+from sandq.server.http.bounds import FULL, REFUSED_MOST, SPARE_PLACES, Deadlines
+from sandq.server.http.fast_connections import FastHttpServer, _Connection
+
+PLACES: Final = 4
+
+
+class Transport(asyncio.Transport):
+    """A client's socket, as the server sees it."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__({"peername": (host, 4711), "sockname": ("127.0.0.1", 2109)})
+        self.sent = b""
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        self.sent += data
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+
+async def nothing(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.server = FastHttpServer(nothing, PLACES, Account(1 << 30), Deadlines())
+
+    def connect(self, host: str) -> tuple[_Connection, Transport]:
+        connection, transport = _Connection(self.server), Transport(host)
+        connection.connection_made(transport)
+        return connection, transport
+
+    def busy(self, host: str) -> Transport:
+        """A connection that has a request, and so keeps its place."""
+        connection, transport = self.connect(host)
+        self.server.open.set_idle(connection, False)
+        return transport
+
+
+async def _flood() -> None:
+    at = Bed()
+    for number in range(PLACES + SPARE_PLACES):
+        assert not at.busy(f"192.0.2.{number}").sent
+    refused = [at.connect("192.0.2.250") for _ in range(REFUSED_MOST + 5)]
+    assert {transport.sent for _, transport in refused} == {FULL}
+    closed = [transport.is_closed for _, transport in refused]
+    assert closed == [False] * REFUSED_MOST + [True] * 5 and at.server.refused == REFUSED_MOST
+    for connection, _ in refused:
+        connection.connection_lost(None)
+    assert at.server.refused == 0
+
+
+async def _share() -> None:
+    at = Bed()
+    share, spare_share = PLACES - PLACES // 4, SPARE_PLACES - SPARE_PLACES // 4
+    for number in range(share + spare_share):
+        assert not at.busy(f"2001:db8::{number:x}").sent
+    assert at.busy("2001:db8::ffff").sent == FULL
+    assert not at.busy("2001:db8:0:1::").sent, "of another network"
+    assert not at.busy("::ffff:192.0.2.1").sent
+    assert at.server.open._places._by_source["192.0.2.1"] + at.server.open._spare._by_source["192.0.2.1"] == 1
+
+
+def test_a_flood_of_those_that_find_no_place_keeps_few_sockets() -> None:
+    asyncio.run(_flood())
+
+
+def test_a_network_of_ipv6_is_one_source() -> None:
+    asyncio.run(_share())
