@@ -1,14 +1,16 @@
-"""What a fair topic says of its tenants: for patterns of names, a weight and how much may be in flight.
+"""What a fair topic says of its tenants: for patterns of names, a weight, how much may be in flight, and how fast.
 
-    {"acme": {"weight": 3}, "acme.*": {"max_in_flight": 100}, "*": {"weight": 1, "max_in_flight": "none"}}
+    {"acme": {"weight": 3}, "acme.*": {"max_in_flight": 100}, "*": {"rate": "10/s", "burst": 20}}
 
 A pattern is a tenant's name, a prefix followed by `.*` (what is below it), or `*` (all). The record of a topic has it
-as a list of [pattern, weight, max_in_flight or nil], sorted by pattern.
+as a list of [pattern, weight, max_in_flight or nil], sorted by pattern; of one with a rate the microseconds between two
+messages and the burst behind that.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, GetCoreSchemaHandler
@@ -41,11 +43,48 @@ def _most(value: object) -> int | None:
     return None if value is None or value == "none" else schema.whole(value, 1, 1_000_000)
 
 
+_PER_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
+_MOST_PER_S: Final = 100_000
+_SLOWEST_US: Final = 86_400_000_000
+BURST_OF_S: Final = 10
+"""Without a burst of its own a rate lets so much of what it gives in a second go at once."""
+
+
+def _interval_us(value: object) -> int | None:
+    """The time between two messages at a rate, in microseconds: a number a second, or text such as "5/s", "100/h"."""
+    if value is None or value == "none":
+        return None
+    number, unit = (value, "s") if not isinstance(value, str) else value.partition("/")[::2]
+    try:
+        count = None if isinstance(number, bool) else float(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        count = None
+    per_us = _PER_US.get(unit or "s")
+    if count is None or per_us is None or not math.isfinite(count) or count <= 0:
+        raise schema.mistake('a rate is expected: messages a second, or text such as "5/s", "100/m", "1000/h", "10/d"')
+    interval_us = round(per_us / count)
+    if not 1_000_000 // _MOST_PER_S <= interval_us <= _SLOWEST_US:
+        raise schema.mistake(f"a rate is between 1/d and {_MOST_PER_S}/s")
+    return interval_us
+
+
 class TenantSettings(schema.Section):
     """What tenants of one pattern have."""
 
     weight: Annotated[int, schema.integer(1, 1000)] = 1
     max_in_flight: Annotated[int | None, BeforeValidator(_most)] = None
+    rate: Annotated[int | None, BeforeValidator(_interval_us)] = None
+    """Checked, it is the time between two messages, in microseconds."""
+    burst: Annotated[int | None, BeforeValidator(_most)] = None
+
+    def row(self, pattern: str) -> list[Any]:
+        """What the record of a topic has for a pattern."""
+        row: list[Any] = [pattern, self.weight, self.max_in_flight]
+        if self.rate is None:
+            if self.burst is not None:
+                raise schema.mistake(f"{pattern}: a burst goes with a rate only")
+            return row
+        return [*row, self.rate, self.burst or max(1_000_000 // BURST_OF_S // self.rate, 1)]
 
 
 def _mapping(given: Any) -> Any:
@@ -79,8 +118,9 @@ class AsRows:
 
 
 def _rows(mapping: dict[str, TenantSettings]) -> list[list[Any]]:
-    return [[pattern, one.weight, one.max_in_flight] for pattern, one in sorted(mapping.items())]
+    return [one.row(pattern) for pattern, one in sorted(mapping.items())]
 
 
 Tenants = Annotated[list[list[Any]], AsRows()]
-"""[pattern, weight, max_in_flight] of each pattern, as msgpack gives them back."""
+"""[pattern, weight, max_in_flight] of each pattern, and microseconds between messages and burst of one with a rate: as
+msgpack gives them back."""

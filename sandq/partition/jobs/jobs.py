@@ -258,7 +258,7 @@ class Jobs:
 
     def _drop(self, job: Job, index: int, place: int, view: View) -> bool:
         """Delete the rows of a group that is no more."""
-        for tag in sorted((*_OF_GROUP, rows.READY, rows.QUEUE, rows.TURNS)):
+        for tag in sorted((*_OF_GROUP, rows.READY, rows.QUEUE, rows.TURNS, rows.PACE)):
             start, stop = rows.group_bounds(tag, job.arguments["group_id"])
             found = view.scan(max(start, job.position), stop, limit=STEP_MESSAGES, max_bytes=STEP_BYTES)
             for key, _ in found:

@@ -27,7 +27,8 @@ from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import without
 from sandq.partition.ready import queue_keys
-from sandq.partition.ready.tenant_rules import TenantRules
+from sandq.partition.ready.pacing import Pacing
+from sandq.partition.ready.tenant_rules import TenantRule, TenantRules
 from sandq.partition.ready.turns import Times, Turns
 from sandq.partition.rows import Extra, LogEntry, Range
 from sandq.partition.stale_heaps import LeastOf
@@ -90,10 +91,14 @@ class ReadyQueues:
         """By tenant: messages that are leased."""
         self._filled: Counter[str] = Counter()
         """By tenant: those of the lease that is being filled."""
-        self._held_up: set[str] = set()
-        """Tenants that have something ready, and as much in flight as they may."""
+        self._held_up: dict[str, int | None] = {}
+        """Tenants that have something ready, and as much in flight as they may (None), or had as much as they may until
+        then (ms)."""
         self._freed: set[str] = set()
-        """Those of them that have less by now."""
+        """Those of them that have less in flight by now."""
+        self._pacing = Pacing()
+        self._now_us = 0
+        """Of the lease that is being granted."""
         self._queues: dict[bytes, ReadyQueue] = {}
         self._by_tenant: dict[str, list[ReadyQueue]] = {}
         """In the order of their priorities."""
@@ -120,6 +125,8 @@ class ReadyQueues:
 
     def load(self, view: View) -> None:
         """Read which queues there are, and whose turn it is."""
+        for key, value in rows.all_of_group(view, rows.PACE, self._group_id):
+            self._pacing.load(key[5:].decode(), rows.unpack(value)[0])
         for key, value in rows.all_of_group(view, rows.TURNS, self._group_id):
             finish, virtual = rows.unpack(value)
             self._turns.load(key[5:].decode(), Times(finish, virtual))
@@ -168,7 +175,7 @@ class ReadyQueues:
         of_tenant = self._by_tenant.setdefault(queue.tenant, [])
         of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
         if len(of_tenant) == 1:
-            self._admit(queue.tenant)
+            self._freed.add(queue.tenant)  # as soon as turns are taken
         return queue
 
     # -- who may have turns ---------------------------------------------------------------------------------------
@@ -178,20 +185,40 @@ class ReadyQueues:
         rules = self._rules()
         return rules.find(path).weight if rules and not path.endswith(".") else 1
 
-    def limit_of(self, tenant: str) -> int | None:
-        """How many messages of a tenant may be in flight."""
+    def _limit_of(self, tenant: str) -> TenantRule | None:
+        """What may hold a tenant up; None: nothing does."""
         rules = self._rules()
-        return rules.find(tenant).max_in_flight if rules else None
+        if not rules:
+            return None
+        rule = rules.find(tenant)
+        return rule if rule.is_limit else None
 
     def _admit(self, tenant: str) -> None:
-        """Let a tenant that has something have turns, unless it has as much in flight as it may."""
-        most = self.limit_of(tenant)
-        is_held_up = most is not None and self.in_flight[tenant] + self._filled[tenant] >= most
-        if is_held_up:
-            self._held_up.add(tenant)
+        """Let a tenant that has something have turns, unless a limit holds it up."""
+        rule = self._limit_of(tenant)
+        is_held_up = rule is not None and self._room(tenant, rule) == 0
+        if rule is not None and is_held_up:
+            until_ms = None
+            if rule.pace is not None and not self._pacing.room(tenant, rule.pace, self._now_us):
+                until_ms = -(-self._pacing.free_us(tenant, rule.pace, self._now_us) // 1000)
+            self._held_up[tenant] = until_ms
         else:
-            self._held_up.discard(tenant)
+            self._held_up.pop(tenant, None)
         self._turns.set_active(tenant, not is_held_up)
+
+    def _room(self, tenant: str, rule: TenantRule) -> int:
+        """How many more messages of a tenant may be put into the lease."""
+        rooms = []
+        if rule.max_in_flight is not None:
+            rooms.append(max(rule.max_in_flight - self.in_flight[tenant] - self._filled[tenant], 0))
+        if rule.pace is not None:
+            rooms.append(self._pacing.room(tenant, rule.pace, self._now_us))
+        return min(rooms)
+
+    def room_of(self, tenant: str) -> int | None:
+        """How many more messages of a tenant may be put into the lease; None: any number."""
+        rule = self._limit_of(tenant)
+        return None if rule is None else self._room(tenant, rule)
 
     def count_lease(self, lease: Lease) -> None:
         """Count what is in flight of a lease that is new, or some of which is not live any more."""
@@ -209,16 +236,18 @@ class ReadyQueues:
             self.in_flight[tenant] += more
             if not self.in_flight[tenant]:
                 del self.in_flight[tenant]
-            if more < 0 and tenant in self._held_up:
+            if more < 0 and self._held_up.get(tenant, 0) is None:
                 self._freed.add(tenant)
         lease.flying = dict(flying)
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, now_ms: int) -> None:
         """Turns are going to be taken: all that is due was given back."""
-        rules = self._rules()
-        for tenant in list(self._by_tenant) if rules is not self._seen_rules else sorted(self._freed):
+        rules, self._now_us = self._rules(), now_ms * 1000
+        self._pacing.forget(self._now_us)
+        again = set(self._by_tenant) if rules is not self._seen_rules else self._freed | self._paced_until(now_ms)
+        for tenant in sorted(again):
             if tenant in self._by_tenant:
                 self._admit(tenant)
         self._freed.clear()
@@ -244,7 +273,7 @@ class ReadyQueues:
         of_tenant.remove(queue)
         if not of_tenant:
             del self._by_tenant[queue.tenant]
-            self._held_up.discard(queue.tenant)
+            self._held_up.pop(queue.tenant, None)
             self._turns.set_active(queue.tenant, False)
 
     def next(self, ageing_ms: int | None) -> tuple[ReadyQueue, bool] | None:
@@ -268,19 +297,22 @@ class ReadyQueues:
 
     def serve(self, queue: ReadyQueue, messages: int) -> None:
         """So many messages of a queue are put into a lease: others come first, perhaps. Then see to `settle`."""
-        self._turns.serve(queue.tenant, messages)
-        if self.limit_of(queue.tenant) is not None:
-            self._filled[queue.tenant] += messages
-            self._admit(queue.tenant)
+        tenant = queue.tenant
+        self._turns.serve(tenant, messages)
+        rule = self._limit_of(tenant)
+        if rule is not None:
+            self._filled[tenant] += messages
+            if rule.pace is not None:
+                self._pacing.serve(tenant, rule.pace, messages, self._now_us)
+            self._admit(tenant)
 
     def granted(self) -> None:
         """The lease is filled, and was counted."""
         self._filled.clear()
 
-    def room_of(self, tenant: str) -> int | None:
-        """How many more messages of a tenant may be put into the lease; None: any number."""
-        most = self.limit_of(tenant)
-        return None if most is None else max(most - self.in_flight[tenant] - self._filled[tenant], 0)
+    def _paced_until(self, now_ms: int) -> set[str]:
+        """Tenants that were held up by their pace until then."""
+        return {tenant for tenant, until_ms in self._held_up.items() if until_ms is not None and until_ms <= now_ms}
 
     def first_returned(self, queue: ReadyQueue) -> Waiting | None:
         """The first entry of what was given back in a queue; None: nothing was."""
@@ -394,7 +426,8 @@ class ReadyQueues:
         """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked.
         `is_stopped`: only what was given back may be."""
         if self._held_up and len(self._held_up) == len(self._by_tenant) and not self._freed:
-            return None  # all that is ready waits for something to be settled
+            # All that is ready waits for something to be settled, or for its time.
+            return min([until_ms for until_ms in self._held_up.values() if until_ms is not None], default=None)
         firsts = [queue.returned[0][0] for queue in self._with_returned.values() if queue.returned]
         if not is_stopped and (lowest := self.lowest) is not None:
             firsts.append(lowest)
@@ -495,6 +528,12 @@ class ReadyQueues:
         self._store_queues(view)
         if not self._queues:
             self._turns.rest()
+        for tenant, arrival_us in self._pacing.changes():
+            key = rows.of_group(rows.PACE, self._group_id, tenant.encode())
+            if arrival_us is None:
+                view.delete(key)
+            else:
+                view.put(key, rows.pack(arrival_us))
         for path, times in self._turns.changes():
             key = rows.of_group(rows.TURNS, self._group_id, path.encode())
             if times is None:
@@ -516,14 +555,16 @@ class ReadyQueues:
 
     def clear(self, view: View) -> None:
         """Forget all queues; the rows of their entries are for the caller to delete."""
-        for tag in (rows.QUEUE, rows.TURNS):
+        for tag in (rows.QUEUE, rows.TURNS, rows.PACE):
             for key, _ in rows.all_of_group(view, tag, self._group_id):
                 view.delete(key)
         self._turns = Turns(self._weight_of)
         for held in (self._queues, self._by_number, self._by_tenant, self._with_returned, self._emptied):
             held.clear()
-        for others in (self._unsaved, self._changed, self._held_up, self._freed):
+        for others in (self._unsaved, self._changed, self._held_up):
             others.clear()
+        self._freed.clear()
+        self._pacing.clear()
         self._firsts = LeastOf()
         self.messages = self._with_rows = self._entries = 0
         self._count()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from sandq.partition.ready.pacing import Pace
 
 
 class TenantRule(NamedTuple):
@@ -13,6 +15,13 @@ class TenantRule(NamedTuple):
     """So many turns it has for one of a tenant of weight 1."""
     max_in_flight: int | None = None
     """So many of its messages a group has leased at most; None: as many as it likes."""
+    pace: Pace | None = None
+    """How fast they are given out; None: as fast as it likes."""
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether it may hold messages up."""
+        return self.max_in_flight is not None or self.pace is not None
 
 
 DEFAULT = TenantRule()
@@ -21,9 +30,11 @@ DEFAULT = TenantRule()
 class TenantRules:
     """The rules of a topic. The most exact pattern counts: a name before a prefix, a longer prefix before a shorter."""
 
-    def __init__(self, record: Iterable[tuple[str, int, int | None]]) -> None:
+    def __init__(self, record: Iterable[Sequence[Any]]) -> None:
         """`record`: patterns with what they say, as the settings have them."""
-        self._rules = {pattern: TenantRule(weight, most) for pattern, weight, most in record}
+        self._rules = {
+            pattern: TenantRule(weight, most, Pace(*pace) if pace else None) for pattern, weight, most, *pace in record
+        }
 
     def __bool__(self) -> bool:
         """Whether anything is said."""

@@ -25,6 +25,7 @@ RULES: tuple[dict[str, Any], ...] = (
     {},
     {"a": {"weight": 3}, "b": {"max_in_flight": 2}},
     {"*": {"max_in_flight": 4}, "a.*": {"weight": 2, "max_in_flight": 1}},
+    {"*": {"rate": 50, "burst": 3}, "a": {"rate": "20/s", "max_in_flight": 2}},
 )
 
 

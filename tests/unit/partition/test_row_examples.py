@@ -186,6 +186,8 @@ def test_what_is_ranked() -> None:
     assert [len(rows.unpack(one[1])) for one in (first, second)] == [len(rows.unpack(example("ready-row")))] * 2
     turns = {key[5:]: rows.unpack(value) for key, value in rows.all_of_group(view, rows.TURNS, 1)}
     assert turns[b"a"] == [2 << 20, 0] and turns[b""] == [0, 1 << 20]
+    assert rows.of_group(rows.PACE, 1, b"acme") == example("pace-key")
+    assert rows.pack(T * 1000) == example("pace-row")
     assert rows.unpack(example("turns-row")) == [3 << 20, 2 << 20]
 
 
@@ -400,7 +402,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 27
+    assert len(tags) == 28
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

@@ -318,3 +318,33 @@ def test_a_ttl_beside_what_is_ready_is_looked_up_where_a_disk_may_be_waited_for(
     bench.add("x")
     assert not bench.needed_no_disk
     assert bench.take(1) == ["x"]
+
+
+def test_a_tenant_has_its_messages_at_a_rate() -> None:
+    fair = RankedBench("fair", tenants={"a": {"rate": "10/s", "burst": 2}})
+    fair.open()
+    fair.add(*[f"a{n}" for n in range(9)], tenant="a")
+    fair.add("b0", tenant="b")
+    assert fair.take(20) == ["a0", "b0", "a1"]
+    assert fair.status().groups[0].next_ms == T + 100
+    assert fair.take(20, at=99) == []
+    fair.restart()
+    assert fair.take(20, at=100) == ["a2"]
+    assert fair.take(20, at=250) == ["a3"]
+    assert fair.status().groups[0].next_ms == T + 300
+    assert fair.take(20, at=1000) == ["a4", "a5"], "after a pause as many as the burst, and no more"
+    fair.apply(1000, c.Configure(fair.settings | {"tenants": []}))
+    assert fair.take(20, at=1000) == ["a6", "a7", "a8"]
+    assert fair.rows(rows.PACE) != []
+    fair.add("a9", tenant="a", at=5000)
+    fair.take(1, at=5000)
+    assert fair.rows(rows.PACE) == [], "what is not ahead is forgotten"
+
+
+def test_what_comes_again_counts_for_the_rate_too() -> None:
+    fair = RankedBench("fair", tenants={"*": {"rate": 1, "burst": 1}})
+    fair.open()
+    fair.add("a0", tenant="a")
+    fair.nack(fair.one().token, delay=0)
+    assert fair.lease(1, at=999) == []
+    assert fair.take(1, at=1000) == ["a0"]
