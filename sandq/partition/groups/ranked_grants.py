@@ -50,10 +50,12 @@ class RankedGrants:
     ) -> list[Lease]:
         """Grant what is ready, in order. `place` is the entry's next free place for a token."""
         takes_new = group.pause_reason() is None
-        is_all = not takes_new or self._promote(group, ready, now_ms, view)
+        until_ms = min(command.horizon_ms, now_ms)  # the partition's time may be ahead, by a clock that was wrong
+        is_all = not takes_new or self._promote(group, ready, until_ms, view)
+        ready.is_promoting = not is_all
         granted: list[Lease] = []
         if is_all:
-            for entry in group.pop_due(now_ms):
+            for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             ready.begin()
@@ -62,11 +64,11 @@ class RankedGrants:
         ready.end(view)
         return granted
 
-    def _promote(self, group: Group, ready: ReadyQueues, now_ms: int, view: View) -> bool:
+    def _promote(self, group: Group, ready: ReadyQueues, until_ms: int, view: View) -> bool:
         """Put what is due in the log into ready queues, a bounded number of messages. Whether that was all."""
         messages = 0
         while ready.takes_more:
-            passed = group.reader.pass_due(view, now_ms, PART_ENTRIES)
+            passed = group.reader.pass_due(view, until_ms, PART_ENTRIES)
             if not passed:
                 return True
             if group.gaps:

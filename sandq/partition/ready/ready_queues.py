@@ -99,6 +99,8 @@ class ReadyQueues:
         self._by_number: dict[int, ReadyQueue] = {}
         self.messages = 0
         """Of all queues, without what was returned."""
+        self.is_promoting = False
+        """The last lease promoted as much as one may, and there may be more; of this process alone."""
         self._filled = 0
         """Queues with messages, without those to which messages were returned alone."""
         self._look_aheads = look_aheads
@@ -430,7 +432,7 @@ class ReadyQueues:
             for key, _ in rows.all_of_group(view, tag, self._group_id):
                 view.delete(key)
         self._turns = Turns(self._weight_of)
-        self._is_loaded = False
+        self._is_loaded = self.is_promoting = False
         for held in (
             self._queues,
             self._by_number,

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition.groups import ranked_grants
 from sandq.partition.ready import ready_queues
 from tests.support.partition.ranked_bench import RankedBench
 
@@ -34,3 +36,27 @@ def test_ack_in_topic_with_ttl_reads_no_rows_after_eviction() -> None:
     ready.evict()
     bench.ack(lease.token)  # the bench fails if an entry that is said to need no disk reads rows
     assert bench.take(9) == ["b"]
+
+
+def test_lease_that_promoted_all_it_may_says_that_there_may_be_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranked_grants, "PROMOTED", 2)
+    bench = RankedBench()
+    bench.open()
+    bench.add("a", "b")
+    assert bench.lease(1) == []
+    assert bench.status().groups[0].is_promoting
+    assert bench.take(1) == ["a"]
+    assert not bench.status().groups[0].is_promoting
+
+
+def test_nothing_is_promoted_before_its_time_while_the_time_of_the_partition_is_ahead() -> None:
+    bench = RankedBench()
+    bench.open()
+    bench.add("back")
+    bench.nack(bench.one(limit=1).token, delay=4000)
+    bench.add("a", due=[3000])
+    bench.apply(5000, c.Clock())
+    assert bench.lease(1, at=2999) == []
+    assert not bench.status().groups[0].is_promoting
+    assert bench.take(2, at=3000) == ["a"]
+    assert bench.take(2, at=4000) == ["back"]
