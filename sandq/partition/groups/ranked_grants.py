@@ -55,6 +55,10 @@ class RankedGrants:
         ready.is_promoting = not is_all
         granted: list[Lease] = []
         if is_all:
+            if group.popped_ms > until_ms:
+                # By a clock that was wrong it was due, and is not: a process that began since does not know of it.
+                group.forget_popped()
+                ready.forget_returned()
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)

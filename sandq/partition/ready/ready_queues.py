@@ -154,6 +154,13 @@ class ReadyQueues:
         heapq.heappush(queue.returned, (entry.first, entry.seq))
         self._with_returned[key] = queue
 
+    def forget_returned(self) -> None:
+        """Have nothing that was given back stand in its queue."""
+        for queue in self._with_returned.values():
+            queue.returned.clear()
+        self._emptied.update(self._with_returned)
+        self._with_returned.clear()
+
     def _queue(self, key: bytes, messages: int, first: bytes) -> ReadyQueue:
         self._number += 1
         queue = self._queues[key] = self._by_number[self._number] = ReadyQueue(key, self._number, messages, first)

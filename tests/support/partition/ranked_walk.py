@@ -123,8 +123,8 @@ class RankedWalk:
         """Apply an entry to both; its first result."""
         self.twin.restart()
         if self.evict_from is not None and self.evict_from.random() < 0.5:
-            for one in self.bench.machine.groups.readers():
-                one.evict()
+            for look_ahead in self.bench.machine.groups.readers():
+                look_ahead.evict()
         results = [bench.apply(self.now, *commands) for bench in self.benches]
         assert str(results[0]) == str(results[1]), "a partition loaded from its rows answers otherwise"
         one, another = (comparable(bench.everything()) for bench in self.benches)

@@ -60,3 +60,14 @@ def test_nothing_is_promoted_before_its_time_while_the_time_of_the_partition_is_
     assert not bench.status().groups[0].is_promoting
     assert bench.take(2, at=3000) == ["a"]
     assert bench.take(2, at=4000) == ["back"]
+
+
+def test_what_was_due_by_a_wrong_clock_alone_waits_when_it_is_right() -> None:
+    bench = RankedBench()
+    bench.open()
+    bench.add("back", priority=1)
+    bench.nack(bench.one(limit=1).token, delay=4000)
+    bench.add("a")
+    assert bench.take(1, at=5000) == ["a"]  # "back" stands in its queue
+    assert bench.lease(1, at=1000) == []
+    assert bench.take(1, at=4000) == ["back"]
