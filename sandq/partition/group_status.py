@@ -45,7 +45,7 @@ class GroupStatus:
     oldest_ms: int | None
     """When the oldest message was due that is not acked; None: all are. By the second: it may be some ms ahead."""
     is_promoting: bool = False
-    """There is more in the log that is due than one lease came to: the next one goes on with it."""
+    """There may be more in the log that is due than the last lease came to: the next one goes on with it."""
 
 
 class _Standing(NamedTuple):
@@ -212,8 +212,7 @@ class StatusTable:
             lowest_ready = group.ready.lowest
             if lowest_ready is not None:
                 oldest = lowest_ready if oldest is None else min(oldest, lowest_ready)
-            is_promoting = from_s is not None and not group.halts and group.ready.takes_more
-            is_promoting = is_promoting and head_ms is not None and head_ms <= now_ms
+            is_promoting = group.ready.is_promoting and not group.halts and not group.paused
         status = GroupStatus(
             group.group_id,
             group.name,

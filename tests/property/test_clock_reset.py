@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sandq.partition import clock_reset
-from sandq.partition.log import message_log, trim
+from sandq.partition.log import message_log, sweep, trim
+from sandq.partition.ready import ready_queues
 from tests.support.examples import seeds
+from tests.support.partition.ranked_reset_walk import RankedResetWalk
 from tests.support.partition.reset_walk import ResetWalk
 
 
@@ -21,7 +23,20 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("ordering", ["none", "key"])
 @pytest.mark.parametrize("seed", seeds(6, 300))
 def test_after_a_reset_everything_comes_once_and_in_time(seed: int, ordering: str) -> None:
-    walk = ResetWalk(seed, ordering=ordering, delete_on_ack=seed % 3 > 0)
+    go_wrong_and_back(ResetWalk(seed, ordering=ordering, delete_on_ack=seed % 3 > 0))
+
+
+@pytest.mark.parametrize("kind", ["priority", "fair"])
+@pytest.mark.parametrize("seed", seeds(6, 300))
+def test_after_a_reset_everything_comes_once_by_its_rank(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "LEAST_SETTLED", 2)
+    monkeypatch.setattr(sweep, "SWEEP_ROWS", 3)
+    monkeypatch.setattr(ready_queues, "HEAD_ENTRIES", 2)
+    go_wrong_and_back(RankedResetWalk(seed, kind))
+
+
+def go_wrong_and_back(walk: ResetWalk) -> None:
+    """Work, have the clock go wrong once or more, set it back, and drain everything."""
     draw = walk.random
     walk.work(draw.randrange(40))
     for _ in range(draw.choice([1, 1, 2])):

@@ -51,6 +51,8 @@ class Group:
         """By seq; `_queue` orders it by time."""
         self._queue: list[tuple[int, int]] = []
         """Heap of (due_ms, seq); entries no longer in `waiting` are skipped when met."""
+        self.popped_ms = 0
+        """When the last was due of what `pop_due` has returned."""
         self._expiries: list[tuple[int, int]] = []
         """Heap of (expires_ms, seq), likewise; also those that have another `expires_ms` by now."""
         self.order = KeyOrder(self.note_change)
@@ -214,7 +216,14 @@ class Group:
         while (entry := self.next_waiting()) is not None and entry.due_ms <= now_ms:
             heapq.heappop(self._queue)
             due.append(entry)
+            self.popped_ms = max(self.popped_ms, entry.due_ms)
         return due
+
+    def forget_popped(self) -> None:
+        """Have `pop_due` return everything once more."""
+        self._queue = [(one.due_ms, one.seq) for one in self.waiting.values()]
+        heapq.heapify(self._queue)
+        self.popped_ms = 0
 
     # -- what stops it --------------------------------------------------------------------------------------------
 

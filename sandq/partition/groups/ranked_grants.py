@@ -48,22 +48,28 @@ class RankedGrants:
     ) -> list[Lease]:
         """Grant what is ready, in order. `place` is the entry's next free place for a token."""
         is_stopped = group.pause_reason() is not None
-        is_all = is_stopped or self._promote(group, ready, now_ms, view)
+        until_ms = min(command.horizon_ms, now_ms)  # the partition's time may be ahead, by a clock that was wrong
+        is_all = is_stopped or self._promote(group, ready, until_ms, view)
+        ready.is_promoting = not is_all
         granted: list[Lease] = []
         if is_all:
-            for entry in group.pop_due(now_ms):
+            if group.popped_ms > until_ms:
+                # By a clock that was wrong it was due, and is not: a process that began since does not know of it.
+                group.forget_popped()
+                ready.forget_returned()
+            for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
-            ready.begin(now_ms)
+            ready.begin(until_ms)
             granted = self._lease(index, place, group, ready, command, is_stopped, now_ms, view)
         ready.end(view)
         return granted
 
-    def _promote(self, group: Group, ready: ReadyQueues, now_ms: int, view: View) -> bool:
+    def _promote(self, group: Group, ready: ReadyQueues, until_ms: int, view: View) -> bool:
         """Put what is due in the log into ready queues, a bounded number of messages. Whether that was all."""
         messages = 0
         while ready.takes_more:
-            passed = group.reader.pass_due(view, now_ms, PART_ENTRIES)
+            passed = group.reader.pass_due(view, until_ms, PART_ENTRIES)
             if not passed:
                 return True
             if group.gaps:
@@ -74,7 +80,7 @@ class RankedGrants:
                 messages += entry.length
             if messages >= PROMOTED:
                 head = group.reader.head(view)
-                return head is None or offsets.deliver_ms(head.first) > now_ms
+                return head is None or offsets.deliver_ms(head.first) > until_ms
             self._shared.give_way()
         return True
 

@@ -115,6 +115,8 @@ class ReadyQueues:
         self._by_number: dict[int, ReadyQueue] = {}
         self.messages = 0
         """Of all queues, without what was returned."""
+        self.is_promoting = False
+        """The last lease promoted as much as one may, and there may be more; of this process alone."""
         self._with_rows = 0
         """How many queues have messages, without those to which messages were returned alone."""
         self._look_aheads = look_aheads
@@ -168,6 +170,13 @@ class ReadyQueues:
         assert entry.first is not None
         heapq.heappush(queue.returned, (entry.first, entry.seq))
         self._with_returned[key] = queue
+
+    def forget_returned(self) -> None:
+        """Have nothing that was given back stand in its queue."""
+        for queue in self._with_returned.values():
+            queue.returned.clear()
+        self._emptied.update(self._with_returned)
+        self._with_returned.clear()
 
     def _queue(self, key: bytes, messages: int, first: bytes) -> ReadyQueue:
         self._number += 1
@@ -559,6 +568,7 @@ class ReadyQueues:
             for key, _ in rows.all_of_group(view, tag, self._group_id):
                 view.delete(key)
         self._turns = Turns(self._weight_of)
+        self.is_promoting = False
         for held in (self._queues, self._by_number, self._by_tenant, self._with_returned, self._emptied):
             held.clear()
         for others in (self._unsaved, self._changed, self._held_up):

@@ -58,7 +58,7 @@ class ResetWalk:
         made: dict[str, Any] = {"ordering": ordering, "lease": "30s", "max_attempts": 3}
         if not delete_on_ack:
             made |= {"delete_on_ack": False, "retain": "30d"}
-        self.benches = [Bench(level=KNOWN.highest, **made) for _ in range(2)]
+        self.benches = [self.make_bench(**made) for _ in range(2)]
         self.bench, self.other = self.benches
         self.now = 1000
         self.skew = 0
@@ -67,6 +67,10 @@ class ResetWalk:
         self.open = list(GROUPS)
         for name in GROUPS:
             self.apply(c.OpenGroup(name, "earliest"))
+
+    def make_bench(self, **settings: Any) -> Bench:
+        """Return a new partition."""
+        return Bench(level=KNOWN.highest, **settings)
 
     # -- the partitions -------------------------------------------------------------------------------------------
 
@@ -155,12 +159,16 @@ class ResetWalk:
                 known = self.messages[self._name(message)]
                 assert not known.gone and group not in known.acked | known.dead, f"{known.name} came again to {group}"
                 assert message.id == known.id
-                is_early = known.wanted > self.now + self.skew + 5 and group not in known.had
+                is_early = known.wanted > self.due_until(group) and group not in known.had
                 assert not is_early, f"{known.name} came early to {group}"
                 if known.waits:
                     known.had.add(group)
             self.leases[lease.token] = (group, lease)
         return granted
+
+    def due_until(self, group: str) -> int:
+        """What is due by then the group may have by the leader's clock."""
+        return self.now + self.skew + 5
 
     def _some(self) -> tuple[str, Lease] | None:
         return self.random.choice(list(self.leases.values())) if self.leases else None

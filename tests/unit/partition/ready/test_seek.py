@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sandq.partition import commands as c
+from sandq.partition.digest import comparable
 from sandq.partition.log import sweep, trim
 from tests.support.partition.ranked_bench import RankedBench
 
@@ -56,3 +58,28 @@ def test_message_that_was_swept_and_came_again_can_be_cancelled(bench: RankedBen
     bench.seek("earliest", at=2000)
     assert bench.cancel(offset, at=2000)[0] == "cancelled"
     assert bench.take(10, at=2000) == ["last"]
+
+
+def test_seek_with_many_ready_messages_drops_their_rows_in_steps() -> None:
+    bench, twin = RankedBench(), RankedBench()
+    for one in (bench, twin):
+        one.open()
+        for _ in range(3):
+            one.add(*[str(number) for number in range(1000)], priority=[number % 7 for number in range(1000)])
+        assert one.take(1) == ["0"]
+        cursor = one.apply(0, c.Seek("g", "earliest"))[0]
+        assert isinstance(cursor, bytes)
+    steps = 0
+    while bench.machine.groups.named("g").seeking:
+        steps += 1
+        twin.restart()
+        for one in (bench, twin):
+            assert one.lease(1) == []
+            one.upkeep()
+        assert comparable(bench.everything()) == comparable(twin.everything())
+    assert steps >= 3, "one step deletes 1,000 rows at most"
+    assert bench.rows(b"o") == []
+    values = bench.take(1000) + bench.take(1000) + bench.take(1000)
+    assert len(values) == 3000
+    assert values[:2] == ["0", "7"]
+    assert bench.lease(1) == []

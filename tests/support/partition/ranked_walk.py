@@ -1,0 +1,682 @@
+"""A random walk over a partition of a priority or fair topic, beside what it promises, in plain Python.
+
+Two partitions apply the same entries: one lives, one is loaded from its rows before each of them. They must have the
+same rows. Times are ms after T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from sandq.model import offsets
+from sandq.model.batch import Column, encode
+from sandq.model.settings import parse_settings
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.digest import comparable
+from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.log.message_log import Stored
+from sandq.partition.log.reader import cursor_before
+from tests.support.partition.bench import FOREVER_MS, T
+from tests.support.partition.fair_model import FairModel
+from tests.support.partition.ranked_bench import RankedBench
+
+GROUPS = ("g", "h")
+TENANTS = ("a", "b", "a.x", "a.y", "a.x.p", None)
+DEFAULT = "default"
+MAX_ATTEMPTS = 3
+BACK_OFF = 1000
+PENDING, LEASED, WAITING, DEAD, ACKED = "pending", "leased", "waiting", "dead", "acked"
+REFUSALS = (LEASED, DEAD, ACKED)
+LARGE = 5000
+"""Bytes of a payload that is kept apart."""
+
+
+@dataclass
+class Message:
+    name: str
+    id: bytes
+    offset: bytes
+    priority: int
+    tenant: str
+    ttl: int | None
+    unique: str | None
+    gone: bool = False
+    was_passed: bool = False
+    """At some time no group had it yet to take."""
+
+    @property
+    def at(self) -> int:
+        return offsets.deliver_ms(self.offset) - T
+
+
+@dataclass
+class Held:
+    """What a group made of a message."""
+
+    state: str = PENDING
+    attempt: int = 0
+    due: int = 0
+    token: int = 0
+    immortal: bool = False
+
+
+@dataclass
+class ModelLease:
+    group: str
+    consumer: str
+    attempt: int
+    deadline: int
+    names: list[str]
+
+
+@dataclass
+class Group:
+    name: str
+    held: dict[str, Held] = field(default_factory=dict)
+    paused: bool = False
+    turns: FairModel = field(default_factory=FairModel)
+
+    def of(self, name: str) -> Held:
+        return self.held.setdefault(name, Held())
+
+
+class RankedWalk:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        ttls: bool = False,
+        cut_short: bool = False,
+        few_queues: bool = False,
+        few_gaps: bool = False,
+        **settings: Any,
+    ) -> None:
+        """`ttls`: messages may die unread. `cut_short`: leases have few bytes. `few_queues`, `few_gaps`: a limit is so
+        low that not all that is due is promoted, in its order, at once."""
+        self.kind = kind
+        self.named = settings
+        self.benches = [RankedBench(kind, **settings) for _ in range(2)]
+        self.bench, self.twin = self.benches
+        self.ttls, self.cut_short, self.is_limited = ttls, cut_short, few_queues or few_gaps
+        self.evict_from: Random | None = None
+        """Draws whether look-aheads of the living one are evicted before an entry."""
+        self.now = self.made = 0
+        self.messages: dict[str, Message] = {}
+        self.leases: dict[int, ModelLease] = {}
+        self.groups = {name: Group(name) for name in GROUPS}
+        self.jobs = 0
+        for name in GROUPS:
+            self.apply(c.OpenGroup(name, "earliest"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.bench.machine.settings
+
+    # -- entries --------------------------------------------------------------------------------------------------
+
+    def apply(self, *commands: c.Command) -> Any:
+        """Apply an entry to both; its first result."""
+        self.twin.restart()
+        if self.evict_from is not None and self.evict_from.random() < 0.5:
+            for look_ahead in self.bench.machine.groups.readers():
+                look_ahead.evict()
+        results = [bench.apply(self.now, *commands) for bench in self.benches]
+        assert str(results[0]) == str(results[1]), "a partition loaded from its rows answers otherwise"
+        one, another = (comparable(bench.everything()) for bench in self.benches)
+        if one != another:
+            keys = [key for key in {**one, **another} if one.get(key) != another.get(key)]
+            raise AssertionError({key: (one.get(key), another.get(key)) for key in keys})
+        return results[0][0]
+
+    def do(self, deed: str, seed: int) -> None:
+        """Do one thing, with what it needs drawn from `seed`, and check everything."""
+        deeds: dict[str, Callable[[Random], None]] = {name: getattr(self, name) for name in DEEDS}
+        deeds[deed](Random(seed))
+        self.check()
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def add(self, draw: Random) -> None:
+        count = draw.choice([1, 1, 2, 3, 5])
+        names = [f"m{self.made + at}" for at in range(count)]
+        self.made += count
+        mixed = draw.random() < 0.5
+        priorities = [draw.choice([-1, 0, 1, 2, None]) for _ in names]
+        tenants = [draw.choice(TENANTS) for _ in names]
+        if not mixed:
+            priorities, tenants = priorities[:1] * count, tenants[:1] * count
+        large = draw.random() < 0.15
+        cells: dict[int, Any] = {Column.VALUE: [name.encode().ljust(LARGE if large else 1) for name in names]}
+        if draw.random() < 0.9:
+            cells[Column.PRIORITY] = priorities
+        else:
+            priorities = [None] * count
+        if self.kind == "fair":
+            cells[Column.TENANT] = [None if tenant is None else tenant.encode() for tenant in tenants]
+        else:
+            tenants = [None] * count
+        how = draw.choice(["now", "now", "now", "together", "each"])
+        if how != "now":
+            due = [self.now + draw.choice([1, 50, 700, 3000]) for _ in names]
+            cells[Column.DELIVER_MS] = [T + (at if how == "each" else due[0]) for at in due]
+        ttls: list[int | None] = [None] * count
+        unique: list[str | None] = [None] * count
+        split = False
+        if self.ttls and draw.random() < 0.3:
+            ttls = [draw.choice([None, 500, 4000]) for _ in names]
+            cells[Column.TTL_MS], split = ttls, True
+        if draw.random() < 0.3:
+            unique = [draw.choice([None, *"uvw"]) for _ in names]
+            cells[Column.UNIQUE_KEY] = [None if key is None else key.encode() for key in unique]
+            split = True
+        policy = draw.choice([c.REJECT, c.REPLACE])
+        before = {key: self._named_by(key) for key in unique if key is not None}
+        made = self.apply(c.Append(encode(cells), split=split, on_conflict=policy))
+        if isinstance(made, Stored):
+            places = [made.offsets[at : at + 16] for at in range(0, len(made.offsets), 16)]
+            refused = {place for place, _ in made.refused}
+        else:
+            places, refused = list(offsets.run(*made)), set()
+        for at, name in enumerate(names):
+            key = unique[at]
+            old = before.get(key) if key is not None else None
+            if at in refused:
+                continue
+            if key is not None:
+                if old is not None:
+                    self._replaced(old, policy)
+                before[key] = name
+            message = Message(name, places[at], places[at], priorities[at] or 0, "", ttls[at], key)
+            message.tenant = (tenants[at] or DEFAULT) if self.kind == "fair" else ""
+            self.messages[name] = message
+
+    def _named_by(self, key: str) -> str | None:
+        """The last message that was stored under a key."""
+        return next((m.name for m in reversed(self.messages.values()) if m.unique == key), None)
+
+    def _replaced(self, name: str, policy: int) -> None:
+        """Another one was stored under its key."""
+        message = self.messages[name]
+        if message.gone:
+            return
+        refusal, waits, pending = self._claim(name)
+        if self.bench.machine.log.find_owned(message.id, self.bench.view) is not None:
+            assert message.was_passed, f"{name} is pending, and another one got its key"
+            message.unique = None  # the window after the last group's first attempt is over
+        elif waits or pending:
+            assert policy == c.REPLACE
+            assert refusal in (None, ACKED), f"{name} is {refusal}, and was replaced"
+            message.gone = True
+
+    def _claim(self, name: str) -> tuple[str | None, bool, bool]:
+        """Why its producer cannot have it; whether it waits in a group; whether some group has it yet to take."""
+        states = {self._state(group, self.messages[name]) for group in self.groups.values()}
+        return next((word for word in REFUSALS if word in states), None), WAITING in states, PENDING in states
+
+    def _state(self, group: Group, message: Message) -> str:
+        """What a group made of a message: it may come to what the group was put behind of, if the log has it still."""
+        state, found = group.of(message.name).state, self.bench.machine.groups.named(group.name)
+        return PENDING if state == ACKED and not found.has_passed(message.offset) else state
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def lease(self, draw: Random) -> None:
+        grants = [
+            c.Grant(consumer, draw.choice([1, 1, 2, 3, 7]), 30_000) for consumer in "cd"[: draw.choice([1, 1, 2])]
+        ]
+        self.lease_to(draw.choice(GROUPS), grants)
+
+    def lease_to(self, name: str, grants: Sequence[c.Grant]) -> list[Lease]:
+        """Lease, as often as it takes until all that is due is promoted, and check who gets what."""
+        group = self.groups[name]
+        ready = self._ready(group)
+        for _ in range(200):
+            leases: list[Lease] = self.apply(c.Lease(name, T + self.now + 40, grants))
+            if leases or group.paused or not ready:
+                break
+            self.watch_dead()
+            ready = self._ready(group)
+        came = [[self._name(m) for m in self.bench.messages(lease)] for lease in leases]
+        names = [one for together in came for one in together]
+        assert len(names) == len(set(names))
+        for lease, together in zip(leases, came, strict=True):
+            for one in together:
+                self._check_leased(group, one, lease)
+        if not group.paused:
+            self._check_order(group, ready, names, sum(grant.limit for grant in grants))
+            self._check_cuts(leases)
+        else:
+            assert not leases
+        for lease, together in zip(leases, came, strict=True):
+            self.leases[lease.token] = ModelLease(name, lease.consumer, lease.attempt, self.now + 30_000, together)
+            for one in together:
+                held = group.of(one)
+                held.state, held.attempt, held.token = LEASED, lease.attempt, lease.token
+        self.watch_dead()
+        return leases
+
+    def _name(self, message: Any) -> str:
+        name: str = message.fields[Column.VALUE].decode().strip()
+        return name
+
+    def _check_leased(self, group: Group, name: str, lease: Lease) -> None:
+        message, held = self.messages[name], group.of(name)
+        assert not message.gone, f"{name} was taken back"
+        assert held.state in (PENDING, WAITING), f"{name} is {held.state} in {group.name}"
+        assert (message.at if held.state == PENDING else held.due) <= self.now, f"{name} came early"
+        assert lease.attempt == held.attempt + 1
+        assert not self._expired(message, held), f"{name} should be dead"
+
+    def _ready(self, group: Group) -> list[str]:
+        """What may be leased, each tenant's in order."""
+        return sorted([name for name in self.messages if self._is_ready(group, name)], key=self._rank)
+
+    def _is_ready(self, group: Group, name: str) -> bool:
+        message, held = self.messages[name], group.of(name)
+        if message.gone or held.state not in (PENDING, WAITING) or self._expired(message, held):
+            return False
+        return (message.at if held.state == PENDING else held.due) <= self.now
+
+    def _rank(self, name: str) -> tuple[int, int, bytes]:
+        """The lower goes first, of one tenant."""
+        message, ageing = self.messages[name], self.settings["ageing_ms"]
+        aged = message.priority if ageing is None else message.at + message.priority * ageing
+        return aged, message.priority, message.offset
+
+    def _expired(self, message: Message, held: Held) -> bool:
+        ttl = self.settings["ttl_ms"] if message.ttl is None else message.ttl
+        return ttl is not None and not held.immortal and message.at + ttl <= self.now
+
+    def _check_order(self, group: Group, ready: list[str], names: list[str], limit: int) -> None:
+        if self.is_limited:
+            return
+        if not self.cut_short:
+            assert len(names) == min(limit, len(ready)), f"{len(names)} of {ready} came, {limit} were wanted"
+        else:
+            assert names or not ready
+        if self.kind == "priority":
+            assert names == ready[: len(names)]
+            return
+        queues: dict[str, list[str]] = {}
+        for name in ready:
+            queues.setdefault(self.messages[name].tenant, []).append(name)
+        for tenant, queue in queues.items():
+            mine = [name for name in names if self.messages[name].tenant == tenant]
+            assert mine == queue[: len(mine)], f"the order of {tenant}"
+        if not self.ttls:
+            # What dies unread ends its tenant's turns at other moments.
+            group.turns.weights = {pattern: weight for pattern, weight, _ in self.settings["tenants"]}
+            assert names == group.turns.take(queues, len(names))
+
+    def _check_cuts(self, leases: Sequence[Lease]) -> None:
+        """A lease ends where the limit does, or where attempts or who keeps the messages differ."""
+        for one, other in pairwise(leases):
+            if one.consumer == other.consumer and not self.cut_short and not self.ttls:
+                assert (one.attempt, one.kept) != (other.attempt, other.kept)
+
+    # -- settling -------------------------------------------------------------------------------------------------
+
+    def _some(self, draw: Random) -> tuple[int, ModelLease, list[str], c.What] | None:
+        """A lease, and some of what it holds, or all."""
+        live = [token for token in self.leases if self._live(token)]
+        if not live:
+            return None
+        token = draw.choice(live)
+        names = self._live(token)
+        if draw.random() < 0.5:
+            return token, self.leases[token], names, None
+        chosen = draw.sample(names, draw.randrange(1, len(names) + 1))
+        return token, self.leases[token], chosen, [[self.messages[name].offset, 1] for name in chosen]
+
+    def _live(self, token: int) -> list[str]:
+        lease = self.leases[token]
+        group = self.groups[lease.group]
+        return [name for name in lease.names if (group.of(name).state, group.of(name).token) == (LEASED, token)]
+
+    def ack(self, draw: Random) -> None:
+        if (some := self._some(draw)) is not None:
+            token, lease, names, what = some
+            self.apply(c.Ack([(token, what)]))
+            for name in names:
+                self.groups[lease.group].of(name).state = ACKED
+
+    def nack(self, draw: Random) -> None:
+        if (some := self._some(draw)) is not None:
+            token, lease, names, what = some
+            delay, begun = draw.choice([None, 0, 0, 300, 5000]), draw.random() < 0.8
+            self.apply(c.Nack([(token, what, delay, "no", begun)]))
+            if begun:
+                self._give_back(lease, names, self.now + (BACK_OFF if delay is None else delay))
+            else:
+                self._wait(lease, names, self.now, lease.attempt - 1)
+
+    def _give_back(self, lease: ModelLease, names: Sequence[str], due: int) -> None:
+        if lease.attempt < MAX_ATTEMPTS:
+            self._wait(lease, names, due, lease.attempt)
+            return
+        for name in names:
+            self.groups[lease.group].of(name).state = DEAD
+
+    def _wait(self, lease: ModelLease, names: Sequence[str], due: int, attempt: int) -> None:
+        for name in names:
+            held = self.groups[lease.group].of(name)
+            held.state, held.due, held.attempt = WAITING, max(due, self.messages[name].at), attempt
+
+    def extend(self, draw: Random) -> None:
+        if (some := self._some(draw)) is not None:
+            ms = draw.choice([100, 60_000])
+            self.apply(c.Extend([(some[0], ms)]))
+            some[1].deadline = self.now + ms
+
+    def expire(self, draw: Random) -> None:
+        self.apply(c.Expire())
+        for token, lease in self.leases.items():
+            if lease.deadline <= self.now:
+                self._give_back(lease, self._live(token), self.now + BACK_OFF)
+        self.watch_dead()
+
+    def release(self, draw: Random) -> None:
+        group, consumer = draw.choice(GROUPS), draw.choice("cd")
+        self.apply(c.Release(group, consumer))
+        for token, lease in self.leases.items():
+            if (lease.group, lease.consumer) == (group, consumer):
+                self._wait(lease, self._live(token), self.now, lease.attempt - 1)
+
+    # -- producers ------------------------------------------------------------------------------------------------
+
+    def _pick(self, draw: Random) -> Message | None:
+        found = [message for message in self.messages.values() if not message.gone]
+        return draw.choice(found) if found else None
+
+    def cancel(self, draw: Random) -> None:
+        if (message := self._pick(draw)) is not None:
+            refusal, _, _ = self._claim(message.name)
+            outcome = self.apply(c.Cancel([(c.TARGET_ID, message.id)]))[0]
+            assert (outcome[0] == "cancelled") == (refusal is None), (message, outcome)
+            message.gone = refusal is None
+
+    def move(self, draw: Random) -> None:
+        if (message := self._pick(draw)) is None:
+            return
+        refusal, waits, pending = self._claim(message.name)
+        to = self.now + draw.choice([-500, 0, 200, 2000])
+        outcome = self.apply(c.Move([((c.TARGET_ID, message.id), T + to, False)]))[0]
+        assert (outcome[0] == "moved") == (refusal is None and not (waits and pending)), (message, outcome)
+        if outcome[0] != "moved":
+            return
+        if waits:
+            assert outcome[1] == message.offset
+            for group in self.groups.values():
+                group.of(message.name).due = max(to, self.now, message.at)
+        else:
+            message.offset = outcome[1]
+            assert message.at >= max(to, self.now)
+
+    # -- groups and jobs ------------------------------------------------------------------------------------------
+
+    def pause(self, draw: Random) -> None:
+        group = self.groups[draw.choice(GROUPS)]
+        group.paused = not group.paused
+        self.apply(c.PauseGroup(group.name, group.paused))
+
+    def seek(self, draw: Random) -> None:
+        places: list[c.Position] = ["earliest", "latest", T + self.now - draw.choice([100, 2000])]
+        places += [draw.choice([m.offset for m in self.messages.values()])] if self.messages else []
+        self.seek_to(draw.choice(GROUPS), draw.choice(places))
+
+    def seek_to(self, name: str, to: c.Position) -> None:
+        group, machine = self.groups[name], self.bench.machine
+        latest = machine._latest(self.bench.index + 1, 0)
+        self.apply(c.Seek(name, to))
+        self.run_upkeep()
+        if isinstance(to, bytes):
+            above = min(cursor_before(to), latest)
+        elif isinstance(to, int):
+            above = min(cursor_before(offsets.pack(to, 0, 0, 0)), latest)
+        else:
+            above = latest if to == "latest" else offsets.FIRST
+        found = machine.groups.named(name)
+        assert not found.seeking
+        group.turns.clear()
+        for message in self.messages.values():
+            held = group.of(message.name)
+            if message.gone:
+                continue
+            if message.offset <= above:
+                held.state = held.state if held.state == DEAD else ACKED
+                continue
+            in_log = machine.log.find(message.offset, self.bench.view) is not None
+            if held.state == ACKED and not in_log:
+                continue
+            holder = found.holder_of(message.offset)
+            was_dead = held.state == DEAD
+            if holder is None:
+                assert in_log, f"{message.name} was {held.state} in {name}, and is lost"
+                held.state, held.attempt, held.immortal = PENDING, 0, False
+            else:
+                assert isinstance(holder, Waiting)
+                assert holder.due_ms <= T + max(self.now, message.at)
+                held.state, held.attempt, held.due = WAITING, 0, max(self.now, message.at) if was_dead else self.now
+                held.immortal = held.immortal or was_dead
+
+    def dead_letters(self, draw: Random) -> None:
+        group, kind = self.groups[draw.choice(GROUPS)], draw.choice(["redrive", "redrive", "purge_dead"])
+        dead = [name for name in self.messages if group.of(name).state == DEAD]
+        self._job(kind, group=group.name, reason=None, **({"rate": None} if kind == "redrive" else {}))
+        for name in dead:
+            held = group.of(name)
+            if kind == "redrive":
+                held.state, held.attempt, held.immortal = WAITING, 0, True
+                held.due = max(self.now, self.messages[name].at)
+            else:
+                held.state = ACKED
+
+    def bulk(self, draw: Random) -> None:
+        kind = draw.choice(["cancel", "move"])
+        window = draw.choice([(-300, 300), (0, 4000), (-4000, 0)])
+        first, last = self.now + window[0], self.now + window[1]
+        chosen = []
+        for message in self.messages.values():
+            is_pending = all(group.of(message.name).state == PENDING for group in self.groups.values())
+            if not message.gone and is_pending and first <= message.at < last:
+                chosen.append(message)
+        found = {"key_prefix": None, "from_ms": T + first, "until_ms": T + last}
+        done = self._job(kind, **found, **({"shift_ms": 600} if kind == "move" else {}))
+        assert done == len(chosen)
+        for message in chosen:
+            if kind == "cancel":
+                message.gone = True
+            else:
+                at = message.at
+                message.offset = self._stands_at(message)
+                assert message.at >= max(at + 600, self.now)
+
+    def _job(self, kind: str, **arguments: Any) -> int:
+        """Run a job to its end: how many it did."""
+        self.jobs += 1
+        job_id = self.jobs.to_bytes(16, "big")
+        given = {"from_ms": 0, "until_ms": FOREVER_MS, "dry_run": False} | arguments
+        self.apply(c.StartJob(job_id, kind, given))
+        self.run_upkeep()
+        shown = self.bench.machine.jobs.find(job_id).shown()
+        assert shown["state"] == "done"
+        done: int = shown["done"]
+        return done
+
+    def _stands_at(self, message: Message) -> bytes:
+        found = self.bench.machine.log.find_owned(message.id, self.bench.view)
+        assert found is not None, f"{message.name} is lost"
+        return found.offset
+
+    def configure(self, draw: Random) -> None:
+        changed: dict[str, Any] = {"ageing": draw.choice([None, None, "1s", "5s"])}
+        if self.kind == "fair":
+            weights = draw.choice([{}, {"a": 3}, {"a.*": 2, "b": 2}, {"*": 2, "a.x": 5, "default": 1}])
+            changed["tenants"] = {pattern: {"weight": weight} for pattern, weight in weights.items()}
+        self.named = self.named | changed
+        defaults = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
+        self.apply(c.Configure(parse_settings(defaults | self.named, self.kind).record()))
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def wait(self, draw: Random) -> None:
+        self.now += draw.choice([1, 40, 300, 1000, 4000, 31_000])
+        self.apply(c.Clock())
+
+    def upkeep(self, draw: Random) -> None:
+        self.apply(c.Upkeep())
+
+    def tidy(self, draw: Random) -> None:
+        self.run_upkeep()
+
+    def run_upkeep(self) -> None:
+        """Upkeep until nothing more is due."""
+        for _ in range(3000):
+            due_ms = self.bench.status().upkeep_ms
+            if due_ms is None or due_ms > max(T + self.now, self.bench.machine.now_ms):
+                return
+            self.apply(c.Upkeep())
+        raise AssertionError("upkeep is due for ever")
+
+    # -- it agrees ------------------------------------------------------------------------------------------------
+
+    def watch_dead(self) -> None:
+        """See who died unread: those whose ttl has passed may."""
+        for group in self.groups.values():
+            dead = {m.offset for m in self.bench.dead(group.name)}
+            for message in self.messages.values():
+                held = group.of(message.name)
+                if message.offset in dead and not message.gone and held.state in (PENDING, WAITING):
+                    assert self._expired(message, held), f"{message.name} died too soon in {group.name}"
+                    held.state = DEAD
+
+    def check(self) -> None:
+        """Compare everything with what was promised."""
+        self.watch_dead()
+        for group in self.groups.values():
+            self._check_group(group)
+        alive = [message for message in self.messages.values() if not message.gone]
+        for message in alive:
+            message.was_passed = message.was_passed or not self._claim(message.name)[2]
+        assert len({message.offset for message in alive}) == len(alive)
+        status = self.bench.status()
+        assert status.messages == self._count_in_log()
+
+    def _count_in_log(self) -> int:
+        machine, view = self.bench.machine, self.bench.view
+        return sum(
+            not message.gone and machine.log.find(message.id, view) is not None for message in self.messages.values()
+        )
+
+    def _check_group(self, group: Group) -> None:
+        machine, view = self.bench.machine, self.bench.view
+        found = machine.groups.named(group.name)
+        counts = dict.fromkeys((PENDING, LEASED, WAITING, DEAD, ACKED), 0)
+        back = due = 0
+        for message in self.messages.values():
+            held = group.of(message.name)
+            if message.gone:
+                continue
+            counts[held.state] += 1
+            holder = found.holder_of(message.offset)
+            in_log = machine.log.find(message.offset, view) is not None
+            if held.state in (LEASED, WAITING):
+                assert holder is not None, f"{message.name} is {held.state} in {group.name}, and nobody has it"
+                assert isinstance(holder, Lease if held.state == LEASED else Waiting)
+                kept = view.get(rows.of_group(rows.KEPT, found.group_id, message.offset)) is not None
+                assert kept == holder.kept
+                assert kept or in_log, f"{message.name} is needed"
+            else:
+                assert holder is None, f"{message.name} is {held.state} in {group.name}"
+                assert in_log or held.state != PENDING, f"{message.name} is needed"
+            if isinstance(holder, Waiting):
+                assert (holder.due_ms - T, holder.attempt) == (held.due, held.attempt), message
+                back += holder.due_ms <= machine.now_ms
+            due += held.state == PENDING and (T + message.at) // 1000 <= machine.now_ms // 1000
+            shown = machine.pending.state_in(found, message.offset, machine.now_ms, view)
+            wanted = held.state
+            if wanted == PENDING:
+                wanted = "ready" if message.at <= self.now else "delayed"
+            elif wanted == WAITING and held.due <= self.now:
+                wanted = "ready"
+            assert shown == wanted or (held.state == ACKED and not in_log), (message, held)
+        told = self.bench.status().groups.get(group.name)
+        assert told is not None
+        assert (told.leased, told.waiting, told.dead) == (counts[LEASED], counts[WAITING] - back, counts[DEAD])
+        second = offsets.deliver_ms(found.cursor) // 1000
+        unsure = sum((T + message.at) // 1000 == second for message in self.messages.values())
+        assert due <= told.ready - back <= due + unsure, (due, told.ready, back)
+        assert len(self.bench.dead(group.name)) == counts[DEAD]
+        self._check_queues(found)
+
+    def _check_queues(self, found: Any) -> None:
+        """What the rows of ready queues say of themselves."""
+        prefix, view = found.group_id.to_bytes(4, "big"), self.bench.view
+        stored: dict[bytes, int] = {}
+        for key, value in self.bench.rows(rows.READY):
+            if key[1:5] == prefix:
+                stored[key[5:-16]] = stored.get(key[5:-16], 0) + rows.unpack(value)[0]
+        told = {key[5:]: rows.unpack(value)[0] for key, value in rows.all_of_group(view, rows.QUEUE, found.group_id)}
+        assert stored == told
+        assert found.ready.messages == sum(stored.values())
+
+    # -- to its end -----------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Take and ack everything as its time comes: each comes once, and nothing is left."""
+        for group in self.groups.values():
+            if group.paused:
+                group.paused = False
+                self.apply(c.PauseGroup(group.name, False))
+        for _ in range(200):
+            self.expire(Random(0))
+            for name, group in self.groups.items():
+                while leases := self.lease_to(name, [c.Grant("z", 1000, 30_000)]):
+                    for lease in leases:
+                        self.apply(c.Ack([(lease.token, None)]))
+                        for one in self._live(lease.token):
+                            group.of(one).state = ACKED
+            self.check()
+            if not self._is_any_left():
+                break
+            self.now += 5000
+            self.apply(c.Clock())
+        else:
+            raise AssertionError("something is left")
+        self._check_end()
+
+    def _is_any_left(self) -> bool:
+        states = [g.of(m.name).state for g in self.groups.values() for m in self.messages.values() if not m.gone]
+        return any(state not in (DEAD, ACKED) for state in states)
+
+    def _check_end(self) -> None:
+        """Without the dead nothing is left but what is remembered of groups, ends of leases and names."""
+        for name, group in self.groups.items():
+            self._job("purge_dead", group=name, reason=None)
+            for held in group.held.values():
+                held.state = ACKED if held.state == DEAD else held.state
+        for _ in range(4):
+            self.now += 700_000
+            self.run_upkeep()
+        for name in self.groups:
+            self.apply(c.Lease(name, T, [c.Grant("z", 1, 1000)]))
+        left = {key[:1] for key, _ in self.bench.everything()}
+        kinds = {rows.READY, rows.QUEUE, rows.TURNS, rows.WAITING, rows.KEPT, rows.DEAD, rows.UNIQUE, rows.PAYLOAD}
+        assert not left & kinds, left & kinds
+
+
+DEEDS = (
+    *["add"] * 5,
+    *["lease"] * 5,
+    *["ack"] * 3,
+    *["nack"] * 3,
+    *["wait"] * 3,
+    *["upkeep"] * 2,
+    *["tidy", "tidy", "expire", "release", "extend", "cancel", "cancel", "move", "pause", "seek"],
+    *["dead_letters", "bulk", "configure"],
+)
