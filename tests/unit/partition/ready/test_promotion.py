@@ -40,6 +40,7 @@ def test_ack_in_topic_with_ttl_reads_no_rows_after_eviction() -> None:
 
 def test_lease_that_promoted_all_it_may_says_that_there_may_be_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranked_grants, "PROMOTED", 2)
+    monkeypatch.setattr(ranked_grants, "PART_ENTRIES", 2)
     bench = RankedBench()
     bench.open()
     bench.add("a", "b", "c", priority=[3, 2, 1])
