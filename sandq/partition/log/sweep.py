@@ -139,8 +139,8 @@ class Sweeper:
         state.messages -= len(live)
         state.bytes -= entry.size if len(live) == entry.length else entry.unit * len(live)
         log.uncount(entry.first, len(live))
-        for offset in offsets.run(entry.first, entry.length) if len(live) < entry.length else ():
-            if offset not in live:
+        if len(live) < entry.length:
+            for offset in sorted(set(offsets.run(entry.first, entry.length)) - set(live)):
                 log.drop_tombstone(offset, now_ms, view)
         if value[0] == rows.KIND_MESSAGE:
             message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
