@@ -7,6 +7,7 @@ from typing import Any
 
 from sandq.model.batch import Column, encode
 from sandq.partition import commands as c
+from sandq.partition import rows
 from sandq.partition.levels import RANKED
 from sandq.partition.log.message_log import Stored
 from sandq.partition.ready import queue_keys
@@ -64,4 +65,8 @@ class RankedBench(Bench):
         key = queue_keys.of_message(ready.rank, self.view, offset)
         if key is not None and found.holder_of(offset) is None and ready.holds(key, offset, self.view):
             return "ready"
+        in_log = self.machine.log.find(offset, self.view)
+        is_out = found.holder_of(offset) is None and (in_log is None or in_log.offset != offset)
+        if is_out and self.view.get(rows.TOMBSTONE + offset) is not None:
+            return "gone"
         return super().state_of(offset, group)

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sandq.partition.groups.leases import Lease
+from sandq.partition.levels import RANKED
 from tests.support.partition.bench import Bench
+from tests.support.partition.ranked_bench import RankedBench
 
 STATES = ("delayed", "ready", "leased", "waiting", "acked", "dead")
 NOBODY = 123456 << 16
-LEVELS = (1, 2)
+LEVELS = (1, 2, RANKED)
+"""At the last one messages are ranked, and ready ones promoted: in a ready queue of the group."""
 
 
 class Default:
@@ -43,9 +46,16 @@ class Scene(NamedTuple):
         return self.bench.state_of(self.offset)
 
 
+def bench_of(**settings: Any) -> Bench:
+    """A partition at the level of the test."""
+    if DEFAULT.level >= RANKED:
+        return RankedBench(**settings)
+    return Bench(**{"level": DEFAULT.level} | settings)
+
+
 def scene(state: str, *, before: Sequence[str] = (), own_ttl: int | None = None, **settings: Any) -> Scene:
     """`before`: groups opened before g."""
-    bench = Bench(**{"level": DEFAULT.level, "max_attempts": 1 if state == "dead" else 3} | settings)
+    bench = bench_of(max_attempts=1 if state == "dead" else 3, **settings)
     for group in (*before, "g"):
         bench.open(group)
     due = 1000 if state == "delayed" else 0
@@ -55,6 +65,8 @@ def scene(state: str, *, before: Sequence[str] = (), own_ttl: int | None = None,
         made = bench.append("m", at=0, due=[due])
         offset = made[0] if isinstance(made, tuple) else made
     if state in ("delayed", "ready"):
+        if DEFAULT.level >= RANKED:
+            bench.lease(0)
         return Scene(bench, offset, None, 0)
     lease = bench.one(at=1)
     if state in ("waiting", "dead"):
