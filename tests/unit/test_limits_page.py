@@ -142,6 +142,7 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
         "entry_grants": f"{FIXED.entry_grants:,} leases",
         "leases_per_consumer": f"{FIXED.leases_per_consumer:,} leases",
         "max_gaps": f"{FIXED.max_gaps:,} ranges",
+        "ready_queues": f"{FIXED.ready_queues:,} tenants and priorities",
         "key_window": f"{FIXED.key_window:,} messages",
         "producers": f"{FIXED.producers:,} idempotent producers",
         "producer_ttl_ms": days(FIXED.producer_ttl_ms),
