@@ -249,6 +249,11 @@ class Group:
     def stall_reason(self) -> str | None:
         """Why nothing new is taken from the log; None when it is."""
         reason = self.pause_reason()
+        if reason is None and self.ready is not None and not self.ready.takes_more:
+            return (
+                f"{FIXED.ready_queues} tenants and priorities have something ready (limit): it goes by those alone until "
+                "some are empty"
+            )
         if reason is None and len(self.order.blocked) >= FIXED.key_window:
             return (
                 f"{len(self.order.blocked)} messages wait for earlier ones of their keys (limit {FIXED.key_window}): "

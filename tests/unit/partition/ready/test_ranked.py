@@ -283,13 +283,16 @@ def test_a_group_that_is_deleted_leaves_no_rows(fair: RankedBench) -> None:
 
 
 def test_many_queues_have_a_limit(fair: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = fair.machine.groups.named("g").ready
-    assert ready is not None
-    monkeypatch.setattr(type(ready), "takes_more", property(lambda self: len(self) < 3))
+    monkeypatch.setattr("sandq.partition.ready.ready_queues.FIXED", replace(FIXED, ready_queues=3))
     for n in range(5):
         fair.add("x", tenant=f"t{n}", due=[n])
     monkeypatch.setattr(ranked_grants, "PART_ENTRIES", 1)
+    fair.lease(0, at=10)
+    reason = fair.status().groups[0].paused
+    assert reason is not None and "tenants and priorities have something ready" in reason
+    assert not fair.status().groups[0].is_promoting
     assert len(fair.take(10, at=10)) == 3
+    assert fair.status().groups[0].paused is None
     assert len(fair.take(10, at=10)) == 2
 
 
