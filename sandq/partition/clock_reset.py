@@ -490,10 +490,10 @@ class _Placing:
             for _ in messages:
                 self._count(at_ms, at_ms)
             return
-        passed = [self._passed(message) for message in messages]  # while the row is there
+        passed_by = [self._passed(message) for message in messages]  # while the row is there
         self._log.delete_row(key, len(value), self._view)
         self._log.state.bytes -= entry.size - entry.unit * (entry.length - len(messages))
-        for message, groups in zip(messages, passed, strict=True):
+        for message, groups in zip(messages, passed_by, strict=True):
             self._log.state.bytes += self._move(message, groups).size
 
     def as_moved(self, message: _Message) -> _Message:

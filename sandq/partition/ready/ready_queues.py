@@ -501,5 +501,6 @@ def _row(entry: LogEntry) -> bytes:
 
 
 def _load(first: bytes, row: bytes) -> LogEntry:
-    length, size, unit, *extra = rows.unpack(row)
-    return LogEntry(first, length, size, Extra(*extra, None) if extra else None, unit)
+    length, size, unit, *fields = rows.unpack(row)
+    extra = Extra(fields[0], fields[1], fields[2], None) if fields else None
+    return LogEntry(first, length, size, extra, unit)
