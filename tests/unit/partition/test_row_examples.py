@@ -126,7 +126,8 @@ def test_moved() -> None:
 
 
 def test_unique_keys() -> None:
-    shared, groups = SharedState({"dedup_window_ms": 600_000, "ordering": "none"}), GroupTable(LookAheads())
+    shared = SharedState({"dedup_window_ms": 600_000, "ordering": "none"})
+    groups = GroupTable(shared, LookAheads())
     unique, view = UniqueKeys(shared, groups, ExpiringRows()), view_of()
     first, second = groups.create("g", offsets.FIRST), groups.create("h", offsets.FIRST)
     entry = LogEntry(OFFSET, 1, 100, EXTRA)

@@ -7,6 +7,7 @@ import pytest
 from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition.log.message_log import Stored
+from sandq.partition.view import View
 from tests.support.partition.bench import Bench, T, batch_of, by_key
 
 WINDOW_MS = 60_000
@@ -232,10 +233,10 @@ def test_many_groups_cost_a_message_one_look(monkeypatch: pytest.MonkeyPatch) ->
     first = type(bench.machine.groups.named("g0"))
     is_pending = first.is_pending
 
-    def counted(group: object, offset: bytes) -> bool:
+    def counted(group: object, offset: bytes, view: View) -> bool:
         nonlocal looks
         looks += 1
-        return is_pending(group, offset)  # type: ignore[arg-type]
+        return is_pending(group, offset, view)  # type: ignore[arg-type]
 
     monkeypatch.setattr(first, "is_pending", counted)
     for name in groups:
