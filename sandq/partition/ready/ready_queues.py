@@ -626,9 +626,6 @@ def _row(entry: LogEntry) -> bytes:
 
 
 def _load(first: bytes, row: bytes) -> LogEntry:
-    length, size, unit, *of_extra = rows.unpack(row)
-    extra = None
-    if of_extra:
-        message_id, ttl_ms, unique_key = of_extra
-        extra = Extra(message_id, ttl_ms, unique_key, None)
+    length, size, unit, *fields = rows.unpack(row)
+    extra = Extra(fields[0], fields[1], fields[2], None) if fields else None
     return LogEntry(first, length, size, extra, unit)
