@@ -101,7 +101,7 @@ class MessageQueries:
         for group in told["groups"]:
             group["consumers"] = delivery.consumers(group["group"])
             if group["state"] == "ready" and not group["consumers"]:
-                group["reason"] += "; the group has none on this node"
+                group["reason"] += "; the group has no consumer on this node"
         return told
 
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
