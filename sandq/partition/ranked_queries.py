@@ -79,12 +79,12 @@ def _before(machine: TimerPartition, group: Group, ready: ReadyQueues, place: Pl
     """How many messages of its tenant go before a message, looked for up to a little more than `LOOKED_AT`; and whether
     all were looked at."""
     before, is_all = ready.count_before(queue_keys.tenant_of(place.key), place.bound, LOOKED_AT + 1, view)
-    for entry in group.waiting.values():
+    for given_back in group.waiting.values():
         if before > LOOKED_AT:
             return before, True
-        if entry.due_ms > machine.now_ms or entry.queue is None or not _are_of_one(entry.queue, place.key):
-            continue
-        before += sum([place.is_behind(entry.queue, each) for one in entry.ranges for each in offsets.run(*one)])
+        queue = given_back.queue
+        if given_back.due_ms <= machine.now_ms and queue is not None and _are_of_one(queue, place.key):
+            before += sum([place.is_behind(queue, each) for one in given_back.ranges for each in offsets.run(*one)])
     if before > LOOKED_AT:
         return before, True
     reader = AnswerReader(group.cursor, machine.shared.give_way)

@@ -165,6 +165,8 @@ class MessageQueries:
         arguments = dict(request.arguments)
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
             raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
+        if "priority" in arguments:
+            self._broker.check_ranked(request.topic)
         host = self._host(request)
         job: dict[str, Any] = await host.call(c.StartJob(request.job_id, request.kind, arguments))
         return job
