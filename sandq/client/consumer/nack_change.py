@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from sandq.client.producer.partitioner import check_rank
 from sandq.client.producer.validation import Headers, MessageValidation, rank_of
 from sandq.client.transport.cluster import Cluster
-from sandq.model.batch import Column
 
 
 class NackChange(NamedTuple):
@@ -34,15 +33,9 @@ class NackChange(NamedTuple):
         packed = None if headers is None else MessageValidation(cluster.limits).headers(headers) or b""
         return cls(priority, packed)
 
-    @property
-    def columns(self) -> dict[int, int | bytes]:
+    def to_map(self) -> dict[str, int | bytes]:
         """As an item of a NACK has it."""
-        news: dict[int, int | bytes] = {}
-        if self.priority is not None:
-            news[Column.PRIORITY.value] = self.priority
-        if self.headers is not None:
-            news[Column.HEADERS.value] = self.headers
-        return news
+        return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 def nack_item(
@@ -50,4 +43,4 @@ def nack_item(
 ) -> list[Any]:
     """An item of a NACK: what was begun, and did not end well."""
     item: list[Any] = [token, what, delay_ms, error]
-    return item if change is None else [*item, True, change.columns]
+    return item if change is None else [*item, True, change.to_map()]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sandq.model.batch import Column
 from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
 from sandq.model.offsets import PLACE_MAX, pack
 from sandq.model.piece import LeasedPieces, Piece
@@ -182,7 +183,19 @@ def test_credit_has_no_request_id() -> None:
             [10, 1, 7, 0, [[5, [[NEAR_END, b"\x10"]], None, None]]],
             "item 1: a range of 5 places ends",
         ),
-        (requests.Nack, [10, 1, 7, 0, [[5, None, None]]], r"expected \[token, what, delay_ms, error\]"),
+        (requests.Nack, [10, 1, 7, 0, [[5, None, None]]], r"expected \[token, what, delay_ms, error, begun, changes\]"),
+        *[
+            (requests.Nack, [10, 1, 7, 0, [[5, None, None, None, begun, changes]]], "changes must be")
+            for begun, changes in (
+                (True, {}),
+                (True, {"value": b"x"}),
+                (True, {"priority": None}),
+                (True, {"priority": 2**31}),
+                (True, {"headers": {}}),
+                (True, ["priority"]),
+                (False, {"priority": 1}),
+            )
+        ],
         (requests.Nack, [10, 1, 7, 0, [[5, None, -1, None]]], "delay_ms"),
         (requests.Nack, [10, 1, 7, 0, [[5, None, 2**48, None]]], "delay_ms"),
         (requests.Nack, [10, 1, 7, 0, [[5, None, None, "x" * 1025]]], "error must be"),
@@ -287,6 +300,14 @@ def test_what_a_job_does_without_is_none() -> None:
     assert started.arguments == {**RANGE, "key_prefix": None, "priority": -5}
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "redrive", {**RANGE, "group": "g"}])
     assert started.arguments == {**RANGE, "group": "g", "reason": None, "rate": None}
+
+
+def test_what_a_nack_changes_travels_by_name_and_is_known_by_column() -> None:
+    changes = {"priority": -7, "headers": b"\x80"}
+    body = requests.Nack(7, 0, [[5, None, None, None, True, changes]]).frame(1)
+    (frame,) = FrameReader(1 << 20).feed(body)
+    (item,) = requests.Nack.parse(frame).items
+    assert item[5] == {Column.PRIORITY: -7, Column.HEADERS: b"\x80"}
 
 
 def test_another_version_is_told_before_anything_else() -> None:

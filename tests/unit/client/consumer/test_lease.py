@@ -191,20 +191,13 @@ def test_a_nack_may_change_priority_and_headers(with_client: Any) -> None:
             messages[2].nack(priority=-3, headers={})
             messages[3].nack(priority=0, delay=5, error="no")
             await messages[4].nack(headers={"a": 1})
-            changed = [Column.PRIORITY.value, Column.HEADERS.value]
+            name, rank = Column.HEADERS.value, Column.PRIORITY.value
             assert [nack.items for nack in server.nacks] == [
                 [[TOKEN, [[base, 1]], None, None]],
                 [
-                    [
-                        TOKEN,
-                        [[offsets.shift(base, 1), 2]],
-                        None,
-                        None,
-                        True,
-                        dict(zip(changed, (-3, b""), strict=True)),
-                    ],
-                    [TOKEN, [[offsets.shift(base, 3), 1]], 5000, "no", True, {changed[0]: 0}],
-                    [TOKEN, [[offsets.shift(base, 4), 1]], None, None, True, {changed[1]: headers_pack({"a": 1})}],
+                    [TOKEN, [[offsets.shift(base, 1), 2]], None, None, True, {rank: -3, name: b""}],
+                    [TOKEN, [[offsets.shift(base, 3), 1]], 5000, "no", True, {rank: 0}],
+                    [TOKEN, [[offsets.shift(base, 4), 1]], None, None, True, {name: headers_pack({"a": 1})}],
                 ],
             ], "what changes something is in a frame of its own"
             for priority in (2**31, "1", True):

@@ -161,7 +161,7 @@ def test_a_move_may_change_the_priority_and_leave_the_time() -> None:
     bench.add("a", "b", "c", priority=[1, 2, 3], due=[0, 0, 5000])
     assert bench.take(1) == ["a"]
     bench.add("d", priority=1)
-    assert bench.job("move", priority=-7, until_ms=T + 1000) == (2, 2, 1)
+    assert bench.job("move", priority=-7, until_ms=T + 1000) == (2, 2, 0)
     bench.add("e", priority=-6)
     assert bench.job("move", priority=0, to_ms=T + 2000, from_ms=T + 2000) == (1, 1, 0)
     assert bench.take(5, at=1999) == ["b", "d", "e"]
