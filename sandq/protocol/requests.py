@@ -195,21 +195,17 @@ CHANGES: Final = {"priority": Column.PRIORITY.value, "headers": Column.HEADERS.v
 """What a nack may change of its messages, and the columns that hold it."""
 
 
-def _changes_of(changes: Any) -> dict[int, int | bytes] | None:
-    """What a nack changes of its messages, by column; None: it is no such change. Frames have no maps with numbers as
-    keys."""
+def _is_change(changes: Any) -> bool:
+    """Whether something is what a nack changes of its messages. Frames have no maps with numbers as keys."""
     if type(changes) is not dict or not changes or not changes.keys() <= CHANGES.keys():
-        return None
-    if not is_priority(changes.get("priority", 0)) or type(changes.get("headers", b"")) is not bytes:
-        return None
-    return {CHANGES[name]: value for name, value in changes.items()}
+        return False
+    return is_priority(changes.get("priority", 0)) and type(changes.get("headers", b"")) is bytes
 
 
 class Nack(Request, type=Type.NACK):
     """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`; with a fifth
     field, `False`, they were not begun: they are ready at once, and the attempt is not counted. With a sixth, a map
-    with `priority` or `headers` (packed; empty: none) or both, they have these in the group from then on; once it is
-    parsed, it is `{column: value}`."""
+    with `priority` or `headers` (packed; empty: none) or both, they have these in the group from then on."""
 
     group_number: int
     partition: Partition
@@ -223,13 +219,8 @@ class Nack(Request, type=Type.NACK):
                 raise cls.wrong("items", f"item {item}: expected [token, what, delay_ms, error, begun, changes]")
             if len(row) > 4 and type(row[4]) is not bool:
                 raise cls.wrong("items", f"item {item}: begun must be bool")
-            if len(row) > 5:
-                changes = _changes_of(row[5])
-                if not row[4] or changes is None:
-                    raise cls.wrong(
-                        "items", f"item {item}: changes must be {{priority: int, headers: bin}}, with begun"
-                    )
-                row[5] = changes
+            if len(row) > 5 and (not row[4] or not _is_change(row[5])):
+                raise cls.wrong("items", f"item {item}: changes must be {{priority: int, headers: bin}}, with begun")
             if row[1] is not None:
                 row[1] = ranges_of(cls, item, row[1])
             if row[2] is not None and (type(row[2]) is not int or not 0 <= row[2] <= U48_MAX):

@@ -276,7 +276,7 @@ def test_a_batch_has_columns_of_priorities_and_tenants(with_client: Any) -> None
             assert (first.priorities, first.tenants) == ([0, -1], ["shop", None])
             assert (second.priorities, second.tenants) == ([0], [None])
             await first.nack(priority=9)
-            assert server.nacks[0].items[0][4:] == [True, {Column.PRIORITY: 9}]
+            assert server.nacks[0].items[0][4:] == [True, {"priority": 9}]
             second.ack()
 
     with_client(body)

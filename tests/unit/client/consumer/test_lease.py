@@ -10,7 +10,7 @@ import pytest
 from sandq.client.client import Client
 from sandq.client.consumer.message import Message
 from sandq.model import offsets
-from sandq.model.batch import Column, headers_pack
+from sandq.model.batch import headers_pack
 from sandq.model.errors import (
     InvalidRequest,
     LeaseLost,
@@ -191,13 +191,12 @@ def test_a_nack_may_change_priority_and_headers(with_client: Any) -> None:
             messages[2].nack(priority=-3, headers={})
             messages[3].nack(priority=0, delay=5, error="no")
             await messages[4].nack(headers={"a": 1})
-            name, rank = Column.HEADERS.value, Column.PRIORITY.value
             assert [nack.items for nack in server.nacks] == [
                 [[TOKEN, [[base, 1]], None, None]],
                 [
-                    [TOKEN, [[offsets.shift(base, 1), 2]], None, None, True, {rank: -3, name: b""}],
-                    [TOKEN, [[offsets.shift(base, 3), 1]], 5000, "no", True, {rank: 0}],
-                    [TOKEN, [[offsets.shift(base, 4), 1]], None, None, True, {name: headers_pack({"a": 1})}],
+                    [TOKEN, [[offsets.shift(base, 1), 2]], None, None, True, {"priority": -3, "headers": b""}],
+                    [TOKEN, [[offsets.shift(base, 3), 1]], 5000, "no", True, {"priority": 0}],
+                    [TOKEN, [[offsets.shift(base, 4), 1]], None, None, True, {"headers": headers_pack({"a": 1})}],
                 ],
             ], "what changes something is in a frame of its own"
             for priority in (2**31, "1", True):
@@ -218,6 +217,6 @@ def test_only_ranked_messages_are_given_another_priority(with_client: Any) -> No
             with pytest.raises(InvalidRequest, match="priority: topic 't' is a timer topic"):
                 message.nack(priority=1)
             await message.nack(headers={"a": "b"})
-            assert server.nacks[0].items[0][5] == {Column.HEADERS: headers_pack({"a": "b"})}
+            assert server.nacks[0].items[0][5] == {"headers": headers_pack({"a": "b"})}
 
     with_client(body)
