@@ -10,7 +10,9 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import NotFound, UnknownGroup
+from sandq.model.names import FAIR
 from sandq.model.piece import Piece
+from sandq.model.settings import parse_settings
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Offsets, Partition, TopicRecord
 from sandq.protocol.replies_messages import (
@@ -392,9 +394,10 @@ class FakeMessages:
     def do_topic_update(self, connection: Any, frame: Frame) -> Any:
         request = TopicUpdate.parse(frame)
         record = self.record(request.name)
-        record = record._replace(
-            settings={**record.settings, **request.settings}, replicas=request.replicas or record.replicas
-        )
+        settings = {**record.settings, **request.settings}
+        if "tenants" in request.settings:
+            settings["tenants"] = parse_settings({"tenants": request.settings["tenants"]}, FAIR).record()["tenants"]
+        record = record._replace(settings=settings, replicas=request.replicas or record.replicas)
         added = range(len(record.partitions), request.partitions or 0)
         first, here = record.partitions[0].group_number, self.node_id
         rows = [Partition(number, first + number, here, (here,)) for number in added]
