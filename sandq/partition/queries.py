@@ -296,6 +296,16 @@ class PartitionQueries:
             told.append(row)
         return told
 
+    def tenants(self) -> list[tuple[str, Shown]]:
+        """What the tenants of a fair topic have in each group, by the group's name, as `group_rows` tells it."""
+        now_ms = self._machine.now_ms
+        return [
+            (group.name, row)
+            for group in self._machine.groups.by_id.values()
+            if group.ready is not None and group.ready.rank == FAIR
+            for row in ranked_queries.tenant_rows(group, group.ready, now_ms)
+        ]
+
     def forecast(self, unit_s: int, count: int, now_ms: int) -> tuple[list[tuple[int, int]], int]:
         """Messages due in each unit from the one that holds `now_ms` on, as (start ms, messages) of those with some;
         and how many come after the last."""
