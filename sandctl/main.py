@@ -112,6 +112,11 @@ COMMANDS = {
         "sandctl.commands.messages", "message", "Look at stored messages; cancel and move those that are pending."
     ),
     "group": Later("sandctl.commands.groups", "group", "Look at consumer groups, seek, change, pause and delete them."),
+    "tenant": Later(
+        "sandctl.commands.tenants",
+        "tenant",
+        "Look at the tenants of a fair topic; change their weights, and how much of theirs may be in flight.",
+    ),
     "dead": Later("sandctl.commands.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
     "cluster": Later(
         "sandctl.commands.cluster",

@@ -83,6 +83,7 @@ def cancel(
 @click.option("--at", type=INSTANT, metavar="INSTANT", help="To this moment.")
 @click.option("--in", "delay", type=DURATION, metavar="DURATION", help="To so long from now.")
 @click.option("--shift", type=SHIFT, metavar="[+|-]DURATION", help="By so much later, or (-1h) earlier.")
+@click.option("--priority", type=int, metavar="N", help="Another priority, in a priority or fair topic.")
 @common_options
 def move(
     topic: str,
@@ -98,31 +99,38 @@ def move(
     at: int | None,
     delay: timedelta | None,
     shift: timedelta | None,
+    priority: int | None,
 ) -> None:
-    """Move pending messages of TOPIC to another time; they keep their ids.
+    """Move pending messages of TOPIC to another time, or give them another priority; they keep their ids.
 
     \b
       sandctl message move orders 01HN7K2B6R0000000001000000 --at 2030-01-31T08:00:00Z
       sandctl message move orders --unique-key order-17 --in 10m
       sandctl message move orders --since +0s --until +1d --shift +1h --dry-run
       sandctl message move orders --key-prefix customer-7 --shift -30m --yes
+      sandctl message move mails 01HN7K2B6R0000000001000000 --priority -5
 
-    To a moment that has passed means: now. What a group has taken already is too late to move. Of messages named by ID
-    or key the outcome of each is printed, and the exit code is 1 unless all were moved; of a window, how many there
-    were. A window asks before it moves; interrupted, it stops where it is.
+    With --priority alone their times stay. To a moment that has passed means: now. What a group has taken already is
+    too late to move. Of messages named by ID or key the outcome of each is printed, and the exit code is 1 unless all
+    were moved; of a window, how many there were. A window asks before it moves; interrupted, it stops where it is.
     """
-    if sum(value is not None for value in (at, delay, shift)) != 1:
-        raise click.UsageError("say where to: --at INSTANT, --in DURATION or --shift DURATION; one of them")
+    times = sum(value is not None for value in (at, delay, shift))
+    if times > 1 or (not times and priority is None):
+        raise click.UsageError(
+            "say where to: --at INSTANT, --in DURATION or --shift DURATION, one of them; or --priority N"
+        )
     which = named_or_window(ids, unique_key, tenant, everything, Window.of(since, until, key_prefix))
     if isinstance(which, Window):
         to_ms = at if delay is None else now_ms() + round(delay / timedelta(milliseconds=1))
-        _window(topic, which, _Move(to_ms, shift), dry_run, yes)
+        _window(topic, which, _Move(to_ms, shift, priority), dry_run, yes)
         return
     _no_dry_run(dry_run)
 
     async def change(messages: Messages, target: Target) -> dict[str, Any]:
-        offset = await messages.move(**target.arguments, **await _where_to(messages, target, at, delay, shift))
-        return {"outcome": "moved", "offset": offset, "deliver_at": _time_of(offset)}
+        where_to = await _where_to(messages, target, at, delay, shift)
+        ranked = {} if priority is None else {"priority": priority}
+        offset = await messages.move(**target.arguments, **where_to, **ranked)
+        return {"outcome": "moved", "offset": offset, "deliver_at": _time_of(offset), **ranked}
 
     show_outcomes(which, run(lambda client: change_each(client, topic, which, change)), "moved")
 
@@ -134,9 +142,10 @@ async def _where_to(
         return {"deliver_at": at}
     if delay is not None:
         return {"delay": delay}
+    if shift is None:
+        return {}
     from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS
 
-    assert shift is not None
     found = await messages.get(**target.arguments)
     moved_ms = found.deliver_at_ms + shift // timedelta(milliseconds=1)
     return {"deliver_at": min(max(moved_ms, LEAST_INSTANT_MS), TIME_MAX_MS)}
@@ -171,15 +180,19 @@ class _Move:
     verb = "moved"
     question = "Move"
 
-    def __init__(self, to_ms: int | None, shift: timedelta | None) -> None:
+    def __init__(self, to_ms: int | None, shift: timedelta | None, priority: int | None) -> None:
         from sandq.model.times import format_duration, format_instant
 
-        self._to: dict[str, Any] = {"to": to_ms} if shift is None else {"shift": shift}
+        given = {"to": to_ms, "shift": shift, "priority": priority}
+        self._to = {name: value for name, value in given.items() if value is not None}
+        self.tail = ""
         if to_ms is not None:
             self.tail = f" to {format_instant(to_ms)}"
         elif shift is not None:
             size = format_duration(abs(shift) // timedelta(milliseconds=1))
             self.tail = f" {size} {'earlier' if shift < timedelta() else 'later'}"
+        if priority is not None:
+            self.tail += f" to priority {priority}" if not self.tail else f", with priority {priority}"
 
     async def run(self, messages: Messages, arguments: dict[str, Any]) -> JobResult:
         return await messages.move_all(**self._to, **arguments)

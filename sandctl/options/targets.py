@@ -139,5 +139,6 @@ def _sentence(target: Target, row: dict[str, Any]) -> str:
     if row["outcome"] == "not_found":
         return f"{target.name}: not found"
     if row["outcome"] == "moved":
-        return f"moved {target.name} to {row['deliver_at']} ({row['offset']})"
+        ranked = f", priority {row['priority']}" if "priority" in row else ""
+        return f"moved {target.name} to {row['deliver_at']}{ranked} ({row['offset']})"
     return f"{row['outcome']} {target.name}"

@@ -45,7 +45,7 @@ from sandq.model.names import RANKED, check_name
 from sandq.model.sequence import number_of
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import Checked, check_batch
-from sandq.protocol.requests import Ack, Extend, Lease, Nack, Produce, Subscribe
+from sandq.protocol.requests import CHANGES, Ack, Extend, Lease, Nack, Produce, Subscribe
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -189,22 +189,25 @@ class Broker:
             for _, lease_ms in request.items:
                 if not low <= lease_ms <= high:
                     raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
-        if isinstance(request, Nack):
-            self._check_changes(request, delivery)
-        command = _SETTLING[type(request)](request.items)
+        items = self._with_columns(request) if isinstance(request, Nack) else request.items
+        command = _SETTLING[type(request)](items)
         size = _size_of(command)
         delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
 
-    def _check_changes(self, request: Nack, delivery: PartitionLeader) -> None:
-        """Check what a nack changes of its messages. Raises InvalidRequest, TooLarge."""
+    def _with_columns(self, request: Nack) -> list[list[Any]]:
+        """The items of a nack, with what they change of their messages by column. Raises InvalidRequest, TooLarge."""
         most = self.limits.headers_bytes
+        items = []
         for item in request.items:
-            changes = item[5] if len(item) > 5 else {}
-            if Column.PRIORITY in changes:
-                self.check_ranked(self.catalog.view.places[request.group_number][0])
-            if len(changes.get(Column.HEADERS, b"")) > most:
-                size = len(changes[Column.HEADERS])
-                raise TooLarge(f"headers: {size} bytes, {most} are allowed", limit="headers_bytes", maximum=most)
+            if len(item) > 5:
+                changes = item[5]
+                if "priority" in changes:
+                    self.check_ranked(self.catalog.view.places[request.group_number][0])
+                if (size := len(changes.get("headers", b""))) > most:
+                    raise TooLarge(f"headers: {size} bytes, {most} are allowed", limit="headers_bytes", maximum=most)
+                item = [*item[:5], {CHANGES[name]: value for name, value in changes.items()}]
+            items.append(item)
+        return items
 
     def check_ranked(self, topic: str) -> None:
         """Raise InvalidRequest, unless messages of a topic have priorities."""
@@ -350,6 +353,8 @@ _SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.A
 def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
     """Roughly what a command takes until it is applied, in bytes."""
     size = 64 + ITEM_BYTES * len(command.items)
+    if isinstance(command, c.Nack):
+        size += sum([len(item[5].get(Column.HEADERS, b"")) for item in command.items if len(item) > 5])
     for ranges in [item[1] for item in command.items if isinstance(item[1], list)]:
         size += sum([ITEM_BYTES + (len(extent) if isinstance(extent, bytes) else 0) for _, extent in ranges])
     return size

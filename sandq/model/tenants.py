@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, GetCoreSchemaHandler
@@ -119,6 +120,24 @@ class AsRows:
 
 def _rows(mapping: dict[str, TenantSettings]) -> list[list[Any]]:
     return [one.row(pattern) for pattern, one in sorted(mapping.items())]
+
+
+def as_mapping(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
+    """Return what a user would write for the rows of a record."""
+    found: dict[str, dict[str, Any]] = {}
+    for pattern, weight, most, *pace in rows:
+        found[pattern] = {"weight": weight, "max_in_flight": most, "rate": None, "burst": None}
+        if pace:
+            found[pattern] |= {"rate": _rate_text(pace[0]), "burst": pace[1]}
+    return found
+
+
+def _rate_text(interval_us: int) -> str:
+    """The rate at which so much time is between two messages."""
+    for unit, per_us in _PER_US.items():
+        if not per_us % interval_us:
+            return f"{per_us // interval_us}/{unit}"
+    return f"{_PER_US['d'] / interval_us!r}/d"
 
 
 Tenants = Annotated[list[list[Any]], AsRows()]

@@ -273,6 +273,10 @@ class StartJob(Command):
     kind: str
     arguments: dict[str, Any]
 
+    @property
+    def needed_level(self) -> int:
+        return RANKED if "priority" in self.arguments else self.feature_level
+
 
 @dataclass(frozen=True, slots=True)
 class StopJob(Command):

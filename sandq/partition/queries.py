@@ -12,7 +12,7 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition import rows
+from sandq.partition import ranked_queries, rows
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.claim import ACKED, DEAD, LEASED, WAITING
 from sandq.partition.groups.group import Group
@@ -23,7 +23,8 @@ from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found
 from sandq.partition.log.pieces import Message, load_kept
 from sandq.partition.log.reader import AnswerReader, cursor_before
-from sandq.partition.rows import Range
+from sandq.partition.ready.queue_keys import FAIR
+from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import TURN_ITEMS
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
@@ -152,6 +153,10 @@ class PartitionQueries:
             return "it waits for an earlier message of its key"
         if group.stall_reason() is not None:
             return f"the group takes nothing new: {group.stall_reason()}"
+        if group.ready is not None:
+            reason = ranked_queries.why_ready(self._machine, group, group.ready, offset, self._view)
+            if reason is not None:
+                return reason
         return "it waits for a consumer with room"
 
     # -- pages ----------------------------------------------------------------------------------------------------
@@ -271,24 +276,35 @@ class PartitionQueries:
                     waiting += count
                 else:
                     ready += count
-            told.append(
-                {
-                    "partition": self._machine.partition,
-                    "group": group.name,
-                    "cursor": group.cursor,
-                    # One of this partition: it can be read from there.
-                    "committed": offsets.of_partition(group.done_below(), self._machine.partition),
-                    "ready": max(ready, 0),
-                    "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
-                    "waiting": waiting,
-                    "dead": group.dead.total(),
-                    "dead_reasons": {reason: count for reason, count in sorted(group.dead.items()) if count},
-                    "settings": group.settings or None,
-                    "touched_ms": group.touched_ms,
-                    "reason": group.stall_reason(),
-                }
-            )
+            row = {
+                "partition": self._machine.partition,
+                "group": group.name,
+                "cursor": group.cursor,
+                # One of this partition: it can be read from there.
+                "committed": offsets.of_partition(group.done_below(), self._machine.partition),
+                "ready": max(ready, 0),
+                "leased": sum(lease.live.bit_count() for lease in group.leases.values()),
+                "waiting": waiting,
+                "dead": group.dead.total(),
+                "dead_reasons": {reason: count for reason, count in sorted(group.dead.items()) if count},
+                "settings": group.settings or None,
+                "touched_ms": group.touched_ms,
+                "reason": group.stall_reason(),
+            }
+            if group.ready is not None and group.ready.rank == FAIR:
+                row["tenants"] = ranked_queries.tenant_rows(group, group.ready, self._machine.now_ms)
+            told.append(row)
         return told
+
+    def tenants(self) -> list[tuple[str, Shown]]:
+        """What the tenants of a fair topic have in each group, by the group's name, as `group_rows` tells it."""
+        now_ms = self._machine.now_ms
+        return [
+            (group.name, row)
+            for group in self._machine.groups.by_id.values()
+            if group.ready is not None and group.ready.rank == FAIR
+            for row in ranked_queries.tenant_rows(group, group.ready, now_ms)
+        ]
 
     def forecast(self, unit_s: int, count: int, now_ms: int) -> tuple[list[tuple[int, int]], int]:
         """Messages due in each unit from the one that holds `now_ms` on, as (start ms, messages) of those with some;
@@ -345,6 +361,7 @@ class PartitionQueries:
             "moves": moves,
             "moved_ms": moved_ms,
             "size": len(fields.get(Column.VALUE) or b""),
+            **_rank(fields),
         }
 
 
@@ -365,4 +382,15 @@ def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
         "unique_key": fields.get(Column.UNIQUE_KEY),
         "size": len(fields.get(Column.VALUE) or b""),
         "history": [list(one) for one in message.history],
+        **_rank(fields),
     }
+
+
+def _rank(fields: Fields) -> Shown:
+    """The priority and the tenant of a message; what it does not name, or is 0, is left out."""
+    rank: Shown = {}
+    if priority := fields.get(Column.PRIORITY):
+        rank["priority"] = priority
+    if (tenant := fields.get(Column.TENANT)) is not None:
+        rank["tenant"] = tenant.decode()
+    return rank

@@ -191,18 +191,21 @@ def is_priority(value: object) -> bool:
     return type(value) is int and FIXED.priority_least <= value <= FIXED.priority_most
 
 
+CHANGES: Final = {"priority": Column.PRIORITY.value, "headers": Column.HEADERS.value}
+"""What a nack may change of its messages, and the columns that hold it."""
+
+
 def _is_change(changes: Any) -> bool:
-    """Whether something is what a nack changes of its messages."""
-    if type(changes) is not dict or not changes or not changes.keys() <= {Column.PRIORITY, Column.HEADERS}:
+    """Whether something is what a nack changes of its messages. Frames have no maps with numbers as keys."""
+    if type(changes) is not dict or not changes or not changes.keys() <= CHANGES.keys():
         return False
-    headers = changes.get(Column.HEADERS, b"")
-    return is_priority(changes.get(Column.PRIORITY, 0)) and type(headers) is bytes
+    return is_priority(changes.get("priority", 0)) and type(changes.get("headers", b"")) is bytes
 
 
 class Nack(Request, type=Type.NACK):
     """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`; with a fifth
-    field, `False`, they were not begun: they are ready at once, and the attempt is not counted. With a sixth, `{column:
-    value}`, they are so in the group from then on: its columns are priority and headers."""
+    field, `False`, they were not begun: they are ready at once, and the attempt is not counted. With a sixth, a map
+    with `priority` or `headers` (packed; empty: none) or both, they have these in the group from then on."""
 
     group_number: int
     partition: Partition
@@ -217,7 +220,7 @@ class Nack(Request, type=Type.NACK):
             if len(row) > 4 and type(row[4]) is not bool:
                 raise cls.wrong("items", f"item {item}: begun must be bool")
             if len(row) > 5 and (not row[4] or not _is_change(row[5])):
-                raise cls.wrong("items", f"item {item}: changes must be {{priority: int, headers: bytes}} by column")
+                raise cls.wrong("items", f"item {item}: changes must be {{priority: int, headers: bin}}, with begun")
             if row[1] is not None:
                 row[1] = ranges_of(cls, item, row[1])
             if row[2] is not None and (type(row[2]) is not int or not 0 <= row[2] <= U48_MAX):

@@ -124,10 +124,15 @@ class Argument(NamedTuple):
 _RANGE: Final = {"from_ms": Argument(int), "until_ms": Argument(int), "dry_run": Argument(bool)}
 _PENDING: Final = {**_RANGE, "key_prefix": Argument(bytes, True)}
 _DEAD: Final = {**_RANGE, "group": Argument(str), "reason": Argument(str, True, choices=DEAD_REASONS)}
-_TO, _SHIFT = "to_ms", "shift_ms"
+_TO, _SHIFT, _PRIORITY = "to_ms", "shift_ms", "priority"
 JOBS: Final[Mapping[str, Mapping[str, Argument]]] = {
     "cancel": _PENDING,
-    "move": {**_PENDING, _TO: Argument(int, True), _SHIFT: Argument(int, True, minimum=-U48_MAX)},
+    "move": {
+        **_PENDING,
+        _TO: Argument(int, True),
+        _SHIFT: Argument(int, True, minimum=-U48_MAX),
+        _PRIORITY: Argument(int, True, minimum=FIXED.priority_least, maximum=FIXED.priority_most),
+    },
     "redrive": {**_DEAD, "rate": Argument(int, True, minimum=1, maximum=U32_MAX)},
     "purge_dead": _DEAD,
 }
@@ -145,8 +150,8 @@ class JobStart(Request, type=Type.JOB_START):
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        """Every argument of the kind is in `arguments`, as None when it was left out; but of a move's two times only
-        the one that was given."""
+        """Every argument of the kind is in `arguments`, as None when it was left out; but of a move's two times and its
+        priority only those that were given."""
         request = cls.checked(frame)
         return request._replace(arguments=_arguments(request.kind, request.arguments))
 
@@ -173,9 +178,12 @@ def _arguments(kind: str, given: Mapping[Any, Any]) -> dict[str, Any]:
             raise wrong(f"{name}: expected {one_of(argument.choices)}, got {str(value)[:40]!r}")
         arguments[name] = value
     if kind == "move":
-        if (arguments[_TO] is None) is (arguments[_SHIFT] is None):
-            raise wrong(f"one of {_TO} and {_SHIFT} is expected")
-        del arguments[_TO if arguments[_TO] is None else _SHIFT]
+        changes = [name for name in (_TO, _SHIFT, _PRIORITY) if arguments[name] is not None]
+        if not changes or changes[:2] == [_TO, _SHIFT]:
+            raise wrong(f"one of {_TO} and {_SHIFT} is expected, or {_PRIORITY}")
+        for name in (_TO, _SHIFT, _PRIORITY):
+            if name not in changes:
+                del arguments[name]
     prefix = arguments.get("key_prefix")
     if prefix is not None and (problem := check_prefix(prefix)) is not None:
         raise wrong(problem)

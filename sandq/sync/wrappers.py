@@ -199,6 +199,7 @@ class Messages(Wrapper[AsyncMessages]):
     list = iterating(AsyncMessages.list)
     cancel = blocking(AsyncMessages.cancel)
     move = blocking(AsyncMessages.move)
+    set_priority = blocking(AsyncMessages.set_priority)
     cancel_all = blocking(AsyncMessages.cancel_all)
     move_all = blocking(AsyncMessages.move_all)
     why = blocking(AsyncMessages.why)

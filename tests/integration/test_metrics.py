@@ -314,3 +314,22 @@ async def test_a_scrape_while_everything_changes(node: Serving, api: sandq.Clien
             await api.admin.delete_topic(f"t{n}")
         stop.set()
     assert len(scrapes) > 5 and all(found("build_info") is None for found in scrapes)
+
+
+async def test_tenants_of_a_fair_topic(node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await api.admin.create_topic("f", kind="fair", tenants={"acme": {"max_in_flight": 1}})
+    await api.produce_many("f", [{"value": b"v", "tenant": tenant} for tenant in ("acme", "acme", "shop")])
+    async with api.subscribe("f", group="g", credit=10) as subscription:
+        await take(subscription, 2, ack=False)
+        await node.metrics.refresh()
+        found = await scrape(node)
+        assert found("tenant_ready", topic="f", group="g", tenant="acme") == 1
+        assert found("tenant_in_flight", topic="f", group="g", tenant="acme") == 1
+        assert found("tenant_ready", topic="f", group="g", tenant="shop") == 0
+        assert found("tenant_in_flight", topic="f", group="g", tenant="shop") == 1
+        monkeypatch.setattr("sandq.server.metrics.tenants.TENANTS", 1)
+        assert set((await scrape(node)).having("tenant", "acme")) == {"sandq_tenant_ready", "sandq_tenant_in_flight"}
+        assert (await scrape(node)).having("tenant", "shop") == [], "only those with most ready"
+    await api.admin.delete_topic("f")
+    await node.metrics.refresh()
+    assert (await scrape(node)).having("topic", "f") == []

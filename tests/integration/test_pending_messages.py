@@ -125,7 +125,7 @@ async def test_why_tells_what_a_message_waits_for(api: sandq.Client, partitions:
         assert (told["state"], told["partition"]) == ("leased", held.partition)
         groups = {group["group"]: group for group in told["groups"]}
         assert (groups["idle"]["state"], groups["idle"]["consumers"]) == ("ready", 0)
-        assert groups["idle"]["reason"] == "it waits for a consumer with room; the group has none on this node"
+        assert groups["idle"]["reason"] == "it waits for a consumer with room; the group has no consumer on this node"
         assert (groups["g"]["state"], groups["g"]["attempt"], groups["g"]["consumers"]) == ("leased", 1, 1)
         assert groups["g"]["consumer"] in groups["g"]["reason"]
         assert held.lease_token.endswith(str(groups["g"]["token"]))

@@ -110,7 +110,7 @@ class MessageQueries:
         for group in told["groups"]:
             group["consumers"] = delivery.consumers(group["group"])
             if group["state"] == "ready" and not group["consumers"]:
-                group["reason"] += "; the group has none on this node"
+                group["reason"] += "; the group has no consumer on this node"
         return told
 
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
@@ -174,6 +174,8 @@ class MessageQueries:
         arguments = dict(request.arguments)
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
             raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
+        if "priority" in arguments:
+            self._broker.check_ranked(request.topic)
         host = self._host(request)
         job: dict[str, Any] = await host.call(c.StartJob(request.job_id, request.kind, arguments))
         return job

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 
@@ -27,6 +27,7 @@ from sandq.client.consumer.lease import (
     positions_of,
     what_of,
 )
+from sandq.client.consumer.nack_change import NackChange, nack_item
 from sandq.client.options import Options
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import LeaseLost, ProtocolError, SandqError
@@ -44,6 +45,7 @@ class NackKey(NamedTuple):
     delay_ms: int | None
     error: str | None
     begun: bool = True
+    change: NackChange | None = None
 
 
 class Sent(NamedTuple):
@@ -110,10 +112,16 @@ class AckQueue:
             self._owner.poke()
 
     def nack(
-        self, chunk: Chunk, spans: list[Span], delay_ms: int | None, error: str | None, begun: bool = True
+        self,
+        chunk: Chunk,
+        spans: list[Span],
+        delay_ms: int | None,
+        error: str | None,
+        begun: bool = True,
+        change: NackChange | None = None,
     ) -> None:
         """Queue a nack of these messages; of what was not begun, the attempt is not counted."""
-        key = NackKey(chunk.lease, delay_ms, error, begun)
+        key = NackKey(chunk.lease, delay_ms, error, begun, change)
         _, chunks = self._nacks.setdefault(key, (anyio.current_time(), {}))
         chunks.setdefault(chunk, []).extend(spans)
         self._owner.poke()
@@ -139,20 +147,17 @@ class AckQueue:
         nacks, self._nacks = self._nacks, {}
         since = min((since for since, _ in nacks.values()), default=0.0)
         owner = self._owner
-        rows = []
+        plain: list[tuple[list[Any], Sent]] = []
+        changing: list[tuple[list[Any], Sent]] = []
         for key, (_, chunks) in nacks.items():
             parts = list(chunks.items())
-            item = [key.lease.token, what_of(key.lease, parts), key.delay_ms, key.error]
+            item = nack_item(key.lease.token, what_of(key.lease, parts), key.delay_ms, key.error, key.change)
             if not key.begun:
                 item.append(False)
-            rows.append((item, Sent(key, parts)))
-        for items, sent in frames_of(rows):
-            self._request(
-                connection,
-                Nack(owner.group_number, owner.partition, items).frame,
-                sent,
-                since,
-            )
+            (plain if key.change is None else changing).append((item, Sent(key, parts)))
+        # A broker that cannot change messages refuses all of a frame: not that of others.
+        for items, sent in frames_of(plain) + frames_of(changing):
+            self._request(connection, Nack(owner.group_number, owner.partition, items).frame, sent, since)
 
     def _request(self, connection: Connection, frame: Callable[[int], bytes], sent: list[Sent], since: float) -> None:
         self.in_flight += 1

@@ -19,7 +19,9 @@ from typing import Any, Final, Protocol, TypeVar
 import anyio
 
 from sandq.client.consumer.ack_ranges import PLACE, Run, ranges_of
+from sandq.client.consumer.nack_change import NackChange
 from sandq.client.messages.log_page import BYTES, LogPiece, each_offset
+from sandq.client.producer.validation import Headers
 from sandq.model import offsets as offset_model
 from sandq.model.errors import ProtocolError, SandqError
 from sandq.protocol.replies import Deliver
@@ -58,11 +60,17 @@ class LeaseOwner(Protocol):
 
     def ack(self, chunk: Chunk, position: int) -> None: ...
 
-    def nack(self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None) -> None: ...
+    def nack(
+        self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None, change: NackChange | None
+    ) -> None: ...
 
     def ack_from(self, chunk: Chunk, start: int) -> None: ...
 
-    def nack_from(self, chunk: Chunk, start: int, delay_ms: int | None, error: str | None) -> None: ...
+    def nack_from(
+        self, chunk: Chunk, start: int, delay_ms: int | None, error: str | None, change: NackChange | None
+    ) -> None: ...
+
+    def nack_change(self, priority: int | None, headers: Headers | None) -> NackChange | None: ...
 
     def give_back_from(self, chunk: Chunk, start: int) -> None: ...
 

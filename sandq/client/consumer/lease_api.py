@@ -15,10 +15,12 @@ import anyio
 
 from sandq.client.consumer.ack_ranges import ranges_of
 from sandq.client.consumer.lease import positions_of
-from sandq.client.consumer.message import error_text, lease_ms_of
+from sandq.client.consumer.message import lease_ms_of, nack_options
+from sandq.client.consumer.nack_change import NackChange, nack_item
 from sandq.client.messages.log_page import LogMessage, LogPiece
 from sandq.client.options import again
 from sandq.client.positions import Start, start_of
+from sandq.client.producer.validation import Headers
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
 from sandq.client.transport.on_behalf import asker
@@ -258,13 +260,25 @@ class Leases:
         return await self._settle(items, lambda token, what: [token, what], Ack)
 
     async def nack(
-        self, items: Sequence[Item], *, delay: Duration | None = None, error: str | BaseException | None = None
+        self,
+        items: Sequence[Item],
+        *,
+        delay: Duration | None = None,
+        error: str | BaseException | None = None,
+        priority: int | None = None,
+        headers: Headers | None = None,
     ) -> list[Held]:
         """Not done: they come back after `delay` (None: the topic's back-off), or are dead at the last attempt.
-        Returns those whose lease was lost."""
-        delay_ms = None if delay is None else duration_ms(delay)
-        text = None if error is None else error_text(error)
-        return await self._settle(items, lambda token, what: [token, what, delay_ms, text], Nack)
+        Returns those whose lease was lost.
+
+        For the group they have from then on another `priority` (in a topic of the kind priority or fair), or other
+        `headers` in place of those they had ({}: none), where they are given.
+        """
+        options = nack_options(delay, error)
+        if priority is not None:
+            await self._cluster.topic(self.topic)
+        change = NackChange.of(self._cluster, self.topic, priority, headers)
+        return await self._settle(items, lambda token, what: nack_item(token, what, *options, change), Nack)
 
     async def give_back(self, items: Sequence[Item]) -> list[Held]:
         """Not begun: they are ready again at once, and the attempt is not counted. Returns those whose lease was

@@ -8,6 +8,7 @@ from typing import Any
 
 from sandq.client.consumer.lease import HELD, LOST, SETTLED, Chunk, Extension
 from sandq.client.messages.log_page import LogMessage
+from sandq.client.producer.validation import Headers
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.times import Duration, duration_ms
@@ -76,9 +77,21 @@ class Message(HeldMessage):
         self._piece.lease.owner.ack(self._piece, self._position)
         return Settlement(self._piece, self._position)
 
-    def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Settlement:
-        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
-        self._piece.lease.owner.nack(self._piece, self._position, *nack_options(delay, error))
+    def nack(
+        self,
+        *,
+        delay: Duration | None = None,
+        error: str | BaseException | None = None,
+        priority: int | None = None,
+        headers: Headers | None = None,
+    ) -> Settlement:
+        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+
+        For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
+        `headers` in place of those it had ({}: none), where they are given.
+        """
+        owner = self._piece.lease.owner
+        owner.nack(self._piece, self._position, *nack_options(delay, error), owner.nack_change(priority, headers))
         return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:

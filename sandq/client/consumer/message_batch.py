@@ -7,6 +7,8 @@ from typing import Any
 
 from sandq.client.consumer.lease import OF_HELD, Chunk, Extension, positions_of
 from sandq.client.consumer.message import Message, extension_ms, nack_options
+from sandq.client.messages.log_page import text_of_tenant
+from sandq.client.producer.validation import Headers
 from sandq.model.times import Duration
 
 
@@ -45,6 +47,18 @@ class HeldBatch:
         """Of every message; None where there is none."""
         keys = self._chunk.keys()
         return self._of_ours(keys) if keys else [None] * len(self)
+
+    @property
+    def priorities(self) -> list[int]:
+        """Of every message; 0 where it names none."""
+        priorities = self._chunk.priorities()
+        return [priority or 0 for priority in self._of_ours(priorities)] if priorities else [0] * len(self)
+
+    @property
+    def tenants(self) -> list[str | None]:
+        """Of every message; None where it names none: "default"."""
+        tenants = self._chunk.tenants()
+        return [text_of_tenant(name) for name in self._of_ours(tenants)] if tenants else [None] * len(self)
 
     @property
     def topic(self) -> str:
@@ -100,9 +114,20 @@ class MessageBatch(HeldBatch):
         self._chunk.lease.owner.ack_from(self._chunk, self._start)
         return BatchSettlement(self._chunk, self._start)
 
-    def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> BatchSettlement:
-        """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
-        self._chunk.lease.owner.nack_from(self._chunk, self._start, *nack_options(delay, error))
+    def nack(
+        self,
+        *,
+        delay: Duration | None = None,
+        error: str | BaseException | None = None,
+        priority: int | None = None,
+        headers: Headers | None = None,
+    ) -> BatchSettlement:
+        """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+
+        `priority` and `headers` as with a message: all of it has them then.
+        """
+        owner = self._chunk.lease.owner
+        owner.nack_from(self._chunk, self._start, *nack_options(delay, error), owner.nack_change(priority, headers))
         return BatchSettlement(self._chunk, self._start)
 
     def extend(self, lease: Duration) -> Extension:

@@ -31,7 +31,9 @@ from sandq.client.consumer.lease import (
     Lease,
 )
 from sandq.client.consumer.lease_extension import LeaseExtensions
+from sandq.client.consumer.nack_change import NackChange
 from sandq.client.options import again
+from sandq.client.producer.validation import Headers
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.model.errors import InvalidRequest, LeaseLost, SandqError
@@ -141,9 +143,11 @@ class PartitionConsumer:
         if self._begin(chunk, position, ACKING):
             self._ack_queue.ack_one(chunk, position)
 
-    def nack(self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None) -> None:
+    def nack(
+        self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None, change: NackChange | None
+    ) -> None:
         if self._begin(chunk, position, NACKING):
-            self._ack_queue.nack(chunk, [(position, position + 1)], delay_ms, error)
+            self._ack_queue.nack(chunk, [(position, position + 1)], delay_ms, error, change=change)
 
     def ack_from(self, chunk: Chunk, start: int) -> None:
         """Ack all messages from position `start` on that are not settled yet."""
@@ -151,11 +155,17 @@ class PartitionConsumer:
         if spans:
             self._ack_queue.ack(chunk, spans)
 
-    def nack_from(self, chunk: Chunk, start: int, delay_ms: int | None, error: str | None) -> None:
+    def nack_from(
+        self, chunk: Chunk, start: int, delay_ms: int | None, error: str | None, change: NackChange | None
+    ) -> None:
         """Nack all messages from position `start` on that are not settled yet."""
         spans = self._begin_from(chunk, start, NACKING)
         if spans:
-            self._ack_queue.nack(chunk, spans, delay_ms, error)
+            self._ack_queue.nack(chunk, spans, delay_ms, error, change=change)
+
+    def nack_change(self, priority: int | None, headers: Headers | None) -> NackChange | None:
+        """What a nack changes of its messages, checked. Of any thread: it only looks."""
+        return NackChange.of(self._cluster, self.topic, priority, headers)
 
     def give_back_from(self, chunk: Chunk, start: int) -> None:
         """From position `start` on nothing was begun: ready for others at once, the attempt not counted."""

@@ -9,6 +9,7 @@ from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms,
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
 from sandq.client.consumer.partition_consumer import settled_otherwise
 from sandq.client.portal import Confirmation, Portal
+from sandq.client.producer.validation import Headers
 from sandq.model.times import Duration
 
 _OPEN: Final = 0
@@ -34,11 +35,22 @@ class Message(HeldMessage):
         self._ask(ACKING)
         return Confirmation(self._portal, self._ack)
 
-    def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Confirmation[None]:
-        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
-        options = nack_options(delay, error)
-        self._ask(NACKING)
+    def nack(
+        self,
+        *,
+        delay: Duration | None = None,
+        error: str | BaseException | None = None,
+        priority: int | None = None,
+        headers: Headers | None = None,
+    ) -> Confirmation[None]:
+        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+
+        For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
+        `headers` in place of those it had ({}: none), where they are given.
+        """
         chunk, position = self._piece, self._position
+        options = (*nack_options(delay, error), chunk.lease.owner.nack_change(priority, headers))
+        self._ask(NACKING)
 
         def begin() -> Settlement:
             chunk.lease.owner.nack(chunk, position, *options)
@@ -99,10 +111,20 @@ class MessageBatch(HeldBatch):
 
         return Confirmation(self._portal, begin)
 
-    def nack(self, *, delay: Duration | None = None, error: str | BaseException | None = None) -> Confirmation[None]:
-        """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt."""
-        options = nack_options(delay, error)
+    def nack(
+        self,
+        *,
+        delay: Duration | None = None,
+        error: str | BaseException | None = None,
+        priority: int | None = None,
+        headers: Headers | None = None,
+    ) -> Confirmation[None]:
+        """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+
+        `priority` and `headers` as with a message: all of it has them then.
+        """
         chunk, start = self._chunk, self._start
+        options = (*nack_options(delay, error), chunk.lease.owner.nack_change(priority, headers))
         chunk.lease.owner.check_open()
 
         def begin() -> BatchSettlement:

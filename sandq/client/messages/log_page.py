@@ -68,15 +68,25 @@ class LogPiece:
             self._headers = self._batch.bytes_column(Column.HEADERS) or ()
         return self._headers[position] if self._headers else None
 
-    def priority(self, position: int) -> int:
+    def priorities(self) -> Sequence[int | None]:
+        """Of every position; empty when no message has a priority."""
         if self._priorities is None:
             self._priorities = self._batch.int_column(Column.PRIORITY) or ()
-        return self._priorities[position] or 0 if self._priorities else 0
+        return self._priorities
 
-    def tenant(self, position: int) -> str | None:
+    def priority(self, position: int) -> int:
+        priorities = self.priorities()
+        return priorities[position] or 0 if priorities else 0
+
+    def tenants(self) -> Sequence[bytes | None]:
+        """Of every position; empty when no message has a tenant."""
         if self._tenants is None:
             self._tenants = self._batch.bytes_column(Column.TENANT) or ()
-        return text_of_tenant(self._tenants[position]) if self._tenants else None
+        return self._tenants
+
+    def tenant(self, position: int) -> str | None:
+        tenants = self.tenants()
+        return text_of_tenant(tenants[position]) if tenants else None
 
     def offset(self, position: int) -> bytes:
         if self.is_run:

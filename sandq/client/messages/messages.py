@@ -9,7 +9,8 @@ from sandq.client.messages.jobs import Progress, run_job
 from sandq.client.messages.merged_pages import Merged
 from sandq.client.messages.stored_message import JobResult, StoredMessage, target_of, target_text
 from sandq.client.positions import shift_ms, span_ms
-from sandq.client.producer.validation import Value, as_bytes
+from sandq.client.producer.partitioner import check_rank
+from sandq.client.producer.validation import Value, as_bytes, rank_of
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Ask, Counter, RequestBatcher
 from sandq.client.transport.requests import call_leader, fresh_topic
@@ -31,6 +32,8 @@ async def _settle(
 
 
 _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
+# In frames of their own: a broker that knows no priorities of a topic refuses all of a frame.
+_RANK = partial(_settle, Move)
 
 
 class Messages:
@@ -104,9 +107,11 @@ class Messages:
         tenant: str | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
+        priority: int | None = None,
     ) -> str:
         """Give a message that is delayed or ready another delivery time; its new offset. Its id stays. One that
-        waits for another attempt comes at that time then, and keeps its offset.
+        waits for another attempt comes at that time then, and keeps its offset. In a topic of the kind priority or fair
+        it may be given another `priority`, too, or that alone (`set_priority`).
 
         TooLate and NotFound as with `cancel`, and TooLate with the state waiting when it waits in one group while
         another has yet to take it. It is repeated by itself when an answer is lost. With `deliver_at` that
@@ -114,13 +119,39 @@ class Messages:
         message may come later than asked for by as long as the first answer was waited for, and is never early.
         """
         target = target_of(id, unique_key, tenant)
-        if (deliver_at is None) is (delay is None):
-            raise InvalidRequest("move: one of deliver_at and delay is expected")
+        if deliver_at is not None and delay is not None:
+            raise InvalidRequest("move: one of deliver_at and delay is expected, not both")
+        if deliver_at is None and delay is None and priority is None:
+            raise InvalidRequest("move: one of deliver_at and delay is expected, or a priority")
+        item: list[Any] = [target, None, False]
         if delay is not None:
             item = [target, duration_ms(delay), True]
-        else:
+        elif deliver_at is not None:
             item = [target, _past_or_later_ms(deliver_at), False]
-        return await self._settled(target, tenant, _MOVE, item)
+        if priority is None:
+            return await self._settled(target, tenant, _MOVE, item)
+        await self._check_priority(priority)
+        return await self._settled(target, tenant, _RANK, [*item, priority])
+
+    async def set_priority(
+        self,
+        id: str | None = None,
+        *,
+        unique_key: Value | None = None,
+        tenant: str | None = None,
+        priority: int,
+    ) -> str:
+        """Give a message of a topic of the kind priority or fair another priority, the lower of which goes first; its
+        new offset. Its id and its delivery time stay; among those of its new priority that are ready it is the last.
+        One that waits for another attempt keeps its offset, too.
+
+        TooLate and NotFound as with `move`. Several at the same time share frames.
+        """
+        return await self.move(id, unique_key=unique_key, tenant=tenant, priority=priority)
+
+    async def _check_priority(self, priority: int) -> None:
+        rank_of(priority, None)
+        check_rank(self.topic, (await self._cluster.topic(self.topic)).kind, priority, None)
 
     async def cancel_all(
         self,
@@ -148,16 +179,23 @@ class Messages:
         key_prefix: Value | None = None,
         to: Instant | None = None,
         shift: Duration | None = None,
+        priority: int | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> JobResult:
         """Move every pending message that matches: `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
 
-        What would come to lie in the past is due at once. Otherwise as `cancel_all`.
+        What would come to lie in the past is due at once. In a topic of the kind priority or fair they may be given
+        another `priority`, too, or that alone: then their times stay. Otherwise as `cancel_all`.
         """
-        if (to is None) is (shift is None):
-            raise InvalidRequest("move_all: one of to and shift is expected")
+        if to is not None and shift is not None:
+            raise InvalidRequest("move_all: one of to and shift is expected, not both")
+        if to is None and shift is None and priority is None:
+            raise InvalidRequest("move_all: one of to and shift is expected, or a priority")
         arguments = _arguments(since, until, key_prefix, dry_run)
+        if priority is not None:
+            await self._check_priority(priority)
+            arguments["priority"] = priority
         if to is not None:
             arguments["to_ms"] = _past_or_later_ms(to)
         elif shift is not None:
@@ -197,7 +235,7 @@ class Messages:
 
     async def _settled(self, target: Target, tenant: str | None, ask: Ask[Any, Outcome], item: Any) -> str:
         counter = Counter(ask, self.topic, await self._partition(target, tenant))
-        return self._text_of(target, await self._batcher.run(counter, item), ask is _MOVE)
+        return self._text_of(target, await self._batcher.run(counter, item), ask is not _CANCEL)
 
     def _text_of(self, target: Target, outcome: Outcome, moved: bool) -> str:
         verdict, detail = outcome

@@ -251,8 +251,8 @@ class Group:
         reason = self.pause_reason()
         if reason is None and self.ready is not None and not self.ready.takes_more:
             return (
-                f"{FIXED.ready_queues} tenants and priorities have something ready (limit): nothing more is ranked until "
-                "some are empty"
+                f"{FIXED.ready_queues} tenants and priorities have something ready (limit): nothing more is ranked "
+                "until some are empty"
             )
         if reason is None and len(self.order.blocked) >= FIXED.key_window:
             return (

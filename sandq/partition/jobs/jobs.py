@@ -200,10 +200,12 @@ class Jobs:
         if job.kind == "cancel":
             self._log.cancel(found, self._now_ms, self._floor_ms, view, remember=False)
             return
-        to_ms = job.arguments.get("to_ms")
+        arguments = job.arguments
+        to_ms, priority = arguments.get("to_ms"), arguments.get("priority")
         if to_ms is None:
-            to_ms = max(offsets.deliver_ms(offset) + job.arguments["shift_ms"], 0)
-        self._log.move(found, to_ms, index, place + self.used, self._now_ms, self._floor_ms, view)
+            to_ms = max(offsets.deliver_ms(offset) + arguments.get("shift_ms", 0), 0)
+        place += self.used
+        self._log.move(found, to_ms, index, place, self._now_ms, self._floor_ms, view, priority=priority)
         self.used += 1
 
     # -- dead letters ---------------------------------------------------------------------------------------------

@@ -605,6 +605,47 @@ class ReadyQueues:
         first = self._firsts.first()
         return None if first is None else first[0]
 
+    def paced_ms(self, tenant: str) -> int | None:
+        """Until when a tenant is held up by its rate, as far as was looked; None: it is not."""
+        return self._held_up.get(tenant)
+
+    def rule_of(self, tenant: str) -> TenantRule:
+        """Return what the topic says of a tenant."""
+        return self._rules().find(tenant)
+
+    def count_by_tenant(self) -> Counter[str]:
+        """How many messages each tenant has in its queues, without what was returned."""
+        counts: Counter[str] = Counter()
+        for queue in self._queues.values():
+            counts[queue.tenant] += queue.messages
+        return +counts
+
+    def count_before(
+        self, tenant: str, bound: Callable[[bytes], bytes | None], most: int, view: View
+    ) -> tuple[int, bool]:
+        """How many messages the queues of a tenant have below an offset, which `bound` tells of each queue by its key,
+        unless it is None; without what was returned. It stops at `most`, or when it has looked into so many rows. And
+        whether all were looked at."""
+        count, left = 0, most
+        for queue in self._by_tenant.get(tenant, ()):
+            stop = bound(queue.key) if queue.messages else None
+            if stop is None or stop <= queue.first:
+                continue
+            if stop == offsets.LAST:
+                count += queue.messages
+            elif left > 0:
+                prefix = rows.of_group(rows.READY, self._group_id) + queue.key
+                found = view.scan(prefix + queue.first, prefix + stop, limit=left, max_bytes=READ_BYTES)
+                left -= max(len(found), 1)
+                for key, row in found:
+                    entry = _load(key[-offsets.OFFSET_BYTES :], row)
+                    behind = offsets.distance(entry.first, stop)
+                    # Messages of one entry have offsets that follow one another; the last may be beyond the bound.
+                    count += entry.length if behind is None else min(entry.length, behind)
+            if count >= most:
+                return count, True
+        return count, left > 0
+
 
 def _priority(queue: ReadyQueue) -> int:
     return queue.priority

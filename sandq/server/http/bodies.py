@@ -312,6 +312,20 @@ class NackIn(AckIn):
 
     delay: Duration | None = Field(default=None, description="When it comes again; otherwise after the back-off.")
     error: str | None = Field(default=None, description="Why, for `why` and the dead letters.")
+    priority: int | None = Field(
+        default=None,
+        ge=FIXED.priority_least,
+        le=FIXED.priority_most,
+        description="Of a priority or fair topic: what they have from now on, for this group; otherwise as before.",
+    )
+    headers: dict[str, _HeaderValue] | None = Field(
+        default=None, description="What they have in place of theirs from now on, for this group; otherwise as before."
+    )
+
+    def changes(self) -> dict[str, Any]:
+        """What they have otherwise from now on, for `Leases.nack`. Raises InvalidRequest."""
+        headers = None if self.headers is None else read_headers(self.headers)
+        return {"priority": self.priority, "headers": headers}
 
 
 class ExtendIn(AckIn):
@@ -324,11 +338,20 @@ class SeekIn(Body):
     to: Start
 
 
+_NEW_PRIORITY: Any = Field(
+    default=None,
+    ge=FIXED.priority_least,
+    le=FIXED.priority_most,
+    description="Of a priority or fair topic: another priority; without a time, the time stays.",
+)
+
+
 class MoveIn(Body):
-    """The new delivery time: one of the two."""
+    """The new delivery time: one of the two; or another priority; or both."""
 
     deliver_at: Instant | None = None
     delay: Duration | None = None
+    priority: int | None = _NEW_PRIORITY
 
 
 class Window(Body):
@@ -340,11 +363,12 @@ class Window(Body):
 
 
 class MoveAllIn(Window):
-    """Where they are moved: `to` an instant, or by a `shift`."""
+    """Where they are moved: `to` an instant, or by a `shift`; or another priority; or both."""
 
     key_prefix: str | None = None
     to: Instant | None = None
     shift: Duration | None = Field(default=None, description='May be negative: `"-30m"`.')
+    priority: int | None = _NEW_PRIORITY
 
 
 class DeadIn(Window):

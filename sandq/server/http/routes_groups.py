@@ -77,7 +77,8 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
 async def nack(request: Request, topic: TopicName, group: GroupName, body: bodies.NackIn) -> Found:
     """409 LEASE_LOST as with ack."""
     held = body.held()
-    lost = await gateway_of(request).client.leases(topic, group).nack(held, delay=body.delay, error=body.error)
+    leases = gateway_of(request).client.leases(topic, group)
+    lost = await leases.nack(held, delay=body.delay, error=body.error, **body.changes())
     gateway_of(request).streams.settled(held)
     return _settled(held, lost)
 

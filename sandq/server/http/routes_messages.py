@@ -134,7 +134,7 @@ async def move(
 ) -> Found:
     """409 TOO_LATE (with its `state`) when somebody had it already."""
     messages, named = gateway_of(request).client.messages(topic), _named(message, by, tenant)
-    offset = await messages.move(**named, deliver_at=body.deliver_at, delay=body.delay)
+    offset = await messages.move(**named, deliver_at=body.deliver_at, delay=body.delay, priority=body.priority)
     return {"id": message if by == "id" else (await messages.get(**named)).id, "offset": offset}
 
 

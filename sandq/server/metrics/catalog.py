@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 TOPIC = ("topic",)
 GROUP = ("topic", "group")
+TENANT = ("topic", "group", "tenant")
 
 
 class Metric(NamedTuple):
@@ -137,6 +138,10 @@ GROUPS: Final = (
     Metric("sandq_group_paused", GAUGE, GROUP, "1: it gets nothing because somebody paused it."),
     Metric("sandq_group_stalled", GAUGE, GROUP, "1: it gets nothing new, for a reason `sandctl group show` names."),
 )
+TENANTS: Final = (
+    Metric("sandq_tenant_ready", GAUGE, TENANT, "Messages of a fair topic's tenant that a consumer may have now."),
+    Metric("sandq_tenant_in_flight", GAUGE, TENANT, "Messages of a fair topic's tenant with a consumer."),
+)
 STORAGE: Final = (
     Metric("sandq_wal_fsync_duration_seconds", HISTOGRAM, (), "How long an fdatasync of the WAL took."),
     Metric("sandq_wal_pass_records", HISTOGRAM, (), "Records that one fdatasync made durable."),
@@ -172,4 +177,4 @@ MEMBERS: Final = (
     Metric("sandq_gossip_malformed_total", COUNTER, (), "Messages, and packets, that could not be read or decrypted."),
     Metric("sandq_gossip_stalls_total", COUNTER, (), "Times that gossip was held up for over 250 ms by this node."),
 )
-EVERY: Final = (*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *STORAGE, *MEMBERS)
+EVERY: Final = (*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *TENANTS, *STORAGE, *MEMBERS)

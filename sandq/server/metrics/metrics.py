@@ -1,7 +1,8 @@
 """What a node tells Prometheus.
 
 `Metrics.render` copies what it needs on the event loop, which is a matter of references, and makes the text in a
-thread. Of partitions it reads what they published; it never asks the thread that owns them.
+thread. Of partitions it reads what they published, and what `refresh` learnt now and then; it never asks the thread
+that owns them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ from sandq.broker.stats import SECONDS, Histogram
 from sandq.broker.turns import Turn
 from sandq.membership.discovery import Seen
 from sandq.model.errors import StorageFailed, Unavailable
+from sandq.model.names import FAIR
 from sandq.server import logs
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
 from sandq.server.metrics.http_requests import HttpRequests
 from sandq.server.metrics.members import tell_members
+from sandq.server.metrics.tenants import TenantRows, tell_tenants
 from sandq.server.metrics.text import Exposition
 from sandq.server.metrics.topics import Board, GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
 
@@ -45,6 +48,8 @@ REFRESH_PARTITIONS = 100
 """Of one question: others come between."""
 GROUPS_OF_WORK = 32
 """Looked at with one unit of work."""
+REFRESH_FAIR_PARTITIONS = 10
+"""The same, of questions about tenants, of whom there may be many."""
 DEAD_REASONS = ("nacked", "lease_expired", "expired")
 _OF_TOPIC = (
     ("sandq_messages_in_total", "stored"),
@@ -110,6 +115,8 @@ class Metrics:
         self._stalls = Histogram(SECONDS)
         self._came_due: dict[int, tuple[Any, int, int]] = {}
         """By group number: the status it is an addition to, the second up to which it is known, messages."""
+        self._tenants: dict[int, tuple[Any, list[tuple[str, dict[str, Any]]]]] = {}
+        """By group number: the status that they were asked for at, and the tenants of its groups."""
         self._rendering = trio.Lock()
         ProcessCollector(registry=self.registry)
         self.http_requests = HttpRequests()
@@ -153,6 +160,20 @@ class Metrics:
             counted = await self._broker.ask(partial(_due_in, part, now_s + 1))
             for (number, _, status, _, count), more in zip(part, counted, strict=True):
                 self._came_due[number] = (status, now_s + 1, count + more)
+        await self._refresh_tenants()
+
+    async def _refresh_tenants(self) -> None:
+        """Learn what tenants wait for in partitions of fair topics in which something happened since."""
+        fair = [topic for topic in self._broker.topics() if topic.record.kind == FAIR]
+        hosts = [delivery.host for topic in fair for delivery in topic.led().values()]
+        known = self._tenants
+        self._tenants = {host.number: known[host.number] for host in hosts if host.number in known}
+        asked = [host for host in hosts if self._tenants.get(host.number, (None,))[0] is not host.status]
+        for start in range(0, len(asked), REFRESH_FAIR_PARTITIONS):
+            part = [(host.number, host.status, host.replica) for host in asked[start : start + REFRESH_FAIR_PARTITIONS]]
+            found = await self._broker.ask(partial(_tenants_in, [replica for *_, replica in part]))
+            for (number, status, _), rows in zip(part, found, strict=True):
+                self._tenants[number] = (status, rows)
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
@@ -198,6 +219,7 @@ class Metrics:
         told.value("sandq_subscriptions", sum([group.consumers for group in groups.values()]))
         _tell_topics(topics, told)
         _tell_groups(groups, seen.clock.guarded_ms, told)
+        tell_tenants(self._tenants_seen(seen), groups, self._broker.limits.metric_groups, told)
         return told.text(encode(self.registry)), content_type
 
     def _topic_seen(self, topic: OpenTopic) -> TopicSeen:
@@ -208,6 +230,13 @@ class Metrics:
             came_due = count if known_for is status else 0
             partitions.append(PartitionSeen(status, came_due, delivery.consumers_by_group()))
         return TopicSeen(topic.record.number, topic.record.name, partitions, topic.stats)
+
+    def _tenants_seen(self, seen: _Seen) -> Iterable[tuple[str, TenantRows]]:
+        for topic in seen.topics:
+            known = [self._tenants.get(delivery.host.number) for delivery in topic.led().values()]
+            rows = [row for found in known if found is not None for row in found[1]]
+            if rows:
+                yield topic.record.name, rows
 
     def _tell_node(self, seen: _Seen, told: Exposition) -> None:
         about = self._about
@@ -296,6 +325,11 @@ def _first(pair: tuple[Any, Any]) -> Any:
 def _due_in(asked: Iterable[tuple[int, PartitionReplica, Any, int, int]], stop_s: int) -> list[int]:
     """On the thread that owns the partitions."""
     return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]
+
+
+def _tenants_in(replicas: Iterable[Any]) -> list[list[tuple[str, dict[str, Any]]]]:
+    """On the thread that owns the partitions."""
+    return [replica.queries.tenants() for replica in replicas]
 
 
 def _tell_topics(topics: dict[str, TopicNumbers], told: Exposition) -> None:

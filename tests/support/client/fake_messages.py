@@ -10,7 +10,9 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import NotFound, UnknownGroup
+from sandq.model.names import FAIR
 from sandq.model.piece import Piece
+from sandq.model.settings import parse_settings
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Offsets, Partition, TopicRecord
 from sandq.protocol.replies_messages import (
@@ -250,18 +252,21 @@ class FakeMessages:
     def do_move(self, connection: Any, frame: Frame) -> Any:
         request = Move.parse(frame)
         outcomes = []
-        for target, at_ms, relative in request.items:
+        for target, at_ms, relative, *priority in request.items:
             row = self.row(request, target)
             if row is None:
                 outcomes.append(Outcome(NOT_FOUND, None))
             elif row.state not in PENDING:
                 outcomes.append(Outcome(TOO_LATE, row.state))
             else:
-                outcomes.append(Outcome(MOVED, self.move(row, at_ms + (self.now_ms if relative else 0))))
+                if at_ms is None:
+                    at_ms = offsets.deliver_ms(row.offset)
+                outcomes.append(Outcome(MOVED, self.move(row, at_ms + (self.now_ms if relative else 0), *priority)))
         return (outcomes,)
 
-    def move(self, row: Stored, at_ms: int) -> bytes:
+    def move(self, row: Stored, at_ms: int, priority: int | None = None) -> bytes:
         self.index += 1
+        row.priority = row.priority if priority is None else priority
         deliver_ms = max(self.now_ms, at_ms)
         row.offset = offsets.pack(deliver_ms, self.index, 0, offsets.unpack(row.id).partition)
         row.state, row.moves = "delayed" if deliver_ms > self.now_ms else "ready", row.moves + 1
@@ -314,7 +319,8 @@ class FakeMessages:
     def work(self, request: JobStart, row: Stored) -> None:
         if request.kind == "move":
             given = request.arguments
-            self.move(row, given["to_ms"] if "to_ms" in given else offsets.deliver_ms(row.offset) + given["shift_ms"])
+            at_ms = offsets.deliver_ms(row.offset) + given.get("shift_ms", 0)
+            self.move(row, given.get("to_ms", at_ms), given.get("priority"))
         elif request.kind == "redrive":
             row.state = "ready"
         else:
@@ -388,9 +394,10 @@ class FakeMessages:
     def do_topic_update(self, connection: Any, frame: Frame) -> Any:
         request = TopicUpdate.parse(frame)
         record = self.record(request.name)
-        record = record._replace(
-            settings={**record.settings, **request.settings}, replicas=request.replicas or record.replicas
-        )
+        settings = {**record.settings, **request.settings}
+        if "tenants" in request.settings:
+            settings["tenants"] = parse_settings({"tenants": request.settings["tenants"]}, FAIR).record()["tenants"]
+        record = record._replace(settings=settings, replicas=request.replicas or record.replicas)
         added = range(len(record.partitions), request.partitions or 0)
         first, here = record.partitions[0].group_number, self.node_id
         rows = [Partition(number, first + number, here, (here,)) for number in added]

@@ -69,6 +69,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.WHY, messages.Why("t", 0, [1, b"u"])),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "cancel", {**RANGE, "key_prefix": None})),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "move", {**RANGE, "key_prefix": b"a", "to_ms": 9})),
+    (Type.JOB_START, messages.JobStart("t", 0, JOB, "move", {**RANGE, "key_prefix": b"a", "priority": -9})),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "move", {**RANGE, "key_prefix": b"", "shift_ms": 1 - 2**48})),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "redrive", {**RANGE, "group": "g", "reason": None, "rate": 5})),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "purge_dead", {**RANGE, "group": "g", "reason": "expired"})),
@@ -181,7 +182,19 @@ def test_credit_has_no_request_id() -> None:
             [10, 1, 7, 0, [[5, [[NEAR_END, b"\x10"]], None, None]]],
             "item 1: a range of 5 places ends",
         ),
-        (requests.Nack, [10, 1, 7, 0, [[5, None, None]]], r"expected \[token, what, delay_ms, error\]"),
+        (requests.Nack, [10, 1, 7, 0, [[5, None, None]]], r"expected \[token, what, delay_ms, error, begun, changes\]"),
+        *[
+            (requests.Nack, [10, 1, 7, 0, [[5, None, None, None, begun, changes]]], "changes must be")
+            for begun, changes in (
+                (True, {}),
+                (True, {"value": b"x"}),
+                (True, {"priority": None}),
+                (True, {"priority": 2**31}),
+                (True, {"headers": {}}),
+                (True, ["priority"]),
+                (False, {"priority": 1}),
+            )
+        ],
         (requests.Nack, [10, 1, 7, 0, [[5, None, -1, None]]], "delay_ms"),
         (requests.Nack, [10, 1, 7, 0, [[5, None, 2**48, None]]], "delay_ms"),
         (requests.Nack, [10, 1, 7, 0, [[5, None, None, "x" * 1025]]], "error must be"),
@@ -261,7 +274,10 @@ def test_mistakes_are_named(cls: Any, frame: Any, words: str) -> None:
         ("cancel", {**RANGE, "from_ms": -1}, "from_ms: -1 is not within 0.."),
         ("cancel", {**RANGE, "key_prefix": "a"}, "key_prefix: expected bin, got str"),
         ("cancel", {**RANGE, "key_prefix": bytes(65_537)}, "a key_prefix of 65537 bytes"),
-        ("move", RANGE, "one of to_ms and shift_ms is expected"),
+        ("move", RANGE, "one of to_ms and shift_ms is expected, or priority"),
+        ("move", {**RANGE, "to_ms": 5, "shift_ms": 5, "priority": 1}, "one of to_ms and shift_ms is expected"),
+        ("move", {**RANGE, "priority": 2**31}, "priority: 2147483648 is not within -2147483648..2147483647"),
+        ("cancel", {**RANGE, "priority": 1}, "'priority' is no argument of 'cancel'"),
         ("move", {**RANGE, "to_ms": 5, "shift_ms": 5}, "one of to_ms and shift_ms is expected"),
         ("move", {**RANGE, "to_ms": -5}, "to_ms: -5 is not within 0.."),
         ("move", {**RANGE, "shift_ms": -(2**48)}, "shift_ms: -281474976710656 is not within -281474976710655.."),
@@ -279,8 +295,18 @@ def test_mistakes_in_a_jobs_arguments_are_named(kind: str, arguments: dict[str, 
 def test_what_a_job_does_without_is_none() -> None:
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "move", {**RANGE, "shift_ms": -5}])
     assert started.arguments == {**RANGE, "key_prefix": None, "shift_ms": -5}
+    started = messages.JobStart.parse([18, 1, "t", 0, JOB, "move", {**RANGE, "priority": -5}])
+    assert started.arguments == {**RANGE, "key_prefix": None, "priority": -5}
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "redrive", {**RANGE, "group": "g"}])
     assert started.arguments == {**RANGE, "group": "g", "reason": None, "rate": None}
+
+
+def test_what_a_nack_changes_travels_by_name() -> None:
+    changes = {"priority": -7, "headers": b"\x80"}
+    body = requests.Nack(7, 0, [[5, None, None, None, True, changes]]).frame(1)
+    (frame,) = FrameReader(1 << 20).feed(body)
+    (item,) = requests.Nack.parse(frame).items
+    assert item[5] == changes
 
 
 def test_another_version_is_told_before_anything_else() -> None:

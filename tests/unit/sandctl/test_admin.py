@@ -210,3 +210,43 @@ def test_what_a_command_raises(monkeypatch: pytest.MonkeyPatch, ctl: Any, error:
     monkeypatch.setattr("sandctl.commands.cluster.run", fail)
     result = ctl("cluster", "info")
     assert result.exit_code == (130 if error is KeyboardInterrupt else 1)
+
+
+def test_tenants_of_a_fair_topic(ctl: Any, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.add_topic("mails", kind="fair", tenants=[["*", 1, 100], ["acme", 3, None]])
+    waiting = {"tenant": "acme", "ready": 2, "in_flight": 1, "max_in_flight": None, "weight": 3}
+    server.groups["g"] = {}
+    rows = server.do_group_list
+    monkeypatch.setattr(
+        server, "do_group_list", lambda to, frame: ([row | {"tenants": [waiting]} for row in rows(to, frame)[0]],)
+    )
+    assert json.loads(ctl("tenant", "list", "mails", "-o", "json").output) == {
+        "topic": "mails",
+        "patterns": [
+            {"pattern": "*", "weight": 1, "max_in_flight": 100},
+            {"pattern": "acme", "weight": 3, "max_in_flight": None},
+        ],
+        "tenants": [{"group": "g", "partition": 0, **waiting}],
+    }
+    shown = ctl("tenant", "list", "mails").output
+    assert "max_in_flight" in shown and "acme" in shown
+    assert json.loads(ctl("group", "show", "mails", "g", "-o", "json").output)["partitions"][0]["tenants"] == [waiting]
+
+
+def test_one_pattern_of_tenants_is_changed(ctl: Any, server: FakeServer) -> None:
+    for options, tenants in (
+        (("acme", "--max-in-flight", "5"), {"*": (1, 100), "acme": (3, 5)}),
+        (("*", "--max-in-flight", "none"), {"*": (1, None), "acme": (3, None)}),
+        (("shop.*", "--weight", "7"), {"*": (1, 100), "acme": (3, None), "shop.*": (7, None)}),
+        (("acme", "--remove"), {"*": (1, 100)}),
+    ):
+        server.add_topic("mails", kind="fair", tenants=[["*", 1, 100], ["acme", 3, None]])
+        assert ctl("tenant", "set", "mails", *options).exit_code == 0
+        rows = server.topics["mails"].settings["tenants"]
+        assert {pattern: (weight, most) for pattern, weight, most in rows} == tenants
+    for wrong in ((), ("--remove", "--weight", "2"), ("--max-in-flight", "few"), ("--weight", "x")):
+        assert ctl("tenant", "set", "mails", "acme", *wrong).exit_code == 2
+    result = ctl("tenant", "set", "mails", "other", "--remove")
+    assert result.exit_code == 1 and "says nothing of 'other'" in result.stderr
+    result = ctl("tenant", "list", "t")
+    assert result.exit_code == 1 and "topic 't' is a timer topic" in result.stderr

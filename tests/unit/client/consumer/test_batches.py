@@ -263,3 +263,20 @@ def test_scattered_acks_of_offsets_that_are_no_run_are_a_bitmap(with_client: Any
             assert len(what) == 1 and server.named(what) == {*column[1::2]}
 
     with_client(body)
+
+
+def test_a_batch_has_columns_of_priorities_and_tenants(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.add_topic("f", kind="fair")
+        async with client.subscribe("f", group="g") as subscription:
+            ranks = {Column.PRIORITY: [5, None, -1], Column.TENANT: [b"acme", b"shop", None]}
+            server.deliver(server.subscription(), [b"a", b"b", b"c"], token=TOKEN, columns=ranks, live=[[1, 2]])
+            server.deliver(server.subscription(), [b"d"], token=TOKEN)
+            first, second = await take_batches(subscription, 2)
+            assert (first.priorities, first.tenants) == ([0, -1], ["shop", None])
+            assert (second.priorities, second.tenants) == ([0], [None])
+            await first.nack(priority=9)
+            assert server.nacks[0].items[0][4:] == [True, {"priority": 9}]
+            second.ack()
+
+    with_client(body)

@@ -10,6 +10,7 @@ import pytest
 from sandq.client.client import Client
 from sandq.client.consumer.message import Message
 from sandq.model import offsets
+from sandq.model.batch import headers_pack
 from sandq.model.errors import (
     InvalidRequest,
     LeaseLost,
@@ -177,3 +178,45 @@ def test_without_auto_extend_a_lease_lapses(with_client: Any, caplog: Any) -> No
 
     with_client(body)
     assert "ended before they were settled" in caplog.text
+
+
+def test_a_nack_may_change_priority_and_headers(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.add_topic("p", kind="priority")
+        async with client.subscribe("p", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"v"] * 6, token=TOKEN)
+            messages = await take(subscription, 6)
+            messages[0].nack()
+            messages[1].nack(priority=-3, headers={})
+            messages[2].nack(priority=-3, headers={})
+            messages[3].nack(priority=0, delay=5, error="no")
+            await messages[4].nack(headers={"a": 1})
+            assert [nack.items for nack in server.nacks] == [
+                [[TOKEN, [[base, 1]], None, None]],
+                [
+                    [TOKEN, [[offsets.shift(base, 1), 2]], None, None, True, {"priority": -3, "headers": b""}],
+                    [TOKEN, [[offsets.shift(base, 3), 1]], 5000, "no", True, {"priority": 0}],
+                    [TOKEN, [[offsets.shift(base, 4), 1]], None, None, True, {"headers": headers_pack({"a": 1})}],
+                ],
+            ], "what changes something is in a frame of its own"
+            for priority in (2**31, "1", True):
+                with pytest.raises(InvalidRequest, match="priority"):
+                    messages[5].nack(priority=priority)
+            with pytest.raises(InvalidRequest, match="headers"):
+                messages[5].nack(headers={"a": object()})  # type: ignore[dict-item]
+            assert messages[5].is_held
+
+    with_client(body)
+
+
+def test_only_ranked_messages_are_given_another_priority(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            server.deliver(server.subscription(), [b"v"] * 2, token=TOKEN)
+            (message, _) = await take(subscription, 2)
+            with pytest.raises(InvalidRequest, match="priority: topic 't' is a timer topic"):
+                message.nack(priority=1)
+            await message.nack(headers={"a": "b"})
+            assert server.nacks[0].items[0][5] == {"headers": headers_pack({"a": "b"})}
+
+    with_client(body)

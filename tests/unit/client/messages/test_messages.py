@@ -71,6 +71,9 @@ def test_large_values_come_back(with_client: Any) -> None:
         (lambda messages: messages.move("0" * 26), InvalidRequest),
         (lambda messages: messages.move("0" * 26, delay=5, deliver_at=NOW_MS), InvalidRequest),
         (lambda messages: messages.move("0" * 26, delay=-5), InvalidTime),
+        (lambda messages: messages.set_priority("0" * 26, priority=1), InvalidRequest),
+        (lambda messages: messages.set_priority("0" * 26, priority=2**31), InvalidRequest),
+        (lambda messages: messages.move_all(priority=1), InvalidRequest),
         (lambda messages: messages.cancel_all(since=5), InvalidTime),
         (lambda messages: messages.cancel_all(key_prefix=5), InvalidRequest),
         (lambda messages: messages.move_all(), InvalidRequest),
@@ -110,6 +113,31 @@ def test_cancel_and_move(with_client: Any) -> None:
             await messages.cancel(unique_key="u")
         named = await client.produce("t", b"v", unique_key="u")
         assert await messages.cancel(unique_key="u") == named
+
+    with_client(body)
+
+
+def test_set_priority(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.add_topic("f", kind="fair", partitions=3)
+        messages = client.messages("f")
+        text = await client.produce("f", b"v", delay="1h", tenant="acme", unique_key="u")
+        moved = await messages.set_priority(text, priority=-2)
+        assert offsets.deliver_ms(offsets.from_text(moved)) == NOW_MS + HOUR_MS
+        assert (await messages.get(text)).priority == -2
+        named = [1, b"u"]
+        await messages.set_priority(unique_key="u", tenant="acme", priority=7)
+        await messages.move(unique_key="u", tenant="acme", delay="1m", priority=7)
+        assert [frame[4] for frame in server.of_type(Type.MOVE)] == [
+            [[[0, offsets.from_text(text)], None, False, -2]],
+            [[named, None, False, 7]],
+            [[named, 60_000, True, 7]],
+        ]
+        with pytest.raises(NotFound):
+            await messages.set_priority(unique_key="other", priority=1)
+        assert await messages.move_all(priority=3) == (1, 1, 0)
+        (*_, arguments) = server.of_type(Type.JOB_START)[-1]
+        assert arguments["priority"] == 3 and not arguments.keys() & {"to_ms", "shift_ms"}
 
     with_client(body)
 

@@ -10,7 +10,9 @@ from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition.jobs import jobs, redrive
+from sandq.partition.levels import RANKED
 from tests.support.partition.bench import FOREVER_MS, Bench, T
+from tests.support.partition.ranked_bench import RankedBench
 
 EVERYTHING: dict[str, Any] = {"from_ms": 0, "until_ms": FOREVER_MS, "key_prefix": None, "dry_run": False}
 ID = bytes(range(16))
@@ -151,6 +153,24 @@ def test_one_moved_by_hand_before_is_moved_and_one_moved_while_it_runs_is_not(
     assert _shown(bench, job_id)["done"] == 1
     places = [bench.machine.log.find(name, bench.view) for name in (first, second)]
     assert [place and offsets.deliver_ms(place.offset) - T for place in places] == [9000, 4000]
+
+
+def test_a_move_may_change_the_priority_and_leave_the_time() -> None:
+    bench = RankedBench()
+    bench.open()
+    bench.add("a", "b", "c", priority=[1, 2, 3], due=[0, 0, 5000])
+    assert bench.take(1) == ["a"]
+    bench.add("d", priority=1)
+    assert bench.job("move", priority=-7, until_ms=T + 1000) == (2, 2, 0)
+    bench.add("e", priority=-6)
+    assert bench.job("move", priority=0, to_ms=T + 2000, from_ms=T + 2000) == (1, 1, 0)
+    assert bench.take(5, at=1999) == ["b", "d", "e"]
+    assert bench.take(5, at=2000) == ["c"]
+
+
+def test_a_job_about_priorities_needs_the_level_of_ranked_topics() -> None:
+    assert c.StartJob(bytes(16), "move", EVERYTHING | {"priority": 1}).needed_level == RANKED
+    assert c.StartJob(bytes(16), "move", EVERYTHING | {"shift_ms": 1}).needed_level == c.StartJob.feature_level
 
 
 class TestRedrive:

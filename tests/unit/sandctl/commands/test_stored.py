@@ -320,3 +320,19 @@ def test_progress_is_for_terminals(
     assert ctl("message", "cancel", "t", "--all", "--yes").stderr == "\rcancelled 2\r           \r"
     asked = ctl("message", "cancel", "t", "--all", input="y\n").stderr
     assert asked.endswith("\rcancelled 2 of 3 █████████████▎        66%\r" + " " * 42 + "\r")
+
+
+def test_move_to_another_priority(ctl: Ctl, client: FakeClient) -> None:
+    client.rows = [stored(1)]
+    result = ctl("message", "move", "t", ID, "--priority", "-5")
+    assert result.exit_code == 0 and ", priority -5 (" in result.stdout
+    (row,) = json.loads(ctl("message", "move", "t", ID, "--in", "1m", "--priority", "2", "-o", "json").stdout)
+    assert (row["id"], row["outcome"], row["priority"]) == (ID, "moved", 2)
+    assert client.asked("move") == [
+        {"id": ID, "priority": -5},
+        {"id": ID, "delay": timedelta(minutes=1), "priority": 2},
+    ]
+    assert "messages of t to priority -5;" in ctl("message", "move", "t", "--all", "--priority", "-5", "--yes").stdout
+    shown = ctl("message", "move", "t", "--all", "--shift", "1h", "--priority", "-5", "--dry-run").stdout
+    assert "1h later, with priority -5 would be moved" in shown
+    assert [asked["priority"] for asked in client.asked("move_all")] == [-5, -5]

@@ -1,0 +1,115 @@
+"""`sandctl tenant`: the tenants of a fair topic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandctl.options.common import common_options, run
+from sandctl.options.names import topic_argument
+from sandctl.output.results import done, show_one
+
+if TYPE_CHECKING:
+    from sandq.client import Client, TopicRecord
+
+_OF_TENANT = ("tenant", "ready", "in_flight", "max_in_flight", "weight")
+
+
+@click.group()
+def tenant() -> None:
+    """Look at the tenants of a fair topic; change their weights, and how much of theirs may be in flight."""
+
+
+@tenant.command("list")
+@topic_argument()
+@common_options
+def list_(topic: str) -> None:
+    """Show what TOPIC says of its tenants, and what they wait for in each group.
+
+    \b
+      sandctl tenant list mails
+      sandctl tenant list mails -o json
+
+    Of a group in a partition those 100 are shown that have most ready. What has come due since its consumers last had
+    room is not counted yet.
+    """
+
+    async def work(client: Client) -> tuple[TopicRecord, list[dict[str, Any]]]:
+        return await _fair(client, topic), await client.admin.groups(topic)
+
+    record, groups = run(work)
+    tenants = [
+        {"group": row["group"], "partition": row["partition"], **{name: one.get(name) for name in _OF_TENANT}}
+        for row in groups
+        for one in row.get("tenants") or ()
+    ]
+    patterns = [
+        {"pattern": pattern, "weight": weight, "max_in_flight": most}
+        for pattern, weight, most in record.settings["tenants"]
+    ]
+    show_one({"topic": topic, "patterns": patterns, "tenants": tenants})
+
+
+@tenant.command("set")
+@topic_argument()
+@click.argument("pattern")
+@click.option("--weight", type=int, metavar="N", help="So many turns for one of a tenant of weight 1: 1 to 1000.")
+@click.option("--max-in-flight", metavar="N|none", help="So many messages a group may have in flight.")
+@click.option("--remove", is_flag=True, help="Say nothing of PATTERN any more.")
+@common_options
+def set_(topic: str, pattern: str, weight: int | None, max_in_flight: str | None, remove: bool) -> None:
+    """Change what TOPIC says of tenants: of one by its name, of those below a prefix (acme.*), or of all (*).
+
+    \b
+      sandctl tenant set mails acme --weight 3
+      sandctl tenant set mails 'acme.*' --max-in-flight 100
+      sandctl tenant set mails acme --remove
+
+    What is not named stays; of a new pattern it is weight 1, and any number in flight. It holds from now on.
+    """
+    changes: dict[str, Any] = {}
+    if weight is not None:
+        changes["weight"] = weight
+    if max_in_flight is not None:
+        changes["max_in_flight"] = _most(max_in_flight)
+    if bool(changes) is remove:
+        raise click.UsageError("say what to change: --weight N, --max-in-flight N; or --remove, without these")
+
+    async def work(client: Client) -> TopicRecord:
+        from sandq.errors import NotFound
+
+        rows = (await _fair(client, topic)).settings["tenants"]
+        tenants = {name: {"weight": weight, "max_in_flight": most} for name, weight, most in rows}
+        if not remove:
+            tenants[pattern] = tenants.get(pattern, {}) | changes
+        elif tenants.pop(pattern, None) is None:
+            raise NotFound(f"topic {topic!r} says nothing of {pattern!r}")
+        return await client.admin.update_topic(topic, tenants=tenants)
+
+    found = {name: (weight, most) for name, weight, most in run(work).settings["tenants"]}
+    if remove:
+        done(f"removed {pattern} of {topic}", {"topic": topic, "pattern": pattern, "removed": True})
+        return
+    now, most = found[pattern]
+    words = "any number of messages" if most is None else f"at most {most:,} messages"
+    record = {"topic": topic, "pattern": pattern, "weight": now, "max_in_flight": most}
+    done(f"{pattern} of {topic}: weight {now}, {words} in flight", record)
+
+
+def _most(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise click.BadParameter(f"{text!r} is neither a number nor none", param_hint="--max-in-flight")
+    return int(text)
+
+
+async def _fair(client: Client, topic: str) -> TopicRecord:
+    """The topic; raises InvalidRequest unless it has tenants."""
+    from sandq.errors import InvalidRequest
+
+    record = await client.admin.topic(topic)
+    if record.kind != "fair":
+        raise InvalidRequest(f"topic {topic!r} is a {record.kind} topic; one of the kind fair has tenants")
+    return record
