@@ -184,7 +184,7 @@ class _Move:
         from sandq.model.times import format_duration, format_instant
 
         given = {"to": to_ms, "shift": shift, "priority": priority}
-        self._to = {name: value for name, value in given.items() if value is not None}
+        self._to: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self.tail = ""
         if to_ms is not None:
             self.tail = f" to {format_instant(to_ms)}"

@@ -62,6 +62,9 @@ def client(node: NodeProcess) -> Iterator[sandq.sync.Client]:
         yield client
 
 
+KINDS = {"config": "compacted", "mails": "fair"}
+
+
 def prepare(client: sandq.sync.Client, line: str) -> str:
     """Make what the line needs; return the line with ids that exist."""
     there = {record.name for record in client.admin.list_topics()}
@@ -70,9 +73,9 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
         if create[1] in there:
             client.admin.delete_topic(create[1])
         return line
-    for name in {"archive", "orders", "log", "config"} - there:
-        if name == "config":
-            client.admin.create_topic(name, kind="compacted")
+    for name in {"archive", "orders", "log", "config", "mails"} - there:
+        if name in KINDS:
+            client.admin.create_topic(name, kind=KINDS[name])
         else:
             client.admin.create_topic(name, **({"delete_on_ack": False} if name == "log" else {}))
     for group in ("billing", "copy"):
@@ -95,7 +98,10 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
             for key in ("app/port", "logo", "theme"):
                 keys.put(key, b"x")
         return ID.sub(lambda match: keys.put("theme", b"x"), line)
-    return ID.sub(lambda match: client.produce("orders", b"x", delay="30m"), line)
+    topic = "mails" if " mails " in line else "orders"
+    if line.endswith("acme --remove"):
+        client.admin.update_topic(topic, tenants={"acme": {"weight": 3}})
+    return ID.sub(lambda match: client.produce(topic, b"x", delay="30m"), line)
 
 
 PAGE = lines("sandctl.md", "sandctl")
