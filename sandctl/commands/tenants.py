@@ -18,7 +18,7 @@ _OF_TENANT = ("tenant", "ready", "in_flight", "max_in_flight", "weight")
 
 @click.group()
 def tenant() -> None:
-    """Look at the tenants of a fair topic; change their weights, and how much of theirs may be in flight."""
+    """Look at the tenants of a fair topic; change their weights, and what limits them."""
 
 
 @tenant.command("list")
@@ -38,16 +38,15 @@ def list_(topic: str) -> None:
     async def work(client: Client) -> tuple[TopicRecord, list[dict[str, Any]]]:
         return await _fair(client, topic), await client.admin.groups(topic)
 
+    from sandq.model.tenants import as_mapping
+
     record, groups = run(work)
     tenants = [
         {"group": row["group"], "partition": row["partition"], **{name: one.get(name) for name in _OF_TENANT}}
         for row in groups
         for one in row.get("tenants") or ()
     ]
-    patterns = [
-        {"pattern": pattern, "weight": weight, "max_in_flight": most}
-        for pattern, weight, most in record.settings["tenants"]
-    ]
+    patterns = [{"pattern": pattern, **rule} for pattern, rule in as_mapping(record.settings["tenants"]).items()]
     show_one({"topic": topic, "patterns": patterns, "tenants": tenants})
 
 
@@ -56,45 +55,68 @@ def list_(topic: str) -> None:
 @click.argument("pattern")
 @click.option("--weight", type=int, metavar="N", help="So many turns for one of a tenant of weight 1: 1 to 1000.")
 @click.option("--max-in-flight", metavar="N|none", help="So many messages a group may have in flight.")
+@click.option(
+    "--rate", metavar="N/s|none", help="So many messages a second (N/s), minute (N/m), hour (N/h), day (N/d)."
+)
+@click.option("--burst", type=int, metavar="N", help="So many of them at once after a pause.")
 @click.option("--remove", is_flag=True, help="Say nothing of PATTERN any more.")
 @common_options
-def set_(topic: str, pattern: str, weight: int | None, max_in_flight: str | None, remove: bool) -> None:
+def set_(
+    topic: str,
+    pattern: str,
+    weight: int | None,
+    max_in_flight: str | None,
+    rate: str | None,
+    burst: int | None,
+    remove: bool,
+) -> None:
     """Change what TOPIC says of tenants: of one by its name, of those below a prefix (acme.*), or of all (*).
 
     \b
       sandctl tenant set mails acme --weight 3
       sandctl tenant set mails 'acme.*' --max-in-flight 100
+      sandctl tenant set mails '*' --rate 10/s --burst 20
       sandctl tenant set mails acme --remove
 
-    What is not named stays; of a new pattern it is weight 1, and any number in flight. It holds from now on.
+    What is not named stays; of a new pattern it is weight 1, any number in flight, at any rate. It holds from now on.
     """
+    from sandq.model.tenants import as_mapping
+
     changes: dict[str, Any] = {}
     if weight is not None:
         changes["weight"] = weight
     if max_in_flight is not None:
         changes["max_in_flight"] = _most(max_in_flight)
+    if rate is not None:
+        # A burst goes with its rate: another one has a burst of its own.
+        changes |= {"rate": rate, "burst": None}
+    if burst is not None:
+        changes["burst"] = burst
     if bool(changes) is remove:
-        raise click.UsageError("say what to change: --weight N, --max-in-flight N; or --remove, without these")
+        raise click.UsageError(
+            "say what to change: --weight N, --max-in-flight N, --rate N/s, --burst N; or --remove, without these"
+        )
 
     async def work(client: Client) -> TopicRecord:
         from sandq.errors import NotFound
 
-        rows = (await _fair(client, topic)).settings["tenants"]
-        tenants = {name: {"weight": weight, "max_in_flight": most} for name, weight, most in rows}
+        tenants = as_mapping((await _fair(client, topic)).settings["tenants"])
         if not remove:
             tenants[pattern] = tenants.get(pattern, {}) | changes
         elif tenants.pop(pattern, None) is None:
             raise NotFound(f"topic {topic!r} says nothing of {pattern!r}")
         return await client.admin.update_topic(topic, tenants=tenants)
 
-    found = {name: (weight, most) for name, weight, most in run(work).settings["tenants"]}
+    found = as_mapping(run(work).settings["tenants"])
     if remove:
         done(f"removed {pattern} of {topic}", {"topic": topic, "pattern": pattern, "removed": True})
         return
-    now, most = found[pattern]
+    rule = found[pattern]
+    most, rate = rule["max_in_flight"], rule["rate"]
     words = "any number of messages" if most is None else f"at most {most:,} messages"
-    record = {"topic": topic, "pattern": pattern, "weight": now, "max_in_flight": most}
-    done(f"{pattern} of {topic}: weight {now}, {words} in flight", record)
+    pace = "at any rate" if rate is None else f"at {rate}, {rule['burst']:,} at once"
+    record = {"topic": topic, "pattern": pattern, **rule}
+    done(f"{pattern} of {topic}: weight {rule['weight']}, {words} in flight, {pace}", record)
 
 
 def _most(text: str) -> int | None:
