@@ -16,6 +16,7 @@ GROUPS = {
     "small": "One thing at a time",
     "lateness": "Lateness",
     "scheduled": "Messages at times of their own",
+    "ranked": "Priorities and tenants",
     "pending": "Messages that wait",
     "held": "One request, by what is held besides",
     "replicas": "Replicas, and what a cluster does",

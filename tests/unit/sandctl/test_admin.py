@@ -213,7 +213,7 @@ def test_what_a_command_raises(monkeypatch: pytest.MonkeyPatch, ctl: Any, error:
 
 
 def test_tenants_of_a_fair_topic(ctl: Any, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.add_topic("mails", kind="fair", tenants=[["*", 1, 100], ["acme", 3, None]])
+    server.add_topic("mails", kind="fair", tenants=[["*", 1, 100], ["acme", 3, None, 200_000, 7]])
     waiting = {"tenant": "acme", "ready": 2, "in_flight": 1, "max_in_flight": None, "weight": 3}
     server.groups["g"] = {}
     rows = server.do_group_list
@@ -223,14 +223,29 @@ def test_tenants_of_a_fair_topic(ctl: Any, server: FakeServer, monkeypatch: pyte
     assert json.loads(ctl("tenant", "list", "mails", "-o", "json").output) == {
         "topic": "mails",
         "patterns": [
-            {"pattern": "*", "weight": 1, "max_in_flight": 100},
-            {"pattern": "acme", "weight": 3, "max_in_flight": None},
+            {"pattern": "*", "weight": 1, "max_in_flight": 100, "rate": None, "burst": None},
+            {"pattern": "acme", "weight": 3, "max_in_flight": None, "rate": "5/s", "burst": 7},
         ],
         "tenants": [{"group": "g", "partition": 0, **waiting}],
     }
     shown = ctl("tenant", "list", "mails").output
     assert "max_in_flight" in shown and "acme" in shown
     assert json.loads(ctl("group", "show", "mails", "g", "-o", "json").output)["partitions"][0]["tenants"] == [waiting]
+
+
+def test_the_rate_of_tenants_is_changed(ctl: Any, server: FakeServer) -> None:
+    for options, row in (
+        (("--rate", "10/m"), ["acme", 3, None, 6_000_000, 1]),
+        (("--burst", "9"), ["acme", 3, None, 200_000, 9]),
+        (("--rate", "100/s", "--burst", "3"), ["acme", 3, None, 10_000, 3]),
+        (("--rate", "none"), ["acme", 3, None]),
+        (("--weight", "2"), ["acme", 2, None, 200_000, 7]),
+    ):
+        server.add_topic("mails", kind="fair", tenants=[["acme", 3, None, 200_000, 7]])
+        assert ctl("tenant", "set", "mails", "acme", *options).exit_code == 0
+        assert server.topics["mails"].settings["tenants"] == [row]
+    result = ctl("tenant", "set", "mails", "acme", "--rate", "fast")
+    assert result.exit_code == 1 and "a rate is expected" in result.stderr
 
 
 def test_one_pattern_of_tenants_is_changed(ctl: Any, server: FakeServer) -> None:

@@ -36,6 +36,8 @@ class Led:
         """Consumers, in the order in which they asked for leases."""
         self.released: list[str] = []
         self.touched = 0
+        self.promoting = 0
+        """So many leases it takes to rank what is due."""
         self.lost: SandqError | None = None
         self.host = self
         self.stalled = None
@@ -66,12 +68,18 @@ class Led:
         (grant,) = command.grants
         self.asked.append(grant.consumer)
         await trio.lowlevel.checkpoint()  # it is stored
+        self.promoting = max(self.promoting - 1, 0)
+        if self.promoting:
+            return []
         there = [due_ms for due_ms in self.due_ms if due_ms <= self.clock.ms][: grant.limit]
         for due_ms in there:
             self.due_ms.remove(due_ms)
         if there:
             self.changed()
         return [SimpleNamespace(count=len(there), pieces=(), token=1)] if there else []
+
+    def is_promoting(self, group: str) -> bool:
+        return self.promoting > 0
 
     def submit(self, command: c.Release, done: Any) -> None:
         self.released.append(command.consumer)
@@ -348,3 +356,12 @@ async def test_a_partition_that_is_led_since(nursery: trio.Nursery) -> None:
     await room.settle()
     assert room.got == {"a": 1}
     room.leave()
+
+
+async def test_what_is_due_is_ranked_before_the_answer(nursery: trio.Nursery) -> None:
+    room = Room(nursery)
+    room.partitions[0].promoting = 3
+    room.partitions[0].come(1)
+    await room.take("a", wait_ms=0)
+    assert room.got == {"a": 1}
+    assert room.partitions[0].asked == ["a"] * 3
