@@ -128,7 +128,7 @@ def move(
 
     async def change(messages: Messages, target: Target) -> dict[str, Any]:
         where_to = await _where_to(messages, target, at, delay, shift)
-        ranked = {} if priority is None else {"priority": priority}
+        ranked: dict[str, Any] = {} if priority is None else {"priority": priority}
         offset = await messages.move(**target.arguments, **where_to, **ranked)
         return {"outcome": "moved", "offset": offset, "deliver_at": _time_of(offset), **ranked}
 

@@ -8,6 +8,8 @@ import pytest
 
 import sandq
 import sandq.errors
+import sandq.sync
+import sandq.testing
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
@@ -147,3 +149,23 @@ async def test_a_node_refuses_changes_that_a_client_did_not_check(api: sandq.Cli
             refused = await raw.call(Type.NACK, group, partition, [[token, None, None, None, True, changes]])
             assert (refused[0], refused[2]) == (Type.ERROR, expected)
         await message.ack()
+
+
+def test_the_blocking_face_changes_priorities() -> None:
+    with sandq.testing.broker() as broker, sandq.sync.connect(broker.address) as client:
+        client.admin.create_topic("t", kind="fair", **NOW)
+        ids = [client.produce("t", b"%d" % n, tenant="acme", priority=5) for n in range(3)]
+        client.messages("t").set_priority(ids[2], priority=1)
+        with client.subscribe("t", group="g", credit=1) as subscription:
+            first = next(iter(subscription))
+            assert first.value == b"2"
+            with pytest.raises(sandq.errors.InvalidRequest):
+                first.nack(priority=2**31)
+            first.nack(priority=9, headers={"a": 1}).wait()
+            rest = []
+            for message in subscription:
+                rest.append((message.value, message.priority, message.headers))
+                message.ack()
+                if len(rest) == 3:
+                    break
+        assert rest == [(b"0", 5, {}), (b"1", 5, {}), (b"2", 9, {"a": 1})]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
+
+import pytest
 
 from sandq.model.batch import Column
 from sandq.partition import commands as c
 from sandq.partition import ranked_queries
 from sandq.partition.queries import PartitionQueries
+from tests.support.examples import seeds
 from tests.support.partition.bench import by_id
 from tests.support.partition.ranked_bench import RankedBench
 
@@ -172,3 +176,32 @@ def test_a_nack_with_another_priority_counts_as_that_one() -> None:
     lease = bench.one(limit=1)
     bench.apply(0, c.Nack([(lease.token, None, 0, None, True, {Column.PRIORITY: 5})]))
     assert reason(bench, other) == DEFAULT
+
+
+@pytest.mark.parametrize("seed", seeds(20, 200))
+def test_what_why_counts_is_what_comes_before(seed: int) -> None:
+    rng = random.Random(seed)
+    settings: dict[str, Any] = {"backoff": {"kind": "none"}, "max_attempts": None}
+    bench = made("priority", **settings, **({"ageing": "1s"} if seed % 2 else {}))
+    offsets: dict[str, bytes] = {}
+    at = number = 0
+    for _ in range(rng.randrange(3, 12)):
+        at += rng.choice([0, 0, 500, 1000, 2000])
+        values = [f"m{number + place}" for place in range(rng.randrange(1, 4))]
+        number += len(values)
+        priorities = [rng.randrange(-2, 3) for _ in values]
+        offsets.update(zip(values, bench.add(*values, priority=priorities, at=at), strict=True))
+        for lease in bench.lease(rng.randrange(3), at=at) if rng.random() < 0.4 else ():
+            if rng.random() < 0.5:
+                bench.nack(lease.token, delay=0, at=at)
+                continue
+            for value in bench.values([lease]):
+                del offsets[value]
+            bench.ack(lease.token, at=at)
+        if rng.random() < 0.2:
+            bench.restart()
+    said = {value: reason(bench, offset) for value, offset in offsets.items()}
+    order = [value for _ in offsets for value in bench.take(1, at=at)]
+    assert {value: int(text.split()[0]) if text != DEFAULT else 0 for value, text in said.items()} == {
+        value: place for place, value in enumerate(order)
+    }
