@@ -40,7 +40,7 @@ from sandq.model.errors import (
     TooLarge,
     UnknownTopic,
 )
-from sandq.model.limits import Limits
+from sandq.model.limits import FIXED, Limits
 from sandq.model.names import RANKED, check_name
 from sandq.model.sequence import number_of
 from sandq.partition import commands as c
@@ -49,6 +49,10 @@ from sandq.protocol.requests import CHANGES, Ack, Extend, Lease, Nack, Produce, 
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
+
+CHANGED_MESSAGES: Final = FIXED.grant_messages
+CHANGED_BYTES: Final = 16 << 20
+"""Messages that one nack may give other headers or another priority, and of those headers: each is stored anew."""
 
 LEASE_MS_RANGE = (1_000, 43_200_000)
 COUNT_PRODUCERS_S = 1.0
@@ -197,10 +201,17 @@ class Broker:
     def _with_columns(self, request: Nack) -> list[list[Any]]:
         """The items of a nack, with what they change of their messages by column. Raises InvalidRequest, TooLarge."""
         most = self.limits.headers_bytes
-        items = []
+        items, messages, header_bytes = [], 0, 0
         for item in request.items:
             if len(item) > 5:
                 changes = item[5]
+                named = _named(item[1])
+                messages, header_bytes = messages + named, header_bytes + named * len(changes.get("headers", b""))
+                if messages > CHANGED_MESSAGES or header_bytes > CHANGED_BYTES:
+                    raise TooLarge(
+                        f"a nack may change {CHANGED_MESSAGES} messages, and give {CHANGED_BYTES} bytes of headers: "
+                        "nack fewer at once"
+                    )
                 if "priority" in changes:
                     self.check_ranked(self.catalog.view.places[request.group_number][0])
                 if (size := len(changes.get("headers", b""))) > most:
@@ -345,6 +356,14 @@ class Broker:
     async def ask(self, question: Callable[[], T]) -> T:
         """Run on the thread that owns the state of all partitions. Raises Unavailable while that stands still."""
         return await self._runner.ask(question, patient=False)
+
+
+def _named(what: list[list[Any]] | None) -> int:
+    """How many messages an item of a nack may be about."""
+    if what is None:
+        return FIXED.grant_messages
+    counts = [one if isinstance(one, int) else int.from_bytes(one, "little").bit_count() for _, one in what]
+    return sum(counts)
 
 
 _SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.Ack, Nack: c.Nack, Extend: c.Extend}

@@ -415,6 +415,8 @@ class TimerPartition:
                 return self.shared.level
             case c.Configure():
                 self.shared.configure(command.settings)
+                for group in self.groups.by_id.values() if self.shared.rank is not None else ():
+                    group.note_change()  # what held its tenants up may not any more
                 self._trim_schedule.note_settled(now_ms)
         return None
 

@@ -136,7 +136,6 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
         "priority_most": f"to {FIXED.priority_most:,}",
         "tenant_bytes": f"{FIXED.tenant_bytes} bytes",
         "tenant_patterns": f"{FIXED.tenant_patterns:,} patterns",
-        "ready_queues": f"{FIXED.ready_queues:,} tenants and priorities",
         "error_chars": f"{FIXED.error_chars:,} characters of the error",
         "groups_per_topic": f"{FIXED.groups_per_topic:,} groups",
         "grant_messages": f"{FIXED.grant_messages:,} messages",

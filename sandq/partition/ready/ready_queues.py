@@ -434,7 +434,8 @@ class ReadyQueues:
     def next_ms(self, is_stopped: bool) -> int | None:
         """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked.
         `is_stopped`: only what was given back may be."""
-        if self._held_up and len(self._held_up) == len(self._by_tenant) and not self._freed:
+        are_rules_seen = self._rules() is self._seen_rules
+        if self._held_up and len(self._held_up) == len(self._by_tenant) and not self._freed and are_rules_seen:
             # All that is ready waits for something to be settled, or for its time.
             return min([until_ms for until_ms in self._held_up.values() if until_ms is not None], default=None)
         firsts = [queue.returned[0][0] for queue in self._with_returned.values() if queue.returned]

@@ -337,6 +337,7 @@ def test_a_tenant_has_its_messages_at_a_rate() -> None:
     assert fair.status().groups[0].next_ms == T + 300
     assert fair.take(20, at=1000) == ["a4", "a5"], "after a pause as many as the burst, and no more"
     fair.apply(1000, c.Configure(fair.settings | {"tenants": []}))
+    assert fair.status().groups[0].next_ms == T, "other rules are tried at once"
     assert fair.take(20, at=1000) == ["a6", "a7", "a8"]
     assert fair.rows(rows.PACE) != []
     fair.add("a9", tenant="a", at=5000)
