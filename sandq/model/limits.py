@@ -85,6 +85,7 @@ class FixedLimits:
     priority_least: int = -(2**31)
     priority_most: int = 2**31 - 1
     tenant_bytes: int = 255
+    tenant_levels: int = 8
     tenant_patterns: int = 1000
 
     # What a partition remembers of idempotent producers: how many, for how long after their last batch, how many

@@ -19,7 +19,8 @@ RANKED = (PRIORITY, FAIR)
 DEFAULT_TENANT = "default"
 """The tenant of a message of a fair topic that names none."""
 TENANT_RULE = (
-    f"names of A-Z a-z 0-9 _ - with single dots between them, {FIXED.tenant_bytes} characters at most, "
+    f"1 to {FIXED.tenant_levels} names of A-Z a-z 0-9 _ - with single dots between them, {FIXED.tenant_bytes} "
+    "characters at most, "
     'like "acme" or "acme.mail"'
 )
 
@@ -44,7 +45,8 @@ def check_tenant(text: object) -> str:
     """Return `text` when it is the name of a tenant; raises InvalidRequest with the rule otherwise."""
     if not isinstance(text, str):
         raise InvalidRequest(f"tenant: text is expected, not {type(text).__name__}")
-    if len(text) > FIXED.tenant_bytes or not _TENANT.fullmatch(text):
+    is_deep = text.count(".") >= FIXED.tenant_levels  # each is a node in the tree in which tenants take turns
+    if len(text) > FIXED.tenant_bytes or is_deep or not _TENANT.fullmatch(text):
         shown = repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}... ({len(text)} characters)"
         raise InvalidRequest(f"tenant: {shown} is not allowed; the rule: {TENANT_RULE}")
     return text

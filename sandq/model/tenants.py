@@ -46,6 +46,7 @@ def _most(value: object) -> int | None:
 
 _PER_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 _MOST_PER_S: Final = 100_000
+_LEAST: Final = 1e-12
 _SLOWEST_US: Final = 86_400_000_000
 BURST_OF_S: Final = 10
 """Without a burst of its own a rate lets so much of what it gives in a second go at once."""
@@ -58,15 +59,14 @@ def _interval_us(value: object) -> int | None:
     number, unit = (value, "s") if not isinstance(value, str) else value.partition("/")[::2]
     try:
         count = None if isinstance(number, bool) else float(number)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         count = None
     per_us = _PER_US.get(unit or "s")
     if count is None or per_us is None or not math.isfinite(count) or count <= 0:
         raise schema.mistake('a rate is expected: messages a second, or text such as "5/s", "100/m", "1000/h", "10/d"')
-    interval_us = round(per_us / count)
-    if not 1_000_000 // _MOST_PER_S <= interval_us <= _SLOWEST_US:
+    if not 1_000_000 / _MOST_PER_S <= per_us / max(count, _LEAST) <= _SLOWEST_US:
         raise schema.mistake(f"a rate is between 1/d and {_MOST_PER_S}/s")
-    return interval_us
+    return round(per_us / count)
 
 
 class TenantSettings(schema.Section):

@@ -212,6 +212,8 @@ class ClockResets:
         for group in self._groups.by_id.values():
             group.order.clear()
             group.reader.seek(min(group.cursor, above))
+            if group.ready is not None:
+                group.ready.set_back()
             group.touched_ms = min(group.touched_ms, state.new_ms)
             self._groups.store(group, view)
         trimmed = min(self._log.state.trimmed, _last_of(state.new_ms - 1))

@@ -135,6 +135,7 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
         "priority_least": f"{FIXED.priority_least:,} to",
         "priority_most": f"to {FIXED.priority_most:,}",
         "tenant_bytes": f"{FIXED.tenant_bytes} bytes",
+        "tenant_levels": f"{FIXED.tenant_levels} names with dots",
         "tenant_patterns": f"{FIXED.tenant_patterns:,} patterns",
         "error_chars": f"{FIXED.error_chars:,} characters of the error",
         "groups_per_topic": f"{FIXED.groups_per_topic:,} groups",

@@ -60,7 +60,7 @@ class RankedGrants:
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
-            ready.begin(until_ms)
+            ready.begin(now_ms)
             granted = self._lease(index, place, group, ready, command, is_stopped, now_ms, view)
         ready.end(view)
         return granted

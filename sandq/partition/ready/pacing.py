@@ -51,22 +51,27 @@ class Pacing:
     def room(self, tenant: str, pace: Pace, now_us: int) -> int:
         """How many messages of a tenant may go now."""
         latest_us = now_us + pace.burst * pace.interval_us
-        return max((latest_us - self._arrival_us(tenant, latest_us, now_us)) // pace.interval_us, 0)
+        return max((latest_us - self._arrival_us(tenant, now_us)) // pace.interval_us, 0)
 
     def free_us(self, tenant: str, pace: Pace, now_us: int) -> int:
         """When the next message of a tenant may go: now, if it may."""
-        latest_us = now_us + pace.burst * pace.interval_us
-        return max(self._arrival_us(tenant, latest_us, now_us) - (pace.burst - 1) * pace.interval_us, now_us)
+        return max(self._arrival_us(tenant, now_us) - (pace.burst - 1) * pace.interval_us, now_us)
 
     def serve(self, tenant: str, pace: Pace, messages: int, now_us: int) -> None:
         """So many messages of a tenant go."""
-        latest_us = now_us + pace.burst * pace.interval_us
-        self._put(tenant, self._arrival_us(tenant, latest_us, now_us) + messages * pace.interval_us)
+        self._put(tenant, self._arrival_us(tenant, now_us) + messages * pace.interval_us)
         self._changed.add(tenant)
 
-    def _arrival_us(self, tenant: str, latest_us: int, now_us: int) -> int:
-        # Further ahead it is of a slower pace, or of a clock that was set back since.
-        return min(max(self._arrivals_us.get(tenant, 0), now_us), latest_us)
+    def _arrival_us(self, tenant: str, now_us: int) -> int:
+        return max(self._arrivals_us.get(tenant, 0), now_us)
+
+    def limit(self, tenant: str, pace: Pace, now_us: int) -> None:
+        """Let the next message of a tenant be no further ahead than a whole burst puts it: else it is of a slower pace
+        that was, or of a clock that was set back since."""
+        latest_us = now_us + pace.burst * pace.interval_us
+        if self._arrivals_us.get(tenant, 0) > latest_us:
+            self._put(tenant, latest_us)
+            self._changed.add(tenant)
 
     def forget(self, now_us: int) -> None:
         """Forget what is not ahead any more."""
@@ -75,12 +80,6 @@ class Pacing:
             if self._arrivals_us.get(tenant) == at_us:
                 del self._arrivals_us[tenant]
                 self._changed.add(tenant)
-
-    def clear(self) -> None:
-        """Forget everything; the rows are for the caller to delete."""
-        self._arrivals_us.clear()
-        self._heap.clear()
-        self._changed.clear()
 
     def changes(self) -> Iterator[tuple[str, int | None]]:
         """Yield the tenants whose number is another one than at the last call; None: it is forgotten."""

@@ -171,6 +171,10 @@ class ReadyQueues:
         heapq.heappush(queue.returned, (entry.first, entry.seq))
         self._with_returned[key] = queue
 
+    def set_back(self) -> None:
+        """The partition's time was set back: who may have turns is decided anew."""
+        self._seen_rules = None
+
     def forget_returned(self) -> None:
         """Have nothing that was given back stand in its queue."""
         for queue in self._with_returned.values():
@@ -205,6 +209,8 @@ class ReadyQueues:
     def _admit(self, tenant: str) -> None:
         """Let a tenant that has something have turns, unless a limit holds it up."""
         rule = self._limit_of(tenant)
+        if rule is not None and rule.pace is not None:
+            self._pacing.limit(tenant, rule.pace, self._now_us)
         is_held_up = rule is not None and self._room(tenant, rule) == 0
         if rule is not None and is_held_up:
             until_ms = None
@@ -434,14 +440,16 @@ class ReadyQueues:
     def next_ms(self, is_stopped: bool) -> int | None:
         """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked.
         `is_stopped`: only what was given back may be."""
-        are_rules_seen = self._rules() is self._seen_rules
-        if self._held_up and len(self._held_up) == len(self._by_tenant) and not self._freed and are_rules_seen:
-            # All that is ready waits for something to be settled, or for its time.
-            return min([until_ms for until_ms in self._held_up.values() if until_ms is not None], default=None)
-        firsts = [queue.returned[0][0] for queue in self._with_returned.values() if queue.returned]
-        if not is_stopped and (lowest := self.lowest) is not None:
+        is_settled = self._rules() is self._seen_rules and not self._freed
+        held_up = self._held_up if is_settled else {}
+        back = [queue for queue in self._with_returned.values() if queue.returned and queue.tenant not in held_up]
+        firsts = [queue.returned[0][0] for queue in back]
+        if not is_stopped and (lowest := self.lowest) is not None and len(held_up) < len(self._by_tenant):
             firsts.append(lowest)
-        return offsets.deliver_ms(min(firsts)) if firsts else None
+        if firsts:
+            return offsets.deliver_ms(min(firsts))
+        # All that is ready waits for something to be settled, or for its time.
+        return min([until_ms for until_ms in held_up.values() if until_ms is not None], default=None)
 
     @property
     def takes_more(self) -> bool:
@@ -565,7 +573,7 @@ class ReadyQueues:
 
     def clear(self, view: View) -> None:
         """Forget all queues; the rows of their entries are for the caller to delete."""
-        for tag in (rows.QUEUE, rows.TURNS, rows.PACE):
+        for tag in (rows.QUEUE, rows.TURNS):
             for key, _ in rows.all_of_group(view, tag, self._group_id):
                 view.delete(key)
         self._turns = Turns(self._weight_of)
@@ -575,7 +583,6 @@ class ReadyQueues:
         for others in (self._unsaved, self._changed, self._held_up):
             others.clear()
         self._freed.clear()
-        self._pacing.clear()
         self._firsts = LeastOf()
         self.messages = self._with_rows = self._entries = 0
         self._count()

@@ -52,7 +52,10 @@ def test_what_was_told_is_gone_on_with() -> None:
     assert [*again.changes()] == [("a", None)]
 
 
-def test_a_clock_that_was_set_back_holds_nobody_up_for_long() -> None:
+def test_a_slower_pace_and_a_clock_that_was_set_back_hold_nobody_up_for_long() -> None:
     pace, pacing = Pace(1000, 1), Pacing()
     pacing.serve("a", pace, 1, 10**12)
+    pacing.limit("a", pace, 5000)
     assert pacing.free_us("a", pace, 5000) == 6000
+    pacing.limit("a", pace, 5500)
+    assert pacing.room("a", pace, 6000) == 1

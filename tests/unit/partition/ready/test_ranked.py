@@ -8,6 +8,7 @@ import pytest
 
 from sandq.model.batch import Column
 from sandq.model.limits import FIXED
+from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups import ranked_grants
@@ -352,3 +353,69 @@ def test_what_comes_again_counts_for_the_rate_too() -> None:
     fair.nack(fair.one().token, delay=0)
     assert fair.lease(1, at=999) == []
     assert fair.take(1, at=1000) == ["a0"]
+
+
+def test_a_rate_that_is_raised_holds_at_once() -> None:
+    fair = RankedBench("fair", tenants={"a": {"rate": "1/d"}})
+    fair.open()
+    fair.add("a0", "a1", tenant="a")
+    assert fair.take(2) == ["a0"]
+    raised = parse_settings({"tenants": {"a": {"rate": "100/s", "burst": 1}}}, "fair").record()
+    fair.apply(1000, c.Configure(raised))
+    assert fair.take(2, at=1000) == []
+    assert fair.take(2, at=1010) == ["a1"]
+
+
+def test_a_lease_of_a_clock_that_is_behind_gives_what_its_replicas_know_of() -> None:
+    for is_restarted in (False, True):
+        fair = RankedBench("fair", tenants={"b": {"rate": "10/s", "burst": 2}})
+        fair.open()
+        for n in range(1, 5):
+            fair.add(f"b{n}", tenant="b")
+        for n in range(1, 5):
+            fair.add(f"a{n}", tenant="a")
+        assert fair.take(4) == ["a1", "b1", "a2", "b2"]
+        assert fair.take(1, at=100) == ["a3"]
+        if is_restarted:
+            fair.restart()
+        assert fair.values(fair.lease(2, at=101, ahead=-3)) == ["b3", "a4"]
+
+
+def test_a_seek_gives_no_tenant_more_than_its_rate() -> None:
+    fair = RankedBench("fair", tenants={"a": {"rate": "1/d", "burst": 2}})
+    fair.open()
+    fair.add("a0", "a1", "a2", tenant="a")
+    assert len(fair.values(fair.lease(5))) == 2
+    fair.seek("earliest", at=1)
+    assert fair.lease(5, at=2) == []
+
+
+def test_a_clock_reset_sets_paces_back() -> None:
+    day_ms = 86_400_000
+    fair = RankedBench("fair", tenants={"a": {"rate": "1/s"}})
+    fair.open()
+    fair.add("a0", tenant="a")
+    assert fair.take(1, at=30 * day_ms) == ["a0"]
+    fair.apply(1000, c.ClockReset(T + 1000))
+    fair.trim(1000)
+    fair.add("a1", tenant="a", at=2000)
+    fair.add("b0", tenant="b", at=2000)
+    assert fair.take(5, at=2000) == ["b0"]
+    assert fair.take(5, at=3000) == ["a1"]
+
+
+def test_who_is_held_up_is_not_asked_for_while_nothing_new_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandq.partition.groups.group.FIXED", replace(FIXED, max_gaps=2))
+    fair = RankedBench("fair", tenants={"a": {"max_in_flight": 6}})
+    fair.open()
+    fair.add(*[f"a{n}" for n in range(12)], tenant="a")
+    lease = fair.one(limit=6)
+    fair.nack(lease.token, [[lease.ranges[0].base, 1]], delay=0)
+    for at in (2, 4):
+        base = (int.from_bytes(lease.ranges[0].base, "big") + (at << 12)).to_bytes(16, "big")
+        fair.nack(lease.token, [[base, 1]], delay=0)
+    fair.add("c0", tenant="c")
+    fair.lease(0)
+    fair.apply(0, c.Configure(fair.settings | {"tenants": [["a", 1, 1]]}))
+    assert fair.lease(9) == []
+    assert fair.status().groups[0].next_ms is None
