@@ -38,7 +38,7 @@ def list_(topic: str) -> None:
     async def work(client: Client) -> tuple[TopicRecord, list[dict[str, Any]]]:
         return await _fair(client, topic), await client.admin.groups(topic)
 
-    from sandq.model.tenants import as_mapping
+    from sandq.model.rates import as_mapping
 
     record, groups = run(work)
     tenants = [
@@ -80,7 +80,7 @@ def set_(
 
     What is not named stays; of a new pattern it is weight 1, any number in flight, at any rate. It holds from now on.
     """
-    from sandq.model.tenants import as_mapping
+    from sandq.model.rates import as_mapping
 
     changes: dict[str, Any] = {}
     if weight is not None:

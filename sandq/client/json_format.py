@@ -29,6 +29,7 @@ from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, StoredMessage
 from sandq.model.errors import InvalidRequest
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
+from sandq.model.rates import as_mapping
 from sandq.model.times import format_duration, format_instant, instant_ms
 from sandq.protocol.replies import TopicRecord
 
@@ -219,6 +220,11 @@ def topic_json(record: TopicRecord) -> dict[str, Any]:
     }
 
 
+def _said(rule: dict[str, Any]) -> dict[str, Any]:
+    """What is said of tenants, without a rate that they have not."""
+    return {name: value for name, value in rule.items() if value is not None or name not in ("rate", "burst")}
+
+
 def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any]:
     """Settings of a record under the names and in the units in which they are given."""
     if kind == COMPACTED:
@@ -230,7 +236,7 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         if isinstance(value, Mapping):
             found[key] = settings_json(value)
         elif key == "tenants" and isinstance(value, list):
-            found[key] = {pattern: {"weight": weight, "max_in_flight": most} for pattern, weight, most, *_ in value}
+            found[key] = {pattern: _said(rule) for pattern, rule in as_mapping(value).items()}
         elif key.endswith("_ms"):
             found[key.removesuffix("_ms")] = format_duration(value) if isinstance(value, int) else value
         elif key.endswith("_permille"):

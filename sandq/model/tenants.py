@@ -10,8 +10,6 @@ messages and the burst behind that.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, GetCoreSchemaHandler
@@ -21,6 +19,7 @@ from sandq.model import schema
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.model.names import check_tenant
+from sandq.model.rates import interval_us
 
 EVERY: Final = "*"
 BELOW: Final = ".*"
@@ -44,29 +43,15 @@ def _most(value: object) -> int | None:
     return None if value is None or value == "none" else schema.whole(value, 1, 1_000_000)
 
 
-_PER_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
-_MOST_PER_S: Final = 100_000
-_LEAST: Final = 1e-12
-_SLOWEST_US: Final = 86_400_000_000
 BURST_OF_S: Final = 10
 """Without a burst of its own a rate lets so much of what it gives in a second go at once."""
 
 
-def _interval_us(value: object) -> int | None:
-    """The time between two messages at a rate, in microseconds: a number a second, or text such as "5/s", "100/h"."""
-    if value is None or value == "none":
-        return None
-    number, unit = (value, "s") if not isinstance(value, str) else value.partition("/")[::2]
+def _rate(value: object) -> int | None:
     try:
-        count = None if isinstance(number, bool) else float(number)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        count = None
-    per_us = _PER_US.get(unit or "s")
-    if count is None or per_us is None or not math.isfinite(count) or count <= 0:
-        raise schema.mistake('a rate is expected: messages a second, or text such as "5/s", "100/m", "1000/h", "10/d"')
-    if not 1_000_000 / _MOST_PER_S <= per_us / max(count, _LEAST) <= _SLOWEST_US:
-        raise schema.mistake(f"a rate is between 1/d and {_MOST_PER_S}/s")
-    return round(per_us / count)
+        return None if value is None or value == "none" else interval_us(value)
+    except ValueError as error:
+        raise schema.mistake(str(error)) from None
 
 
 class TenantSettings(schema.Section):
@@ -74,7 +59,7 @@ class TenantSettings(schema.Section):
 
     weight: Annotated[int, schema.integer(1, 1000)] = 1
     max_in_flight: Annotated[int | None, BeforeValidator(_most)] = None
-    rate: Annotated[int | None, BeforeValidator(_interval_us)] = None
+    rate: Annotated[int | None, BeforeValidator(_rate)] = None
     """Checked, it is the time between two messages, in microseconds."""
     burst: Annotated[int | None, BeforeValidator(_most)] = None
 
@@ -120,24 +105,6 @@ class AsRows:
 
 def _rows(mapping: dict[str, TenantSettings]) -> list[list[Any]]:
     return [one.row(pattern) for pattern, one in sorted(mapping.items())]
-
-
-def as_mapping(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
-    """Return what a user would write for the rows of a record."""
-    found: dict[str, dict[str, Any]] = {}
-    for pattern, weight, most, *pace in rows:
-        found[pattern] = {"weight": weight, "max_in_flight": most, "rate": None, "burst": None}
-        if pace:
-            found[pattern] |= {"rate": _rate_text(pace[0]), "burst": pace[1]}
-    return found
-
-
-def _rate_text(interval_us: int) -> str:
-    """The rate at which so much time is between two messages."""
-    for unit, per_us in _PER_US.items():
-        if not per_us % interval_us:
-            return f"{per_us // interval_us}/{unit}"
-    return f"{_PER_US['d'] / interval_us!r}/d"
 
 
 Tenants = Annotated[list[list[Any]], AsRows()]

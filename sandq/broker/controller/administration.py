@@ -28,7 +28,6 @@ from sandq.model.errors import (
     NotFound,
     NotLeader,
     Overloaded,
-    SandqError,
     TimedOut,
     TooLarge,
     TopicExists,
@@ -458,20 +457,20 @@ class Administration:
         return result
 
     async def _whole(self, change: Callable[[], Awaitable[T]]) -> T:
-        answer: list[T | SandqError] = []
+        answer: list[T | Exception] = []
         finished = trio.Event()
 
         async def run() -> None:
             try:
                 async with self._one:
                     answer.append(await change())
-            except SandqError as error:
+            except Exception as error:  # a fault, too, is for who asked, and not for the node
                 answer.append(error)
             finished.set()
 
         self._nursery.start_soon(run)
         await finished.wait()
-        if isinstance(answer[0], SandqError):
+        if isinstance(answer[0], Exception):
             raise answer[0]
         return answer[0]
 

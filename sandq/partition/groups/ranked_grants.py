@@ -62,6 +62,7 @@ class RankedGrants:
                 ready.give_back(entry.queue, entry)
             ready.begin(now_ms)
             granted = self._lease(index, place, group, ready, command, is_stopped, now_ms, view)
+            ready.is_promoting = self._buried >= BURIED  # there may be something behind them
         ready.end(view)
         return granted
 
@@ -129,6 +130,7 @@ class RankedGrants:
             queue, is_shared = turn
             room = ready.room_of(queue.tenant)
             most = 1 if is_shared else left if room is None else min(left, room)
+            assert most > 0, "who has a turn has room"
             returned = ready.first_returned(queue)
             head = None if is_stopped else ready.head(queue, view)
             if returned is not None and (head is None or _first(returned) < head.first):

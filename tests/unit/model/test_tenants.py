@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandq.client.json_format import settings_json
 from sandq.model.errors import InvalidSetting
 from sandq.model.names import FAIR
+from sandq.model.rates import as_mapping
 from sandq.model.settings import FairSettings, parse_settings
-from sandq.model.tenants import as_mapping
 
 
 def rows_of(tenants: object) -> list[list[object]]:
@@ -34,7 +35,29 @@ def test_rates(rate: object, interval_us: int, burst: int) -> None:
     assert rows_of({"a": {"rate": rate, "burst": 7}}) == [["a", 1, None, interval_us, 7]]
 
 
-@pytest.mark.parametrize("rate", [0, -1, "5/y", "fast", True, "1/2/s", float("nan"), "inf/s", 200_000, "0.5/d", [], ""])
+@pytest.mark.parametrize(
+    "rate",
+    [
+        0,
+        -1,
+        "5/y",
+        "fast",
+        True,
+        "1/2/s",
+        float("nan"),
+        "inf/s",
+        200_000,
+        "0.5/d",
+        [],
+        "",
+        "5/",
+        "1_0/s",
+        " 5/s",
+        1e-320,
+        10**400,
+        b"5/s",
+    ],
+)
 def test_what_is_no_rate(rate: object) -> None:
     with pytest.raises(InvalidSetting, match="rate"):
         rows_of({"a": {"rate": rate}})
@@ -49,3 +72,12 @@ def test_a_burst_goes_with_a_rate_only() -> None:
 def test_what_is_told_can_be_said(interval_us: int, burst: int) -> None:
     rows = [["a", 3, None, interval_us, burst], ["b.*", 1, 5]]
     assert rows_of(as_mapping(rows)) == rows
+
+
+def test_what_a_topic_shows_of_its_tenants_can_be_written_back() -> None:
+    given = {"a": {"rate": "5/s", "burst": 7}, "b.*": {"weight": 3}, "*": {"max_in_flight": 4, "rate": "1/d"}}
+    record = parse_settings({"tenants": given}, FAIR).record()
+    shown = settings_json(record, FAIR)["tenants"]
+    assert shown["a"] == {"weight": 1, "max_in_flight": None, "rate": "5/s", "burst": 7}
+    assert shown["b.*"] == {"weight": 3, "max_in_flight": None}
+    assert rows_of(shown) == record["tenants"]
