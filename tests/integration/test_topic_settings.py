@@ -10,6 +10,8 @@ import pytest
 import sandq
 from sandq.errors import DuplicateKey, InvalidSetting, UnknownTopic
 from sandq.node import Serving, run_node
+from sandq.protocol.frames import Type
+from tests.integration.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take, values, waits_until_trimmed
@@ -156,3 +158,20 @@ async def test_dedup_window_and_retention(api: sandq.Client) -> None:
     assert len([1 async for _ in api.fetch("t", 0)]) == 2
     await api.admin.update_topic("t", retention=0)
     await waits_until_trimmed(api)
+
+
+async def test_a_fault_in_a_change_is_for_who_asked(
+    node: Serving, api: sandq.Client, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends their connection, and not the node."""
+
+    def fail(*args: object) -> None:
+        raise OverflowError("what nobody thought of")
+
+    await api.admin.create_topic("t")
+    raw = await dial(node)
+    with monkeypatch.context() as patch:
+        patch.setattr("sandq.broker.controller.administration.update_settings", fail)
+        with pytest.raises(EOFError):
+            await raw.call(Type.TOPIC_UPDATE, "t", {"ttl": "1d"}, None, None)
+    assert (await api.admin.update_topic("t", ttl="1d")).settings["ttl_ms"] == 86_400_000
