@@ -249,7 +249,7 @@ def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object], ki
     changes = {field: getattr(given, field) for field in given.model_fields_set}
     fixed = {name: getattr(present, name, None) for name in ("ordering", MAX_IN_FLIGHT_PER_KEY)}
     mistakes = [
-        f"{name}: it is {'none' if was is None else was!r} since the topic was created, and cannot be changed"
+        f"{name}: it is {'none' if was is None else repr(was)} since the topic was created, and cannot be changed"
         for name, was in fixed.items()
         if changes.get(name, was) != was
     ]
