@@ -321,7 +321,7 @@ def test_a_first_pause_that_the_cap_would_cut_short(kind: str) -> None:
 
 # -- topics of the kinds priority and fair -----------------------------------------------------------------------------
 
-RANKED_KEYS = {*KEYS} - {"ordering"}
+RANKED_KEYS = {*KEYS} - {"ordering", "max_in_flight_per_key"}
 
 
 def test_a_priority_topic_has_a_rank_and_an_ageing() -> None:
