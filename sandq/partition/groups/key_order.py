@@ -168,7 +168,8 @@ class KeyOrder:
         key = self.blocked.pop(offset)
         self.kept.discard(offset)
         for queues in (self._turn, self._behind):
-            if offset in (queue := queues.get(key, {})):
+            queue = queues.get(key)
+            if queue is not None and offset in queue:
                 del queue[offset]
                 if not queue:
                     del queues[key]
