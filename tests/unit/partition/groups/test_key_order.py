@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,9 @@ from tests.support.partition.plain_groups import check_groups
 BOTH = pytest.mark.parametrize("restart", [True, False])
 
 
-def of_key(count: int, *, limit: int = 2, restart: bool = False, **settings: object) -> Bench:
+def of_key(count: int, *, limit: int = 2, restart: bool = False, **settings: Any) -> Bench:
     """A group in a topic with this limit, and so many messages of key k; loaded from rows when that is asked for."""
-    bench = Bench(**{"max_in_flight_per_key": limit, "level": KEY_LIMIT_LEVEL} | settings)
+    bench = Bench(level=KEY_LIMIT_LEVEL, max_in_flight_per_key=limit, **settings)
     bench.open()
     for n in range(count):
         bench.put(f"{n}", key="k")
