@@ -12,7 +12,7 @@ from sandctl.options.common import common_options, run, settings
 from sandctl.options.confirmation import confirm, confirm_name, need_yes, yes_option
 from sandctl.options.names import group_argument, topic_argument
 from sandctl.options.times import PLACE, limit_option
-from sandctl.options.topic_settings import retry_options, settings_of, shown
+from sandctl.options.topic_settings import group_options, settings_of, shown
 from sandctl.output.results import done, show_one, show_rows
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def seek(topic: str, name: str, to: str | int, yes: bool) -> None:
 @group.command()
 @topic_argument()
 @group_argument
-@retry_options(False)
+@group_options()
 @click.option("--reset", is_flag=True, help="No settings of its own: the topic's again.")
 @common_options
 def update(topic: str, name: str, reset: bool, **options: Any) -> None:
@@ -136,6 +136,7 @@ def update(topic: str, name: str, reset: bool, **options: Any) -> None:
 
     \b
       sandctl group update orders billing --max-attempts 3 --backoff fixed --backoff-first 5s
+      sandctl group update orders billing --max-in-flight-per-key 2
       sandctl group update orders billing --reset
 
     A back-off is its own as a whole: what it does not name has the default (exponential, 1s, factor 2, cap 10m, 20%).

@@ -58,7 +58,8 @@ def create(name: str, kind: str, partitions: int, replicas: int, **options: Any)
       sandctl topic create mails --kind fair --ageing 1m --tenants '{"acme": {"weight": 3}}'
 
     A compacted topic has --lease, --max-attempts, --backoff..., --ttl, --group-ttl, --history and
-    --tombstone-retention. A priority or fair topic has no --ordering, but --ageing, and a fair one --tenants.
+    --tombstone-retention. A priority or fair topic has neither --ordering nor --max-in-flight-per-key, but --ageing,
+    and a fair one --tenants.
     """
     given = settings_of(options)
 

@@ -27,6 +27,7 @@ _PLAIN = {
     "group_ttl": "group_ttl",
     "dedup_window": "dedup_window",
     "ordering": "ordering",
+    "max_in_flight_per_key": "max_in_flight_per_key",
     "ageing": "ageing",
     "tenants": "tenants",
     "history": "history",
@@ -59,6 +60,17 @@ def retry_options(defaults: bool) -> Callable[[F], F]:
         _option(default("20"), "--backoff-jitter", "Spread around the wait.", type=int, metavar="PERCENT"),
     )
     return _all(options)
+
+
+def group_options() -> Callable[[F], F]:
+    """All settings that a group may have of its own, without defaults."""
+    per_key = _option(
+        None,
+        "--max-in-flight-per-key",
+        "So many messages of a key at a time with the group's consumers: not more than the topic's.",
+        metavar="N",
+    )
+    return _all((retry_options(False), per_key))
 
 
 def settings_options(*, update: bool) -> Callable[[F], F]:
@@ -122,6 +134,14 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
     if not update:
         ordering = "key: one message of a key at a time. It cannot be changed later."
         rest.append(_option("none", "--ordering", ordering, type=click.Choice(["none", "key"])))
+        rest.append(
+            _option(
+                "none",
+                "--max-in-flight-per-key",
+                "So many messages of a key at a time with a group's consumers. It cannot be changed later.",
+                metavar="N|none",
+            )
+        )
     return _all((lease, retry_options(not update), *rest))
 
 

@@ -14,7 +14,7 @@ level  since    what it adds
 4      v0.3.0   CLOCK_RESET, by which a partition's time is set back (ADR 24)
 5      v0.3.0   log rows of several messages that are due at one moment to come (ADR 29)
 6      v0.3.0   PAUSE_GROUP, by which a group gets nothing until it is resumed
-7      v0.3.0   topics of the kinds priority and fair
+7      v0.3.0   topics of the kinds priority and fair; `max_in_flight_per_key` of timer topics and their groups
 =====  =======  ===========================================================
 """
 
@@ -42,3 +42,5 @@ KNOWN: Final = Levels(lowest=1, highest=7)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""
+KEY_LIMIT_LEVEL: Final = 7
+"""From which on topics and groups may have `max_in_flight_per_key`."""

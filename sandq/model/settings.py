@@ -16,6 +16,8 @@
     group_ttl            duration, none  a group without consumers goes after so long
     dedup_window         duration        how long a unique key stays taken after its delivery
     ordering             text            key: one message of a key at a time, or none; never changes
+    max_in_flight_per_key
+                         number, none    so many messages of a key are with a group's consumers at once; never changes
 
 A compacted topic has `lease`, `max_attempts`, `backoff` and `group_ttl` as these, and
 
@@ -23,7 +25,7 @@ A compacted topic has `lease`, `max_attempts`, `backoff` and `group_ttl` as thes
     history              duration        how long every write can be read on, also one with a later one of its key
     tombstone_retention  duration        how long it can be read on that a key was deleted
 
-A priority topic has those of a timer topic without `ordering`, and
+A priority topic has those of a timer topic without `ordering` and `max_in_flight_per_key`, and
 
     ageing               duration, none  how long a message waits to count as one priority better (lower); none: strict
 
@@ -33,7 +35,8 @@ A fair topic has those of a priority topic, and
 
 Defaults and ranges stand with the fields below. What documents say of them is compared with the fields by a test.
 
-A group may have its own `max_attempts` and `backoff`; what it has not is the topic's.
+A group may have its own `max_attempts` and `backoff`, and a lower `max_in_flight_per_key`; what it has not is the
+topic's.
 
 In the record all numbers are integers (the factor in thousandths), because replicas calculate with them.
 """
@@ -47,6 +50,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from sandq.model import schema
 from sandq.model.errors import InvalidSetting
+from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTINGS, key_limit
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
@@ -176,9 +180,19 @@ class TopicSettings(_LogSettings):
     """Settings of a timer topic. Made by `parse_settings` or `from_record`."""
 
     ordering: Literal["none", "key"] = "none"
+    max_in_flight_per_key: Annotated[int | None, _or_none(schema.integer(1, MOST_PER_KEY))] = None
 
     def record(self) -> dict[str, Any]:
-        return {**super().record(), "ordering": self.ordering}
+        return {**super().record(), "ordering": self.ordering, MAX_IN_FLIGHT_PER_KEY: self.max_in_flight_per_key}
+
+    def contradictions(self) -> list[str]:
+        found = super().contradictions()
+        if self.ordering == "key" and self.max_in_flight_per_key is not None:
+            found.append(
+                f"{MAX_IN_FLIGHT_PER_KEY}: it does not go with ordering key, which is one message of a key at a time: "
+                "give one of the two"
+            )
+        return found
 
 
 class PrioritySettings(_LogSettings):
@@ -208,6 +222,7 @@ class GroupSettings(schema.Section):
 
     max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = None
     backoff: Backoff = Backoff()
+    max_in_flight_per_key: Annotated[int, schema.integer(1, MOST_PER_KEY)] = MOST_PER_KEY
 
 
 Settings = TopicSettings | CompactedSettings | PrioritySettings
@@ -227,34 +242,61 @@ def parse_settings(mapping: Mapping[str, object], kind: str = TIMER) -> Settings
 def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object], kind: str = TIMER) -> Settings:
     """The settings of a record with those that a user wrote changed, of `backoff` key by key.
 
-    InvalidSetting names every mistake; `ordering` stays what it was at the topic's creation. Only what is changed is
-    checked against the ranges.
+    InvalidSetting names every mistake; `ordering` and `max_in_flight_per_key` stay what they were at the topic's
+    creation. Only what is changed is checked against the ranges.
     """
     present, given = from_record(record, kind), _validated(CLASSES[kind], mapping)
     changes = {field: getattr(given, field) for field in given.model_fields_set}
-    was = getattr(present, "ordering", None)
-    if changes.get("ordering", was) != was:
-        raise _refused([f"ordering: it is {was!r} since the topic was created, and cannot be changed"])
+    fixed = {name: getattr(present, name, None) for name in ("ordering", MAX_IN_FLIGHT_PER_KEY)}
+    mistakes = [
+        f"{name}: it is {'none' if was is None else repr(was)} since the topic was created, and cannot be changed"
+        for name, was in fixed.items()
+        if changes.get(name, was) != was
+    ]
+    if mistakes:
+        raise _refused(mistakes)
     if "backoff" in changes:
         parts = {field: getattr(given.backoff, field) for field in given.backoff.model_fields_set}
         changes["backoff"] = present.backoff.model_copy(update=parts)
     return _consistent(present.model_copy(update=changes))
 
 
-def parse_group_settings(mapping: Mapping[str, object]) -> dict[str, Any]:
-    """The record of a group's own settings: only what was given, a `backoff` complete. {}: all as the topic has it."""
+def parse_group_settings(mapping: Mapping[str, object], topic: Mapping[str, Any] = NO_SETTINGS) -> dict[str, Any]:
+    """The record of a group's own settings: only what was given, a `backoff` complete. {}: all as the topic has it.
+
+    `topic`: the record of the topic's, above whose `max_in_flight_per_key` that of a group cannot be.
+    """
     given = _validated(GroupSettings, mapping)
-    if mistakes := given.backoff.contradictions():
+    mistakes = given.backoff.contradictions()
+    record: dict[str, Any] = {
+        "max_attempts": given.max_attempts,
+        "backoff": given.backoff.record(),
+        MAX_IN_FLIGHT_PER_KEY: given.max_in_flight_per_key,
+    }
+    record = {key: value for key, value in record.items() if key in given.model_fields_set}
+    asked, most = record.get(MAX_IN_FLIGHT_PER_KEY), key_limit(topic)
+    if asked is not None and most is None:
+        mistakes.append(
+            f"{MAX_IN_FLIGHT_PER_KEY}: the topic has none, and a group can only lower it; it is set when a timer "
+            "topic is created"
+        )
+    elif asked is not None and most is not None and asked > most:
+        mistakes.append(f"{MAX_IN_FLIGHT_PER_KEY}: {asked} is more than the topic's, which is {most}")
+    if mistakes:
         raise _refused(mistakes)
-    record: dict[str, Any] = {"max_attempts": given.max_attempts, "backoff": given.backoff.record()}
-    return {key: value for key, value in record.items() if key in given.model_fields_set}
+    return record
 
 
 def _validated(model: type[S], mapping: Mapping[str, object]) -> S:
     try:
         return model.model_validate(dict(mapping))
     except ValidationError as error:
-        mistakes = [str(mistake) for mistake in schema.mistakes_of(error, model)]
+        mistakes = [
+            f"{mistake.path}: only topics of the kind timer have it"
+            if mistake.key_is_wrong and mistake.path == MAX_IN_FLIGHT_PER_KEY
+            else str(mistake)
+            for mistake in schema.mistakes_of(error, model)
+        ]
     raise _refused(mistakes)
 
 

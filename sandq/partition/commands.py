@@ -16,8 +16,9 @@ import msgpack
 
 from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.sequence import number_of
-from sandq.partition.levels import RANKED
+from sandq.partition.levels import KEY_LIMIT, RANKED
 
 ENTRY_VERSION = 1
 
@@ -87,7 +88,7 @@ class Command:
 @dataclass(frozen=True, slots=True)
 class Append(Command):
     """A producer's batch (bytes, checked before it was proposed). `split`: it has columns that the log keeps message
-    by message (a unique key, a ttl, a key in a topic ordered by key). `on_conflict`: for messages with unique keys.
+    by message (a unique key, a ttl, a key where keys have a limit). `on_conflict`: for messages with unique keys.
     Producer id 0: not idempotent; else see `model.sequence`."""
 
     type: ClassVar[int] = CommandType.APPEND
@@ -254,6 +255,10 @@ class ConfigureGroup(Command):
     type: ClassVar[int] = CommandType.CONFIGURE_GROUP
     group: str
     settings: dict[str, Any]
+
+    @property
+    def needed_level(self) -> int:
+        return KEY_LIMIT if MAX_IN_FLIGHT_PER_KEY in self.settings else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)

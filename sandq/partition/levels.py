@@ -15,6 +15,8 @@ step of trimming reads 8 MiB."""
 CLOCK_RESET: Final = 4
 """Delays count from the entry's own stamp. What is placed later than it should be, because the floor is ahead of the
 stamp, says when it is wanted, and what waits says when it was made to: a `ClockReset` goes by that."""
+KEY_LIMIT: Final = 7
+"""Topics and groups may have `max_in_flight_per_key`. What is applied goes by the settings, not by the level."""
 RANKED: Final = 7
 """There are topics whose messages have priorities, and tenants that share: their partitions are never below it."""
 ONE_MOMENT: Final = 5

@@ -34,6 +34,7 @@ LOOKED_AT = 1000
 PAGE_BYTES = 2 << 20
 ROW_BYTES = 256
 STATES = (DELAYED, READY, LEASED, WAITING, ACKED)
+NO_ROOM = "it waits for a consumer with room"
 UNITS_S = {"second": 1, "minute": 60, "hour": 3600}
 
 Shown = dict[str, Any]
@@ -150,14 +151,14 @@ class PartitionQueries:
         if group.pause_reason() is not None:
             return f"the group is stopped: {group.pause_reason()}"
         if offset in group.order.blocked:
-            return "it waits for an earlier message of its key"
+            return _blocked_reason(group, offset)
         if group.stall_reason() is not None:
             return f"the group takes nothing new: {group.stall_reason()}"
         if group.ready is not None:
             reason = ranked_queries.why_ready(self._machine, group, group.ready, offset, self._view)
             if reason is not None:
                 return reason
-        return "it waits for a consumer with room"
+        return NO_ROOM
 
     # -- pages ----------------------------------------------------------------------------------------------------
 
@@ -394,3 +395,14 @@ def _rank(fields: Fields) -> Shown:
     if (tenant := fields.get(Column.TENANT)) is not None:
         rank["tenant"] = tenant.decode()
     return rank
+
+
+def _blocked_reason(group: Group, offset: bytes) -> str:
+    """Why a message is not leased whose key had as many under way as it may when the cursor passed it."""
+    order = group.order
+    if order.is_free(offset):
+        return NO_ROOM
+    busy = order.busy_of(order.blocked[offset])
+    if order.limit == 1 or busy < order.limit:
+        return "it waits for an earlier message of its key"
+    return f"it waits for messages of its key: {busy} of {order.limit} are in flight"

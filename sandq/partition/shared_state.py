@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.key_limits import key_limit
 from sandq.partition.metrics import Totals
 from sandq.partition.ready.tenant_rules import TenantRules
 
@@ -48,6 +49,8 @@ class SharedState:
         """What the order of what is ready goes by, beside time: "priority", or "fair", tenants before that; None: by
         time alone. Never another one."""
         self.tenants = TenantRules.of(settings)
+        self.key_limit = key_limit(settings)
+        """How many messages of a key may be with consumers of a group at once; None: any number. Never another one."""
 
     def in_turns(self, items: Sequence[T]) -> Iterable[T]:
         """Give way now and then between items of an entry."""
@@ -65,5 +68,6 @@ class SharedState:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether messages of one key are delivered one after the other."""
-        return bool(self.settings["ordering"] == "key")
+        """Whether only so many messages of a key are with consumers of a group at once: the log says which key each
+        has."""
+        return self.key_limit is not None

@@ -18,6 +18,7 @@ from sandq.broker.queries.fan_out import call_all
 from sandq.model.caller import NODE
 from sandq.model.config import load_config
 from sandq.model.errors import ClosedError, SandqError, TimedOut
+from sandq.model.features import KNOWN
 from sandq.node import Serving, run_node
 from sandq.partition import commands as c
 from sandq.protocol.requests_admin import TopicCreate
@@ -31,6 +32,8 @@ T = TypeVar("T")
 SEGMENT_BYTES = 256 * 1024
 STOP_S = 10.0
 """The thread has so long to end."""
+LEVEL_S = 10.0
+"""The node comes to its feature level within so long."""
 CONSUMERS_S = 10.0
 QUIET_S = 0.01
 """Who has settled everything and says nothing for so long has nothing to add: a handler may ack first, and produce
@@ -144,8 +147,17 @@ class EmbeddedNode:
             gate=self._settled,
         ) as serving:
             self.serving = serving
+            await self._until_at_level()
             self._started.set_result(None)
             await self._stop.wait()
+
+    async def _until_at_level(self) -> None:
+        """Until everything that this version has can be used, which is a moment after it serves."""
+        with trio.move_on_after(LEVEL_S):
+            while True:
+                if self.broker.node_log.feature_level == KNOWN.highest:
+                    return
+                await trio.sleep(_POLL_S)
 
     @property
     def broker(self) -> Broker:

@@ -80,6 +80,10 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
             client.admin.create_topic(name, **({"delete_on_ack": False} if name == "log" else {}))
     for group in ("billing", "copy"):
         client.leases("orders", group).take()
+    if "calls dialers" in line:
+        if "calls" not in there:
+            client.admin.create_topic("calls", max_in_flight_per_key=3)
+        client.leases("calls", "dialers").take()
     if "--unique-key call-ada" in line:
         try:
             client.produce("orders", b"x", unique_key="call-ada", on_conflict="replace", delay="30m")

@@ -20,10 +20,10 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trim, "PIN_MS", 3000)  # what waits, and what keys block, is soon copied aside
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("per_key", [None, 1, 2])
 @pytest.mark.parametrize("seed", seeds(6, 300))
-def test_after_a_reset_everything_comes_once_and_in_time(seed: int, ordering: str) -> None:
-    go_wrong_and_back(ResetWalk(seed, ordering=ordering, delete_on_ack=seed % 3 > 0))
+def test_after_a_reset_everything_comes_once_and_in_time(seed: int, per_key: int | None) -> None:
+    go_wrong_and_back(ResetWalk(seed, per_key=per_key, delete_on_ack=seed % 3 > 0))
 
 
 @pytest.mark.parametrize("kind", ["priority", "fair"])

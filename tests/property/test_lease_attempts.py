@@ -55,12 +55,12 @@ def append(due: list[int], rng: random.Random | None) -> c.Command:
     return c.Append(batch_of(["v"] * len(due), due=due, **columns), split=rng is not None)
 
 
-@pytest.mark.parametrize("ordering", ["none", "key"])
+@pytest.mark.parametrize("limit", [{}, {"ordering": "key"}, {"max_in_flight_per_key": 2}], ids=str)
 @pytest.mark.parametrize("seed", seeds(15, 400))
-def test_it_comes_to_the_same(seed: int, ordering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_comes_to_the_same(seed: int, limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(reader, "PASSED_OVER", rng.choice([1, 3, 1000]))
-    benches = [Bench(ordering=ordering), Bench(ordering=ordering)]
+    benches = [Bench(**limit), Bench(**limit)]
     benches[1].machine._lease_grants.__class__ = Untiring
     for bench in benches:
         bench.open()

@@ -56,11 +56,13 @@ class Walk(Holding):
         self.model.drop(name)
 
     @precondition(lambda self: self.model.groups)
-    @rule(number=numbers, last=st.sampled_from([None, 1, 2, "topic"]))
-    def configure_group(self, number: int, last: Any) -> None:
+    @rule(number=numbers, last=st.sampled_from([None, 1, 2, "topic"]), per_key=st.sampled_from([None, 1, 2, 3]))
+    def configure_group(self, number: int, last: Any, per_key: int | None) -> None:
         name = self._group(number)
         backoff = {"kind": "linear", "first_ms": 700, "factor_permille": 2000, "cap_ms": 1000, "jitter_percent": 0}
-        given = {} if last == "topic" else {"max_attempts": last, "backoff": backoff}
+        given: dict[str, Any] = {} if last == "topic" else {"max_attempts": last, "backoff": backoff}
+        if per_key is not None and self.model.settings["max_in_flight_per_key"] is not None:
+            given["max_in_flight_per_key"] = per_key
         self.apply(c.ConfigureGroup(name, given))
         self.model.groups[name].settings = given
 
@@ -92,8 +94,10 @@ class Walk(Holding):
     def lease(self, number: int, grants: list[tuple[str, int]], ahead: int, lease_ms: int) -> None:
         name = self._group(number)
         command = c.Lease(name, T + self.at + ahead, [c.Grant(consumer, limit, lease_ms) for consumer, limit in grants])
+        waited = set(self.model.groups[name].of("waiting"))
         granted = self.apply(command)
         foretold = self.model.lease(name, self.at + ahead, grants)
+        self._in_order(name, {taken.name for taken in foretold} - waited)
         assert sum(lease.total for lease in granted) == len(foretold), [taken.name for taken in foretold]
         for lease in granted:
             chunk, foretold = foretold[: lease.total], foretold[lease.total :]
@@ -120,6 +124,15 @@ class Walk(Holding):
         sent = {Column.VALUE: of.name, Column.KEY: of.key, Column.TTL_MS: of.ttl, Column.UNIQUE_KEY: of.unique}
         known = {column: cell.encode() if isinstance(cell, str) else cell for column, cell in sent.items()}
         assert message.fields == {column: cell for column, cell in known.items() if cell is not None}
+
+    def _in_order(self, name: str, fresh: set[str]) -> None:
+        """Of what was taken for the first time, nothing of its key that stands before it is still blocked."""
+        group, messages = self.model.groups[name], self.model.messages
+        blocked = self.bench.machine.groups.named(name).order.blocked if self.model.ordered else {}
+        for taken in fresh:
+            key, offset = messages[taken].key, messages[taken].offset
+            left = [n for n in group.of("blocked") if messages[n].key == key and messages[n].offset < offset]
+            assert not [n for n in left if messages[n].offset in blocked], f"{taken} has overtaken {left}"
 
     @precondition(lambda self: self.model.leases)
     @rule(number=numbers, part=st.one_of(st.none(), numbers), shape=st.sampled_from(["one", "run", "bits", "foreign"]))
@@ -385,6 +398,8 @@ TOPICS: dict[str, dict[str, Any]] = {
     "ttl": {"ttl": "20s", "max_attempts": 2, "dedup_window": "1m"},
     "keys": {"ordering": "key", "backoff": {"kind": "exponential", "first": "1s", "cap": "3s", "jitter_percent": 0}},
     "keys_ttl": {"ordering": "key", "ttl": "45s", "max_attempts": 1, "retention": "30s", "dedup_window": 0},
+    "per_key": {"max_in_flight_per_key": 2, "backoff": {"kind": "linear", "first": "1s", "jitter_percent": 0}},
+    "per_key_ttl": {"max_in_flight_per_key": 2, "ttl": "45s", "max_attempts": 1, "retention": "30s", "dedup_window": 0},
     "retention": {"retention": "2m", "max_attempts": 2, "group_ttl": "5m"},
     "retain": {"delete_on_ack": False, "retain": "1m", "max_attempts": 1, "group_ttl": None},
     "for_ever": {"delete_on_ack": False, "ttl": "10s", "ordering": "key", "max_attempts": None},

@@ -34,7 +34,8 @@ from sandq.model.errors import (
     Unavailable,
     UnknownPartition,
 )
-from sandq.model.features import RANKED_LEVEL
+from sandq.model.features import KEY_LIMIT_LEVEL, RANKED_LEVEL
+from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, check_name
@@ -118,7 +119,7 @@ class Administration:
 
     async def create_topic(self, request: TopicCreate, caller: Caller) -> Topic:
         """Returns once the topic takes messages. Raises InvalidRequest, TopicExists; Conflict while not every node can
-        have a topic of its kind."""
+        have such a topic."""
         name, kind, partitions, replicas = request.name, request.kind, request.partitions, request.replicas
         check_name("topic", name)
         if kind not in CLASSES:
@@ -129,6 +130,8 @@ class Administration:
             self._node_log.check_level(RANKED_LEVEL)
         self._check_replicas(replicas)
         record = parse_settings(request.settings, kind).record()
+        if record.get(MAX_IN_FLIGHT_PER_KEY) is not None:
+            self._node_log.check_level(KEY_LIMIT_LEVEL)
 
         async def create() -> Topic:
             if name in self._view.topics:

@@ -28,6 +28,7 @@ from sandq.broker.timers import Timers
 from sandq.metadata.records import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.key_limits import key_limit
 from sandq.model.names import COMPACTED, FAIR, PRIORITY
 from sandq.partition.produce_validation import Place
 from sandq.raft import Members
@@ -160,7 +161,7 @@ class Reconciler:
         for at, partition in enumerate(topic.partitions):
             if at not in opened.partitions and self._node_log.pointers.get(partition.group) is not None:
                 delivery = opened.partitions[at] = self._deliver(topic, at, opened)
-                ordered, compacted = topic.settings["ordering"] == "key", topic.kind == COMPACTED
+                ordered, compacted = key_limit(topic.settings) is not None, topic.kind == COMPACTED
                 rank = topic.kind if topic.kind in (PRIORITY, FAIR) else None
                 opened.places[at] = Place(at, topic.initial_partitions, ordered, compacted, rank)
                 self._catalog.opened(topic.name, delivery)

@@ -235,7 +235,7 @@ class MessageQueries:
         await call_all([(delivery.host, c.DropGroup(group)) for delivery in chosen])
 
     async def update_group(self, request: GroupUpdate, caller: Caller) -> None:
-        record = parse_group_settings(request.settings)
+        record = parse_group_settings(request.settings, self._broker.topic(request.topic).record.settings)
         chosen = await self._with_group(request.topic, request.group)
         await call_all([(delivery.host, c.ConfigureGroup(request.group, record)) for delivery in chosen])
 

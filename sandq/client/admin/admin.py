@@ -124,8 +124,9 @@ class Admin:
         """Change settings of a topic, `backoff` key by key, how many partitions it has (they cannot become fewer), and
         how many nodes hold each; what is not named stays. Its record, as it is now.
 
-        InvalidSetting names every mistake; `ordering` cannot be changed. With more partitions some keys choose another
-        one than before; unique keys do not. Replicas come and go after this has returned.
+        InvalidSetting names every mistake; `ordering` and `max_in_flight_per_key` cannot be changed. With more
+        partitions some keys choose another one than before; unique keys do not. Replicas come and go after this has
+        returned.
         """
         check_name("topic", name)
         for what, count in (("partitions", partitions), ("replicas", replicas)):
@@ -181,8 +182,8 @@ class Admin:
         await self._of_group(request, idempotent=False)
 
     async def update_group(self, /, topic: str, group: str, **settings: Any) -> None:
-        """Give a group settings of its own, instead of those that it had: `max_attempts`, `backoff`; none at all: it
-        has the topic's again."""
+        """Give a group settings of its own, instead of those that it had: `max_attempts`, `backoff`,
+        `max_in_flight_per_key` (not above the topic's); none at all: it has the topic's again."""
         request = GroupUpdate(topic, check_name("group", group), _plain(settings))
         await self._of_group(request)
 

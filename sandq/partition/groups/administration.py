@@ -103,6 +103,7 @@ class GroupAdmin:
     def configure(self, name: str, settings: dict[str, Any], view: View) -> None:
         group = self._groups.named(name)
         group.settings = settings
+        self._groups.limit_keys(group)
         self._groups.store(group, view)
 
     def pause(self, name: str, paused: bool, now_ms: int, view: View) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandq.model.errors import UnknownGroup
+from sandq.model.key_limits import key_limit
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.log.look_aheads import LookAhead, LookAheads
@@ -64,7 +65,14 @@ class GroupTable:
         self._add(group)
         return group
 
+    def limit_keys(self, group: Group) -> None:
+        """Have a group go by its settings, and the topic's, in how many messages of a key it has at once."""
+        limit = key_limit(self._shared.settings, group.settings)
+        if limit is not None:
+            group.order.set_limit(limit)
+
     def _add(self, group: Group) -> None:
+        self.limit_keys(group)
         if self._shared.rank is not None:
             group.ready = ReadyQueues(
                 group.group_id, self._shared.rank, group.waiting, lambda: self._shared.tenants, self._look_aheads

@@ -146,7 +146,7 @@ class LeaseGrants:
                 return False
             key = entry.extra.order if entry.extra is not None else None
             if key is not None:
-                if group.order.is_busy(key):
+                if group.order.is_full(key):
                     group.order.block(entry.first, key)
                     view.put(rows.of_group(rows.BLOCKED, group.group_id, entry.first), rows.pack(key))
                     return False

@@ -158,7 +158,7 @@ class RebuildIn(Body):
 
 
 class GroupUpdate(Body):
-    """Settings of a group's own: `max_attempts`, `backoff`. `{}`: it has the topic's again."""
+    """Settings of a group's own: `max_attempts`, `backoff`, `max_in_flight_per_key`. `{}`: it has the topic's again."""
 
     settings: dict[str, Any]
 

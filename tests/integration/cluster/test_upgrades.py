@@ -153,3 +153,16 @@ async def test_kinds_that_not_every_node_knows_are_refused(tmp_path: Path, kind:
         with pytest.raises(Conflict, match="needs feature level 7, and the cluster is at 6"):
             await client.admin.create_topic("t", kind=kind)
         await client.admin.create_topic("t")
+
+
+async def test_limits_for_keys_that_not_every_node_knows_are_refused(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, "node1", levels=Levels(1, 6)) as nodes, nodes.connect() as client:
+        await until_at(nodes, 6)
+        with pytest.raises(Conflict, match="needs feature level 7, and the cluster is at 6"):
+            await client.admin.create_topic("t", max_in_flight_per_key=2)
+        await client.admin.create_topic("t", ordering="key")
+        async with client.subscribe("t", group="g"):
+            pass
+        with pytest.raises(Conflict, match="needs feature level 7, and the cluster is at 6"):
+            await client.admin.update_group("t", "g", max_in_flight_per_key=1)
+        await client.admin.update_group("t", "g", max_attempts=1)

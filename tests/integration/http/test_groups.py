@@ -64,6 +64,16 @@ async def test_groups_and_their_lag(web: Web) -> None:
     await web.delete("/topics/t/groups/g", 404)
 
 
+async def test_a_group_lowers_the_limit_of_keys(web: Web) -> None:
+    await topic(web, max_in_flight_per_key=2)
+    assert (await web.get("/topics/t"))["settings"]["max_in_flight_per_key"] == 2
+    await lease(web)
+    await web.patch("/topics/t/groups/g", {"settings": {"max_in_flight_per_key": 1}}, 204)
+    assert (await web.get("/topics/t/groups/g"))["settings"] == {"max_in_flight_per_key": 1}
+    refused = await web.patch("/topics/t/groups/g", {"settings": {"max_in_flight_per_key": 3}}, 400)
+    assert "3 is more than the topic's, which is 2" in refused["detail"]
+
+
 async def test_many_are_acked_at_once(web: Web) -> None:
     await topic(web, *map(str, range(100)))
     messages = await lease(web, 100)

@@ -158,10 +158,9 @@ class GroupModel(Model):
                 break
             group.start = message.offset + b"\0"
             self.floor = max(self.floor, message.at)
-            keys = self.busy(group) | {self.messages[n].key for n in group.of("blocked")}
             if self.doomed(message.name):
                 self.bury(group, message.name, "expired", Held(""), None, self.now)
-            elif self.ordered and message.key is not None and message.key in keys:
+            elif self.is_held_up(group, message.key):
                 group.held[message.name] = Held("blocked")
             else:
                 self._take(group, message.name)

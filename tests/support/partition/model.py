@@ -57,7 +57,14 @@ class Model:
 
     @property
     def ordered(self) -> bool:
-        return bool(self.settings["ordering"] == "key")
+        return self.settings["ordering"] == "key" or self.settings["max_in_flight_per_key"] is not None
+
+    def limit_of(self, group: Group) -> int:
+        """How many messages of a key may be at consumers, or wait."""
+        if self.settings["ordering"] == "key":
+            return 1
+        most: int = self.settings["max_in_flight_per_key"]
+        return min(most, group.settings.get("max_in_flight_per_key", most))
 
     def in_log(self) -> list[Message]:
         """By offset."""
@@ -120,20 +127,28 @@ class Model:
             return "ready" if self.messages[name].at <= self.now else "delayed"
         return next(s for s in ("leased", "waiting", "dead", "ready", "delayed", "acked") if s in states)
 
-    def busy(self, group: Group) -> set[str]:
-        """Keys with a message at a consumer, or waiting."""
+    def busy(self, group: Group) -> Counter[str]:
+        """How many messages of each key are at consumers, or wait."""
         keys = (self.messages[name].key for name in group.of("leased", "waiting"))
-        return {key for key in keys if key is not None} if self.ordered else set()
+        return Counter(key for key in keys if key is not None and self.ordered)
+
+    def is_held_up(self, group: Group, key: str | None) -> bool:
+        """Whether the next message of a key is blocked."""
+        if not self.ordered or key is None:
+            return False
+        is_blocked = any(self.messages[name].key == key for name in group.of("blocked"))
+        return is_blocked or self.busy(group)[key] >= self.limit_of(group)
 
     def free(self, group: Group) -> list[str]:
         """Blocked messages whose turn has come."""
         busy = self.busy(group)
-        found: dict[str, str] = {}
+        found: list[str] = []
         for name in self.by_offset(group.of("blocked")):
-            key = self.messages[name].key
-            if key not in busy:
-                found.setdefault(str(key), name)
-        return self.by_offset(found.values())
+            key = str(self.messages[name].key)
+            if busy[key] < self.limit_of(group):
+                busy[key] += 1
+                found.append(name)
+        return found
 
     def ahead_of(self, group: Group) -> list[Message]:
         """What the group has yet to take from the log."""

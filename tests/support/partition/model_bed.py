@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -208,8 +209,9 @@ class Bed(RuleBasedStateMachine):
         assert next_ms == (None if wanted_ms is None else T + wanted_ms)
         if model.ordered:
             busy = [model.messages[n].key for n, h in group.held.items() if h.state == "leased" and not h.immortal]
-            in_flight = [key for key in busy if key is not None]
-            assert len(in_flight) == len(set(in_flight)), "two of one key at once"
+            in_flight = Counter(key for key in busy if key is not None)
+            most = model.settings["max_in_flight_per_key"] or 1  # a group's own may be lower than what it has already
+            assert all(count <= most for count in in_flight.values()), "too many of one key at once"
 
     def _tally_agrees(self, state: GroupStatus) -> None:
         """What is counted as things change is what one finds by looking."""

@@ -31,6 +31,12 @@ class Producers(Bed):
             made.append(Row(self._name(), due if relative else self.at + due, key, ttls[at] if ttls else None))
         self._append(made, relative, c.REJECT, split=ttls is not None)
 
+    @precondition(lambda self: self.model.ordered)
+    @rule(key=st.sampled_from("ab"), dues=st.lists(delays, min_size=3, max_size=BATCH))
+    def produce_of_one_key(self, key: str, dues: list[int]) -> None:
+        """So that more of it are due than there may be at once."""
+        self._append([Row(self._name(), due, key) for due in dues], True, c.REJECT, split=True)
+
     @rule(count=st.integers(1, BATCH), due=delays, relative=st.booleans())
     def produce_for_one_moment(self, count: int, due: int, relative: bool) -> None:
         made = [Row(self._name(), due if relative else self.at + due) for _ in range(count)]

@@ -26,7 +26,7 @@ class RankedResetWalk(ResetWalk):
         super().__init__(seed)
 
     def make_bench(self, **settings: Any) -> Bench:
-        settings.pop("ordering")
+        settings.pop("max_in_flight_per_key", None)
         return RankedBench(self.kind, **settings)
 
     def apply(self, *commands: c.Command) -> Any:

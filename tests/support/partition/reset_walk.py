@@ -52,10 +52,12 @@ class Message:
 
 
 class ResetWalk:
-    def __init__(self, seed: int, *, ordering: str = "none", delete_on_ack: bool = True) -> None:
+    def __init__(self, seed: int, *, per_key: int | None = None, delete_on_ack: bool = True) -> None:
+        """`per_key`: how many messages of a key a group has at once, 1 by way of `ordering`."""
         self.random = random.Random(seed)
-        self.ordered = ordering == "key"
-        made: dict[str, Any] = {"ordering": ordering, "lease": "30s", "max_attempts": 3}
+        self.ordered = per_key is not None
+        limit = {"ordering": "key"} if per_key == 1 else {"max_in_flight_per_key": per_key}
+        made: dict[str, Any] = {**limit, "lease": "30s", "max_attempts": 3}
         if not delete_on_ack:
             made |= {"delete_on_ack": False, "retain": "30d"}
         self.benches = [self.make_bench(**made) for _ in range(2)]

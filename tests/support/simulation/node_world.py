@@ -21,6 +21,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError, StorageFailed
 from sandq.model.features import KNOWN
+from sandq.model.key_limits import key_limit
 from sandq.model.limits import Limits
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
@@ -263,6 +264,7 @@ class World:
         that makes anything else."""
         self.rng = random.Random(seed)
         self._level_rng = random.Random(f"levels of {seed}")
+        self._limit_rng = random.Random(f"limits of {seed}")
         self.rises = rises
         self.moments = Moments(seed)
         self.files = MemoryFiles()
@@ -271,7 +273,8 @@ class World:
         self.stores = MemoryStores()
         self.clock = VirtualClock()
         self.settings = self._settings()
-        self.oracle = Oracle(self.clock, self.settings["ordering"] == "key")
+        limit = key_limit(parse_settings(self.settings).record())
+        self.oracle = Oracle(self.clock, limit is not None, per_key=limit or 1)
         self.numbers = count()
         self.repeater = Repeater(seed)
         self.segment_bytes = self.rng.choice((4096, 16_384, 262_144))
@@ -280,6 +283,7 @@ class World:
     def _settings(self) -> dict[str, Any]:
         rng = self.rng
         ordering = rng.choice(("none", "none", "key"))
+        per_key = self._limit_rng.choice((1, 2)) if ordering == "key" else 1
         return {
             "lease": "1s",
             "max_attempts": "none" if ordering == "key" else rng.choice(("none", 2)),
@@ -287,7 +291,7 @@ class World:
             "ttl": "none" if ordering == "key" else rng.choice(("none", "none", "5s")),
             "dedup_window": rng.choice(("0s", "1s", "10m")),
             "retention": rng.choice(("0s", "0s", "1s")),
-            "ordering": ordering,
+            **({"ordering": ordering} if per_key == 1 else {"max_in_flight_per_key": per_key}),
         }
 
     def live(self, steps: int) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from sandq.model import schema
 from sandq.model.errors import InvalidSetting
-from sandq.model.names import FAIR, PRIORITY, TIMER
+from sandq.model.key_limits import key_limit
+from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.settings import (
     CLASSES,
     Backoff,
@@ -21,7 +22,7 @@ from sandq.model.settings import (
 
 KEYS = [
     *("lease", "max_attempts", "backoff", "ttl", "delete_on_ack", "retention", "retain", "retain_bytes", "group_ttl"),
-    *("dedup_window", "ordering"),
+    *("dedup_window", "ordering", "max_in_flight_per_key"),
 ]
 DAY_S = 86_400
 DEFAULT_RECORD = {
@@ -42,7 +43,9 @@ DEFAULT_RECORD = {
     "group_ttl_ms": 604_800_000,
     "dedup_window_ms": 600_000,
     "ordering": "none",
+    "max_in_flight_per_key": None,
 }
+RANKED_RECORD = {key: value for key, value in DEFAULT_RECORD.items() if key != "max_in_flight_per_key"}
 
 
 def test_the_defaults_are_the_designs() -> None:
@@ -83,6 +86,7 @@ def test_every_key() -> None:
         "group_ttl_ms": None,
         "dedup_window_ms": 0,
         "ordering": "key",
+        "max_in_flight_per_key": None,
     }
 
 
@@ -92,6 +96,7 @@ NONE_IS_A_VALUE = {
     "retain": "retain_ms",
     "retain_bytes": "retain_bytes",
     "group_ttl": "group_ttl_ms",
+    "max_in_flight_per_key": "max_in_flight_per_key",
 }
 
 
@@ -134,6 +139,7 @@ def test_a_record_of_another_version() -> None:
         ("retain_bytes", 1024**2, 1024**5),
         ("group_ttl", 60, 366 * DAY_S),
         ("dedup_window", 0, 7 * DAY_S),
+        ("max_in_flight_per_key", 1, 1000),
     ],
 )
 def test_ranges_include_their_ends(key: str, least: float, greatest: int) -> None:
@@ -255,10 +261,49 @@ def test_settings_of_a_group() -> None:
         "max_attempts": 5,
         "backoff": DEFAULT_RECORD["backoff"] | {"kind": "fixed"},  # type: ignore[operator]
     }
-    with pytest.raises(InvalidSetting, match=r"^lease: unknown key; known are backoff, max_attempts$"):
+    with pytest.raises(
+        InvalidSetting, match=r"^lease: unknown key; known are backoff, max_attempts, max_in_flight_per_key$"
+    ):
         parse_group_settings({"lease": "1m"})
     with pytest.raises(InvalidSetting, match=r"^max_attempts: 0 .*; backoff\.cap: "):
         parse_group_settings({"max_attempts": 0, "backoff": {"cap": "9d"}})
+
+
+def test_a_limit_for_each_key() -> None:
+    record = parse_settings({"max_in_flight_per_key": "3"}).record()
+    assert (record["max_in_flight_per_key"], record["ordering"]) == (3, "none")
+    assert parse_settings({"max_in_flight_per_key": "none"}).record() == DEFAULT_RECORD
+    assert update_settings(record, {"max_in_flight_per_key": 3, "lease": "1m"}).lease_ms == 60_000
+    for other, was in ((4, "3"), ("none", "3")):
+        with pytest.raises(InvalidSetting, match=rf"^max_in_flight_per_key: it is {was} since the topic was created"):
+            update_settings(record, {"max_in_flight_per_key": other})
+    with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: it is none since the topic was created"):
+        update_settings(DEFAULT_RECORD, {"max_in_flight_per_key": 3})
+    with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: it does not go with ordering key"):
+        parse_settings({"max_in_flight_per_key": 1, "ordering": "key"})
+    with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: only topics of the kind timer have it$"):
+        parse_settings({"max_in_flight_per_key": 2}, COMPACTED)
+
+
+def test_a_group_may_have_a_lower_limit_for_each_key() -> None:
+    topic = parse_settings({"max_in_flight_per_key": 3}).record()
+    for mine in (1, 3):
+        own = parse_group_settings({"max_in_flight_per_key": mine}, topic)
+        assert own == {"max_in_flight_per_key": mine}
+        assert key_limit(topic, own) == mine
+    assert key_limit(topic) == 3
+    assert key_limit(topic, {"max_in_flight_per_key": 5}) == 3, "however it came there"
+    assert key_limit(parse_settings({"ordering": "key"}).record()) == 1
+    assert key_limit(DEFAULT_RECORD) is key_limit({}) is None
+    with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: 4 is more than the topic's, which is 3$"):
+        parse_group_settings({"max_in_flight_per_key": 4}, topic)
+    with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: 2 is more than the topic's, which is 1$"):
+        parse_group_settings({"max_in_flight_per_key": 2}, parse_settings({"ordering": "key"}).record())
+    with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: the topic has none"):
+        parse_group_settings({"max_in_flight_per_key": 1}, DEFAULT_RECORD)
+    for wrong in (0, 1001, "none"):
+        with pytest.raises(InvalidSetting, match=r"^max_in_flight_per_key: "):
+            parse_group_settings({"max_in_flight_per_key": wrong}, topic)
 
 
 @pytest.mark.parametrize("kind", ["fixed", "linear", "exponential"])
@@ -276,20 +321,20 @@ def test_a_first_pause_that_the_cap_would_cut_short(kind: str) -> None:
 
 # -- topics of the kinds priority and fair -----------------------------------------------------------------------------
 
-RANKED_KEYS = {*KEYS} - {"ordering"}
+RANKED_KEYS = {*KEYS} - {"ordering", "max_in_flight_per_key"}
 
 
 def test_a_priority_topic_has_a_rank_and_an_ageing() -> None:
-    assert parse_settings({}, PRIORITY).record() == DEFAULT_RECORD | {"rank": "priority", "ageing_ms": None}
+    assert parse_settings({}, PRIORITY).record() == RANKED_RECORD | {"rank": "priority", "ageing_ms": None}
     settings = parse_settings({"ageing": "30s", "lease": "1m"}, PRIORITY)
-    assert settings.record() == DEFAULT_RECORD | {"rank": "priority", "ageing_ms": 30_000, "lease_ms": 60_000}
+    assert settings.record() == RANKED_RECORD | {"rank": "priority", "ageing_ms": 30_000, "lease_ms": 60_000}
     assert update_settings(settings.record(), {"ageing": "none"}, PRIORITY).record()["ageing_ms"] is None
     assert {*schema.keys_of(CLASSES[PRIORITY])} == {*RANKED_KEYS, "ageing"}
     assert {*schema.keys_of(CLASSES[FAIR])} == {*RANKED_KEYS, "ageing", "tenants"}
 
 
 def test_a_fair_topic_keeps_its_tenants_sorted() -> None:
-    assert parse_settings({}, FAIR).record() == DEFAULT_RECORD | {"rank": "fair", "ageing_ms": None, "tenants": []}
+    assert parse_settings({}, FAIR).record() == RANKED_RECORD | {"rank": "fair", "ageing_ms": None, "tenants": []}
     given = {"*": {"max_in_flight": 5}, "acme": {"weight": 3}, "acme.*": {"weight": "2", "max_in_flight": "none"}}
     rows = [["*", 1, 5], ["acme", 3, None], ["acme.*", 2, None]]
     for tenants in (given, json.dumps(given)):
@@ -308,6 +353,8 @@ def test_a_fair_topic_keeps_its_tenants_sorted() -> None:
         (PRIORITY, {"ageing": "999ms"}, "^ageing: 999ms is not within 1s to 366d$"),
         (PRIORITY, {"ageing": "367d"}, "^ageing: 367d is not within"),
         (PRIORITY, {"ordering": "none"}, "^ordering: unknown key"),
+        (PRIORITY, {"max_in_flight_per_key": 2}, "^max_in_flight_per_key: only topics of the kind timer have it$"),
+        (FAIR, {"max_in_flight_per_key": 2}, "^max_in_flight_per_key: only topics of the kind timer have it$"),
         (PRIORITY, {"rank": "fair"}, "^rank: unknown key"),
         (PRIORITY, {"tenants": {}}, "^tenants: unknown key"),
         (TIMER, {"ageing": "1m"}, "^ageing: unknown key"),

@@ -68,7 +68,7 @@ def test_every_setting_is_in_the_document_and_no_other() -> None:
     assert set(TOPICS[COMPACTED]) == own
     assert set(TOPICS[FAIR]) == {*keys_of(CLASSES[FAIR])} - {*keys_of(CLASSES[TIMER])}
     assert {*keys_of(CLASSES[FAIR])} - {*keys_of(CLASSES[PRIORITY])} == {"tenants"}
-    assert {*keys_of(CLASSES[TIMER])} - {*keys_of(CLASSES[PRIORITY])} == {"ordering"}
+    assert {*keys_of(CLASSES[TIMER])} - {*keys_of(CLASSES[PRIORITY])} == {"ordering", "max_in_flight_per_key"}
 
 
 @pytest.mark.parametrize(("kind", "key", "option", "default", "limits"), ROWS)

@@ -123,10 +123,12 @@ def test_group_update_and_delete(ctl: Ctl, client: FakeClient) -> None:
     args = ["--max-attempts", "none", "--backoff", "fixed", "--backoff-first", "5s", "--backoff-jitter", "0"]
     assert ctl("group", "update", "t", "g", *args).stdout == "updated group g of t\n"
     assert ctl("group", "update", "t", "g", "--reset").exit_code == 0
+    assert ctl("group", "update", "t", "g", "--max-in-flight-per-key", "2").exit_code == 0
     backoff = {"kind": "fixed", "first": "5s", "jitter_percent": 0}
     assert [call["settings"] for call in client.asked("update_group")] == [
         {"max_attempts": None, "backoff": backoff},
         {},
+        {"max_in_flight_per_key": "2"},
     ]
     for bad in ([], ["--reset", "--max-attempts", "3"], ["--lease", "1m"], ["--max-attempts", "²"]):
         assert ctl("group", "update", "t", "g", *bad).exit_code == 2
