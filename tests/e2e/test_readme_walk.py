@@ -105,6 +105,19 @@ def test_the_tour_of_keys(tour: Callable[[str], str]) -> None:
     assert "dark" in tour("kv watch config --start earliest --max 1")
 
 
+def test_the_tour_of_priorities_and_tenants(tour: Callable[[str], str]) -> None:
+    tour("topic create chores --kind priority")
+    tour('produce chores "tidy up" --priority 9')
+    tour('produce chores "call the doctor" --priority 1')
+    assert tour("consume chores --group family") == "call the doctor\ntidy up\n"
+    tour("topic create letters --kind fair")
+    tour("produce letters newsletter --tenant acme --count 3")
+    tour('produce letters "your new password" --tenant shop')
+    assert "at 50/s, 10 at once" in tour("tenant set letters '*' --rate 50/s --burst 10")
+    found = tour("consume letters --group senders").splitlines()
+    assert found == ["newsletter", "your new password", "newsletter", "newsletter"]
+
+
 def test_the_page_about_topics(node: NodeProcess, tmp_path: Path) -> None:
     """One function of the whole page: what one example names, a later one may use."""
     shown: list[str] = []
