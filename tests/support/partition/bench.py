@@ -29,6 +29,9 @@ FOREVER_MS = offsets.U48_MAX
 STEPS = 10_000
 """More than any upkeep here takes."""
 
+DEFAULTS = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
+"""Settings of topics here, where a test says nothing else."""
+
 Cell = str | bytes | int | None
 
 
@@ -90,8 +93,7 @@ class Bench:
     def __init__(self, *, level: int = FIRST_LEVEL, look_aheads: LookAheads | None = None, **settings: Any) -> None:
         """`level`: the feature level whose rules the partition goes by. `look_aheads`: those of a node."""
         self.look_aheads = look_aheads if look_aheads is not None else LookAheads()
-        defaults = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
-        self.settings = parse_settings(defaults | settings, self.kind).record()
+        self.settings = parse_settings(DEFAULTS | settings, self.kind).record()
         self.stores = CountedStores()
         self.view = View(self.stores)
         self.machine = self.machine_class.load(0, self.settings, self.view, self.look_aheads)

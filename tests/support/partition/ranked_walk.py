@@ -21,7 +21,7 @@ from sandq.partition.digest import comparable
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import cursor_before
-from tests.support.partition.bench import FOREVER_MS, T
+from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.fair_model import FairModel
 from tests.support.partition.ranked_bench import RankedBench
 
@@ -519,8 +519,7 @@ class RankedWalk:
             weights = draw.choice([{}, {"a": 3}, {"a.*": 2, "b": 2}, {"*": 2, "a.x": 5, "default": 1}])
             changed["tenants"] = {pattern: {"weight": weight} for pattern, weight in weights.items()}
         self.named = self.named | changed
-        defaults = {"lease": "30s", "max_attempts": 3, "backoff": {"kind": "fixed", "first": "1s", "jitter_percent": 0}}
-        self.apply(c.Configure(parse_settings(defaults | self.named, self.kind).record()))
+        self.apply(c.Configure(parse_settings(DEFAULTS | self.named, self.kind).record()))
 
     # -- time -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,34 @@
+"""A partition of a fair topic that is loaded from its rows before each entry goes on as one that lives; limits and
+rates hold, and a group that was given nothing rests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.partition.ranked_twins import RankedTwins, walk_clock, walk_gaps, walk_plain, walk_queues
+from tests.support.simulation.seeds import run_each
+
+SEEDS, MORE_SEEDS = 6, 40
+WALKS = [walk_plain, walk_clock, walk_gaps, walk_queues]
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_loaded_twin_goes_on_as_one_that_lives(walk: Callable[[int], RankedTwins]) -> None:
+    happened: Counter[str] = Counter()
+    for twins in run_each(walk, range(SEEDS)):
+        happened += twins.happened
+    expected = ["given", "repeated", "full", "at_rate", "rested", "held_up"]
+    expected += ["resets"] if walk is walk_clock else ["stalled"] if walk in (walk_gaps, walk_queues) else []
+    assert all(happened[what] for what in expected), f"too little happens: {happened}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("walk", WALKS)
+def test_many_twins(walk: Callable[[int], RankedTwins], block: int) -> None:
+    first = 100_000 + MORE_SEEDS * block
+    run_each(walk, range(first, first + MORE_SEEDS))

@@ -1,0 +1,378 @@
+"""A random walk of two partitions of a fair topic that apply the same entries: one lives, one is loaded from its rows
+before each of them.
+
+After each entry they have the same rows and have answered the same. Limits and rates of tenants hold, and a leader
+that goes by what it is told does not spin: when a lease gives nothing, nothing is said to be due. Times are ms after T.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from random import Random
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from sandq.model.batch import Column, encode
+from sandq.model.limits import FIXED
+from sandq.model.rates import interval_us
+from sandq.model.settings import parse_settings
+from sandq.partition import clock_reset, rows
+from sandq.partition import commands as c
+from sandq.partition.digest import comparable
+from sandq.partition.group_status import GroupStatus
+from sandq.partition.groups import group as group_module
+from sandq.partition.groups import ranked_grants
+from sandq.partition.groups.leases import Lease
+from sandq.partition.jobs import jobs
+from sandq.partition.log import sweep, trim
+from sandq.partition.ready import queue_keys, ready_queues
+from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
+from tests.support.partition.ranked_bench import RankedBench
+
+STEPS = 150
+GROUPS = ("g", "h")
+TENANTS = ("a", "b", "a.x", "a.y", "a.x.p", None)
+DEFAULT_TENANT = "default"
+Rules = Mapping[str, Mapping[str, Any]]
+RULES: tuple[Rules, ...] = (
+    {},
+    {"a": {"max_in_flight": 2}, "*": {"max_in_flight": 3}},
+    {"*": {"rate": "2/s", "burst": 2}},
+    {"a.*": {"weight": 3, "rate": "1/s"}, "b": {"max_in_flight": 1, "rate": "5/s", "burst": 3}},
+    {"*": {"max_in_flight": 1}},
+    {"*": {"rate": "30/m"}},
+    {"a": {"rate": "10/m", "burst": 2}},
+    {"a.x": {"weight": 5}, "a": {"weight": 2, "max_in_flight": 1}},
+)
+DAY_MS = 86_400_000
+DEEDS = {
+    "add": 22,
+    "lease": 33,
+    "ack": 10,
+    "nack": 10,
+    "expire": 4,
+    "release": 3,
+    "configure": 5,
+    "pause": 3,
+    "seek": 2,
+    "change": 4,
+    "upkeep": 3,
+    "start_job": 1,
+}
+"""How often each is drawn."""
+SMALL_STEPS = (
+    (trim, "TRIM_ROWS", 3),
+    (sweep, "LEAST_SETTLED", 2),
+    (sweep, "SWEEP_ROWS", 3),
+    (jobs, "STEP_MESSAGES", 2),
+    (clock_reset, "STEP_ROWS", 20),
+    (ready_queues, "HEAD_ENTRIES", 2),
+    (ready_queues, "MOST_ENTRIES", 4),
+    (ranked_grants, "PROMOTED", 5),
+    (ranked_grants, "PART_ENTRIES", 2),
+    (ranked_grants, "BURIED", 2),
+)
+
+
+class Pace(NamedTuple):
+    """A rate that holds for a tenant."""
+
+    interval_us: int
+    burst: int
+
+
+class Given(NamedTuple):
+    """Messages of a tenant that a group was given at once."""
+
+    at_us: int
+    messages: int
+
+
+def walk_plain(seed: int) -> RankedTwins:
+    """Walk with limits, rates, ageing, seeks, pauses and changes of settings."""
+    return _walk(RankedTwins(seed))
+
+
+def walk_clock(seed: int) -> RankedTwins:
+    """Walk with a clock that jumps ahead and is set back, and with leases whose horizon is behind."""
+    return _walk(RankedTwins(seed, goes_wrong=True))
+
+
+def walk_gaps(seed: int) -> RankedTwins:
+    """Walk where a group soon has too much that waits to be given anything new."""
+    return _walk(RankedTwins(seed), (group_module, "FIXED", replace(FIXED, max_gaps=2)))
+
+
+def walk_queues(seed: int) -> RankedTwins:
+    """Walk where a group soon has too many ready queues to promote more."""
+    return _walk(RankedTwins(seed), (ready_queues, "FIXED", replace(FIXED, ready_queues=3)))
+
+
+def _walk(twins: RankedTwins, *limits: tuple[Any, str, Any]) -> RankedTwins:
+    with ExitStack() as patches:
+        for module, name, value in (*SMALL_STEPS, *limits):
+            patches.enter_context(patch.object(module, name, value))
+        for _ in range(STEPS):
+            twins.step()
+    return twins
+
+
+class RankedTwins:
+    """Two partitions, and what is to hold for both."""
+
+    def __init__(self, seed: int, *, goes_wrong: bool = False) -> None:
+        """`goes_wrong`: its clock does, now and then."""
+        self.draw = Random(seed)
+        self.goes_wrong = goes_wrong
+        self.weights = DEEDS | ({"go_wrong": 3} if goes_wrong else {})
+        self.rules = self.draw.choice(RULES)
+        ageing = {"ageing": "2s"} if self.draw.random() < 0.3 else {}
+        self.benches = [RankedBench("fair", tenants=self.rules, **ageing) for _ in range(2)]
+        self.bench, self.twin = self.benches
+        self.now = self.made = self.jobs = 0
+        self.tokens: list[int] = []
+        self.given: dict[tuple[str, str], list[Given]] = {}
+        """By group and tenant: what it was given since a rate holds for it."""
+        self.happened: Counter[str] = Counter()
+        """How often a walk came to what it is for."""
+        for group in GROUPS:
+            self.apply(c.OpenGroup(group, "earliest"))
+
+    def step(self) -> None:
+        """Let some time pass, and do one thing."""
+        self.now += self.draw.choice([0, 0, 10, 100, 400, 900, 3000])
+        deed: Callable[[], None] = getattr(self, self.draw.choices(list(self.weights), list(self.weights.values()))[0])
+        deed()
+
+    def apply(self, command: c.Command, at: int | None = None) -> Any:
+        """Apply an entry to both, stamped now unless `at` says otherwise; its result."""
+        self.twin.restart()
+        if self.draw.random() < 0.3:
+            for look_ahead in self.bench.machine.groups.readers():
+                look_ahead.evict()
+        one, another = [bench.apply(self.now if at is None else at, command) for bench in self.benches]
+        assert str(one) == str(another), f"a partition loaded from its rows answers otherwise to {command}"
+        living, loaded = (comparable(bench.everything()) for bench in self.benches)
+        if living != loaded:
+            keys = [key for key in {**living, **loaded} if living.get(key) != loaded.get(key)]
+            raise AssertionError({key: (living.get(key), loaded.get(key)) for key in keys})
+        return one[0]
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def add(self) -> None:
+        """Store a batch: of one queue or of several, due or not yet, of which some may die or replace others."""
+        draw, count = self.draw, self.draw.choice([1, 2, 3, 5])
+        values = [f"m{self.made + place}".encode() for place in range(count)]
+        self.made += count
+        tenants, priorities = draw.choices(TENANTS, k=count), draw.choices([-1, 0, 1, None], k=count)
+        if draw.random() < 0.4:
+            tenants, priorities = tenants[:1] * count, priorities[:1] * count
+        cells: dict[int, Sequence[Any]] = {
+            Column.VALUE: values,
+            Column.PRIORITY: priorities,
+            Column.TENANT: [None if tenant is None else tenant.encode() for tenant in tenants],
+        }
+        if draw.random() < 0.3:
+            cells[Column.DELIVER_MS] = [T + self.now + draw.choice([5, 500, 3000]) for _ in values]
+        has_ttls, has_keys = draw.random() < 0.3, draw.random() < 0.2
+        if has_ttls:
+            cells[Column.TTL_MS] = draw.choices([None, 500, 4000], k=count)
+        if has_keys:
+            cells[Column.UNIQUE_KEY] = draw.choices([None, b"u", b"v"], k=count)
+        self.apply(c.Append(encode(cells), split=has_ttls or has_keys, on_conflict=c.REPLACE))
+
+    def change(self) -> None:
+        """Cancel a message of the log, give it another priority, or another time."""
+        found = [key[1:] for key, _ in self.bench.rows(rows.LOG)]
+        if not found:
+            return
+        target = (c.TARGET_ID, self.draw.choice(found))
+        how = self.draw.choice(["cancel", "priority", "time"])
+        if how == "cancel":
+            self.apply(c.Cancel([target]))
+        elif how == "priority":
+            self.apply(c.Move([(target, None, False, self.draw.choice([-2, 5]))]))
+        else:
+            self.apply(c.Move([(target, T + self.now + self.draw.choice([0, 700]), False)]))
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def lease(self) -> None:
+        """Lease as a leader does: until something is given, or nothing is said to be due. Each lease that gives nothing
+        gets on with what is due, or the leader would spin."""
+        group, limit = self.draw.choice(GROUPS), self.draw.choice([1, 2, 3, 7, 20])
+        lease_ms, horizon = self.draw.choice([3000, 30_000]), self.now + 40
+        if self.goes_wrong and self.draw.random() < 0.15:
+            horizon = max(self.now - self.draw.choice([100, 1000, 5000]), 0)
+        before = None
+        while not self.grant(group, limit, lease_ms, self.now, horizon):
+            living, loaded = self.statuses(group)
+            assert living.is_promoting == loaded.is_promoting
+            is_due = any(status.next_ms is not None and status.next_ms <= T + self.now for status in (living, loaded))
+            # With a horizon that is behind, what came to be due since is left.
+            if not living.is_promoting and (not is_due or horizon < self.now):
+                self.happened["rested"] += 1
+                self.happened["held_up"] += living.next_ms is not None and not is_due
+                return
+            found = self.bench.machine.groups.named(group)
+            progress = found.cursor, found.dead.total()
+            assert progress != before, f"nothing was given, promoted or buried, and {living} says that something is due"
+            before = progress
+
+    def statuses(self, group: str) -> list[GroupStatus]:
+        """What both say of a group."""
+        found = [bench.status().groups.get(group) for bench in self.benches]
+        return [status for status in found if status is not None]
+
+    def grant(self, group: str, limit: int, lease_ms: int, at: int, horizon: int) -> list[Lease]:
+        """Lease once, and check limits and rates; what was given. Nothing is while the clock is being set back."""
+        granted = self.apply(c.Lease(group, T + horizon, [c.Grant("c", limit, lease_ms)]), at)
+        if not isinstance(granted, list):
+            assert granted.code == "UNAVAILABLE"
+            return []
+        self.tokens += [lease.token for lease in granted]
+        counts: Counter[str] = Counter()
+        for lease in granted:
+            named = [message.fields.get(Column.TENANT) for message in self.bench.messages(lease)]
+            tenants = Counter(DEFAULT_TENANT if name is None else name.decode() for name in named)
+            assert tenants == _tenants_of(lease)
+            counts += tenants
+            self.happened["given"] += lease.total
+            self.happened["repeated"] += lease.total if lease.attempt > 1 else 0
+        self._check_in_flight(group, counts)
+        for tenant, count in counts.items():
+            self._check_rate(group, tenant, count)
+        return granted
+
+    def _check_in_flight(self, group: str, given: Counter[str]) -> None:
+        """What is leased is counted, and nothing was given beyond a limit."""
+        found = self.bench.machine.groups.named(group)
+        assert found.ready is not None
+        self.happened["stalled"] += not found.paused and not found.halts and found.stall_reason() is not None
+        in_flight: Counter[str] = Counter()
+        for lease in found.leases.values():
+            in_flight += _tenants_of(lease)
+        assert in_flight == +found.ready.in_flight
+        for tenant in given:
+            most = self._rule_of(tenant).get("max_in_flight")
+            assert most is None or in_flight[tenant] <= most, f"{tenant} has {in_flight[tenant]} in flight of {most}"
+            self.happened["full"] += in_flight[tenant] == most
+
+    def _check_rate(self, group: str, tenant: str, count: int) -> None:
+        """In no window of time that ends now was a tenant given more than its rate allows."""
+        pace = self._pace_of(tenant)
+        if pace is None:
+            return
+        given, now_us = self.given.setdefault((group, tenant), []), self.bench.machine.now_ms * 1000
+        given.append(Given(now_us, count))
+        total = 0
+        for earlier in reversed(given):
+            total += earlier.messages
+            allowed = pace.burst + (now_us - earlier.at_us) // pace.interval_us
+            assert total <= allowed, f"{tenant}: {total} in {now_us - earlier.at_us} us, {allowed} are allowed"
+            self.happened["at_rate"] += total == allowed
+
+    def _rule_of(self, tenant: str) -> Mapping[str, Any]:
+        """What the rules say of a tenant: the most exact pattern counts."""
+        names = tenant.split(".")
+        patterns = [tenant, *(".".join((*names[:end], "*")) for end in range(len(names) - 1, -1, -1))]
+        return next((self.rules[pattern] for pattern in patterns if pattern in self.rules), {})
+
+    def _pace_of(self, tenant: str) -> Pace | None:
+        rule = self._rule_of(tenant)
+        return Pace(interval_us(rule["rate"]), rule.get("burst", 1)) if "rate" in rule else None
+
+    # -- back -----------------------------------------------------------------------------------------------------
+
+    def ack(self) -> None:
+        if self.tokens:
+            self.apply(c.Ack([(self.draw.choice(self.tokens), None)]))
+
+    def nack(self) -> None:
+        """Give a lease back, perhaps with another priority or other headers."""
+        if not self.tokens:
+            return
+        draw = self.draw
+        changes: dict[int, Any] = {}
+        if draw.random() < 0.3:
+            changes[Column.PRIORITY] = draw.choice([-1, 3])
+        if draw.random() < 0.2:
+            changes[Column.HEADERS] = b"\x81\xa1a\x01"
+        delay, is_begun = draw.choice([None, 0, 0, 300, 5000]), draw.random() < 0.8
+        item = (draw.choice(self.tokens), None, delay, "no", is_begun)
+        self.apply(c.Nack([(*item, changes) if changes else item]))
+
+    def expire(self) -> None:
+        self.apply(c.Expire())
+
+    def release(self) -> None:
+        self.apply(c.Release(self.draw.choice(GROUPS), "c"))
+
+    # -- administration -------------------------------------------------------------------------------------------
+
+    def configure(self) -> None:
+        """Give the topic other rules, and another ageing."""
+        before = {key: self._pace_of(key[1]) for key in self.given}
+        self.rules = self.draw.choice(RULES)
+        ageing = {"ageing": "1s"} if self.draw.random() < 0.3 else {}
+        self.apply(c.Configure(parse_settings(DEFAULTS | {"tenants": self.rules} | ageing, "fair").record()))
+        for key, pace in before.items():
+            if pace != self._pace_of(key[1]):
+                del self.given[key]
+
+    def pause(self) -> None:
+        self.apply(c.PauseGroup(self.draw.choice(GROUPS), self.draw.random() < 0.25))
+
+    def seek(self) -> None:
+        positions: list[c.Position] = ["earliest", T + max(self.now - 2000, 0)]
+        self.apply(c.Seek(self.draw.choice(GROUPS), self.draw.choice(positions)))
+        for _ in range(self.draw.choice([0, 3, 20])):
+            self.upkeep()
+
+    def upkeep(self) -> None:
+        self.apply(c.Upkeep())
+
+    def start_job(self) -> None:
+        """Start a job of any kind, and do its first step."""
+        kind = self.draw.choice(["cancel", "move", "redrive", "purge_dead"])
+        arguments: dict[str, Any] = {"from_ms": 0, "until_ms": FOREVER_MS, "dry_run": False}
+        if kind in ("cancel", "move"):
+            arguments["key_prefix"] = None
+        else:
+            arguments |= {"group": self.draw.choice(GROUPS), "reason": None}
+        if kind == "redrive":
+            arguments["rate"] = None
+        if kind == "move":
+            arguments["priority"] = self.draw.choice([-3, 4])
+        self.jobs += 1
+        self.apply(c.StartJob(self.jobs.to_bytes(16, "big"), kind, arguments))
+        self.upkeep()
+
+    def go_wrong(self) -> None:
+        """Have an entry come from a clock that is far ahead, and set the clock back, at least in part."""
+        ahead = self.now + self.draw.choice([20_000, 10 * DAY_MS])
+        if self.draw.random() < 0.7:
+            self.grant(self.draw.choice(GROUPS), 5, 3000, ahead, ahead)
+        else:
+            self.apply(c.Clock(), ahead)
+        begun = self.apply(c.ClockReset(T + self.now))
+        if begun["outcome"] == "begun":
+            self.given.clear()
+            self.happened["resets"] += 1
+        steps = self.draw.choice([0, 3, 200])
+        while steps and self.bench.machine.resets.state is not None:
+            self.upkeep()
+            steps -= 1
+
+
+def _tenants_of(lease: Lease) -> Counter[str]:
+    """By tenant: live messages of a lease."""
+    counts: Counter[str] = Counter()
+    for queue, ranges in lease.by_queue(lease.live):
+        assert queue is not None
+        counts[queue_keys.tenant_of(queue)] += sum(part.length for part in ranges)
+    return counts
