@@ -115,7 +115,7 @@ COMMANDS = {
     "tenant": Later(
         "sandctl.commands.tenants",
         "tenant",
-        "Look at the tenants of a fair topic; change their weights, and how much of theirs may be in flight.",
+        "Look at the tenants of a fair topic; change their weights, and what limits them.",
     ),
     "dead": Later("sandctl.commands.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
     "cluster": Later(

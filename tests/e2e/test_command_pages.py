@@ -80,6 +80,7 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
             client.admin.create_topic(name, **({"delete_on_ack": False} if name == "log" else {}))
     for group in ("billing", "copy"):
         client.leases("orders", group).take()
+        client.admin.resume_group("orders", group)  # a line before this one may have paused it
     if "calls dialers" in line:
         if "calls" not in there:
             client.admin.create_topic("calls", max_in_flight_per_key=3)

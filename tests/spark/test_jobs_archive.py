@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sandq.errors import InvalidRequest, SandqError
 from sandq.model.headers import headers_unpack
 from sandq.model.times import instant_ms
 from sandq.spark import jobs
+from sandq.spark.datasource import SandqDataSource
 from sandq.spark.jobs.archive import archived
 from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, values
@@ -72,6 +74,25 @@ def test_archive_and_sql(spark: Any, node: Broker, tmp_path: Path) -> None:
         ask("select nonsense from messages")
     with pytest.raises(InvalidRequest, match="view"):
         ask("select 1", views={"a b": "select 1"})
+
+
+def test_a_source_that_begins_late(spark: Any, node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.create_topic("welcome_emails", partitions=1)
+    fill(node, "welcome_emails", range(10))
+    node.advance("1m")
+    marker, python = tmp_path / "began", tmp_path / "python"
+    # A machine so busy that Spark does not wait long enough, the first time.
+    python.write_text(
+        f"#!/bin/sh\ncase \"$*\" in *streaming_source*) mkdir '{marker}' 2>/dev/null && sleep 11;; esac\n"
+        f"exec '{sys.executable}' \"$@\"\n"
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    late = spark.newSession()
+    late.dataSource.register(SandqDataSource)
+    run = jobs.archive(late, ["welcome_emails"], str(tmp_path / "archive"), servers=[node.address])
+    assert marker.exists() and run.messages == 10
+    assert values(archived(spark, str(tmp_path / "archive"))) == [*range(10)]
 
 
 def test_an_archive_that_lost_its_checkpoint(spark: Any, node: Broker, tmp_path: Path) -> None:

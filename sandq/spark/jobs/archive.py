@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sandq.model.errors import InvalidRequest, Unavailable
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, duration_ms
-from sandq.spark.jobs.session import failure
+from sandq.spark.jobs.session import failure, first_line
 from sandq.spark.option_texts import SERVERS
 from sandq.spark.source.positions import Positions
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.types import StructType
 
 BATCH_MESSAGES: Final = 1_000_000
@@ -37,6 +38,10 @@ FILES: Final = "_spark_metadata"
 LOOKS: Final = 10
 """An archive that grew while it was looked at is looked at again, so many times."""
 POLL_S: Final = 0.2
+LATE: Final = "Timed out while waiting for the Python worker to connect back"
+"""Spark gives a stream's source 10 s to begin, and no setting to change that: a busy machine can take longer."""
+STARTS: Final = 5
+"""Of one run, when its source did not begin in time: the checkpoint has what was done."""
 
 Progress = Callable[[int, int], object]
 """Called with how many messages are archived so far, in how many micro-batches."""
@@ -145,10 +150,31 @@ def _numbers(spark: SparkSession, path: str) -> list[int]:
 def _run(
     spark: SparkSession, options: Mapping[str, str], path: str, checkpoint: str, progress: Progress | None
 ) -> tuple[int, int]:
+    seen: dict[int, int] = {}
+    late = 0
+    while True:
+        query = _start(spark, options, path, checkpoint)
+        try:
+            done = False
+            while not done:
+                done = query.awaitTermination(POLL_S)
+                seen |= {one.batchId: one.numInputRows for one in query.recentProgress if one.numInputRows}
+                if progress is not None:
+                    progress(sum(seen.values()), len(seen))
+            return sum(seen.values()), len(seen)
+        except Exception as error:
+            late += 1
+            if LATE not in first_line(error) or late == STARTS:
+                raise
+        finally:
+            query.stop()
+
+
+def _start(spark: SparkSession, options: Mapping[str, str], path: str, checkpoint: str) -> StreamingQuery:
     from pyspark.sql import functions as F
 
     frame = spark.readStream.format("sandq").options(**options).load()
-    query = (
+    return (
         frame.withColumn("date", day(F.col("deliver_at")))
         .writeStream.format("parquet")
         .partitionBy("topic", "date")
@@ -158,17 +184,6 @@ def _run(
         .trigger(availableNow=True)
         .start()
     )
-    seen: dict[int, int] = {}
-    try:
-        done = False
-        while not done:
-            done = query.awaitTermination(POLL_S)
-            seen |= {one.batchId: one.numInputRows for one in query.recentProgress if one.numInputRows}
-            if progress is not None:
-                progress(sum(seen.values()), len(seen))
-    finally:
-        query.stop()
-    return sum(seen.values()), len(seen)
 
 
 def day(at: Column) -> Column:

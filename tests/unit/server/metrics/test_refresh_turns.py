@@ -10,6 +10,7 @@ import trio
 
 from sandq.broker.turns import TURN_WORK
 from sandq.model.limits import DEFAULT
+from sandq.model.names import TIMER
 from sandq.server.metrics.metrics import GROUPS_OF_WORK, About, Metrics
 
 PARTITIONS: Final = 500
@@ -55,7 +56,7 @@ async def test_what_came_due_is_looked_for_in_turns() -> None:
         limits=DEFAULT,
         stats=None,
         clock=SimpleNamespace(now_ms=lambda: 60_000),
-        topics=lambda: [SimpleNamespace(led=lambda: led)],
+        topics=lambda: [SimpleNamespace(led=lambda: led, record=SimpleNamespace(kind=TIMER))],
     )
     nobody: Any = None
     metrics = Metrics(broker, nobody, nobody, nobody, nobody, About("1", "n", "c", Path()), nobody)
