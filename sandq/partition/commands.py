@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import msgpack
 
@@ -18,7 +18,7 @@ from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.sequence import number_of
-from sandq.partition.levels import KEY_LIMIT, RANKED
+from sandq.partition.levels import KEY_LIMIT, RANKED, SCHEDULES
 
 ENTRY_VERSION = 1
 
@@ -48,6 +48,11 @@ class CommandType(IntEnum):
     TAKE_DIGEST = 22
     CLOCK_RESET = 23
     PAUSE_GROUP = 24
+    PUT_SCHEDULES = 30
+    FIRE_SCHEDULES = 31
+    PAUSE_SCHEDULES = 32
+    DELETE_SCHEDULES = 33
+    TRIGGER_SCHEDULES = 34
 
 
 What = list[list[Any]] | None
@@ -337,6 +342,60 @@ class PauseGroup(Command):
     paused: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PutSchedules(Command):
+    """Make schedules, or give them other settings."""
+
+    type: ClassVar[int] = CommandType.PUT_SCHEDULES
+    feature_level: ClassVar[int] = SCHEDULES
+    takes_space: ClassVar[bool] = True
+    items: Sequence[Sequence[Any]]
+    """(name, settings, {column: value} of the message, version and next occurrence (ms or None) that the leader saw (0,
+    None: there was none), next occurrence (ms or None), when it fires, whether it is paused), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class FireSchedules(Command):
+    """One occurrence of each of these is over, and the next is this one."""
+
+    type: ClassVar[int] = CommandType.FIRE_SCHEDULES
+    feature_level: ClassVar[int] = SCHEDULES
+    items: Sequence[Sequence[Any]]
+    """(name, version and occurrence (ms) that the leader saw, next occurrence (ms or None), when it fires, how many
+    between the two were missed), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseSchedules(Command):
+    """Let schedules fire no more, or again."""
+
+    type: ClassVar[int] = CommandType.PAUSE_SCHEDULES
+    feature_level: ClassVar[int] = SCHEDULES
+    items: Sequence[Sequence[Any]]
+    """(name, version and next occurrence that the leader saw, paused, next occurrence (ms or None), when it fires)"""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSchedules(Command):
+    type: ClassVar[int] = CommandType.DELETE_SCHEDULES
+    feature_level: ClassVar[int] = SCHEDULES
+    items: Sequence[Sequence[Any]]
+    """(name), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSchedules(Command):
+    """Have schedules make a message at once."""
+
+    type: ClassVar[int] = CommandType.TRIGGER_SCHEDULES
+    feature_level: ClassVar[int] = SCHEDULES
+    takes_space: ClassVar[bool] = True
+    items: Sequence[Sequence[Any]]
+    """(name, token by which a repetition is known), ..."""
+
+
+ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules
+SCHEDULE_COMMANDS: Final = (PutSchedules, FireSchedules, PauseSchedules, DeleteSchedules, TriggerSchedules)
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}
 
 

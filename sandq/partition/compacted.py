@@ -85,6 +85,9 @@ class CompactedPartition(TimerPartition):
             self.compactor.look_anew(self.now_ms)
         return super()._other(index, place, command, view)
 
+    def _schedule(self, index: int, place: int, command: c.ScheduleCommand, view: View) -> list[Any]:
+        raise InvalidRequest("a compacted topic has no schedules: a timer, priority or fair topic has")
+
     def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
         raise InvalidRequest(
             "the clock of a compacted topic is not set back: the version of a value is its place in the log, which "

@@ -19,6 +19,8 @@ KEY_LIMIT: Final = 7
 """Topics and groups may have `max_in_flight_per_key`. What is applied goes by the settings, not by the level."""
 RANKED: Final = 7
 """There are topics whose messages have priorities, and tenants that share: their partitions are never below it."""
+SCHEDULES: Final = 8
+"""Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5
 """A batch of `log.message_log.WHOLE_MESSAGES` and more that are all wanted at one moment to come is one log row, as one
 that is due at once is; when half of it was taken out before that moment, the rest gets rows of its own."""

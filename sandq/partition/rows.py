@@ -21,9 +21,11 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
+    "F" fire_ms u48, name              schedule that fires then
     "P" group u32, tenant              pace of a tenant
     "Q" group u32, queue               ready queue of a group: a tenant, a zero byte, a priority u32
     "R" group u32, queue, offset 16    messages in a ready queue
+    "S" name                           schedule
     "T" group u32, path                turns of the tenants whose names begin so
     "z" group u32, offset 16           messages above the cursor that the group had passed before a clock reset
 
@@ -55,6 +57,7 @@ LOG, PAYLOAD, TOMBSTONE, MOVED, UNIQUE, COUNTS, FORGET = b"m", b"p", b"t", b"i",
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b"w", b"d", b"k", b"b", b"z"
 QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
 JOB = b"j"
+SCHEDULE, FIRE = b"S", b"F"
 HOLD = b"h"
 PRODUCER, ANSWER = b"q", b"r"
 STATE_KEY = b"s"

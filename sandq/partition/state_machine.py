@@ -45,6 +45,7 @@ from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import Trimmer
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.metrics import Counted
+from sandq.partition.schedules.schedule_table import ScheduleTable
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
@@ -98,6 +99,9 @@ class Status:
     """How often the clock was set back."""
     reset: tuple[int, int] | None = None
     """While it is being set back: so many messages were looked at, of about so many."""
+    schedules: int = 0
+    schedule_ms: int | None = None
+    """When the next of them fires."""
 
 
 class TimerPartition:
@@ -127,6 +131,7 @@ class TimerPartition:
         self._statuses = StatusTable(self.groups, self.log.counts, log_state)
         self.jobs = Jobs(shared, group_state, self.log)
         self.pending = Pending(shared, self.groups, self.log, unique, ownership)
+        self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
         self.producers = Producers(partition)
         self._lease_grants = LeaseGrants(shared, group_state, unique)
         self._settlement = LeaseSettlement(shared, group_state, unique)
@@ -164,11 +169,17 @@ class TimerPartition:
             self._trimmer.state(),
             (self.groups.next_id, self.shared.next_seq, self.ttl.any_own),
             self.shared.settings,
-            # Not at the first level: versions that know no other must be able to read it.
-            *((self.shared.level,) if self.shared.level > FIRST_LEVEL else ()),
-            *((self.resets.state,) if self.resets.state is not None else ()),
+            *self._later_state(),
         )
         view.put(rows.STATE_KEY, rows.pack(*state))
+
+    def _later_state(self) -> tuple[Any, ...]:
+        """What versions of older feature levels do not know, as far as there is any: they must be able to read it."""
+        if self.schedules.count:
+            return self.shared.level, self.resets.state, self.schedules.state()
+        if self.resets.state is not None:
+            return self.shared.level, self.resets.state
+        return (self.shared.level,) if self.shared.level > FIRST_LEVEL else ()
 
     @classmethod
     def load(
@@ -182,6 +193,8 @@ class TimerPartition:
             log, counts, expiring_rows, trimmer, numbers, stored, *later = parts
             self.shared.level = later[0] if later else FIRST_LEVEL
             reset = later[1] if len(later) > 1 else None
+            if len(later) > 2:
+                self.schedules.load(later[2])
             self.shared.now_ms = self.shared.stamp_ms = self.now_ms
             self.log.state.load(log)
             self.log.counts.load(counts)
@@ -226,6 +239,8 @@ class TimerPartition:
             len(self.producers),
             self.clock_epoch,
             self.reset_progress(),
+            self.schedules.count,
+            self.schedules.next_ms,
         )
 
     @property
@@ -298,6 +313,9 @@ class TimerPartition:
                     case c.Upkeep():
                         place += self._upkeep(index, place, view)
                         results.append((self._upkeep_ms() or self.now_ms + 1) <= self.now_ms)
+                    case _ if isinstance(command, c.SCHEDULE_COMMANDS):
+                        results.append(self._schedule(index, place, command, view))
+                        place += self.schedules.used
                     case _:
                         results.append(self._other(index, place, command, view))
             except (NotFound, InvalidRequest, Conflict, OutOfSequence, Unavailable) as refusal:
@@ -419,6 +437,12 @@ class TimerPartition:
                     group.note_change()  # what held its tenants up may not any more
                 self._trim_schedule.note_settled(now_ms)
         return None
+
+    def _schedule(self, index: int, place: int, command: c.ScheduleCommand, view: View) -> list[Result]:
+        results = self.schedules.apply(command, index, place, self.floor_ms, view)
+        if self.schedules.used:
+            self._trim_schedule.note_appended(self.now_ms)
+        return results
 
     def _latest(self, index: int, place: int) -> bytes:
         """The greatest offset below all that is stored from here on: above everything whose time has come, below

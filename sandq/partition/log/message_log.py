@@ -275,14 +275,22 @@ class MessageLog:
                         refused.append((at, state))
                     continue
                 self._unique.hold(unique_key, offset, sender, view)
-            each = AS_PLACED if wanted is None else wanted[at]
-            light = rows.needed_of(fields, self._shared.is_ordered, each.ms)
-            self._ttl.any_own = self._ttl.any_own or Column.TTL_MS in light
-            self.counts.add(offsets.deliver_ms(offset), 1)
-            self._shared.totals.stored += 1
-            stamp_ms, is_delay = self._shared.stamp_ms, each.is_delay
-            self._added([self._put(offset, stamp_ms, fields, light, view, is_delay=is_delay)])
+            self._store_one(offset, fields, AS_PLACED if wanted is None else wanted[at], view)
         return refused
+
+    def _store_one(self, offset: bytes, fields: Fields, wanted: Wanted, view: View) -> None:
+        light = rows.needed_of(fields, self._shared.is_ordered, wanted.ms)
+        self._ttl.any_own = self._ttl.any_own or Column.TTL_MS in light
+        self.counts.add(offsets.deliver_ms(offset), 1)
+        self._shared.totals.stored += 1
+        self._added([self._put(offset, self._shared.stamp_ms, fields, light, view, is_delay=wanted.is_delay)])
+
+    def store(self, fields: Fields, at_ms: int, index: int, place: int, floor_ms: int, view: View) -> bytes:
+        """Store a message of the partition's own, without a unique key, to be delivered at an instant. Its id."""
+        placed_ms = min(max(at_ms, floor_ms), offsets.U48_MAX)
+        offset = offsets.pack(placed_ms, index, place, self.partition)
+        self._store_one(offset, fields, Wanted.of(at_ms, placed_ms, is_delay=False), view)
+        return offset
 
     def append_one(self, offset: bytes, fields: Fields, now_ms: int, view: View) -> None:
         """Store a message in a row of its own, at an offset above all others."""

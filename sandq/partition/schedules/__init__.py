@@ -1,0 +1,1 @@
+"""Schedules: named recurring messages, each occurrence one message."""

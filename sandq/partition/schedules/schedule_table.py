@@ -1,0 +1,268 @@
+"""What a partition does with its schedules: stores them, and makes one message of each occurrence.
+
+A replica knows neither zones nor clocks: the leader says which occurrence comes next. What it says is done only while
+the schedule is as the leader saw it (its version, and the occurrence that is next), so that each occurrence becomes one
+message, however many leaders say so and however late what they said arrives. Nothing is in memory but how many schedules
+there are and when the next of them fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sandq.model.errors import InvalidRequest, NotFound
+from sandq.model.offsets import U48_MAX
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.groups.claim import ACKED, DEAD
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.jobs.pending import Pending
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.schedules.schedule import (
+    GRACE_MS,
+    MISSED,
+    SENT,
+    SKIPPED,
+    TRIGGERED,
+    TRIGGERS,
+    Schedule,
+    fire_key,
+    fire_of,
+    key_of,
+)
+from sandq.partition.shared_state import SharedState
+from sandq.partition.view import View
+
+CREATED: Final = "created"
+CHANGED: Final = "changed"
+UNCHANGED: Final = "unchanged"
+STALE: Final = "stale"
+"""The schedule is another one than the leader saw: nothing was done, and it is to look again."""
+TAKEN: Final = "taken"
+"""The next occurrence has come, or somebody has its message already: the leader is to look for one behind it."""
+FIRED: Final = "fired"
+EARLY: Final = "early"
+
+class ScheduleTable:
+    def __init__(self, shared: SharedState, groups: GroupTable, log: MessageLog, pending: Pending) -> None:
+        self._shared = shared
+        self._groups = groups
+        self._log = log
+        self._pending = pending
+        self.count = 0
+        self.next_ms: int | None = None
+        """When the next of them fires."""
+        self._from_key = rows.FIRE
+        """No row of those that fire is below it."""
+        self.used = 0
+        """Places that the last command used."""
+        self._floor_ms = 0
+
+    def state(self) -> tuple[int, int | None]:
+        """What the state row keeps of them."""
+        return self.count, self.next_ms
+
+    def load(self, state: tuple[int, int | None]) -> None:
+        """Take what `state` gave."""
+        self.count, self.next_ms = state
+        if self.next_ms is not None:
+            self._from_key = fire_key(self.next_ms, "")
+
+    def find(self, name: str, view: View) -> Schedule | None:
+        """Return the schedule of this name."""
+        row = view.get(key_of(name))
+        return None if row is None else Schedule.load(name, row)
+
+    # -- commands -------------------------------------------------------------------------------------------------
+
+    def apply(self, command: c.ScheduleCommand, index: int, place: int, floor_ms: int, view: View) -> list[Any]:
+        """Do what a command says; a result for each of its items. `used` tells how many places that took."""
+        self.used, self._floor_ms = 0, floor_ms
+        one = {
+            c.PutSchedules: self._put,
+            c.FireSchedules: self._fire,
+            c.PauseSchedules: self._pause,
+            c.DeleteSchedules: self._delete,
+            c.TriggerSchedules: self._trigger,
+        }[type(command)]
+        results: list[Any] = []
+        for item in self._shared.in_turns(command.items):
+            try:
+                results.append(one(item, index, place + self.used, view))
+            except (NotFound, InvalidRequest) as refusal:
+                results.append(refusal)
+        self._look_next(view)
+        return results
+
+    def _put(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+        """Make a schedule, or give one other settings; what it made ahead of its time is taken back."""
+        name, settings, fields, seen_version, seen_ms, next_ms, fire_ms, paused = item
+        old = self.find(name, view)
+        if (0, None) != (seen_version, seen_ms) if old is None else self._is_other(old, seen_version, seen_ms):
+            return [STALE]
+        if old is not None and not self._take_back(old, next_ms, view):
+            return [TAKEN]
+        now_ms, version = self._shared.now_ms, self._new_version()
+        if old is None:
+            self.count += 1
+            made = Schedule(name, version, settings, fields, None, None, None, 0, 0, paused, now_ms, now_ms)
+        else:
+            made = old
+            made.version, made.settings, made.fields = version, settings, fields
+            made.changed_ms, made.paused = now_ms, paused
+        self._plan(made, next_ms, fire_ms, index, place, view)
+        view.put(key_of(name), made.row())
+        return [CREATED if old is None else CHANGED, made.version]
+
+    def _pause(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+        """Let it fire no more, or again from the occurrence on that the leader names."""
+        name, seen_version, seen_ms, paused, next_ms, fire_ms = item
+        schedule = self._named(name, view)
+        if self._is_other(schedule, seen_version, seen_ms):
+            return [STALE]
+        if schedule.paused == paused:
+            return [UNCHANGED, schedule.version]
+        if not self._take_back(schedule, next_ms, view):
+            return [TAKEN]
+        schedule.paused, schedule.version, schedule.changed_ms = paused, self._new_version(), self._shared.now_ms
+        self._plan(schedule, next_ms, fire_ms, index, place, view)
+        view.put(key_of(name), schedule.row())
+        return [CHANGED, schedule.version]
+
+    def _delete(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+        """Forget a schedule. What it made ahead of its time is cancelled, unless somebody has it already."""
+        (name,) = item
+        schedule = self._named(name, view)
+        if schedule.made is not None:
+            self._cancel(schedule.made, view)
+        self._unplan(schedule, view)
+        view.delete(key_of(name))
+        self.count -= 1
+        return [CHANGED, schedule.version]
+
+    def _trigger(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+        """Make a message at once, beside all occurrences; once for each token."""
+        name, token = item
+        schedule = self._named(name, view)
+        known = next((one[1] for one in schedule.triggers if one[0] == token), None)
+        if known is not None:
+            return [TRIGGERED, known]
+        at_ms = self._shared.stamp_ms
+        message_id = self._make(schedule, at_ms, at_ms, index, place, view)
+        schedule.triggers = [*schedule.triggers, [token, message_id]][-TRIGGERS:]
+        schedule.note(at_ms, at_ms, TRIGGERED, message_id)
+        view.put(key_of(name), schedule.row())
+        return [TRIGGERED, message_id]
+
+    def _fire(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+        """One occurrence is over: it has its message, and the next is that which the leader names."""
+        name, seen_version, seen_ms, next_ms, fire_ms, missed = item
+        schedule = self.find(name, view)
+        if schedule is None or seen_ms is None or self._is_other(schedule, seen_version, seen_ms):
+            return [STALE]
+        stamp_ms = self._shared.stamp_ms
+        assert schedule.fire_ms is not None
+        if schedule.fire_ms > stamp_ms:
+            return [EARLY]
+        outcome, message_id = SENT, schedule.made
+        if message_id is None:
+            outcome = self._fate(schedule, stamp_ms, view)
+            if outcome == SENT:
+                message_id = self._make(schedule, seen_ms, schedule.fire_ms, index, place, view)
+        schedule.fired += 1
+        schedule.missed += missed + (outcome == MISSED)
+        schedule.note(seen_ms, stamp_ms, outcome, message_id)
+        self._plan(schedule, next_ms, fire_ms, index, place + self.used, view)
+        view.put(key_of(name), schedule.row())
+        return [FIRED, outcome]
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _fate(self, schedule: Schedule, stamp_ms: int, view: View) -> str:
+        """What becomes of an occurrence whose message was not made ahead of its time."""
+        assert schedule.fire_ms is not None
+        if schedule.settings.get("misfire") == "skip" and stamp_ms - schedule.fire_ms > GRACE_MS:
+            return MISSED
+        group = schedule.settings.get("overlap_group")
+        last_id = schedule.last_id
+        if group is not None and last_id is not None and self._is_unsettled(group, last_id, view):
+            return SKIPPED
+        return SENT
+
+    def _is_unsettled(self, group_name: str, message_id: bytes, view: View) -> bool:
+        """Whether a group has yet to ack a message, which is not dead either."""
+        group, found = self._groups.find(group_name), self._log.find_owned(message_id, view)
+        if group is None or found is None:
+            return False
+        state = self._pending.state_in(group, found.offset, self._shared.now_ms, view)
+        return state not in (ACKED, DEAD)
+
+    @staticmethod
+    def _is_other(schedule: Schedule, seen_version: int, seen_ms: int | None) -> bool:
+        return (schedule.version, schedule.expected_ms) != (seen_version, seen_ms)
+
+    def _named(self, name: str, view: View) -> Schedule:
+        schedule = self.find(name, view)
+        if schedule is None:
+            raise NotFound(f"there is no schedule {name!r}")
+        return schedule
+
+    def _new_version(self) -> int:
+        version = self._shared.next_seq
+        self._shared.next_seq += 1
+        return version
+
+    def _take_back(self, schedule: Schedule, next_ms: int | None, view: View) -> bool:
+        """Take the message that was made ahead of its time out of the log. False: somebody has it, and the occurrence
+        that is named next is not behind it; or none was made, and it is to fire now."""
+        if schedule.made is None:
+            return schedule.fire_ms is None or schedule.fire_ms > self._shared.stamp_ms
+        if self._cancel(schedule.made, view):
+            return True
+        # It happened; the leader counted it in only if it looks behind it.
+        assert schedule.expected_ms is not None
+        if next_ms is not None and next_ms <= schedule.expected_ms:
+            return False
+        schedule.fired += 1
+        schedule.note(schedule.expected_ms, self._shared.stamp_ms, SENT, schedule.made)
+        return True
+
+    def _cancel(self, message_id: bytes, view: View) -> bool:
+        """Cancel a message. False: it is too late for that."""
+        target = c.TARGET_ID, message_id
+        outcome, _ = self._pending.cancel(target, U48_MAX, self._shared.now_ms, self._floor_ms, view)
+        return bool(outcome != "too_late")
+
+    def _plan(
+        self, schedule: Schedule, next_ms: int | None, fire_ms: int | None, index: int, place: int, view: View
+    ) -> None:
+        """Have an occurrence be the next one, and make its message if that is made ahead of its time."""
+        self._unplan(schedule, view)
+        if schedule.paused or next_ms is None or fire_ms is None:
+            return
+        schedule.expected_ms, schedule.fire_ms = next_ms, fire_ms
+        key = fire_key(fire_ms, schedule.name)
+        view.put(key, b"")
+        self._from_key = min(self._from_key, key)
+        if schedule.is_ahead:
+            schedule.made = self._make(schedule, next_ms, fire_ms, index, place, view)
+
+    def _unplan(self, schedule: Schedule, view: View) -> None:
+        if schedule.fire_ms is not None:
+            view.delete(fire_key(schedule.fire_ms, schedule.name))
+        schedule.expected_ms = schedule.fire_ms = schedule.made = None
+
+    def _make(
+        self, schedule: Schedule, occurrence_ms: int, at_ms: int, index: int, place: int, view: View
+    ) -> bytes:
+        """Store the message of an occurrence. Its id."""
+        self.used += 1
+        return self._log.store(schedule.fields_of(occurrence_ms), at_ms, index, place, self._floor_ms, view)
+
+    def _look_next(self, view: View) -> None:
+        """Look when the next of them fires."""
+        stop = rows.tag_bounds(rows.FIRE)[1]
+        found = view.scan(self._from_key, stop, limit=1, max_bytes=1 << 20)
+        self.next_ms = fire_of(found[0])[0] if found else None
+        self._from_key = found[0][0] if found else stop
