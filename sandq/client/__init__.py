@@ -28,6 +28,8 @@ from sandq.client.messages.messages import Messages
 from sandq.client.messages.stored_message import Attempt, DeadLetter, FetchedMessage, JobResult, StoredMessage
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
+from sandq.client.schedules.schedule import Occurrence, Schedule
+from sandq.client.schedules.schedules import Fire, Schedules
 from sandq.client.transport.on_behalf import on_behalf_of
 from sandq.model.offsets import from_text as offset_bytes
 from sandq.model.offsets import to_text as offset_text
@@ -53,6 +55,7 @@ __all__ = [
     "Entry",
     "Extension",
     "FetchedMessage",
+    "Fire",
     "Forecast",
     "Handler",
     "Held",
@@ -63,12 +66,15 @@ __all__ = [
     "Message",
     "MessageBatch",
     "Messages",
+    "Occurrence",
     "Offset",
     "Partition",
     "Producer",
     "Receipt",
     "Receipts",
     "Retry",
+    "Schedule",
+    "Schedules",
     "Settlement",
     "StoredMessage",
     "Subscription",

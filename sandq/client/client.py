@@ -22,6 +22,7 @@ from sandq.client.positions import Point, Start
 from sandq.client.producer.batches import Receipts
 from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import Headers, Value, refuse_later
+from sandq.client.schedules.schedules import Schedules
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import RequestBatcher
 from sandq.model.errors import ClosedError, InvalidRequest
@@ -178,6 +179,11 @@ class Client:
         """The stored messages of a topic: get, list, cancel, move, why."""
         self._check_open()
         return Messages(self._cluster, self._batcher, check_name("topic", topic))
+
+    def schedules(self, topic: str) -> Schedules:
+        """The schedules of a topic, messages that recur: create, get, list, update, pause, resume, trigger, delete."""
+        self._check_open()
+        return Schedules(self._cluster, check_name("topic", topic))
 
     def dead(self, topic: str, group: str) -> DeadLetters:
         """The dead letters of a group: list, counts, redrive, purge."""

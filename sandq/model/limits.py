@@ -43,6 +43,9 @@ class Limits:
     # Groups on one node, each counted in every partition that the node holds, by the node that leads a partition.
     groups: int = 50_000
 
+    # Schedules of one partition, by the node that leads it. Nothing of them is held in memory.
+    schedules_per_partition: int = 1_000_000
+
     # One node and its connections. `memory_bytes` is of all that may grow (`broker/memory_budget.py`).
     memory_bytes: int = 1024 * _MIB
     connections: int = 10_000
@@ -96,6 +99,9 @@ class FixedLimits:
     answer_ids: int = 1000
     # A producer sends a batch whose answer was lost again for so long, at most.
     producer_retry_ms: int = 900_000
+
+    # The message of a schedule, which is stored for each occurrence.
+    schedule_bytes: int = 256 * 1024
 
     # Holds of a partition, and how long one may be without being renewed.
     holds: int = 64

@@ -6,7 +6,7 @@ from where to go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sandq.model import offsets
@@ -25,6 +25,7 @@ from sandq.partition.log.pieces import Message, load_kept
 from sandq.partition.log.reader import AnswerReader, cursor_before
 from sandq.partition.ready.queue_keys import FAIR
 from sandq.partition.rows import Fields, Range
+from sandq.partition.schedules import schedule_queries
 from sandq.partition.shared_state import TURN_ITEMS
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
@@ -258,6 +259,22 @@ class PartitionQueries:
     def job(self, job_id: bytes) -> Shown:
         """Raises NotFound."""
         return self._machine.jobs.find(job_id).shown()
+
+    # -- schedules ------------------------------------------------------------------------------------------------
+
+    def schedules_due(self, until_ms: int, most: int) -> list[schedule_queries.Stored]:
+        """Those that fire until an instant."""
+        return schedule_queries.due(self._view, until_ms, most)
+
+    def schedules_named(self, names: Sequence[str]) -> list[bytes | None]:
+        """The rows of these schedules; None where there is none."""
+        return schedule_queries.named(self._view, names)
+
+    def schedule_page(
+        self, prefix: str, after: str | None, most: int
+    ) -> tuple[list[schedule_queries.Stored], str | None]:
+        """Those whose names begin so, and the name to go on behind, if any."""
+        return schedule_queries.page(self._view, prefix, after, most)
 
     # -- counts ---------------------------------------------------------------------------------------------------
 

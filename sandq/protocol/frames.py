@@ -117,12 +117,17 @@ class Type(IntEnum):
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66
+    SCHEDULE_PUT = 80
+    SCHEDULE_CHANGE = 81
+    SCHEDULE_GET = 82
+    SCHEDULE_LIST = 83
+    SCHEDULE_PREVIEW = 84
     ERROR = 255
 
 
 RESERVED: Final = frozenset(
     {*range(67, 72)}  # KV_*
-    | {*range(80, 86)}  # SCHEDULE_*
+    | {85}  # SCHEDULE_*
 )
 """Numbers with a meaning to come: answered with INVALID, "not implemented by this version"."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import random
+import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -95,9 +96,13 @@ class Stores(Protocol):
 
 
 class MemoryStores:
-    """`Stores` in memory. `crash` gives what the next start finds."""
+    """`Stores` in memory. `crash` gives what the next start finds.
+
+    One thread writes rows while others read: each call sees all of a write or nothing, as LevelDB's do.
+    """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._lock = threading.Lock()
         self._flushed: dict[bytes, bytes] = dict(rows)
         self._unflushed: list[list[Change]] = []
         self._rows = dict(self._flushed)
@@ -116,13 +121,15 @@ class MemoryStores:
         max_bytes: int | None = None,
         reverse: bool = False,
     ) -> list[Row]:
-        return _scan(self._rows, self._keys, start, stop, limit, max_bytes, reverse)
+        with self._lock:
+            return _scan(self._rows, self._keys, start, stop, limit, max_bytes, reverse)
 
     def vacant(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[bool]:
         return [not self.scan(start, stop, limit=1) for start, stop in ranges]
 
     def snapshot(self) -> MemorySnapshot:
-        snapshot = MemorySnapshot(self._rows)
+        with self._lock:
+            snapshot = MemorySnapshot(self._rows)
         self._snapshots.add(snapshot)
         return snapshot
 
@@ -131,13 +138,14 @@ class MemoryStores:
         if any(not key for key, _ in batch):
             raise ValueError("an empty key")
         self._unflushed.append(batch)
-        for key, value in batch:
-            if value is not None:
-                if key not in self._rows:
-                    bisect.insort(self._keys, key)
-                self._rows[key] = value
-            elif self._rows.pop(key, None) is not None:
-                del self._keys[bisect.bisect_left(self._keys, key)]
+        with self._lock:
+            for key, value in batch:
+                if value is not None:
+                    if key not in self._rows:
+                        bisect.insort(self._keys, key)
+                    self._rows[key] = value
+                elif self._rows.pop(key, None) is not None:
+                    del self._keys[bisect.bisect_left(self._keys, key)]
 
     def flush(self) -> None:
         for batch in self._unflushed:
@@ -148,7 +156,8 @@ class MemoryStores:
         pass
 
     def approximate_bytes(self) -> int:
-        return sum(len(key) + len(value) for key, value in self._rows.items())
+        with self._lock:
+            return sum(len(key) + len(value) for key, value in self._rows.items())
 
     def close(self) -> None:
         for snapshot in self._snapshots:

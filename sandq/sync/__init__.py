@@ -18,7 +18,7 @@ from sandq.sync.client import Client, connect
 from sandq.sync.keys import Keys, Watch
 from sandq.sync.producer import Producer, Receipt, Receipts
 from sandq.sync.subscription import Batches, Subscription
-from sandq.sync.wrappers import Admin, DeadLetters, Leases, Messages, Rows
+from sandq.sync.wrappers import Admin, DeadLetters, Leases, Messages, Rows, Schedules
 
 __all__ = [
     "Admin",
@@ -35,6 +35,7 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Rows",
+    "Schedules",
     "Subscription",
     "Watch",
     "connect",

@@ -33,7 +33,7 @@ from sandq.model.times import Duration, duration_ms
 from sandq.sync.keys import Keys
 from sandq.sync.producer import Producer, Receipts
 from sandq.sync.subscription import Subscription
-from sandq.sync.wrappers import Admin, Blocks, DeadLetters, Leases, Messages, Wrapper, blocking, iterating
+from sandq.sync.wrappers import Admin, Blocks, DeadLetters, Leases, Messages, Schedules, Wrapper, blocking, iterating
 
 log = logging.getLogger("sandq.client")
 
@@ -162,6 +162,11 @@ class Client(Wrapper[AsyncClient]):
         """The stored messages of a topic: get, list, cancel, move, why."""
         self._portal.check()
         return Messages(self._inner.messages(topic), self._portal)
+
+    def schedules(self, topic: str) -> Schedules:
+        """The schedules of a topic, messages that recur: create, get, list, update, pause, resume, trigger, delete."""
+        self._portal.check()
+        return Schedules(self._inner.schedules(topic), self._portal)
 
     def dead(self, topic: str, group: str) -> DeadLetters:
         """The dead letters of a group: list, counts, redrive, purge."""

@@ -14,6 +14,7 @@ from sandq.client.consumer.lease_api import Leases as AsyncLeases
 from sandq.client.messages.dead_letters import DeadLetters as AsyncDeadLetters
 from sandq.client.messages.messages import Messages as AsyncMessages
 from sandq.client.portal import Portal
+from sandq.client.schedules.schedules import Schedules as AsyncSchedules
 from sandq.model.errors import ClosedError, SandqError
 
 log = logging.getLogger("sandq.client")
@@ -203,6 +204,27 @@ class Messages(Wrapper[AsyncMessages]):
     cancel_all = blocking(AsyncMessages.cancel_all)
     move_all = blocking(AsyncMessages.move_all)
     why = blocking(AsyncMessages.why)
+
+
+class Schedules(Wrapper[AsyncSchedules]):
+    """The schedules of one topic: as `sandq.Schedules`, blocking."""
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._inner.topic
+
+    create = blocking(AsyncSchedules.create)
+    create_many = blocking(AsyncSchedules.create_many)
+    update = blocking(AsyncSchedules.update)
+    get = blocking(AsyncSchedules.get)
+    list = iterating(AsyncSchedules.list)
+    pause = blocking(AsyncSchedules.pause)
+    resume = blocking(AsyncSchedules.resume)
+    delete = blocking(AsyncSchedules.delete)
+    trigger = blocking(AsyncSchedules.trigger)
+    next = blocking(AsyncSchedules.next)
+    preview = blocking(AsyncSchedules.preview)
 
 
 class DeadLetters(Wrapper[AsyncDeadLetters]):

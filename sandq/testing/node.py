@@ -179,8 +179,15 @@ class EmbeddedNode:
             await broker.drain()
             await trio.testing.wait_all_tasks_blocked()
             # Nothing was on its way, what was queued for the partitions is applied, and led to nothing more.
-            if not (busy or broker.is_busy() or self._timers.is_due()) and before == self._applied():
+            is_quiet = not (busy or broker.is_busy() or self._timers.is_due() or self._fires())
+            if is_quiet and before == self._applied():
                 return
+
+    def _fires(self) -> bool:
+        """Whether a schedule is about to fire: what comes next is planned in a thread."""
+        now_ms = self.clock.now_ms()
+        statuses = [one.host.status for topic in self.broker.topics() for one in topic.led().values()]
+        return any([status.schedule_ms is not None and status.schedule_ms <= now_ms for status in statuses])
 
     def _applied(self) -> int:
         return sum([host.status.applied_index for host in self.broker.node_log.hosts.values()])

@@ -16,6 +16,7 @@ import trio
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.delivery.schedule_firing import ScheduleFiring
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
@@ -31,6 +32,7 @@ from sandq.model.features import FIRST_LEVEL
 from sandq.model.key_limits import key_limit
 from sandq.model.names import COMPACTED, FAIR, PRIORITY
 from sandq.partition.produce_validation import Place
+from sandq.partition.state_machine import Status
 from sandq.raft import Members
 
 log = structlog.get_logger("sandq.broker")
@@ -179,13 +181,20 @@ class Reconciler:
 
     def _deliver(self, topic: Topic, partition: int, opened: OpenTopic) -> PartitionLeader:
         host = self._node_log.open_partition(topic, partition)
+        compaction = StoreCompaction(host, self._node_log, self._runner, self._nursery)
+        firing = ScheduleFiring(host, self._runner, self._clock, self._timers, self._nursery)
+
+        def look(status: Status) -> None:
+            compaction.look(status)
+            firing.look(status)
+
         return PartitionLeader(
             host,
             partition,
             self._clock,
             self._timers,
             self._lease_ahead_ms,
-            StoreCompaction(host, self._node_log, self._runner, self._nursery).look,
+            look,
             opened.stats,
             lambda: self._catalog.view.feature_level,
             opened.attended,

@@ -326,7 +326,15 @@ class RaftGroup:
         self._pending.add(Request(command, size, work, messages, done), min(work, self._limits.entry_bytes), line)
         self._group_commit.mark(self.group)
 
-    async def call(self, command: Any, line: Hashable | None = None, *, work: int | None = None) -> Any:
+    async def call(
+        self,
+        command: Any,
+        line: Hashable | None = None,
+        *,
+        size: int = 64,
+        work: int | None = None,
+        messages: int = 0,
+    ) -> Any:
         """`submit`, and wait for the result. Raises what refused it."""
         answered, answers = trio.Event(), []
 
@@ -334,7 +342,7 @@ class RaftGroup:
             answers.append(result)
             answered.set()
 
-        self.submit(command, done, work=work, line=line)
+        self.submit(command, done, size=size, work=work, messages=messages, line=line)
         await answered.wait()
         if isinstance(answers[0], SandqError):
             raise answers[0]

@@ -21,8 +21,8 @@ GRACE_MS: Final = 60_000
 """An occurrence that fires later than this is one that was missed. Replicas go by it."""
 
 SENT, SKIPPED, MISSED, TRIGGERED = "sent", "skipped", "missed", "triggered"
-"""What became of an occurrence: its message was made; not, for the last one was unacked; not, for it was too late; and a
-message that somebody asked for beside all occurrences."""
+"""What became of an occurrence: its message was made; not, for the last one was unacked; not, for it was too late; and
+a message that somebody asked for beside all occurrences."""
 
 NAME_HEADER: Final = "sandq-schedule"
 OCCURRENCE_HEADER: Final = "sandq-occurrence"
@@ -61,7 +61,7 @@ class Schedule:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the message of the next occurrence is made ahead of its time: it comes whatever happens until then."""
+        """Whether the message of the next occurrence is made ahead of its time: it is to come in any case."""
         return self.settings.get("overlap_group") is None and self.settings.get("misfire") != "skip"
 
     @property

@@ -2,8 +2,8 @@
 
 A replica knows neither zones nor clocks: the leader says which occurrence comes next. What it says is done only while
 the schedule is as the leader saw it (its version, and the occurrence that is next), so that each occurrence becomes one
-message, however many leaders say so and however late what they said arrives. Nothing is in memory but how many schedules
-there are and when the next of them fires.
+message, however many leaders say so and however late what they said arrives. Nothing is in memory but how many
+schedules there are and when the next of them fires.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ TAKEN: Final = "taken"
 """The next occurrence has come, or somebody has its message already: the leader is to look for one behind it."""
 FIRED: Final = "fired"
 EARLY: Final = "early"
+
 
 class ScheduleTable:
     def __init__(self, shared: SharedState, groups: GroupTable, log: MessageLog, pending: Pending) -> None:
@@ -99,7 +100,7 @@ class ScheduleTable:
         """Make a schedule, or give one other settings; what it made ahead of its time is taken back."""
         name, settings, fields, seen_version, seen_ms, next_ms, fire_ms, paused = item
         old = self.find(name, view)
-        if (0, None) != (seen_version, seen_ms) if old is None else self._is_other(old, seen_version, seen_ms):
+        if (seen_version, seen_ms) != (0, None) if old is None else self._is_other(old, seen_version, seen_ms):
             return [STALE]
         if old is not None and not self._take_back(old, next_ms, view):
             return [TAKEN]
@@ -131,10 +132,10 @@ class ScheduleTable:
         return [CHANGED, schedule.version]
 
     def _delete(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
-        """Forget a schedule. What it made ahead of its time is cancelled, unless somebody has it already."""
+        """Forget a schedule. What it made ahead of its time is cancelled, unless that has come."""
         (name,) = item
         schedule = self._named(name, view)
-        if schedule.made is not None:
+        if schedule.made is not None and schedule.fire_ms is not None and schedule.fire_ms > self._shared.stamp_ms:
             self._cancel(schedule.made, view)
         self._unplan(schedule, view)
         view.delete(key_of(name))
@@ -214,15 +215,15 @@ class ScheduleTable:
         return version
 
     def _take_back(self, schedule: Schedule, next_ms: int | None, view: View) -> bool:
-        """Take the message that was made ahead of its time out of the log. False: somebody has it, and the occurrence
-        that is named next is not behind it; or none was made, and it is to fire now."""
-        if schedule.made is None:
-            return schedule.fire_ms is None or schedule.fire_ms > self._shared.stamp_ms
-        if self._cancel(schedule.made, view):
+        """Take the message that was made ahead of its time out of the log, or count it as sent when that has come.
+        False: it has, or somebody has the message already, and the occurrence that is named next is not behind it; or
+        no message was made, and it is to fire now."""
+        if schedule.fire_ms is None:
             return True
-        # It happened; the leader counted it in only if it looks behind it.
+        if schedule.fire_ms > self._shared.stamp_ms and (schedule.made is None or self._cancel(schedule.made, view)):
+            return True
         assert schedule.expected_ms is not None
-        if next_ms is not None and next_ms <= schedule.expected_ms:
+        if schedule.made is None or (next_ms is not None and next_ms <= schedule.expected_ms):
             return False
         schedule.fired += 1
         schedule.note(schedule.expected_ms, self._shared.stamp_ms, SENT, schedule.made)
@@ -253,9 +254,7 @@ class ScheduleTable:
             view.delete(fire_key(schedule.fire_ms, schedule.name))
         schedule.expected_ms = schedule.fire_ms = schedule.made = None
 
-    def _make(
-        self, schedule: Schedule, occurrence_ms: int, at_ms: int, index: int, place: int, view: View
-    ) -> bytes:
+    def _make(self, schedule: Schedule, occurrence_ms: int, at_ms: int, index: int, place: int, view: View) -> bytes:
         """Store the message of an occurrence. Its id."""
         self.used += 1
         return self._log.store(schedule.fields_of(occurrence_ms), at_ms, index, place, self._floor_ms, view)

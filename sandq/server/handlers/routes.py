@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sandq.broker.broker import Broker
 from sandq.broker.queries.kv_queries import KvQueries
 from sandq.broker.queries.message_queries import MessageQueries
+from sandq.broker.queries.schedule_queries import ScheduleQueries
 from sandq.broker.replication.raft_group import Done
 from sandq.model.caller import Caller
 from sandq.model.errors import SandqError
@@ -46,6 +47,7 @@ class Context:
         self.info = info
         self.gateway_proof = GatewayProof(info.gateway_keys, info.node_id)
         self.queries = MessageQueries(broker, connection)
+        self.schedules = ScheduleQueries(broker, connection)
         self.kv_queries = KvQueries(broker, connection)
         self.kv_gets = KvGetCoalescer(connection, self.kv_queries)
         self.produces = ProduceCoalescer(

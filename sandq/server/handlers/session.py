@@ -9,12 +9,12 @@ from sandq.broker.broker import Broker
 from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.protocol.frames import RESERVED, Frame, Type
 from sandq.server.connection import Connection
-from sandq.server.handlers import cluster, connection, consume, groups, jobs, keys, messages, produce, topics
+from sandq.server.handlers import cluster, connection, consume, groups, jobs, keys, messages, produce, schedules, topics
 from sandq.server.handlers.routes import Context, Handler
 from sandq.server.info import ServerInfo
 from sandq.server.startup_gate import StartupGate
 
-_SUBJECTS: Final = (connection, produce, consume, messages, keys, jobs, groups, topics, cluster)
+_SUBJECTS: Final = (connection, produce, consume, messages, schedules, keys, jobs, groups, topics, cluster)
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES
 }

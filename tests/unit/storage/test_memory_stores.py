@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 from sandq.storage.stores import MemoryStores
 
@@ -37,3 +38,21 @@ def test_what_a_restart_found_is_durable() -> None:
     assert numbered(again.after(0)) == [1]
     assert numbered(again.after(1)) == [2]
     assert numbered(stores) == [1]
+
+
+def test_rows_that_are_read_are_not_written_meanwhile() -> None:
+    class Rows(dict[bytes, bytes]):
+        """Begins another thread's write in the middle of a scan."""
+
+        def __getitem__(self, key: bytes) -> bytes:
+            if writer.ident is None:
+                writer.start()
+                writer.join(0.1)  # as far as it comes
+            return super().__getitem__(key)
+
+    stores = MemoryStores([(b"a", b"1"), (b"b", b"2")])
+    writer = threading.Thread(target=stores.write, args=([(b"a", None), (b"b", None)],))
+    stores._rows = Rows(stores._rows)
+    assert stores.scan(b"a", b"c") == [(b"a", b"1"), (b"b", b"2")]
+    writer.join()
+    assert stores.scan(b"a", b"c") == []

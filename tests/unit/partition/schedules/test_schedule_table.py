@@ -143,6 +143,15 @@ def test_a_deleted_one_takes_its_message_along(bench: Bench) -> None:
     assert schedules.due(MINUTE) == []
 
 
+def test_a_message_that_came_stays_whatever_becomes_of_its_schedule(bench: Bench) -> None:
+    schedules = Schedules(bench)
+    assert schedules.put(2 * MINUTE, at=MINUTE)[0] == "changed" and schedules.now.fired == 1
+    assert schedules.pause(2 * MINUTE)[0] == "changed" and schedules.now.fired == 2
+    schedules.pause(2 * MINUTE, paused=False, next_at=3 * MINUTE)
+    schedules.delete(3 * MINUTE)
+    assert schedules.due(3 * MINUTE) == [MINUTE, 2 * MINUTE, 3 * MINUTE]
+
+
 def test_a_trigger_makes_one_message_for_each_token(bench: Bench) -> None:
     schedules = Schedules(bench)
     made = schedules.trigger(5, b"t1")

@@ -1,0 +1,131 @@
+"""Lets the schedules of one partition fire while this node leads it.
+
+What is due is looked up on the apply thread, planned in a thread of its own, for expressions cost some 50 us each, and
+proposed. The partition does nothing of it twice, so a leader that is late, or two of them, do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import structlog
+import trio
+
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.replication.fair_queue import BEHIND
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.replication.runner import Runner
+from sandq.broker.timers import Timer, Timers
+from sandq.model.errors import SandqError
+from sandq.partition import commands as c
+from sandq.partition.schedules.schedule import Schedule
+from sandq.partition.schedules.schedule_queries import Stored
+from sandq.partition.state_machine import Status
+from sandq.schedules import planning
+from sandq.schedules.recurrence import Recurrence
+
+log = structlog.get_logger("sandq.broker")
+
+FIRE_MOST: Final = 256
+"""Schedules of one command."""
+FIRE_WORK: Final = 8192
+"""To let one fire costs as much as so many bytes of a batch."""
+PAUSE_MS: Final = 20
+"""Between two rounds: what fires meanwhile fires together. Most messages are made long before their time."""
+RETRY_MS: Final = 50
+"""After a refusal (overload, leadership not settled)."""
+
+
+class ScheduleFiring:
+    def __init__(
+        self, host: RaftGroup, runner: Runner, clock: GuardedClock, timers: Timers, nursery: trio.Nursery
+    ) -> None:
+        self._host = host
+        self._runner = runner
+        self._clock = clock
+        self._timers = timers
+        self._nursery = nursery
+        self._is_working = False
+        self._earliest_ms = 0
+        """Before then is no other round."""
+        self._timer: Timer | None = None
+        self._timer_ms: int | None = None
+
+    def look(self, status: Status) -> None:
+        """Something was applied, or this node began to lead: set a timer for what is due next."""
+        at_ms = status.schedule_ms
+        if at_ms is not None and not self._is_working and self._host.works:
+            now_ms = self._clock.now_ms()
+            # The clock may have been set back since.
+            self._wake_at(max(at_ms, min(self._earliest_ms, now_ms + RETRY_MS)))
+
+    def _wake_at(self, at_ms: int) -> None:
+        if self._timer_ms is not None and self._timer_ms <= at_ms:
+            return
+
+        def wake() -> None:
+            self._timer = self._timer_ms = None
+            if not self._is_working and self._is_due():
+                self._is_working = True
+                self._nursery.start_soon(self._fire)
+
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms, self._timer = at_ms, self._timers.at(at_ms, wake)
+
+    async def _fire(self) -> None:
+        """Fire what is due."""
+        again_ms = RETRY_MS
+        try:
+            while self._is_due() and await self._fire_some() == FIRE_MOST:
+                pass
+            again_ms = PAUSE_MS
+        except SandqError:
+            pass  # overloaded, or another node leads: who leads looks again
+        self._is_working = False
+        self._earliest_ms = self._clock.now_ms() + self._timers.pause_ms(again_ms)
+        self.look(self._host.status)
+
+    def _is_due(self) -> bool:
+        at_ms = self._host.status.schedule_ms
+        return self._host.works and at_ms is not None and bool(at_ms <= self._clock.now_ms())
+
+    async def _fire_some(self) -> int:
+        """Fire as many as one command has. How many there were."""
+        now_ms, replica = self._clock.now_ms(), self._host.replica
+        assert isinstance(replica, PartitionReplica)
+        look = partial(_due, replica, now_ms)
+        stored = await self._runner.ask(look, group=self._host.number, patient=False)
+        if not stored:
+            return 0
+        fires = await trio.to_thread.run_sync(plan, stored, now_ms)
+        count = len(fires)
+        command = c.FireSchedules(fires)
+        await self._host.call(command, BEHIND, size=128 * count, work=FIRE_WORK * count, messages=2 * count)
+        return count
+
+
+def _due(replica: PartitionReplica, now_ms: int) -> list[Stored]:
+    return replica.queries.schedules_due(now_ms, FIRE_MOST)
+
+
+def plan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
+    """Return the items of the command that lets these schedules fire. One that this node cannot go by ends: it was
+    checked when it was made, so that a node which knows other zones has to have done that."""
+    return [(name, *_plan_one(Schedule.load(name, row), now_ms)) for name, row in stored]
+
+
+def _plan_one(schedule: Schedule, now_ms: int) -> tuple[Any, ...]:
+    seen = schedule.version, schedule.expected_ms
+    assert schedule.expected_ms is not None
+    try:
+        recurrence = Recurrence.from_record(schedule.recurrence)
+        fired = schedule.fired + 1
+        found = planning.following(schedule.name, recurrence, schedule.settings, fired, schedule.expected_ms, now_ms)
+    except SandqError as error:
+        log.error("a schedule cannot be gone by, and ends", schedule=schedule.name, error=error.message)
+        return (*seen, None, None, 0)
+    return (*seen, *found)

@@ -1,0 +1,389 @@
+"""What is asked of schedules: to make, change, pause, trigger and delete them, to look at them, and at what is to come.
+
+An answer about a schedule that somebody else changed meanwhile, or that fired, is looked for anew: the partition does
+what it is told only while the schedule is as it was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from sandq.broker.broker import Broker
+from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.model.batch import Batch, Column, peek
+from sandq.model.caller import Caller
+from sandq.model.errors import InvalidRequest, SandqError, TooLarge, Unavailable
+from sandq.model.limits import FIXED, Limits
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR
+from sandq.model.partitioning import partition_for
+from sandq.partition import commands as c
+from sandq.partition.log.pieces import decode_fields
+from sandq.partition.produce_validation import Place, check_batch
+from sandq.partition.rows import Fields
+from sandq.partition.schedules.schedule import Schedule
+from sandq.partition.schedules.schedule_queries import Stored
+from sandq.partition.schedules.schedule_table import CHANGED, STALE, TAKEN, UNCHANGED
+from sandq.protocol.requests_schedules import (
+    DELETE,
+    PAUSE,
+    TRIGGER,
+    ScheduleChange,
+    ScheduleGet,
+    ScheduleList,
+    SchedulePreview,
+    SchedulePut,
+)
+from sandq.schedules import planning, settings, zones
+from sandq.schedules.planning import Plan
+from sandq.schedules.recurrence import Recurrence
+
+EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
+"""Further outcomes: there is another one of this name; it has another version than was asked for; there is none."""
+ROUNDS_MOST: Final = 50
+"""How often it is looked again for a schedule that is another one each time."""
+AGAIN_S: Final = 0.02
+"""Behind one that fires just now."""
+COMMAND_ITEMS: Final = 256
+COMMAND_BYTES: Final = 512 << 10
+"""Of one command."""
+ITEM_BYTES: Final = 512
+"""Of a schedule, beside its message."""
+ITEM_WORK: Final = 8192
+"""To change a schedule costs as much as so many bytes of a batch."""
+
+_Row = dict[str, Any]
+_Wanted = tuple[str, int | None, dict[str, Any], Fields, bool]
+"""Name, version that it must have, settings as given, message, paused."""
+
+
+class ScheduleQueries:
+    def __init__(self, broker: Broker, room: Room) -> None:
+        """`room`: where the answers go."""
+        self._broker = broker
+        self._room = room
+
+    async def put(self, request: SchedulePut, caller: Caller) -> list[_Row]:
+        """Make schedules, or give them other settings; what became of each. Raises InvalidRequest, which names the
+        first that is wrong, and then nothing is done."""
+        host, place = self._place(request.topic, request.partition)
+        names = [item[0] for item in request.items]
+        if len({*names}) < len(names):
+            raise InvalidRequest("a schedule is named twice in one request")
+        self._check_count(host, len(names))
+        now_ms = self._broker.clock.now_ms()
+        check = partial(_checked, request.items, now_ms, self._broker.limits, place)
+        wanted = {one[0]: one for one in await trio.to_thread.run_sync(check)}
+        results: dict[str, _Row] = {}
+        for _ in range(ROUNDS_MOST):
+            left = [one for name, one in wanted.items() if name not in results]
+            if not left:
+                break
+            seen = await self._named(host, [one[0] for one in left])
+            now_ms = self._broker.clock.now_ms()
+            planned, told = await trio.to_thread.run_sync(_plan_puts, left, seen, now_ms)
+            results |= told
+            await self._settle(host, caller, c.PutSchedules, planned, results)
+        return self._answers(names, results)
+
+    async def change(self, request: ScheduleChange, caller: Caller) -> list[_Row]:
+        """Pause, resume, delete or trigger schedules; what became of each."""
+        host, _ = self._place(request.topic, request.partition)
+        names = [*dict.fromkeys(request.names)]
+        results: dict[str, _Row] = {}
+        if request.action in (DELETE, TRIGGER):
+            await self._change_named(host, caller, request, names, results)
+            return self._answers(request.names, results)
+        for _ in range(ROUNDS_MOST):
+            left = [name for name in names if name not in results]
+            if not left:
+                break
+            seen = await self._named(host, left)
+            now_ms, paused = self._broker.clock.now_ms(), request.action == PAUSE
+            planned, told = await trio.to_thread.run_sync(_plan_pauses, left, seen, paused, now_ms)
+            results |= told
+            await self._settle(host, caller, c.PauseSchedules, planned, results)
+        return self._answers(request.names, results)
+
+    async def _change_named(
+        self, host: RaftGroup, caller: Caller, request: ScheduleChange, names: Sequence[str], results: dict[str, _Row]
+    ) -> None:
+        """Do what needs no look at the schedules before."""
+        deletes = request.action == DELETE
+        kind = c.DeleteSchedules if deletes else c.TriggerSchedules
+        for start in range(0, len(names), COMMAND_ITEMS):
+            part = names[start : start + COMMAND_ITEMS]
+            items = [(name,) if deletes else (name, request.token) for name in part]
+            for name, found in zip(part, await self._call(host, caller, kind(items)), strict=True):
+                if isinstance(found, SandqError):
+                    results[name] = _result(NOT_FOUND)
+                elif deletes:
+                    results[name] = _result(CHANGED, found[1])
+                else:
+                    results[name] = _result(found[0], message_id=found[1])
+
+    async def get(self, request: ScheduleGet, caller: Caller) -> list[_Row | None]:
+        """Schedules by their names; None where there is none."""
+        host, _ = self._place(request.topic, request.partition)
+        found = await self._named(host, request.names)
+        return [None if name not in found else _shown(found[name]) for name in request.names]
+
+    async def page(self, request: ScheduleList, caller: Caller) -> tuple[list[_Row], str | None]:
+        """A page of schedules, and the name behind which the next one begins."""
+        host, _ = self._place(request.topic, request.partition)
+        prefix, limit, after = request.prefix, request.limit, request.after
+        stored, following = await self._broker.reads.ask(
+            host, lambda replica: replica.queries.schedule_page(prefix, after, limit), 1, self._room, _size, PAGE_WORK
+        )
+        return [_shown(Schedule.load(name, row)) for name, row in stored], following
+
+    async def preview(self, request: SchedulePreview, caller: Caller) -> tuple[list[list[int]], str]:
+        """When a schedule would fire: (occurrence, when that is delivered) for each, and which zone data says so."""
+        now_ms = self._broker.clock.now_ms() if request.after_ms is None else request.after_ms
+        times = await trio.to_thread.run_sync(_preview, request, now_ms)
+        return times, zones.data_version()
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def _place(self, topic: str, partition: int) -> tuple[RaftGroup, Place]:
+        opened = self._broker.topic(topic)
+        if opened.record.kind == COMPACTED:
+            raise InvalidRequest(
+                f"topic {topic!r} is a compacted topic, which has no schedules: a timer, priority or fair topic has",
+                topic=topic,
+            )
+        host = self._broker.partition(topic, partition).host
+        return host, opened.places[partition]
+
+    def _check_count(self, host: RaftGroup, more: int) -> None:
+        most = self._broker.limits.schedules_per_partition
+        if host.status.schedules + more > most:
+            raise TooLarge(
+                f"the partition has {host.status.schedules} schedules, and {most} is the limit "
+                "(limits.schedules_per_partition): delete some, or raise it",
+                limit="schedules_per_partition",
+                maximum=most,
+            )
+
+    async def _named(self, host: RaftGroup, names: Sequence[str]) -> dict[str, Schedule]:
+        """Those of these schedules that are there."""
+        found = await self._broker.reads.ask(
+            host, lambda replica: replica.queries.schedules_named(names), 1, self._room, _size_of_rows, len(names)
+        )
+        return {name: Schedule.load(name, row) for name, row in zip(names, found, strict=True) if row is not None}
+
+    async def _settle(
+        self,
+        host: RaftGroup,
+        caller: Caller,
+        kind: type[c.PutSchedules] | type[c.PauseSchedules],
+        planned: Sequence[tuple[Any, ...]],
+        results: dict[str, _Row],
+    ) -> None:
+        """Have the partition do what was planned, and note what became of it, but of those that are to be looked at
+        again."""
+        again = False
+        for part in _parts(planned):
+            for item, found in zip(part, await self._call(host, caller, kind(part)), strict=True):
+                if isinstance(found, SandqError):
+                    results[item[0]] = _result(NOT_FOUND)
+                elif found[0] in (STALE, TAKEN):
+                    again = True
+                else:
+                    results[item[0]] = _result(found[0], found[1], *_plan_of(item))
+        if again:
+            await trio.sleep(AGAIN_S)
+
+    async def _call(self, host: RaftGroup, caller: Caller, command: c.ScheduleCommand) -> list[Any]:
+        count, size = len(command.items), 64 + sum([_size_of_item(item) for item in command.items])
+        work = size + ITEM_WORK * count
+        answers: list[Any] = await host.call(command, caller.line, size=size, work=work, messages=2 * count)
+        return answers
+
+    @staticmethod
+    def _answers(names: Sequence[str], results: dict[str, _Row]) -> list[_Row]:
+        if any([name not in results for name in names]):
+            raise Unavailable("schedules were changed by others again and again; ask again in a moment")
+        return [results[name] for name in names]
+
+
+def _checked(items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place: Place) -> list[_Wanted]:
+    """Check items of a put. Raises InvalidRequest."""
+    wanted: list[_Wanted] = []
+    for at, (name, version, given, batch, paused) in enumerate(items):
+        try:
+            settings.check(given, now_ms)
+            fields = _message(name, batch, now_ms, limits, place)
+        except SandqError as error:
+            where = f"schedule {name!r}" if len(items) == 1 else f"item {at + 1}, schedule {name!r}"
+            raise type(error)(f"{where}: {error.message}", **error.details) from None
+        wanted.append((name, version, dict(given), fields, paused))
+    return wanted
+
+
+def _message(name: str, batch: bytes, now_ms: int, limits: Limits, place: Place) -> Fields:
+    """The message that a schedule sends. Raises InvalidRequest, TooLarge."""
+    if len(batch) > FIXED.schedule_bytes:
+        raise TooLarge(
+            f"its message has {len(batch)} bytes, {FIXED.schedule_bytes} are allowed: it is stored once for each "
+            "occurrence, so send a reference to what is large"
+        )
+    if peek(batch).count != 1:
+        raise InvalidRequest("a schedule has one message")
+    checked = Batch.parse(batch)
+    for column, word in ((Column.UNIQUE_KEY, "unique key"), (Column.DELIVER_MS, "delivery time")):
+        if column in checked.columns:
+            raise InvalidRequest(f"its message has no {word} of its own: each occurrence is a message once")
+    check_batch(batch, now_ms, limits, place)
+    (fields,) = decode_fields(checked)
+    tenant = fields.get(Column.TENANT, DEFAULT_TENANT.encode())
+    routes = tenant if place.rank == FAIR else name.encode()
+    wanted = partition_for(routes, place.initial_partitions)
+    if wanted != place.partition:
+        raise InvalidRequest(f"it belongs to partition {wanted}, not {place.partition}")
+    key = fields.get(Column.KEY)
+    if place.ordered and key is not None and key != name.encode():
+        raise InvalidRequest(
+            "its message has another key than its name: in a topic that orders by key they are the same, so that "
+            "all messages of the key are in one partition"
+        )
+    return fields
+
+
+def _plan_puts(
+    wanted: Sequence[_Wanted], seen: dict[str, Schedule], now_ms: int
+) -> tuple[list[tuple[Any, ...]], dict[str, _Row]]:
+    """Items that make or change schedules, and results of those with which nothing is to be done."""
+    planned, told = list[tuple[Any, ...]](), dict[str, _Row]()
+    for name, version, given, fields, paused in wanted:
+        old = seen.get(name)
+        if old is None and version:
+            told[name] = _result(NOT_FOUND)
+            continue
+        anchor_ms = now_ms if old is None else old.settings.get("anchor_ms", now_ms)
+        checked = settings.check(given, anchor_ms)
+        if old is None:
+            plan = Plan(None, None)
+            if not paused:
+                plan = planning.first(name, checked.recurrence, checked.settings, 0, now_ms)
+            planned.append((name, checked.settings, fields, 0, None, plan.next_ms, plan.fire_ms, paused))
+            continue
+        is_same = (old.settings, old.fields, old.paused) == (checked.settings, fields, paused)
+        if is_same and version in (None, 0, old.version):
+            told[name] = _result(UNCHANGED, old.version, old.expected_ms, old.fire_ms)
+        elif version is not None and version != old.version:
+            told[name] = _result(CONFLICT if version else EXISTS, old.version, old.expected_ms, old.fire_ms)
+        else:
+            plan = _plan_anew(old, checked, paused, now_ms)
+            seen_as = old.version, old.expected_ms
+            planned.append((name, checked.settings, fields, *seen_as, plan.next_ms, plan.fire_ms, paused))
+    return planned, told
+
+
+def _plan_anew(old: Schedule, checked: settings.Checked, paused: bool, now_ms: int) -> Plan:
+    """What comes next of a schedule that gets other settings. An occurrence that has come is one that has fired."""
+    if paused:
+        return Plan(None, None)
+    has_come = old.fire_ms is not None and old.fire_ms <= now_ms
+    after_ms = max(now_ms, old.expected_ms or 0) if has_come else now_ms
+    return planning.first(old.name, checked.recurrence, checked.settings, old.fired + has_come, after_ms)
+
+
+def _plan_pauses(
+    names: Sequence[str], seen: dict[str, Schedule], paused: bool, now_ms: int
+) -> tuple[list[tuple[Any, ...]], dict[str, _Row]]:
+    planned, told = list[tuple[Any, ...]](), dict[str, _Row]()
+    for name in names:
+        old = seen.get(name)
+        if old is None:
+            told[name] = _result(NOT_FOUND)
+        elif old.paused == paused:
+            told[name] = _result(UNCHANGED, old.version, old.expected_ms, old.fire_ms)
+        else:
+            recurrence = Recurrence.from_record(old.recurrence)
+            plan = _plan_anew(old, settings.Checked(old.settings, recurrence), paused, now_ms)
+            planned.append((name, old.version, old.expected_ms, paused, plan.next_ms, plan.fire_ms))
+    return planned, told
+
+
+def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
+    checked = settings.check(request.settings, request.settings.get("anchor_ms", now_ms))
+    times: list[list[int]] = []
+    at_ms = now_ms
+    while len(times) < request.count:
+        plan = planning.first(request.name, checked.recurrence, checked.settings, len(times), at_ms)
+        if plan.next_ms is None or plan.fire_ms is None:
+            break
+        times.append([plan.next_ms, plan.fire_ms])
+        at_ms = plan.next_ms
+    return times
+
+
+def _parts(planned: Sequence[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """Cut into what one command may have."""
+    part, size = list[tuple[Any, ...]](), 0
+    for item in planned:
+        if part and (len(part) == COMMAND_ITEMS or size + _size_of_item(item) > COMMAND_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += _size_of_item(item)
+    if part:
+        yield part
+
+
+def _size_of_item(item: Sequence[Any]) -> int:
+    fields = item[2] if len(item) > 2 and isinstance(item[2], dict) else {}
+    return ITEM_BYTES + sum([len(value) for value in fields.values() if isinstance(value, bytes)])
+
+
+def _plan_of(item: Sequence[Any]) -> tuple[int | None, int | None]:
+    """Next occurrence, and when it fires, of an item of a put or a pause."""
+    return (item[5], item[6]) if len(item) == 8 else (item[4], item[5])
+
+
+def _result(
+    outcome: str,
+    version: int = 0,
+    next_ms: int | None = None,
+    fire_ms: int | None = None,
+    message_id: bytes | None = None,
+) -> _Row:
+    return {"outcome": outcome, "version": version, "next_ms": next_ms, "fire_ms": fire_ms, "id": message_id}
+
+
+def _shown(schedule: Schedule) -> _Row:
+    """A schedule as it is told of."""
+    fields, tenant = schedule.fields, schedule.fields.get(Column.TENANT)
+    return {
+        "name": schedule.name,
+        "version": schedule.version,
+        "settings": schedule.settings,
+        "value": fields[Column.VALUE],
+        "key": fields.get(Column.KEY),
+        "headers": fields.get(Column.HEADERS),
+        "priority": fields.get(Column.PRIORITY, 0),
+        "tenant": None if tenant is None else tenant.decode(),
+        "ttl_ms": fields.get(Column.TTL_MS),
+        "paused": schedule.paused,
+        "next_ms": schedule.expected_ms,
+        "fire_ms": schedule.fire_ms,
+        "next_id": schedule.made,
+        "fired": schedule.fired,
+        "missed": schedule.missed,
+        "created_ms": schedule.created_ms,
+        "changed_ms": schedule.changed_ms,
+        "history": schedule.history,
+    }
+
+
+def _size(page: tuple[list[Stored], str | None]) -> int:
+    return sum([len(row) for _, row in page[0]])
+
+
+def _size_of_rows(found: Sequence[bytes | None]) -> int:
+    return sum([len(row) for row in found if row is not None])

@@ -1,0 +1,1 @@
+"""Schedules: named messages that recur."""

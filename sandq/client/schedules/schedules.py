@@ -1,0 +1,483 @@
+"""`client.schedules(topic)`: named messages that recur, each occurrence exactly one message."""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from sandq.client.producer.partitioner import check_rank
+from sandq.client.producer.validation import Headers, MessageValidation, Value, rank_of
+from sandq.client.schedules.schedule import Schedule
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.requests import call, call_leader, each, fresh_topic
+from sandq.model.batch import Column, encode
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_tenant
+from sandq.model.offsets import to_text
+from sandq.model.partitioning import partition_for
+from sandq.model.times import Duration, Instant, duration_ms, instant_ms
+from sandq.protocol.replies import TopicRecord
+from sandq.protocol.requests_schedules import (
+    DELETE,
+    ITEMS_MOST,
+    NEW,
+    PAUSE,
+    RESUME,
+    TIMES_MOST,
+    TOKEN_BYTES,
+    TRIGGER,
+    ScheduleChange,
+    ScheduleGet,
+    ScheduleList,
+    SchedulePreview,
+    SchedulePut,
+    ScheduleRecord,
+    ScheduleResult,
+    check_schedule_name,
+    schedule_page,
+    schedule_results,
+    schedule_times,
+    schedules_got,
+)
+
+KEEP: Final[Any] = ...
+"""In `update`: leave it as it is."""
+CHANGED_AGAIN_MOST: Final = 20
+PUT_BYTES: Final = 4 << 20
+"""Of the messages of one request."""
+
+
+class Fire(NamedTuple):
+    """One occurrence to come: when it nominally is, and when its message is delivered (ms)."""
+
+    occurrence_ms: int
+    fire_ms: int
+
+
+class _Told(NamedTuple):
+    """A schedule as it is put."""
+
+    name: str
+    version: int | None
+    settings: dict[str, Any]
+    message: dict[str, Any]
+    paused: bool
+    tenant: str | None
+
+
+class Schedules:
+    """The schedules of one topic.
+
+    A schedule is known by its name, in a fair topic by that and the `tenant` of its messages, unless that is "default".
+    """
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self.topic = topic
+        self._cluster = cluster
+
+    async def create(
+        self,
+        name: str,
+        value: Value,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        zone: str | None = None,
+        start: Instant | None = None,
+        end: Instant | None = None,
+        count: int | None = None,
+        jitter: Duration | None = None,
+        misfire: str | None = None,
+        misfire_most: int | None = None,
+        overlap_group: str | None = None,
+        key: Value | None = None,
+        headers: Headers | None = None,
+        ttl: Duration | None = None,
+        priority: int | None = None,
+        tenant: str | None = None,
+        paused: bool = False,
+    ) -> Schedule:
+        """Make a schedule that sends a message at each occurrence, and return it.
+
+        It recurs by `cron`, an expression of five fields or six (seconds first) in the time zone `zone` (UTC), or
+        `every` so long; from `start` on, before `end`, `count` times. Each message comes by up to `jitter` later,
+        always the same for one occurrence. `misfire` says what becomes of occurrences that nobody could fire: "one"
+        message for all, none ("skip"), or one for each ("all", at most the last `misfire_most`). With `overlap_group`
+        an occurrence is skipped while the message of the last one is not acked in that group.
+
+        The message is that of `produce`; it gets the headers `sandq-schedule` and `sandq-occurrence` (ms). Conflict:
+        there is another schedule of this name; one that is the same is returned as it is.
+        """
+        settings = _settings(
+            cron=cron,
+            every=every,
+            zone=zone,
+            start=start,
+            end=end,
+            count=count,
+            jitter=jitter,
+            misfire=misfire,
+            misfire_most=misfire_most,
+            overlap_group=overlap_group,
+        )
+        message = {"value": value, "key": key, "headers": headers, "ttl": ttl, "priority": priority}
+        await self._put([_Told(name, NEW, settings, message, paused, tenant)])
+        return await self.get(name, tenant=tenant)
+
+    async def create_many(self, schedules: Iterable[Mapping[str, Any]]) -> int:
+        """Make many schedules, or give those that are there these settings: each is a mapping of the arguments of
+        `create`. How many there are now that are as they are told."""
+        told = []
+        for one in schedules:
+            arguments = dict(one)
+            try:
+                name = arguments.pop("name")
+                message = {part: arguments.pop(part, None) for part in ("value", "key", "headers", "ttl", "priority")}
+                paused, tenant = arguments.pop("paused", False), arguments.pop("tenant", None)
+                told.append(_Told(name, None, _settings(**arguments), message, paused, tenant))
+            except (KeyError, TypeError) as error:
+                raise InvalidRequest(f"create_many: schedule {len(told) + 1}: {error}") from None
+        return len(await self._put(told))
+
+    async def update(
+        self,
+        name: str,
+        *,
+        tenant: str | None = None,
+        value: Value = KEEP,
+        cron: str | None = KEEP,
+        every: Duration | None = KEEP,
+        zone: str | None = KEEP,
+        start: Instant | None = KEEP,
+        end: Instant | None = KEEP,
+        count: int | None = KEEP,
+        jitter: Duration | None = KEEP,
+        misfire: str | None = KEEP,
+        misfire_most: int | None = KEEP,
+        overlap_group: str | None = KEEP,
+        key: Value | None = KEEP,
+        headers: Headers | None = KEEP,
+        ttl: Duration | None = KEEP,
+        priority: int | None = KEEP,
+    ) -> Schedule:
+        """Change what is named of a schedule, and return it; None stands for what `create` takes when nothing is said.
+
+        The message of an occurrence that has come stays as it was; the next is already another one. NotFound.
+        """
+        named: dict[str, Any] = {
+            "cron": cron,
+            "every": every,
+            "zone": zone,
+            "start": start,
+            "end": end,
+            "count": count,
+            "jitter": jitter,
+            "misfire": misfire,
+            "misfire_most": misfire_most,
+            "overlap_group": overlap_group,
+        }
+        changes = {what: told for what, told in named.items() if told is not KEEP}
+        parts = {"value": value, "key": key, "headers": headers, "ttl": ttl, "priority": priority}
+        for _ in range(CHANGED_AGAIN_MOST):
+            old = await self.get(name, tenant=tenant)
+            settings = _kept(old, changes) | _settings(**changes)
+            message: dict[str, Any] = {"value": old.value, "key": old.key, "headers": old.headers}
+            message["ttl"] = None if old.ttl_ms is None else timedelta(milliseconds=old.ttl_ms)
+            message["priority"] = old.priority or None
+            message |= {what: told for what, told in parts.items() if told is not KEEP}
+            told = _Told(name, old.version, settings, message, old.paused, tenant)
+            (result,) = await self._put([told], may_conflict=True)
+            if result.outcome == "not_found":
+                raise self._not_found(name)
+            if result.outcome != "conflict":
+                return await self.get(name, tenant=tenant)
+        raise Conflict(f"schedule {name!r} is changed by others all the time", topic=self.topic)
+
+    async def get(self, name: str, *, tenant: str | None = None) -> Schedule:
+        """One schedule. NotFound."""
+        _check_name(name)
+        partition = self._partition(await self._record(tenant), name, tenant)
+        frame = await call_leader(self._cluster, ScheduleGet(self.topic, partition, [name]))
+        (record,) = schedules_got(frame, 1)
+        if record is None:
+            raise self._not_found(name)
+        return Schedule.of(self.topic, partition, record)
+
+    def list(self, *, prefix: str = "", limit: int | None = None, after: str | None = None) -> ScheduleRows:
+        """`async for schedule in schedules.list():` in the order of their names' bytes; those that begin with `prefix`,
+        behind the name `after`."""
+        return ScheduleRows(self._cluster, self.topic, prefix, limit, after)
+
+    async def pause(self, name: str, *, tenant: str | None = None) -> None:
+        """Let it fire no more until it is resumed; the occurrences meanwhile are left out. NotFound."""
+        await self._change(PAUSE, name, tenant)
+
+    async def resume(self, name: str, *, tenant: str | None = None) -> None:
+        """Let it fire again, from the first occurrence behind now on. NotFound."""
+        await self._change(RESUME, name, tenant)
+
+    async def delete(self, name: str, *, tenant: str | None = None) -> None:
+        """Delete it. The message of an occurrence that has come stays, that of the next one is cancelled. NotFound."""
+        await self._change(DELETE, name, tenant)
+
+    async def trigger(self, name: str, *, tenant: str | None = None) -> str:
+        """Send its message now, beside all occurrences; the id. Also of one that is paused. NotFound."""
+        result = await self._change(TRIGGER, name, tenant)
+        if result.id is None:
+            raise ProtocolError("an answer to a trigger without an id")
+        return to_text(result.id)
+
+    async def next(self, name: str, count: int = 10, *, tenant: str | None = None) -> Sequence[Fire]:
+        """When it fires next, `count` times at most. NotFound."""
+        schedule = await self.get(name, tenant=tenant)
+        if schedule.next_ms is None:
+            return []
+        settings = _kept(schedule, {})
+        if schedule.count is not None:
+            settings["count"] = max(schedule.count - schedule.fired, 1)
+        if schedule._anchor_ms is not None:
+            settings["start_ms"] = schedule._anchor_ms
+        return await self._preview(name, settings, schedule.next_ms - 1, count)
+
+    async def preview(
+        self,
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        zone: str | None = None,
+        start: Instant | None = None,
+        end: Instant | None = None,
+        jitter: Duration | None = None,
+        after: Instant | None = None,
+        count: int = 10,
+        name: str = "preview",
+    ) -> Sequence[Fire]:
+        """When a schedule would fire behind an instant (None: now), without making it."""
+        settings = _settings(cron=cron, every=every, zone=zone, start=start, end=end, jitter=jitter)
+        return await self._preview(name, settings, None if after is None else instant_ms(after), count)
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    async def _preview(self, name: str, settings: dict[str, Any], after_ms: int | None, count: int) -> Sequence[Fire]:
+        if type(count) is not int or not 1 <= count <= TIMES_MOST:
+            raise InvalidRequest(f"count: a whole number of 1 to {TIMES_MOST} is expected, not {count!r}")
+        times, _ = schedule_times(await call(self._cluster, SchedulePreview(name, settings, after_ms, count)))
+        return [Fire(*time) for time in times]
+
+    async def _put(self, told: Sequence[_Told], *, may_conflict: bool = False) -> Sequence[ScheduleResult]:
+        record = await self._record(next((one.tenant for one in told if one.tenant is not None), None))
+        by_partition: dict[int, list[list[Any]]] = {}
+        for one in told:
+            _check_name(one.name)
+            batch = self._batch(record, one)
+            item = [one.name, one.version, one.settings, batch, bool(one.paused)]
+            by_partition.setdefault(self._partition(record, one.name, one.tenant), []).append(item)
+        requests = [
+            SchedulePut(self.topic, partition, part)
+            for partition, items in by_partition.items()
+            for part in _parts(items)
+        ]
+
+        async def put(request: SchedulePut) -> Sequence[ScheduleResult]:
+            return schedule_results(await call_leader(self._cluster, request), len(request.items))
+
+        found = [result for results in await each(put, requests) for result in results]
+        if not may_conflict and any([result.outcome == "exists" for result in found]):
+            raise Conflict(
+                f"topic {self.topic!r} has another schedule {told[0].name!r} already: update it, or take another name",
+                topic=self.topic,
+            )
+        return found
+
+    def _batch(self, record: TopicRecord, told: _Told) -> bytes:
+        """The message of a schedule, as a batch of one."""
+        message, checks = told.message, MessageValidation(self._cluster.limits)
+        priority, tenant = message["priority"], told.tenant
+        if priority is not None or tenant is not None:
+            rank_of(priority, tenant)
+            check_rank(self.topic, record.kind, priority, tenant)
+        if message["value"] is None:
+            raise InvalidRequest(f"schedule {told.name!r}: value: it has none")
+        columns: dict[int, Any] = {Column.VALUE: [checks.value(message["value"])]}
+        cells = {
+            Column.KEY: checks.key(message["key"]),
+            Column.HEADERS: checks.headers(message["headers"]),
+            Column.TTL_MS: None
+            if message["ttl"] is None
+            else checks.extras(message["ttl"], None, "reject", None, None)[1],
+            Column.PRIORITY: priority,
+            Column.TENANT: None if tenant is None else tenant.encode(),
+        }
+        return encode(columns | {column: [cell] for column, cell in cells.items() if cell is not None})
+
+    async def _change(self, action: str, name: str, tenant: str | None) -> ScheduleResult:
+        _check_name(name)
+        partition = self._partition(await self._record(tenant), name, tenant)
+        token = secrets.token_bytes(TOKEN_BYTES)
+        frame = await call_leader(self._cluster, ScheduleChange(self.topic, partition, action, [name], token))
+        (result,) = schedule_results(frame, 1)
+        if result.outcome == "not_found":
+            raise self._not_found(name)
+        return result
+
+    async def _record(self, tenant: str | None) -> TopicRecord:
+        record = await self._cluster.topic(self.topic)
+        if record.kind == COMPACTED:
+            raise InvalidRequest(f"topic {self.topic!r} is a compacted topic, which has no schedules")
+        if tenant is not None:
+            check_tenant(tenant)
+            if record.kind != FAIR:
+                raise InvalidRequest(
+                    f"tenant: topic {self.topic!r} is a {record.kind} topic; one of the kind fair has them"
+                )
+        return record
+
+    @staticmethod
+    def _partition(record: TopicRecord, name: str, tenant: str | None) -> int:
+        """Where a schedule is: its name chose that; in a fair topic, its tenant did."""
+        routes = (tenant or DEFAULT_TENANT) if record.kind == FAIR else name
+        return partition_for(routes.encode(), record.initial_partitions)
+
+    def _not_found(self, name: str) -> NotFound:
+        return NotFound(f"topic {self.topic!r} has no schedule {name!r}")
+
+
+class ScheduleRows:
+    """Schedules of all partitions as one sequence, in the order of their names' bytes; an async iterator."""
+
+    def __init__(self, cluster: Cluster, topic: str, prefix: str, limit: int | None, after: str | None) -> None:
+        if limit is not None and (type(limit) is not int or limit < 0):
+            raise InvalidRequest(f"limit: an int from 0 on is expected, not {limit!r}")
+        if after is not None:
+            _check_name(after)
+        self._cluster = cluster
+        self._topic = topic
+        self._prefix = prefix
+        self._left = limit
+        self._after = after
+        self._heap: list[tuple[bytes, int, _Source]] | None = None
+
+    def __aiter__(self) -> ScheduleRows:
+        return self
+
+    async def __anext__(self) -> Schedule:
+        if self._left == 0:
+            raise StopAsyncIteration
+        if self._heap is None:
+            record = await fresh_topic(self._cluster, self._topic)
+            sources = [_Source(partition, self._after) for partition in range(record.initial_partitions)]
+            await each(self._fill, sources)
+            self._heap = []
+            for source in sources:
+                self._push(source)
+        if not self._heap:
+            raise StopAsyncIteration
+        _, _, source = heapq.heappop(self._heap)
+        found = source.rows.popleft()
+        await self._fill(source)
+        self._push(source)
+        if self._left is not None:
+            self._left -= 1
+        return Schedule.of(self._topic, source.partition, found)
+
+    async def _fill(self, source: _Source) -> None:
+        while not source.rows and source.has_more:
+            most = ITEMS_MOST if self._left is None else max(min(self._left, ITEMS_MOST), 1)
+            request = ScheduleList(self._topic, source.partition, self._prefix, most, source.after)
+            found, source.after = schedule_page(await call_leader(self._cluster, request))
+            source.rows.extend(found)
+            source.has_more = source.after is not None
+
+    def _push(self, source: _Source) -> None:
+        if source.rows:
+            assert self._heap is not None
+            heapq.heappush(self._heap, (source.rows[0].name.encode(), source.partition, source))
+
+
+class _Source:
+    """One partition: the page that is being read, and where the next one begins."""
+
+    def __init__(self, partition: int, after: str | None) -> None:
+        self.partition = partition
+        self.after = after
+        self.rows: deque[ScheduleRecord] = deque()
+        self.has_more = True
+
+
+def _settings(
+    *,
+    cron: str | None = None,
+    every: Duration | None = None,
+    zone: str | None = None,
+    start: Instant | None = None,
+    end: Instant | None = None,
+    count: int | None = None,
+    jitter: Duration | None = None,
+    misfire: str | None = None,
+    misfire_most: int | None = None,
+    overlap_group: str | None = None,
+) -> dict[str, Any]:
+    """What goes over the wire of what a schedule is told; nothing of what is None."""
+    told = {
+        "cron": cron,
+        "every_ms": None if every is None else duration_ms(every),
+        "zone": zone,
+        "start_ms": None if start is None else instant_ms(start),
+        "end_ms": None if end is None else instant_ms(end),
+        "count": count,
+        "jitter_ms": None if jitter is None else duration_ms(jitter),
+        "misfire": misfire,
+        "misfire_most": misfire_most,
+        "overlap_group": overlap_group,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+_WIRE: Final = {"every": "every_ms", "start": "start_ms", "end": "end_ms", "jitter": "jitter_ms"}
+
+
+def _kept(old: Schedule, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a schedule, without those that are to be changed."""
+    told = {
+        "cron": old.cron,
+        "every_ms": old.every_ms,
+        "zone": old.zone if old.cron is not None else None,
+        "start_ms": old.start_ms,
+        "end_ms": old.end_ms,
+        "count": old.count,
+        "jitter_ms": old.jitter_ms or None,
+        "misfire": old.misfire,
+        "misfire_most": old.misfire_most,
+        "overlap_group": old.overlap_group,
+    }
+    gone = {_WIRE.get(name, name) for name in changes}
+    if changes.get("cron") is not None:
+        gone.add("every_ms")  # another way to recur takes the place of the one before
+    elif changes.get("every") is not None:
+        gone |= {"cron", "zone"}
+    if changes.get("misfire", "all") != "all":
+        gone.add("misfire_most")
+    return {name: value for name, value in told.items() if value is not None and name not in gone}
+
+
+def _parts(items: Sequence[list[Any]]) -> list[list[list[Any]]]:
+    """Cut into what one request may have."""
+    parts: list[list[list[Any]]] = []
+    size = 0
+    for item in items:
+        if not parts or len(parts[-1]) == ITEMS_MOST or size + len(item[3]) > PUT_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(item)
+        size += len(item[3])
+    return parts
+
+
+def _check_name(name: str) -> None:
+    problem = check_schedule_name(name)
+    if problem is not None:
+        raise InvalidRequest(problem)

@@ -1,0 +1,54 @@
+"""Looking at the schedules of a partition: those that fire, some by their names, pages of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from sandq.partition import rows
+from sandq.partition.schedules.schedule import fire_key, fire_of, key_of, name_of
+from sandq.partition.view import View
+
+PAGE_BYTES: Final = 2 << 20
+
+Stored = tuple[str, bytes]
+"""A schedule's name and its row."""
+
+
+def due(view: View, until_ms: int, most: int) -> list[Stored]:
+    """Return those that fire until an instant, the first ones first."""
+    found = view.scan(rows.FIRE, fire_key(until_ms + 1, ""), limit=most, max_bytes=PAGE_BYTES)
+    stored: list[Stored] = []
+    size = 0
+    for row in found:
+        _, name = fire_of(row)
+        value = view.get(key_of(name))
+        assert value is not None, "a row leads to a schedule that is not there"
+        stored.append((name, value))
+        size += len(value)
+        if size >= PAGE_BYTES:
+            break
+    return stored
+
+
+def named(view: View, names: Sequence[str]) -> list[bytes | None]:
+    """Return the rows of these; None where there is none."""
+    return [view.get(key_of(name)) for name in names]
+
+
+def page(view: View, prefix: str, after: str | None, most: int) -> tuple[list[Stored], str | None]:
+    """Return those whose names begin so, in the order of their bytes; and the name behind which the next page begins,
+    if there is one."""
+    start, stop = key_of(prefix), _behind(key_of(prefix))
+    if after is not None:
+        start = max(start, rows.after(key_of(after)))
+    found = view.scan(start, stop, limit=most, max_bytes=PAGE_BYTES)
+    stored = [(name_of(key), value) for key, value in found]
+    is_full = len(found) == most or sum([len(value) for _, value in found]) >= PAGE_BYTES
+    return stored, stored[-1][0] if is_full else None
+
+
+def _behind(prefix: bytes) -> bytes:
+    """The smallest key above all that begin so: the first byte is that of a tag, below 0xff."""
+    bare = prefix.rstrip(b"\xff")
+    return bare[:-1] + bytes([bare[-1] + 1])

@@ -1,0 +1,85 @@
+"""Which occurrence of a schedule comes next, as its partition's leader finds it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from sandq.schedules.recurrence import Recurrence
+
+MISSED_MOST: Final = 100
+"""Occurrences that a schedule may catch up on, at most."""
+_COUNT_MOST: Final = 1_000
+
+
+class Plan(NamedTuple):
+    """What is to fire next."""
+
+    next_ms: int | None
+    """The occurrence; None: there is none any more."""
+    fire_ms: int | None
+    """When its message is to be delivered."""
+    missed: int = 0
+    """Occurrences before it that are left out, as far as they are counted."""
+
+
+_NONE: Final = Plan(None, None)
+
+
+def first(name: str, recurrence: Recurrence, settings: Mapping[str, Any], fired: int, after_ms: int) -> Plan:
+    """Return the first occurrence behind an instant, of a schedule that has fired so many times."""
+    return _plan(name, recurrence, settings, fired, recurrence.next_ms(after_ms), 0)
+
+
+def following(
+    name: str, recurrence: Recurrence, settings: Mapping[str, Any], fired: int, occurrence_ms: int, now_ms: int
+) -> Plan:
+    """Return the occurrence after one that fires now, which is counted in `fired`; of those that were missed since, as
+    many as the settings say."""
+    next_ms = recurrence.next_ms(occurrence_ms)
+    if next_ms is None or next_ms > now_ms:
+        return _plan(name, recurrence, settings, fired, next_ms, 0)
+    if settings.get("misfire") != "all":
+        missed = len(recurrence.occurrences(occurrence_ms, now_ms, _COUNT_MOST))
+        return _plan(name, recurrence, settings, fired, recurrence.next_ms(now_ms), missed)
+    most = settings.get("misfire_most", MISSED_MOST)
+    left_out, last = _last_of(recurrence, occurrence_ms, now_ms, most)
+    return _plan(name, recurrence, settings, fired, last[0], left_out)
+
+
+def _last_of(recurrence: Recurrence, after_ms: int, until_ms: int, most: int) -> tuple[int, list[int]]:
+    """Return the last occurrences within a range that has some, and about how many came before them in it."""
+    found = recurrence.occurrences(after_ms, until_ms, _COUNT_MOST)
+    if len(found) < _COUNT_MOST:
+        return max(len(found) - most, 0), found[-most:]
+    # Very many: look from the end, in a window that grows until it has enough.
+    width_ms = max((found[-1] - found[0]) // _COUNT_MOST, 1) * most
+    while True:
+        start_ms = max(until_ms - width_ms, after_ms)
+        last = deque[int](maxlen=most)
+        while part := recurrence.occurrences(start_ms, until_ms, _COUNT_MOST):
+            last.extend(part)
+            start_ms = part[-1]
+        if len(last) >= most or until_ms - width_ms <= after_ms:
+            return _COUNT_MOST, [*last]
+        width_ms *= 2
+
+
+def _plan(
+    name: str, recurrence: Recurrence, settings: Mapping[str, Any], fired: int, next_ms: int | None, missed: int
+) -> Plan:
+    count = settings.get("count")
+    if next_ms is None or (count is not None and fired >= count):
+        return _NONE._replace(missed=missed)
+    return Plan(next_ms, _fire_ms(name, recurrence, next_ms), missed)
+
+
+def _fire_ms(name: str, recurrence: Recurrence, occurrence_ms: int) -> int:
+    """When an occurrence fires: later by its jitter, and never behind the occurrence that follows."""
+    fire_ms = recurrence.fire_ms(name, occurrence_ms)
+    if fire_ms > occurrence_ms:
+        next_ms = recurrence.next_ms(occurrence_ms)
+        if next_ms is not None and fire_ms >= next_ms:
+            fire_ms = occurrence_ms + (fire_ms - occurrence_ms) % (next_ms - occurrence_ms)
+    return fire_ms
