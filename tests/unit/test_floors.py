@@ -22,6 +22,7 @@ FLOORS = {
     "sandq.partition": 1,
     "sandq.metadata": 1,
     "sandq.gossip": 1,
+    "sandq.schedules": 1,
     "sandq.storage": 2,
     "sandq.raft": 3,
     "sandq.membership": 4,
@@ -33,7 +34,7 @@ FLOORS = {
     "sandq.cli": 6,
     "sandq.__main__": 6,
 }
-PURE_FLOORS = ("sandq.model", "sandq.protocol", "sandq.partition", "sandq.metadata", "sandq.gossip")
+PURE_FLOORS = ("sandq.model", "sandq.protocol", "sandq.partition", "sandq.metadata", "sandq.gossip", "sandq.schedules")
 
 # Beside the floors: what these may import of sandq, and nothing else. "sandq" is the top alone.
 BESIDE = {
@@ -69,7 +70,8 @@ IMPURE_MODULES = {
 }
 FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
-MAY_READ = {"sandq.model.config": {"read_text"}}
+# A file of the configuration; the zone data that is installed with sandq.
+MAY_READ = {"sandq.model.config": {"read_text"}, "sandq.schedules.zones": {"read_bytes"}}
 # They come with the extra sandq[spark]: all else runs without.
 EXTRA = {"pyarrow", "pyspark"}
 MAY_USE_EXTRA = ("sandq.spark", "sandctl.pipeline", "pyspark_sandq")
@@ -325,6 +327,7 @@ def test_there_is_something_to_check() -> None:
         ("sandq.protocol.frames", "from sandq.partition.state_machine import TimerPartition"),
         ("sandq.partition.state_machine", "from sandq.metadata import state"),
         ("sandq.partition.state_machine", "from sandq.gossip import swim"),
+        ("sandq.schedules.recurrence", "from sandq.partition import view"),
         ("sandq.gossip.swim", "from sandq.membership import udp"),
         ("sandq.gossip.swim", "from sandq.membership.datagrams import Datagrams"),
         ("sandq.storage.wal", "from sandq.raft.group import Group"),

@@ -1,0 +1,161 @@
+"""Cron expressions: what is understood, and which times on a wall clock they mean.
+
+    30 2 * * *          minute, hour, day of month, month, day of week
+    */10 * * * * *      six fields: the second first
+    @daily              an alias
+
+cronsim reads the fields and goes through the calendar, without any time zone: it moves naive datetimes. What becomes
+of them where clocks are set forward and back is `wall_clock`'s, for cronsim knows it of five fields only: with six a
+time that does not exist is left out, and one that exists twice comes twice.
+"""
+
+from __future__ import annotations
+
+import copy
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Final
+
+from cronsim import CronSim, CronSimError
+
+from sandq.model.errors import InvalidRequest
+
+EXPRESSION_CHARS_MAX: Final = 256
+EXPRESSIONS_KEPT: Final = 4096
+
+ALIASES: Final = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+
+# What may stand in a field, in the order of six fields.
+_FIELDS: Final = {
+    "second": "0 to 59",
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day of month": "1 to 31, L for the last day, LW for the last day of Monday to Friday",
+    "month": "1 to 12 or JAN to DEC",
+    "day of week": "0 to 7 or SUN to SAT (0 and 7 are Sunday), 5L for the last Friday, FRI#2 for the second",
+}
+_ENDS: Final = {
+    "second": (0, 59),
+    "minute": (0, 59),
+    "hour": (0, 23),
+    "day of month": (1, 31),
+    "month": (1, 12),
+    "day of week": (0, 7),
+}
+_ORDER: Final = (
+    "five fields are expected (minute, hour, day of month, month, day of week), or six with the second first"
+)
+# Somewhere within the calendar: expressions are tried out from here.
+_ANY_WALL: Final = datetime(2000, 1, 1)
+_LAST_YEAR: Final = 9998
+
+
+class CronExpression:
+    """The times of a wall clock that an expression means. Made by `parse`; it never changes.
+
+    is_fixed: whether both hour and minute are told, neither beginning with a star: "30 2 * * *", not "30 * * * *".
+    """
+
+    __slots__ = ("_backward", "_forward", "is_fixed")
+
+    def __init__(self, fields: list[str]) -> None:
+        """Read six fields. CronSimError when one of them is wrong."""
+        text = " ".join(fields)
+        self._forward = CronSim(text, _ANY_WALL)
+        self._backward = CronSim(text, _ANY_WALL, reverse=True)
+        self.is_fixed = not fields[1].startswith("*") and not fields[2].startswith("*")
+
+    def after(self, wall: datetime) -> datetime | None:
+        """Return the first time after this one, both without a zone and in whole seconds; None when there is none
+        within 50 years or up to the year 9998."""
+        search = copy.copy(self._forward)
+        search.dt = wall
+        try:
+            found = next(search)
+        except (StopIteration, OverflowError):
+            return None
+        return found if found.year <= _LAST_YEAR else None
+
+    def at_or_before(self, wall: datetime) -> datetime | None:
+        """Return the last time up to this one; None when there is none within 50 years."""
+        search = copy.copy(self._backward)
+        search.dt = wall + timedelta(seconds=1)
+        return next(search, None)
+
+
+@lru_cache(maxsize=EXPRESSIONS_KEPT)
+def parse(text: str) -> CronExpression:
+    """Read an expression. InvalidRequest says which field is wrong and what it may hold, or that it never happens."""
+    if len(text) > EXPRESSION_CHARS_MAX:
+        raise InvalidRequest(f"cron: {len(text)} characters are given, at most {EXPRESSION_CHARS_MAX} are allowed")
+    fields = _fields(text)
+    for name, field in zip(_FIELDS, fields, strict=True):
+        _check_field(text, name, field)
+    try:
+        expression = CronExpression(fields)
+    except CronSimError:
+        # Each field is right by itself: there is no such day in any of the months.
+        raise InvalidRequest(_never(text)) from None
+    if expression.after(_ANY_WALL) is None:
+        raise InvalidRequest(_never(text))
+    return expression
+
+
+def _fields(text: str) -> list[str]:
+    """The six fields of an expression, the second being 0 where none is told."""
+    given = text.split()
+    if len(given) == 1 and given[0].startswith("@"):
+        alias = given[0].lower()
+        if alias == "@reboot":
+            raise InvalidRequest(
+                "cron: @reboot has no meaning here, for a cluster is not started again as a whole; tell times, or use "
+                "an interval"
+            )
+        if alias not in ALIASES:
+            raise InvalidRequest(f'cron: "{given[0]}" is not known; the aliases are {", ".join(ALIASES)}')
+        given = ALIASES[alias].split()
+    if len(given) not in (5, 6):
+        count = f"{len(given)} field" + ("" if len(given) == 1 else "s")
+        raise InvalidRequest(f'cron: "{text}" has {count}; {_ORDER}')
+    return given if len(given) == 6 else ["0", *given]
+
+
+def _check_field(text: str, name: str, field: str) -> None:
+    """Refuse a field of which some part cannot be read, and name the part."""
+    for part in field.split(","):
+        if _is_readable(name, part):
+            continue
+        raise InvalidRequest(f'cron: "{text}": {name}: "{part}" is not understood; {_advice(name, part)}')
+
+
+def _is_readable(name: str, part: str) -> bool:
+    if not part:
+        return False
+    fields = [part if field == name else "*" for field in _FIELDS]
+    try:
+        CronSim(" ".join(fields), _ANY_WALL)
+    except CronSimError:
+        return False
+    return True
+
+
+def _advice(name: str, part: str) -> str:
+    if part == "?":
+        return "write * for any"
+    low, dash, high = part.partition("-")
+    if dash and _is_readable(name, low) and _is_readable(name, high):
+        least, greatest = _ENDS[name]
+        return f"a range goes up: write {low}-{greatest},{least}-{high}"
+    return f"{_FIELDS[name]} is expected, or ranges 1-5, steps */2 and 1-9/2, and lists 1,3 of these"
+
+
+def _never(text: str) -> str:
+    return f'cron: "{text}" never happens; name a day that these months have'

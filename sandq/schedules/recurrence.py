@@ -1,0 +1,172 @@
+"""When a schedule's occurrences are: by an expression on a wall clock, or at equal intervals.
+
+An occurrence is an instant in epoch milliseconds, and nominal: it names what is due. `fire_ms` is when that is done, by
+the schedule's jitter later. No clock is read; the only thing beside the fields that decides is the version of the zone
+data (`zones.data_version`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import xxhash
+
+from sandq.model.errors import InvalidRequest
+from sandq.model.times import TIME_MAX_MS, format_duration
+from sandq.schedules.cron import parse
+from sandq.schedules.wall_clock import last_instant, next_instant
+from sandq.schedules.zones import zone
+
+EVERY_MIN_MS: Final = 1000
+JITTER_MAX_MS: Final = 3_600_000
+# How far `latest_ms` counts: 5 to 30 ms of work.
+COUNTED_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """When a schedule's occurrences are. PERSISTED (`record`), and so is what the fields mean.
+
+    cron: an expression (`cron.parse`); exactly one of cron and every_ms is told
+    every_ms: the interval; occurrences are at the anchor and each whole number of intervals after it
+    zone: the IANA name of the time zone in which the expression is read
+    start_ms: there is none before this instant; the anchor of an interval
+    end_ms: there is none at or after this instant
+    anchor_ms: the anchor of an interval without a start: when the schedule was made
+    jitter_ms: each occurrence fires by less than this later
+    """
+
+    cron: str | None = None
+    every_ms: int | None = None
+    zone: str = "UTC"
+    start_ms: int | None = None
+    end_ms: int | None = None
+    anchor_ms: int = 0
+    jitter_ms: int = 0
+
+    def check(self) -> None:
+        """Raise InvalidRequest, which says what is wrong and what to do, unless this has an occurrence."""
+        self._check_types()
+        if (self.cron is None) == (self.every_ms is None):
+            given = "neither is given" if self.cron is None else "both are given"
+            raise InvalidRequest(f"a schedule has either cron or every_ms, and {given}")
+        for name in ("start_ms", "end_ms", "anchor_ms"):
+            _check_range(name, getattr(self, name), 0, TIME_MAX_MS)
+        _check_range("jitter_ms", self.jitter_ms, 0, JITTER_MAX_MS)
+        _check_range("every_ms", self.every_ms, EVERY_MIN_MS, TIME_MAX_MS)
+        if self.every_ms is not None and self.jitter_ms >= self.every_ms:
+            raise InvalidRequest(
+                f"jitter_ms: {self.jitter_ms} is not shorter than every_ms, {self.every_ms}; one occurrence would "
+                "fire after the next"
+            )
+        if self.start_ms is not None and self.end_ms is not None and self.end_ms <= self.start_ms:
+            raise InvalidRequest(f"end_ms: {self.end_ms} is not after start_ms, {self.start_ms}")
+        if self.cron is not None:
+            parse(self.cron)
+            zone(self.zone)
+        elif self.zone != "UTC":
+            raise InvalidRequest(
+                "zone: an interval has none, for it is as long on every clock; leave it out, or use cron for times of "
+                "the day"
+            )
+        if self.next_ms(-1) is None:
+            raise InvalidRequest("the schedule never happens: nothing falls between its start and its end")
+
+    def next_ms(self, after_ms: int) -> int | None:
+        """Return the first occurrence strictly after an instant; None when there is none any more."""
+        if self.start_ms is not None:
+            after_ms = max(after_ms, self.start_ms - 1)
+        if self.every_ms is None:
+            found = self._next_on_a_clock(after_ms)
+        else:
+            found = self._first_ms + max((after_ms - self._first_ms) // self.every_ms + 1, 0) * self.every_ms
+        return found if found is not None and found <= self._last_allowed_ms else None
+
+    def occurrences(self, after_ms: int, until_ms: int, limit: int) -> list[int]:
+        """Return the occurrences after one instant and up to another, the first `limit` of them, in order."""
+        found: list[int] = []
+        while len(found) < limit:
+            following = self.next_ms(after_ms)
+            if following is None or following > until_ms:
+                break
+            found.append(following)
+            after_ms = following
+        return found
+
+    def latest_ms(self, before_or_at_ms: int, after_ms: int) -> tuple[int | None, int]:
+        """Return the last occurrence after `after_ms` and up to `before_or_at_ms`, and how many there are.
+
+        They are counted up to COUNTED_MAX, which stands for so many or more; the last one is right even then. Without
+        any it is (None, 0).
+        """
+        at_ms = min(before_or_at_ms, self._last_allowed_ms)
+        if self.every_ms is not None:
+            following = self.next_ms(after_ms)
+            if following is None or following > at_ms:
+                return None, 0
+            more = (at_ms - following) // self.every_ms
+            return following + more * self.every_ms, min(more + 1, COUNTED_MAX)
+        found = self.occurrences(after_ms, at_ms, COUNTED_MAX)
+        if len(found) < COUNTED_MAX:
+            return (found[-1] if found else None), len(found)
+        assert self.cron is not None
+        last_s = last_instant(parse(self.cron), zone(self.zone), at_ms // 1000)
+        assert last_s is not None
+        return last_s * 1000, COUNTED_MAX
+
+    def fire_ms(self, name: str, occurrence_ms: int) -> int:
+        """Return when an occurrence of the schedule of this name fires: less than the jitter later. PERSISTED
+
+        The same on every machine, and at each call. Schedules of different names, and occurrences of one, are spread
+        evenly.
+        """
+        if not self.jitter_ms:
+            return occurrence_ms
+        hashed: int = xxhash.xxh3_64_intdigest(f"{name}/{occurrence_ms}".encode())
+        return occurrence_ms + hashed % self.jitter_ms
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields that are not the default. PERSISTED"""
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Recurrence:
+        """Return what `record` was made of. InvalidRequest when there is a key that this version does not know."""
+        known = [field.name for field in fields(cls)]
+        for key in record:
+            if key not in known:
+                raise InvalidRequest(f'"{key}" is no part of a recurrence; these are: {", ".join(known)}')
+        return cls(**record)
+
+    @property
+    def _first_ms(self) -> int:
+        """The anchor of the interval."""
+        return self.anchor_ms if self.start_ms is None else self.start_ms
+
+    @property
+    def _last_allowed_ms(self) -> int:
+        return TIME_MAX_MS if self.end_ms is None else self.end_ms - 1
+
+    def _next_on_a_clock(self, after_ms: int) -> int | None:
+        assert self.cron is not None
+        found_s = next_instant(parse(self.cron), zone(self.zone), after_ms // 1000)
+        return None if found_s is None else found_s * 1000
+
+    def _check_types(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            expected = str if field.name in ("cron", "zone") else int
+            if type(value) is not expected and (value is not None or field.default is not None):
+                wanted = "text" if expected is str else "a whole number of milliseconds"
+                raise InvalidRequest(f"{field.name}: {wanted} is expected")
+
+
+def _check_range(name: str, value: int | None, least: int, greatest: int) -> None:
+    if value is not None and not least <= value <= greatest:
+        unit = f" ({format_duration(least)} to {format_duration(greatest)})" if greatest <= JITTER_MAX_MS else ""
+        raise InvalidRequest(f"{name}: {value} is not within {least} to {greatest}{unit}")
