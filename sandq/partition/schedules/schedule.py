@@ -54,6 +54,13 @@ class Schedule:
     paused: bool
     created_ms: int
     changed_ms: int
+    last_ms: int | None = None
+    """The last occurrence that is over."""
+    gap: list[int] | None = None
+    """Where occurrences were left out last: the last before them, or a ms before the first, and the one behind."""
+    done: list[list[int]] = field(default_factory=list)
+    """The first and the last of occurrences to come that are over, as they fired while the clock was far ahead; some
+    such, in their order."""
     history: list[list[Any]] = field(default_factory=list)
     """[occurrence, when it fired, what became of it, message id or None], the last `HISTORY` of them in their order."""
     triggers: list[list[Any]] = field(default_factory=list)
@@ -100,6 +107,9 @@ class Schedule:
             self.paused,
             self.created_ms,
             self.changed_ms,
+            self.last_ms,
+            self.gap,
+            self.done,
             self.history,
             self.triggers,
         )

@@ -54,21 +54,27 @@ class ScheduleTable:
         self.count = 0
         self.next_ms: int | None = None
         """When the next of them fires."""
+        self.planned_to: str | None = None
+        """The clock was set back: up to this name schedules go by its time again; None: all do."""
         self._from_key = rows.FIRE
         """No row of those that fire is below it."""
         self.used = 0
         """Places that the last command used."""
         self._floor_ms = 0
 
-    def state(self) -> tuple[int, int | None]:
+    def state(self) -> tuple[int, int | None, str | None]:
         """What the state row keeps of them."""
-        return self.count, self.next_ms
+        return self.count, self.next_ms, self.planned_to
 
-    def load(self, state: tuple[int, int | None]) -> None:
+    def load(self, state: tuple[int, int | None, str | None]) -> None:
         """Take what `state` gave."""
-        self.count, self.next_ms = state
+        self.count, self.next_ms, self.planned_to = state
         if self.next_ms is not None:
             self._from_key = fire_key(self.next_ms, "")
+
+    def set_back(self) -> None:
+        """The clock is set back: what is next of a schedule may be far ahead."""
+        self.planned_to = "" if self.count else None
 
     def find(self, name: str, view: View) -> Schedule | None:
         """Return the schedule of this name."""
@@ -86,6 +92,7 @@ class ScheduleTable:
             c.PauseSchedules: self._pause,
             c.DeleteSchedules: self._delete,
             c.TriggerSchedules: self._trigger,
+            c.PlanSchedules: self._plan_anew,
         }[type(command)]
         results: list[Any] = []
         for item in self._shared.in_turns(command.items):
@@ -93,6 +100,8 @@ class ScheduleTable:
                 results.append(one(item, index, place + self.used, view))
             except (NotFound, InvalidRequest) as refusal:
                 results.append(refusal)
+        if isinstance(command, c.PlanSchedules):
+            self.planned_to = command.behind
         self._look_next(view)
         return results
 
@@ -109,9 +118,11 @@ class ScheduleTable:
             self.count += 1
             made = Schedule(name, version, settings, fields, None, None, None, 0, 0, paused, now_ms, now_ms)
         else:
-            made = old
+            made, before = old, old.recurrence
             made.version, made.settings, made.fields = version, settings, fields
             made.changed_ms, made.paused = now_ms, paused
+            if made.recurrence != before:
+                made.last_ms, made.gap, made.done = None, None, []
         self._plan(made, next_ms, fire_ms, index, place, view)
         view.put(key_of(name), made.row())
         return [CREATED if old is None else CHANGED, made.version]
@@ -156,6 +167,19 @@ class ScheduleTable:
         view.put(key_of(name), schedule.row())
         return [TRIGGERED, message_id]
 
+    def _plan_anew(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+        """Have another occurrence be the next."""
+        name, seen_version, seen_ms, next_ms, fire_ms, last_ms, done = item
+        schedule = self.find(name, view)
+        if schedule is None or self._is_other(schedule, seen_version, seen_ms):
+            return [STALE]  # it goes by the right time since
+        if not self._take_back(schedule, None, view):
+            return [TAKEN]
+        schedule.last_ms, schedule.gap, schedule.done = last_ms, None, done
+        self._plan(schedule, next_ms, fire_ms, index, place, view)
+        view.put(key_of(name), schedule.row())
+        return [CHANGED, schedule.version]
+
     def _fire(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
         """One occurrence is over: it has its message, and the next is that which the leader names."""
         name, seen_version, seen_ms, next_ms, fire_ms, missed = item
@@ -171,9 +195,10 @@ class ScheduleTable:
             outcome = self._fate(schedule, stamp_ms, view)
             if outcome == SENT:
                 message_id = self._make(schedule, seen_ms, schedule.fire_ms, index, place, view)
-        schedule.fired += 1
         schedule.missed += missed + (outcome == MISSED)
-        schedule.note(seen_ms, stamp_ms, outcome, message_id)
+        self._is_over(schedule, outcome, message_id)
+        if next_ms is not None and (missed or outcome == MISSED):
+            schedule.gap = [seen_ms - (outcome == MISSED), next_ms]
         self._plan(schedule, next_ms, fire_ms, index, place + self.used, view)
         view.put(key_of(name), schedule.row())
         return [FIRED, outcome]
@@ -225,9 +250,15 @@ class ScheduleTable:
         assert schedule.expected_ms is not None
         if schedule.made is None or (next_ms is not None and next_ms <= schedule.expected_ms):
             return False
-        schedule.fired += 1
-        schedule.note(schedule.expected_ms, self._shared.stamp_ms, SENT, schedule.made)
+        self._is_over(schedule, SENT, schedule.made)
         return True
+
+    def _is_over(self, schedule: Schedule, outcome: str, message_id: bytes | None) -> None:
+        """Note what became of the next occurrence, which is over."""
+        assert schedule.expected_ms is not None
+        schedule.fired += 1
+        schedule.last_ms = schedule.expected_ms
+        schedule.note(schedule.expected_ms, self._shared.stamp_ms, outcome, message_id)
 
     def _cancel(self, message_id: bytes, view: View) -> bool:
         """Cancel a message. False: it is too late for that."""
