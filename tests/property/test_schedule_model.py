@@ -13,6 +13,7 @@ from sandq.model.batch import Column
 from sandq.model.headers import headers_unpack
 from sandq.partition import commands as c
 from sandq.partition.schedules import schedule_queries
+from sandq.partition.schedules.schedule_table import ScheduleTable
 from tests.support.examples import examples
 from tests.support.partition.bench import T
 from tests.support.partition.schedule_walk import DEEDS, ScheduleWalk
@@ -28,6 +29,15 @@ def test_an_occurrence_is_one_message_whatever_happens(steps: list[tuple[str, in
         walk.do(deed, seed)
 
 
+def test_a_partition_that_believes_every_leader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScheduleTable, "_is_other", lambda *seen: False)
+    with pytest.raises(AssertionError):
+        for seed in range(100):
+            random, walk = Random(seed), ScheduleWalk()
+            for _ in range(60):
+                walk.do(random.choice(DEEDS), random.randrange(1 << 16))
+
+
 @pytest.mark.parametrize("misfire", ["all", "one", "skip"])
 def test_no_occurrence_is_left_out_unless_that_is_asked_for(misfire: str) -> None:
     """Leaders die at every moment, for a while; all that came due is looked at in the end."""
@@ -39,7 +49,7 @@ def test_no_occurrence_is_left_out_unless_that_is_asked_for(misfire: str) -> Non
         bench.apply(0, c.PutSchedules([("s", settings, {Column.VALUE: b""}, 0, None, T + every, T + every, False)]))
         stale: list[object] = []
         at = 0
-        while at < 60_000:
+        while at < 60_000:  # ms
             at += random.choice((10, 200, 1_000, 1_000, 7_000))
             items = plan(schedule_queries.due(bench.view, T + at, 10), T + at)
             stale.append(items)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sandq.model.batch import Column
 from sandq.model.headers import headers_pack, headers_unpack
 from sandq.partition import rows
 from sandq.partition.rows import Fields
@@ -26,7 +27,8 @@ a message that somebody asked for beside all occurrences."""
 
 NAME_HEADER: Final = "sandq-schedule"
 OCCURRENCE_HEADER: Final = "sandq-occurrence"
-"""Of each message of a schedule: its name, and the occurrence in ms since 1970."""
+TRIGGERED_HEADER: Final = "sandq-triggered"
+"""Of each message of a schedule: its name, and the occurrence, or when it was triggered instead, in ms since 1970."""
 
 _VERSION: Final = 1
 _RECURRENCE: Final = frozenset({"cron", "every_ms", "zone", "start_ms", "end_ms", "anchor_ms", "jitter_ms"})
@@ -81,12 +83,10 @@ class Schedule:
         """The id of the message of the last occurrence that has one."""
         return next((one[3] for one in reversed(self.history) if one[2] == SENT), None)
 
-    def fields_of(self, occurrence_ms: int) -> Fields:
-        """The message of an occurrence."""
-        from sandq.model.batch import Column
-
+    def fields_of(self, at_ms: int, *, is_triggered: bool = False) -> Fields:
+        """The message of an occurrence, or one that is triggered at an instant."""
         headers = headers_unpack(self.fields.get(Column.HEADERS))
-        headers |= {NAME_HEADER: self.name, OCCURRENCE_HEADER: occurrence_ms}
+        headers |= {NAME_HEADER: self.name, TRIGGERED_HEADER if is_triggered else OCCURRENCE_HEADER: at_ms}
         return self.fields | {Column.HEADERS: headers_pack(headers, max_bytes=1 << 30)}
 
     def note(self, occurrence_ms: int, at_ms: int, outcome: str, message_id: bytes | None) -> None:

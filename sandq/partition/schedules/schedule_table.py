@@ -19,6 +19,7 @@ from sandq.partition.groups.claim import ACKED, DEAD
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.jobs.pending import Pending
 from sandq.partition.log.message_log import MessageLog
+from sandq.partition.rows import Fields
 from sandq.partition.schedules.schedule import (
     GRACE_MS,
     MISSED,
@@ -161,7 +162,8 @@ class ScheduleTable:
         if known is not None:
             return [TRIGGERED, known]
         at_ms = self._shared.stamp_ms
-        message_id = self._make(schedule, at_ms, at_ms, index, place, view)
+        fields = schedule.fields_of(at_ms, is_triggered=True)
+        message_id = self._store(fields, at_ms, index, place, view)
         schedule.triggers = [*schedule.triggers, [token, message_id]][-TRIGGERS:]
         schedule.note(at_ms, at_ms, TRIGGERED, message_id)
         view.put(key_of(name), schedule.row())
@@ -194,7 +196,7 @@ class ScheduleTable:
         if message_id is None:
             outcome = self._fate(schedule, stamp_ms, view)
             if outcome == SENT:
-                message_id = self._make(schedule, seen_ms, schedule.fire_ms, index, place, view)
+                message_id = self._store(schedule.fields_of(seen_ms), schedule.fire_ms, index, place, view)
         schedule.missed += missed + (outcome == MISSED)
         self._is_over(schedule, outcome, message_id)
         if next_ms is not None and (missed or outcome == MISSED):
@@ -278,17 +280,17 @@ class ScheduleTable:
         view.put(key, b"")
         self._from_key = min(self._from_key, key)
         if schedule.is_ahead:
-            schedule.made = self._make(schedule, next_ms, fire_ms, index, place, view)
+            schedule.made = self._store(schedule.fields_of(next_ms), fire_ms, index, place, view)
 
     def _unplan(self, schedule: Schedule, view: View) -> None:
         if schedule.fire_ms is not None:
             view.delete(fire_key(schedule.fire_ms, schedule.name))
         schedule.expected_ms = schedule.fire_ms = schedule.made = None
 
-    def _make(self, schedule: Schedule, occurrence_ms: int, at_ms: int, index: int, place: int, view: View) -> bytes:
-        """Store the message of an occurrence. Its id."""
+    def _store(self, fields: Fields, at_ms: int, index: int, place: int, view: View) -> bytes:
+        """Store a message. Its id."""
         self.used += 1
-        return self._log.store(schedule.fields_of(occurrence_ms), at_ms, index, place, self._floor_ms, view)
+        return self._log.store(fields, at_ms, index, place, self._floor_ms, view)
 
     def _look_next(self, view: View) -> None:
         """Look when the next of them fires."""
