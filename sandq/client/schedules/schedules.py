@@ -16,7 +16,7 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call, call_leader, each, fresh_topic
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_tenant
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_tenant, schedule_id
 from sandq.model.offsets import to_text
 from sandq.model.partitioning import partition_for
 from sandq.model.times import Duration, Instant, duration_ms, instant_ms
@@ -37,6 +37,7 @@ from sandq.protocol.requests_schedules import (
     SchedulePut,
     ScheduleRecord,
     ScheduleResult,
+    check_schedule_id,
     check_schedule_name,
     schedule_page,
     schedule_results,
@@ -189,7 +190,7 @@ class Schedules:
             message["ttl"] = None if old.ttl_ms is None else timedelta(milliseconds=old.ttl_ms)
             message["priority"] = old.priority or None
             message |= {what: told for what, told in parts.items() if told is not KEEP}
-            told = _Told(name, old.version, settings, message, old.paused, tenant)
+            told = _Told(name, old.version, settings, message, old.paused, old.tenant)
             (result,) = await self._put([told], may_conflict=True)
             if result.outcome == "not_found":
                 raise self._not_found(name)
@@ -201,7 +202,7 @@ class Schedules:
         """One schedule. NotFound."""
         _check_name(name)
         partition = self._partition(await self._record(tenant), name, tenant)
-        frame = await call_leader(self._cluster, ScheduleGet(self.topic, partition, [name]))
+        frame = await call_leader(self._cluster, ScheduleGet(self.topic, partition, [schedule_id(name, tenant)]))
         (record,) = schedules_got(frame, 1)
         if record is None:
             raise self._not_found(name)
@@ -209,7 +210,7 @@ class Schedules:
 
     def list(self, *, prefix: str = "", limit: int | None = None, after: str | None = None) -> ScheduleRows:
         """`async for schedule in schedules.list():` in the order of their names' bytes; those that begin with `prefix`,
-        behind the name `after`."""
+        behind the name `after`; in a fair topic behind the `id` of a schedule, for its tenants may share a name."""
         return ScheduleRows(self._cluster, self.topic, prefix, limit, after)
 
     async def pause(self, name: str, *, tenant: str | None = None) -> None:
@@ -241,7 +242,7 @@ class Schedules:
             settings["count"] = max(schedule.count - schedule.fired, 1)
         if schedule._anchor_ms is not None:
             settings["start_ms"] = schedule._anchor_ms
-        return await self._preview(name, settings, schedule.next_ms - 1, count)
+        return await self._preview(schedule.id, settings, schedule.next_ms - 1, count)
 
     async def preview(
         self,
@@ -274,7 +275,7 @@ class Schedules:
         for one in told:
             _check_name(one.name)
             batch = self._batch(record, one)
-            item = [one.name, one.version, one.settings, batch, bool(one.paused)]
+            item = [schedule_id(one.name, one.tenant), one.version, one.settings, batch, bool(one.paused)]
             by_partition.setdefault(self._partition(record, one.name, one.tenant), []).append(item)
         requests = [
             SchedulePut(self.topic, partition, part)
@@ -310,7 +311,7 @@ class Schedules:
             if message["ttl"] is None
             else checks.extras(message["ttl"], None, "reject", None, None)[1],
             Column.PRIORITY: priority,
-            Column.TENANT: None if tenant is None else tenant.encode(),
+            Column.TENANT: None if tenant in (None, DEFAULT_TENANT) else tenant.encode(),
         }
         return encode(columns | {column: [cell] for column, cell in cells.items() if cell is not None})
 
@@ -318,7 +319,8 @@ class Schedules:
         _check_name(name)
         partition = self._partition(await self._record(tenant), name, tenant)
         token = secrets.token_bytes(TOKEN_BYTES)
-        frame = await call_leader(self._cluster, ScheduleChange(self.topic, partition, action, [name], token))
+        names = [schedule_id(name, tenant)]
+        frame = await call_leader(self._cluster, ScheduleChange(self.topic, partition, action, names, token))
         (result,) = schedule_results(frame, 1)
         if result.outcome == "not_found":
             raise self._not_found(name)
@@ -352,8 +354,8 @@ class ScheduleRows:
     def __init__(self, cluster: Cluster, topic: str, prefix: str, limit: int | None, after: str | None) -> None:
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidRequest(f"limit: an int from 0 on is expected, not {limit!r}")
-        if after is not None:
-            _check_name(after)
+        if after is not None and (problem := check_schedule_id(after)) is not None:
+            raise InvalidRequest(problem)
         self._cluster = cluster
         self._topic = topic
         self._prefix = prefix

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sandq.model.headers import headers_pack, headers_unpack
+from sandq.model.names import of_schedule
 from sandq.partition import rows
 from sandq.partition.rows import Fields
 from sandq.partition.view import Row
@@ -35,6 +36,7 @@ _RECURRENCE: Final = frozenset({"cron", "every_ms", "zone", "start_ms", "end_ms"
 @dataclass(slots=True)
 class Schedule:
     name: str
+    """With the tenant behind it, in a fair topic (`schedule_id`)."""
     version: int
     """Another one with each change that somebody makes, never twice the same in a partition."""
     settings: dict[str, Any]
@@ -79,7 +81,7 @@ class Schedule:
         from sandq.model.batch import Column
 
         headers = headers_unpack(self.fields.get(Column.HEADERS))
-        headers |= {NAME_HEADER: self.name, OCCURRENCE_HEADER: occurrence_ms}
+        headers |= {NAME_HEADER: of_schedule(self.name)[0], OCCURRENCE_HEADER: occurrence_ms}
         return self.fields | {Column.HEADERS: headers_pack(headers, max_bytes=1 << 30)}
 
     def note(self, occurrence_ms: int, at_ms: int, outcome: str, message_id: bytes | None) -> None:
