@@ -111,6 +111,11 @@ COMMANDS = {
     "message": Later(
         "sandctl.commands.messages", "message", "Look at stored messages; cancel and move those that are pending."
     ),
+    "schedule": Later(
+        "sandctl.commands.schedules",
+        "schedule",
+        "Have messages recur: by cron expressions in time zones, or at intervals.",
+    ),
     "group": Later("sandctl.commands.groups", "group", "Look at consumer groups, seek, change, pause and delete them."),
     "tenant": Later(
         "sandctl.commands.tenants",

@@ -40,6 +40,11 @@ def group_option(command: F) -> F:
     return click.option("--group", "-g", required=True, help="The consumer group.", shell_complete=_groups)(command)
 
 
+def schedule_argument(command: F) -> F:
+    """NAME of a schedule behind TOPIC."""
+    return click.argument("name", shell_complete=_schedules)(command)
+
+
 def node_argument(command: F) -> F:
     """NODE, a registered one, as `node`."""
     return click.argument("node", shell_complete=_nodes)(command)
@@ -60,6 +65,18 @@ def _groups(context: click.Context, parameter: click.Parameter, incomplete: str)
 
     async def work(client: Client) -> list[str]:
         return sorted({str(row["group"]) for row in await client.admin.groups(topic)})
+
+    return _matching(_ask(context, work), incomplete)
+
+
+def _schedules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    topic = context.params.get("topic") or next(iter(context.args), None)
+    if not isinstance(topic, str):
+        return []
+
+    async def work(client: Client) -> list[str]:
+        rows = client.schedules(topic).list(prefix=incomplete, limit=ITEMS_MAX)
+        return list(dict.fromkeys([row.name async for row in rows]))
 
     return _matching(_ask(context, work), incomplete)
 

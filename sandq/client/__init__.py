@@ -1,7 +1,7 @@
 """The Python client: `sandq.connect()`; `docs/client.md` shows it. It runs under trio and asyncio alike.
 
 Other packages use only what is exported here and by these: `producer` and `transport` (to make a producer or a request
-of one's own), `admin`, `consumer` and `kv` (what the HTTP API and the commands need beside their methods),
+of one's own), `admin`, `consumer`, `kv` and `schedules` (what the HTTP API and the commands need beside their methods),
 `json_format` (messages and settings as JSON), `options` (servers, limits), `positions` (places in the order of time)
 and `signals` (to wait for something).
 
@@ -29,7 +29,7 @@ from sandq.client.messages.stored_message import Attempt, DeadLetter, FetchedMes
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
 from sandq.client.schedules.schedule import Occurrence, Schedule
-from sandq.client.schedules.schedules import Fire, Schedules
+from sandq.client.schedules.schedules import Fire, Schedules, SchedulesStored
 from sandq.client.transport.on_behalf import on_behalf_of
 from sandq.model.offsets import from_text as offset_bytes
 from sandq.model.offsets import to_text as offset_text
@@ -75,6 +75,7 @@ __all__ = [
     "Retry",
     "Schedule",
     "Schedules",
+    "SchedulesStored",
     "Settlement",
     "StoredMessage",
     "Subscription",

@@ -24,6 +24,8 @@ TENANT_RULE = (
     'like "acme" or "acme.mail"'
 )
 
+_TENANT_BEHIND = "\0"
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,248}")
 _TENANT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _SHOWN_CHARS = 80
@@ -50,3 +52,16 @@ def check_tenant(text: object) -> str:
         shown = repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}... ({len(text)} characters)"
         raise InvalidRequest(f"tenant: {shown} is not allowed; the rule: {TENANT_RULE}")
     return text
+
+
+def schedule_id(name: str, tenant: str | None) -> str:
+    """Return what a schedule is called between client and broker, and in rows: its name, and behind it the tenant of
+    its messages, unless that is the default one. So two tenants of one partition may have schedules of one name.
+    PERSISTED"""
+    return name if tenant in (None, DEFAULT_TENANT) else f"{name}{_TENANT_BEHIND}{tenant}"
+
+
+def of_schedule(schedule: str) -> tuple[str, str | None]:
+    """Return name and tenant of what `schedule_id` gave; None: the default one, or the topic has none."""
+    name, _, tenant = schedule.partition(_TENANT_BEHIND)
+    return name, tenant or None

@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple, Self
 
-from sandq.model.errors import ProtocolError
+from sandq.model.errors import InvalidRequest, ProtocolError
+from sandq.model.names import check_tenant, of_schedule
 from sandq.protocol.fields import U48_MAX
 from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import U48, Bounds, Partition, Request, characters, choice, each, length
@@ -51,11 +52,23 @@ def check_schedule_name(name: Any) -> str | None:
     return None
 
 
+def check_schedule_id(schedule: Any) -> str | None:
+    """What is wrong with the name of a schedule and, behind a zero character, its tenant, if anything."""
+    if type(schedule) is not str or "\0" not in schedule:
+        return check_schedule_name(schedule)
+    name, tenant = of_schedule(schedule)
+    try:
+        check_tenant(tenant)
+    except InvalidRequest as error:
+        return error.message
+    return check_schedule_name(name)
+
+
 def _check_item(item: Any) -> str | None:
     if type(item) is not list or len(item) != 5:
         return "expected [name, version, settings, batch, paused]"
     name, version, settings, batch, paused = item
-    if (problem := check_schedule_name(name)) is not None:
+    if (problem := check_schedule_id(name)) is not None:
         return problem
     if version is not None and (type(version) is not int or version < 0):
         return "the version is a whole number, or nil"
@@ -64,7 +77,8 @@ def _check_item(item: Any) -> str | None:
     return None
 
 
-ScheduleName = Annotated[str, check_schedule_name]
+ScheduleName = Annotated[str, check_schedule_id]
+"""A name, and in a fair topic behind it a zero character and the tenant, unless that is the default one."""
 
 
 class SchedulePut(Request, type=Type.SCHEDULE_PUT):
@@ -82,7 +96,7 @@ class ScheduleChange(Request, type=Type.SCHEDULE_CHANGE):
     topic: str
     partition: Partition
     action: Annotated[str, choice(*ACTIONS)]
-    names: Annotated[Sequence[str], each(check_schedule_name, ITEMS_MOST)]
+    names: Annotated[Sequence[str], each(check_schedule_id, ITEMS_MOST)]
     token: Annotated[bytes, length(TOKEN_BYTES)]
 
 
@@ -91,7 +105,7 @@ class ScheduleGet(Request, type=Type.SCHEDULE_GET):
 
     topic: str
     partition: Partition
-    names: Annotated[Sequence[str], each(check_schedule_name, ITEMS_MOST)]
+    names: Annotated[Sequence[str], each(check_schedule_id, ITEMS_MOST)]
 
 
 class ScheduleList(Request, type=Type.SCHEDULE_LIST):

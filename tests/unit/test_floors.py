@@ -41,7 +41,7 @@ BESIDE = {
     "sandq": {"sandq.client", "sandq.errors", "sandq.sync"},
     "sandq.errors": {"sandq.model"},
     "sandq.sync": {"sandq.sync", "sandq.client", "sandq.model", "sandq.errors"},
-    "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol"},
+    "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol", "sandq.schedules"},
     "sandq.spark": {
         *("sandq.spark", "sandq", "sandq.client", "sandq.sync", "sandq.errors"),
         *("sandq.model", "sandq.protocol"),
@@ -60,6 +60,7 @@ CLIENT_DOORS = {
     "sandq.client",
     *(f"sandq.client.{part}" for part in ("admin", "consumer", "kv", "producer", "transport")),
     *(f"sandq.client.{module}" for module in ("json_format", "options", "positions", "signals")),
+    "sandq.client.schedules",
 }
 BEHIND_THE_DOORS = ("sandq.client", "sandq.sync", "sandq.testing")
 PRIVATE_OF_CLIENTS = {"_batcher", "_cluster", "_inner", "_portal"}

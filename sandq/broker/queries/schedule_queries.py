@@ -19,7 +19,7 @@ from sandq.model.batch import Batch, Column, peek
 from sandq.model.caller import Caller
 from sandq.model.errors import InvalidRequest, SandqError, TooLarge, Unavailable
 from sandq.model.limits import FIXED, Limits
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, of_schedule
 from sandq.model.partitioning import partition_for
 from sandq.partition import commands as c
 from sandq.partition.log.pieces import decode_fields
@@ -74,7 +74,6 @@ class ScheduleQueries:
         names = [item[0] for item in request.items]
         if len({*names}) < len(names):
             raise InvalidRequest("a schedule is named twice in one request")
-        self._check_count(host, len(names))
         now_ms = self._broker.clock.now_ms()
         check = partial(_checked, request.items, now_ms, self._broker.limits, place)
         wanted = {one[0]: one for one in await trio.to_thread.run_sync(check)}
@@ -84,6 +83,7 @@ class ScheduleQueries:
             if not left:
                 break
             seen = await self._named(host, [one[0] for one in left])
+            self._check_count(host, len(left) - len(seen))
             now_ms = self._broker.clock.now_ms()
             planned, told = await trio.to_thread.run_sync(_plan_puts, left, seen, now_ms)
             results |= told
@@ -161,7 +161,7 @@ class ScheduleQueries:
 
     def _check_count(self, host: RaftGroup, more: int) -> None:
         most = self._broker.limits.schedules_per_partition
-        if host.status.schedules + more > most:
+        if more and host.status.schedules + more > most:
             raise TooLarge(
                 f"the partition has {host.status.schedules} schedules, and {most} is the limit "
                 "(limits.schedules_per_partition): delete some, or raise it",
@@ -219,7 +219,8 @@ def _checked(items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place:
             settings.check(given, now_ms)
             fields = _message(name, batch, now_ms, limits, place)
         except SandqError as error:
-            where = f"schedule {name!r}" if len(items) == 1 else f"item {at + 1}, schedule {name!r}"
+            shown = of_schedule(name)[0]
+            where = f"schedule {shown!r}" if len(items) == 1 else f"item {at + 1}, schedule {shown!r}"
             raise type(error)(f"{where}: {error.message}", **error.details) from None
         wanted.append((name, version, dict(given), fields, paused))
     return wanted
@@ -241,6 +242,8 @@ def _message(name: str, batch: bytes, now_ms: int, limits: Limits, place: Place)
     check_batch(batch, now_ms, limits, place)
     (fields,) = decode_fields(checked)
     tenant = fields.get(Column.TENANT, DEFAULT_TENANT.encode())
+    if (of_schedule(name)[1] or DEFAULT_TENANT).encode() != tenant:
+        raise InvalidRequest("its message has another tenant than is told behind its name")
     routes = tenant if place.rank == FAIR else name.encode()
     wanted = partition_for(routes, place.initial_partitions)
     if wanted != place.partition:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
+from sandq.model.names import of_schedule, schedule_id
 from sandq.protocol.requests_schedules import ScheduleRecord
 
 ACTIVE, PAUSED, ENDED = "active", "paused", "ended"
@@ -69,7 +70,7 @@ class Schedule:
         """From what the broker said."""
         settings = record.settings
         return cls(
-            name=record.name,
+            name=of_schedule(record.name)[0],
             topic=topic,
             partition=partition,
             version=record.version,
@@ -105,6 +106,11 @@ class Schedule:
     def headers(self) -> dict[str, Any]:
         """Those of each message, beside what sandq adds; a new dict each time."""
         return headers_unpack(self._headers)
+
+    @property
+    def id(self) -> str:
+        """Its name, with the tenant behind it in a fair topic: what `list` takes as `after`."""
+        return schedule_id(self.name, self.tenant)
 
     @property
     def state(self) -> str:

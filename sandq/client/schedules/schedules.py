@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -16,14 +16,16 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call, call_leader, each, fresh_topic
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_tenant
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_tenant, schedule_id
 from sandq.model.offsets import to_text
 from sandq.model.partitioning import partition_for
 from sandq.model.times import Duration, Instant, duration_ms, instant_ms
+from sandq.protocol.fields import U48_MAX
 from sandq.protocol.replies import TopicRecord
 from sandq.protocol.requests_schedules import (
     DELETE,
     ITEMS_MOST,
+    NAME_BYTES,
     NEW,
     PAUSE,
     RESUME,
@@ -37,6 +39,7 @@ from sandq.protocol.requests_schedules import (
     SchedulePut,
     ScheduleRecord,
     ScheduleResult,
+    check_schedule_id,
     check_schedule_name,
     schedule_page,
     schedule_results,
@@ -47,6 +50,8 @@ from sandq.protocol.requests_schedules import (
 KEEP: Final[Any] = ...
 """In `update`: leave it as it is."""
 CHANGED_AGAIN_MOST: Final = 20
+SETTING_BYTES: Final = 1 << 10
+"""Of a text among the settings; brokers allow less, and say why."""
 PUT_BYTES: Final = 4 << 20
 """Of the messages of one request."""
 
@@ -56,6 +61,14 @@ class Fire(NamedTuple):
 
     occurrence_ms: int
     fire_ms: int
+
+
+class SchedulesStored(NamedTuple):
+    """How many schedules `create_many` made, changed, and left as they were: all that it was told."""
+
+    created: int
+    changed: int
+    unchanged: int
 
 
 class _Told(NamedTuple):
@@ -128,9 +141,9 @@ class Schedules:
         await self._put([_Told(name, NEW, settings, message, paused, tenant)])
         return await self.get(name, tenant=tenant)
 
-    async def create_many(self, schedules: Iterable[Mapping[str, Any]]) -> int:
+    async def create_many(self, schedules: Iterable[Mapping[str, Any]]) -> SchedulesStored:
         """Make many schedules, or give those that are there these settings: each is a mapping of the arguments of
-        `create`. How many there are now that are as they are told."""
+        `create`. Return how many were made and changed; all of them are now as they are told."""
         told = []
         for one in schedules:
             arguments = dict(one)
@@ -141,7 +154,8 @@ class Schedules:
                 told.append(_Told(name, None, _settings(**arguments), message, paused, tenant))
             except (KeyError, TypeError) as error:
                 raise InvalidRequest(f"create_many: schedule {len(told) + 1}: {error}") from None
-        return len(await self._put(told))
+        outcomes = Counter([result.outcome for result in await self._put(told)])
+        return SchedulesStored(*[outcomes[outcome] for outcome in SchedulesStored._fields])
 
     async def update(
         self,
@@ -189,7 +203,7 @@ class Schedules:
             message["ttl"] = None if old.ttl_ms is None else timedelta(milliseconds=old.ttl_ms)
             message["priority"] = old.priority or None
             message |= {what: told for what, told in parts.items() if told is not KEEP}
-            told = _Told(name, old.version, settings, message, old.paused, tenant)
+            told = _Told(name, old.version, settings, message, old.paused, old.tenant)
             (result,) = await self._put([told], may_conflict=True)
             if result.outcome == "not_found":
                 raise self._not_found(name)
@@ -201,16 +215,19 @@ class Schedules:
         """One schedule. NotFound."""
         _check_name(name)
         partition = self._partition(await self._record(tenant), name, tenant)
-        frame = await call_leader(self._cluster, ScheduleGet(self.topic, partition, [name]))
+        frame = await call_leader(self._cluster, ScheduleGet(self.topic, partition, [schedule_id(name, tenant)]))
         (record,) = schedules_got(frame, 1)
         if record is None:
             raise self._not_found(name)
         return Schedule.of(self.topic, partition, record)
 
-    def list(self, *, prefix: str = "", limit: int | None = None, after: str | None = None) -> ScheduleRows:
+    def list(
+        self, *, prefix: str = "", tenant: str | None = None, limit: int | None = None, after: str | None = None
+    ) -> ScheduleRows:
         """`async for schedule in schedules.list():` in the order of their names' bytes; those that begin with `prefix`,
-        behind the name `after`."""
-        return ScheduleRows(self._cluster, self.topic, prefix, limit, after)
+        are of `tenant` (None: of any), and come behind the name `after`; in a fair topic behind the `id` of a schedule,
+        for its tenants may share a name."""
+        return ScheduleRows(self._cluster, self.topic, prefix, tenant, limit, after)
 
     async def pause(self, name: str, *, tenant: str | None = None) -> None:
         """Let it fire no more until it is resumed; the occurrences meanwhile are left out. NotFound."""
@@ -241,7 +258,7 @@ class Schedules:
             settings["count"] = max(schedule.count - schedule.fired, 1)
         if schedule._anchor_ms is not None:
             settings["start_ms"] = schedule._anchor_ms
-        return await self._preview(name, settings, schedule.next_ms - 1, count)
+        return await self._preview(schedule.id, settings, schedule.next_ms - 1, count)
 
     async def preview(
         self,
@@ -274,7 +291,7 @@ class Schedules:
         for one in told:
             _check_name(one.name)
             batch = self._batch(record, one)
-            item = [one.name, one.version, one.settings, batch, bool(one.paused)]
+            item = [schedule_id(one.name, one.tenant), one.version, one.settings, batch, bool(one.paused)]
             by_partition.setdefault(self._partition(record, one.name, one.tenant), []).append(item)
         requests = [
             SchedulePut(self.topic, partition, part)
@@ -310,7 +327,7 @@ class Schedules:
             if message["ttl"] is None
             else checks.extras(message["ttl"], None, "reject", None, None)[1],
             Column.PRIORITY: priority,
-            Column.TENANT: None if tenant is None else tenant.encode(),
+            Column.TENANT: None if tenant in (None, DEFAULT_TENANT) else tenant.encode(),
         }
         return encode(columns | {column: [cell] for column, cell in cells.items() if cell is not None})
 
@@ -318,7 +335,8 @@ class Schedules:
         _check_name(name)
         partition = self._partition(await self._record(tenant), name, tenant)
         token = secrets.token_bytes(TOKEN_BYTES)
-        frame = await call_leader(self._cluster, ScheduleChange(self.topic, partition, action, [name], token))
+        names = [schedule_id(name, tenant)]
+        frame = await call_leader(self._cluster, ScheduleChange(self.topic, partition, action, names, token))
         (result,) = schedule_results(frame, 1)
         if result.outcome == "not_found":
             raise self._not_found(name)
@@ -326,14 +344,7 @@ class Schedules:
 
     async def _record(self, tenant: str | None) -> TopicRecord:
         record = await self._cluster.topic(self.topic)
-        if record.kind == COMPACTED:
-            raise InvalidRequest(f"topic {self.topic!r} is a compacted topic, which has no schedules")
-        if tenant is not None:
-            check_tenant(tenant)
-            if record.kind != FAIR:
-                raise InvalidRequest(
-                    f"tenant: topic {self.topic!r} is a {record.kind} topic; one of the kind fair has them"
-                )
+        _check_kind(record, tenant)
         return record
 
     @staticmethod
@@ -349,14 +360,20 @@ class Schedules:
 class ScheduleRows:
     """Schedules of all partitions as one sequence, in the order of their names' bytes; an async iterator."""
 
-    def __init__(self, cluster: Cluster, topic: str, prefix: str, limit: int | None, after: str | None) -> None:
+    def __init__(
+        self, cluster: Cluster, topic: str, prefix: str, tenant: str | None, limit: int | None, after: str | None
+    ) -> None:
+        _check_text("prefix", prefix, NAME_BYTES)
+        if tenant is not None:
+            check_tenant(tenant)
         if limit is not None and (type(limit) is not int or limit < 0):
             raise InvalidRequest(f"limit: an int from 0 on is expected, not {limit!r}")
-        if after is not None:
-            _check_name(after)
+        if after is not None and (problem := check_schedule_id(after)) is not None:
+            raise InvalidRequest(problem)
         self._cluster = cluster
         self._topic = topic
         self._prefix = prefix
+        self._tenant = tenant
         self._left = limit
         self._after = after
         self._heap: list[tuple[bytes, int, _Source]] | None = None
@@ -369,7 +386,11 @@ class ScheduleRows:
             raise StopAsyncIteration
         if self._heap is None:
             record = await fresh_topic(self._cluster, self._topic)
-            sources = [_Source(partition, self._after) for partition in range(record.initial_partitions)]
+            _check_kind(record, self._tenant)
+            partitions = [*range(record.initial_partitions)]
+            if self._tenant is not None:
+                partitions = [partition_for(self._tenant.encode(), record.initial_partitions)]
+            sources = [_Source(partition, self._after) for partition in partitions]
             await each(self._fill, sources)
             self._heap = []
             for source in sources:
@@ -386,10 +407,11 @@ class ScheduleRows:
 
     async def _fill(self, source: _Source) -> None:
         while not source.rows and source.has_more:
-            most = ITEMS_MOST if self._left is None else max(min(self._left, ITEMS_MOST), 1)
+            wanted = ITEMS_MOST if self._left is None or self._tenant is not None else self._left
+            most = max(min(wanted, ITEMS_MOST), 1)
             request = ScheduleList(self._topic, source.partition, self._prefix, most, source.after)
             found, source.after = schedule_page(await call_leader(self._cluster, request))
-            source.rows.extend(found)
+            source.rows.extend([one for one in found if self._tenant in (None, one.tenant or DEFAULT_TENANT)])
             source.has_more = source.after is not None
 
     def _push(self, source: _Source) -> None:
@@ -422,6 +444,12 @@ def _settings(
     overlap_group: str | None = None,
 ) -> dict[str, Any]:
     """What goes over the wire of what a schedule is told; nothing of what is None."""
+    for name, text in (("cron", cron), ("zone", zone), ("misfire", misfire), ("overlap_group", overlap_group)):
+        if text is not None:
+            _check_text(name, text, SETTING_BYTES)
+    for name, number in (("count", count), ("misfire_most", misfire_most)):
+        if number is not None and (type(number) is not int or not 1 <= number <= U48_MAX):
+            raise InvalidRequest(f"{name}: a whole number from 1 on is expected, not {number!r:.60}")
     told = {
         "cron": cron,
         "every_ms": None if every is None else duration_ms(every),
@@ -475,6 +503,30 @@ def _parts(items: Sequence[list[Any]]) -> list[list[list[Any]]]:
         parts[-1].append(item)
         size += len(item[3])
     return parts
+
+
+def _check_kind(record: TopicRecord, tenant: str | None) -> None:
+    """Refuse topics that have no schedules, and tenants in those that have no tenants."""
+    if record.kind == COMPACTED:
+        raise InvalidRequest(f"topic {record.name!r} is a compacted topic, which has no schedules")
+    if tenant is not None:
+        check_tenant(tenant)
+        if record.kind != FAIR:
+            raise InvalidRequest(
+                f"tenant: topic {record.name!r} is a {record.kind} topic; one of the kind fair has them"
+            )
+
+
+def _check_text(what: str, text: str, most: int) -> None:
+    """Refuse what cannot be sent as text."""
+    if type(text) is not str:
+        raise InvalidRequest(f"{what}: text is expected, not {type(text).__name__}")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{what}: it holds half a surrogate pair, which UTF-8 cannot") from None
+    if size > most:
+        raise InvalidRequest(f"{what}: it has {size} bytes, and {most} are allowed")
 
 
 def _check_name(name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from sandq.model.batch import Column
 from sandq.model.headers import headers_pack, headers_unpack
+from sandq.model.names import of_schedule
 from sandq.partition import rows
 from sandq.partition.rows import Fields
 from sandq.partition.view import Row
@@ -37,6 +38,7 @@ _RECURRENCE: Final = frozenset({"cron", "every_ms", "zone", "start_ms", "end_ms"
 @dataclass(slots=True)
 class Schedule:
     name: str
+    """With the tenant behind it, in a fair topic (`schedule_id`)."""
     version: int
     """Another one with each change that somebody makes, never twice the same in a partition."""
     settings: dict[str, Any]
@@ -86,7 +88,8 @@ class Schedule:
     def fields_of(self, at_ms: int, *, is_triggered: bool = False) -> Fields:
         """The message of an occurrence, or one that is triggered at an instant."""
         headers = headers_unpack(self.fields.get(Column.HEADERS))
-        headers |= {NAME_HEADER: self.name, TRIGGERED_HEADER if is_triggered else OCCURRENCE_HEADER: at_ms}
+        name, _ = of_schedule(self.name)
+        headers |= {NAME_HEADER: name, TRIGGERED_HEADER if is_triggered else OCCURRENCE_HEADER: at_ms}
         return self.fields | {Column.HEADERS: headers_pack(headers, max_bytes=1 << 30)}
 
     def note(self, occurrence_ms: int, at_ms: int, outcome: str, message_id: bytes | None) -> None:

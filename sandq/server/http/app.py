@@ -9,7 +9,15 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from sandq.broker.memory_budget import Account
-from sandq.server.http import problems, routes_groups, routes_keys, routes_messages, routes_node, routes_topics
+from sandq.server.http import (
+    problems,
+    routes_groups,
+    routes_keys,
+    routes_messages,
+    routes_node,
+    routes_schedules,
+    routes_topics,
+)
 from sandq.server.http.gateway import Gateway
 from sandq.server.http.guards import Guard, Observe, Rules
 from sandq.server.http.hot_routes import HotRoutes
@@ -46,7 +54,7 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
     app.state.reading = anyio.CapacityLimiter(1)
     app.router.redirect_slashes = False
     problems.install(app)
-    modules = (routes_groups, routes_keys, routes_messages, routes_topics, routes_node)
+    modules = (routes_groups, routes_keys, routes_schedules, routes_messages, routes_topics, routes_node)
     routers = [module.router for module in modules]
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:

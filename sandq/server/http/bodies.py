@@ -163,7 +163,7 @@ class GroupUpdate(Body):
     settings: dict[str, Any]
 
 
-_HeaderValue = str | int | float | bool | None | dict[str, str]
+HeaderValue = str | int | float | bool | None | dict[str, str]
 _TEXT: Any = Field(default=None, description="The value, as UTF-8 text.")
 # No `= None` in the schema: null is a value, too.
 _JSON: Any = Field(default=None, alias="json", description="The value, as JSON; it is sent as its compact text.")
@@ -182,7 +182,7 @@ class MessageIn(BaseModel):
     json_: Any = _JSON
     key: str | None = Field(default=None, description="Messages of one key go to one partition.")
     key_base64: str | None = None
-    headers: dict[str, _HeaderValue] | None = _HEADERS
+    headers: dict[str, HeaderValue] | None = _HEADERS
     deliver_at: Instant | None = None
     delay: Duration | None = None
     ttl: Duration | None = None
@@ -223,7 +223,7 @@ class PutIn(BaseModel):
     text: str | None = _TEXT
     value: str | None = Field(default=None, description="The value, in base64.")
     json_: Any = _JSON
-    headers: dict[str, _HeaderValue] | None = _HEADERS
+    headers: dict[str, HeaderValue] | None = _HEADERS
     ttl: Duration | None = Field(default=None, description="So long it stays; otherwise the topic's setting.")
 
     def arguments(self) -> dict[str, Any]:
@@ -318,7 +318,7 @@ class NackIn(AckIn):
         le=FIXED.priority_most,
         description="Of a priority or fair topic: what they have from now on, for this group; otherwise as before.",
     )
-    headers: dict[str, _HeaderValue] | None = Field(
+    headers: dict[str, HeaderValue] | None = Field(
         default=None, description="What they have in place of theirs from now on, for this group; otherwise as before."
     )
 

@@ -1,20 +1,24 @@
-"""Keys in paths and queries, and versions in conditions: read exactly, or refused.
+"""Keys and names in paths and queries, and versions in conditions: read exactly, or refused.
 
 A key is bytes. In a path it is percent-encoded UTF-8, slashes as they are or encoded; or, with `encoding=base64`,
-base64url, padded or not. A version is a strong entity tag.
+base64url, padded or not. A version is a strong entity tag. The name of a schedule is one segment of a path: its
+slashes are percent-encoded, for behind it stands what is to be done with it.
 """
 
 from __future__ import annotations
 
 import base64
 import re
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from fastapi import Request
 from starlette.convertors import Convertor, register_url_convertor
+from starlette.routing import Match
+from starlette.types import Scope
 
 from sandq.model.errors import InvalidRequest
 from sandq.model.offsets import from_text, to_text
+from sandq.server.http.strict import Route
 
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+={0,2}")
@@ -53,6 +57,28 @@ def key_of(request: Request, key: str, encoding: str) -> bytes:
     if text != key or len(before) < _SEGMENTS:
         raise InvalidRequest("the path: only within a key a slash may be percent-encoded")
     return bytes_of("key", text, encoding)
+
+
+class SegmentRoute(Route):
+    """A route with a name in its path that may have slashes: those that are percent-encoded part no segments."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] == "http":
+            segments = scope["raw_path"].decode("latin-1").split("/")
+            path = "/".join([unquote(segment).replace("/", "%2F") for segment in segments])
+            scope = {**scope, "path": path}
+        return super().matches(scope)
+
+
+def segment_of(request: Request) -> str:
+    """The name that a path has behind /topics/{topic}/.../, as it was sent."""
+    sent = request.scope["raw_path"].split(b"/")[_SEGMENTS]
+    if _BAD_PERCENT.search(sent):
+        raise InvalidRequest("the path: a % stands before two hexadecimal digits; the character itself is %25")
+    try:
+        return unquote_to_bytes(sent).decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("the path: percent-encoded UTF-8 is expected") from None
 
 
 def bytes_of(name: str, text: str, encoding: str) -> bytes:

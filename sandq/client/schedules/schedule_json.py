@@ -1,0 +1,144 @@
+"""Schedules as JSON: what HTTP and the commands read and write.
+
+Settings have the names and units in which `Schedules.create` takes them, so that what was shown can be given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from sandq.client.json_format import (
+    content_fields,
+    rank_fields,
+    read_headers,
+    read_key,
+    read_value,
+    value_fields,
+    when,
+)
+from sandq.client.schedules.schedule import Schedule
+from sandq.client.schedules.schedules import Fire
+from sandq.model.errors import InvalidRequest
+from sandq.model.times import format_duration
+
+VALUES: Final = ("text", "value", "json")
+SETTINGS: Final = (
+    *("cron", "every", "zone", "start", "end", "count", "jitter"),
+    *("misfire", "misfire_most", "overlap_group", "ttl", "priority"),
+)
+"""What stands in JSON as `Schedules.create` takes it."""
+FROM_BROKERS: Final = frozenset(
+    (
+        *("topic", "partition", "version", "state", "next_at", "fire_at", "next_id", "next_local"),
+        *("fired", "missed", "created_at", "changed_at", "history"),
+    )
+)
+"""What a broker tells of a schedule, and nobody says who makes one."""
+_MAKING: Final = frozenset((*SETTINGS, *VALUES, "name", "key", "key_base64", "headers", "tenant", "paused"))
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def schedule_json(schedule: Schedule, *, value: bool = True) -> dict[str, Any]:
+    """A schedule: its settings, its message (without the value unless that is wanted), how it stands, and what it did
+    last."""
+    settings: dict[str, Any] = {
+        "cron": schedule.cron,
+        "every": _length(schedule.every_ms),
+        "zone": schedule.zone if schedule.cron is not None else None,
+        "start": when(schedule.start_ms),
+        "end": when(schedule.end_ms),
+        "count": schedule.count,
+        "jitter": _length(schedule.jitter_ms or None),
+        "misfire": schedule.misfire,
+        "misfire_most": schedule.misfire_most,
+        "overlap_group": schedule.overlap_group,
+        "ttl": _length(schedule.ttl_ms),
+        "paused": schedule.paused,
+    }
+    return {
+        "name": schedule.name,
+        **{name: told for name, told in settings.items() if told is not None},
+        **(value_fields(schedule.value) if value else {}),
+        **content_fields(schedule.key, schedule.headers),
+        **rank_fields(schedule.priority, schedule.tenant),
+        "topic": schedule.topic,
+        "partition": schedule.partition,
+        "version": schedule.version,
+        "state": schedule.state,
+        "next_at": when(schedule.next_ms),
+        "next_local": None if schedule.next_ms is None else local(schedule.next_ms, schedule.zone),
+        "fire_at": when(schedule.fire_ms),
+        "next_id": schedule.next_id,
+        "fired": schedule.fired,
+        "missed": schedule.missed,
+        "created_at": when(schedule.created_ms),
+        "changed_at": when(schedule.changed_ms),
+        "history": [
+            {"occurrence_at": when(one.occurrence_ms), "fired_at": when(one.fired_ms), "outcome": one.outcome}
+            | {"id": one.id}
+            for one in schedule.history
+        ],
+    }
+
+
+def fire_json(fire: Fire, zone: str) -> dict[str, Any]:
+    """An occurrence to come: when it is, the same on a clock of the schedule's zone, and when it is delivered."""
+    return {
+        "occurrence_at": when(fire.occurrence_ms),
+        "local": local(fire.occurrence_ms, zone),
+        "fire_at": when(fire.fire_ms),
+    }
+
+
+def local(ms: int, zone: str) -> str | None:
+    """An instant on the clock of a zone, with its offset: "2030-01-31T09:00:00+01:00". None: the zone is not known
+    here, or the calendar has no such year."""
+    from sandq.schedules.zones import zone as zone_of
+
+    try:
+        moment = (_EPOCH + timedelta(milliseconds=ms)).astimezone(zone_of(zone))
+    except (InvalidRequest, OverflowError):
+        return None
+    return moment.isoformat(timespec="milliseconds" if ms % 1000 else "seconds")
+
+
+def read_schedule(found: object) -> dict[str, Any]:
+    """The arguments of `Schedules.create` that an object of JSON means; InvalidRequest says which field is wrong. What
+    a broker tells of a schedule is passed over, so that one that was shown can be made again."""
+    if not isinstance(found, Mapping):
+        raise InvalidRequest("a schedule: a JSON object is expected")
+    unknown = sorted(found.keys() - _MAKING - FROM_BROKERS)
+    if unknown:
+        raise InvalidRequest(f"{unknown[0]}: no such field of a schedule ({', '.join(sorted(_MAKING))} are)")
+    if found.get("name") is None:
+        raise InvalidRequest("name: a schedule has one")
+    value = read_value(found)
+    if value is None:
+        raise InvalidRequest("value: null is none, and each occurrence is a message")
+    arguments: dict[str, Any] = {"name": found["name"], "value": value}
+    if (key := read_key(found, "key")) is not None:
+        arguments["key"] = key
+    if found.get("headers") is not None:
+        arguments["headers"] = read_headers(found["headers"])
+    return arguments | {name: found[name] for name in (*SETTINGS, "tenant", "paused") if found.get(name) is not None}
+
+
+def read_changes(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `Schedules.update` that an object of JSON means: what is not in it stays, null stands for what
+    `create` takes when nothing is said. InvalidRequest says which field is wrong."""
+    changes = {name: found[name] for name in SETTINGS if name in found}
+    if any([name in found for name in VALUES]):
+        changes["value"] = read_value(found)
+        if changes["value"] is None:
+            raise InvalidRequest("value: null is none, and each occurrence is a message")
+    if "key" in found or "key_base64" in found:
+        changes["key"] = read_key(found, "key")
+    if "headers" in found:
+        changes["headers"] = None if found["headers"] is None else read_headers(found["headers"])
+    return changes
+
+
+def _length(ms: int | None) -> str | None:
+    return None if ms is None else format_duration(ms)
