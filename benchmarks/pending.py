@@ -56,7 +56,7 @@ def pending(messages: int, setting: Setting, *, value: str) -> Measured:
             "empty MB": empty["rss"] / _MB,
             "produced/s": measured.value,
             **_restarted(node),
-            "stored bytes a message": _stored_bytes(node.directory) / messages,
+            "stored bytes a message": stored_bytes(node.directory) / messages,
         }
         assert node.pid is not None
         details["MB after it"] = memory_bytes(node.pid)["rss"] / _MB
@@ -123,8 +123,8 @@ def _restarted(node: Node) -> dict[str, float]:
     return {"restart, serves s": serves_s, "restart s": answers_s, "restart, delivers s": delivers_s}
 
 
-def _stored_bytes(directory: Path) -> int:
-    """Of all rows on the disk, without the log."""
+def stored_bytes(directory: Path) -> int:
+    """Sum up all rows on the disk, without the log."""
     return sum(path.stat().st_size for path in directory.rglob(f"{STORES_NAME}/*"))
 
 

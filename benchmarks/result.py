@@ -17,6 +17,7 @@ GROUPS = {
     "lateness": "Lateness",
     "scheduled": "Messages at times of their own",
     "ranked": "Priorities and tenants",
+    "schedules": "Schedules",
     "pending": "Messages that wait",
     "held": "One request, by what is held besides",
     "replicas": "Replicas, and what a cluster does",

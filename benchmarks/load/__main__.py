@@ -8,7 +8,7 @@ import resource
 import sys
 from dataclasses import asdict
 
-from benchmarks.load import abuse, client, consume, keys, lateness, pending, produce, ranked, small
+from benchmarks.load import abuse, client, consume, keys, lateness, pending, produce, ranked, schedules, small
 from benchmarks.load.work import Work
 from demo.node import end_with_parent
 
@@ -28,6 +28,8 @@ WORKS: dict[str, Work] = {
     "ranked_consume": ranked.consume,
     "ranked_backlog": ranked.backlog,
     "ranked_change": ranked.change,
+    "schedules_create": schedules.create,
+    "schedules_fire": schedules.fire,
     "kv_put": keys.put,
     "kv_get": keys.get,
     "kv_scan": keys.scan,

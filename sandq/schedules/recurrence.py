@@ -70,7 +70,8 @@ class Recurrence:
                 "zone: an interval has none, for it is as long on every clock; leave it out, or use cron for times of "
                 "the day"
             )
-        if self.next_ms(-1) is None:
+        # An expression that is understood happens.
+        if (self.start_ms, self.end_ms) != (None, None) and self.next_ms(-1) is None:
             raise InvalidRequest("the schedule never happens: nothing falls between its start and its end")
 
     def next_ms(self, after_ms: int) -> int | None:

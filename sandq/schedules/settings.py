@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from sandq.model.errors import InvalidRequest
@@ -25,6 +26,13 @@ class Checked(NamedTuple):
     settings: dict[str, Any]
     """As they are stored: without what is the default."""
     recurrence: Recurrence
+
+    def anchored(self, old: Mapping[str, Any]) -> Checked:
+        """The same, where an interval counts from when it did in the settings before."""
+        if "anchor_ms" not in self.settings or "anchor_ms" not in old:
+            return self
+        anchor = {"anchor_ms": old["anchor_ms"]}
+        return Checked(self.settings | anchor, replace(self.recurrence, **anchor))
 
 
 def check(given: Mapping[str, Any], anchor_ms: int) -> Checked:

@@ -57,8 +57,8 @@ ITEM_WORK: Final = 8192
 """To change a schedule costs as much as so many bytes of a batch."""
 
 _Row = dict[str, Any]
-_Wanted = tuple[str, int | None, dict[str, Any], Fields, bool]
-"""Name, version that it must have, settings as given, message, paused."""
+_Wanted = tuple[str, int | None, settings.Checked, Fields, bool]
+"""Name, version that it must have, settings, message, paused."""
 
 
 class ScheduleQueries:
@@ -216,13 +216,13 @@ def _checked(items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place:
     wanted: list[_Wanted] = []
     for at, (name, version, given, batch, paused) in enumerate(items):
         try:
-            settings.check(given, now_ms)
+            checked = settings.check(given, now_ms)
             fields = _message(name, batch, now_ms, limits, place)
         except SandqError as error:
             shown = of_schedule(name)[0]
             where = f"schedule {shown!r}" if len(items) == 1 else f"item {at + 1}, schedule {shown!r}"
             raise type(error)(f"{where}: {error.message}", **error.details) from None
-        wanted.append((name, version, dict(given), fields, paused))
+        wanted.append((name, version, checked, fields, paused))
     return wanted
 
 
@@ -262,13 +262,13 @@ def _plan_puts(
 ) -> tuple[list[tuple[Any, ...]], dict[str, _Row]]:
     """Items that make or change schedules, and results of those with which nothing is to be done."""
     planned, told = list[tuple[Any, ...]](), dict[str, _Row]()
-    for name, version, given, fields, paused in wanted:
+    for name, version, checked, fields, paused in wanted:
         old = seen.get(name)
         if old is None and version:
             told[name] = _result(NOT_FOUND)
             continue
-        anchor_ms = now_ms if old is None else old.settings.get("anchor_ms", now_ms)
-        checked = settings.check(given, anchor_ms)
+        if old is not None:
+            checked = checked.anchored(old.settings)
         if old is None:
             plan = Plan(None, None)
             if not paused:

@@ -20,6 +20,7 @@ from sandq.model.offsets import deliver_ms
 from sandq.partition import commands as c
 from sandq.partition.schedules import schedule_queries
 from sandq.partition.schedules.schedule import GRACE_MS, SENT, Schedule
+from sandq.schedules.settings import check
 from tests.support.partition.bench import Bench, T
 
 LEVEL = 8
@@ -86,7 +87,7 @@ class ScheduleWalk:
         if random.random() < 0.2:
             settings["count"] = random.randrange(1, 4)
         fields = {Column.VALUE: b"%d" % random.randrange(3)}
-        wanted = [(name, None, settings, fields, random.random() < 0.1)]
+        wanted = [(name, None, check(settings, T), fields, random.random() < 0.1)]
         planned, _ = _plan_puts(wanted, self._named(name), T + self.at)
         if planned:
             ((result,),) = self.bench.apply(self.at, c.PutSchedules(planned))

@@ -1,0 +1,71 @@
+"""Schedules over a raw connection."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from itertools import count as numbers
+from typing import Any
+
+from benchmarks.load.consume import offsets_of, subscribe, take
+from benchmarks.load.work import Done, Ready
+from benchmarks.produce import TOPIC, VALUE
+from benchmarks.result import DUE, HANDED, Latency, Told
+from benchmarks.wire import Flow, Wire, drive
+from sandq.model.batch import Column, encode, peek
+from sandq.model.offsets import deliver_ms
+from sandq.protocol.replies import Deliver
+from sandq.protocol.requests_schedules import SchedulePut
+
+PART = 1000
+WINDOW = 2
+MADE_PER_MS = 5
+"""As fast they are made at least."""
+LEAD_MS = 2_000
+
+
+def _flow(wire: Wire, settings: list[dict[str, Any]]) -> Flow:
+    batch, ids = encode({Column.VALUE: [VALUE]}), numbers(1)
+    items = [[f"schedule-{at:07}", None, one, batch, False] for at, one in enumerate(settings)]
+    parts = [items[at : at + PART] for at in range(0, len(items), PART)]
+    return Flow(wire, [SchedulePut(TOPIC, 0, part).frame(next(ids)) for part in parts], WINDOW)
+
+
+def create(port: int, count: int, is_far: bool = False) -> Ready:
+    """Make schedules with expressions."""
+    day = "1" if is_far else "*"
+    flow = _flow(Wire(port), [{"cron": f"{at % 60} {at // 60 % 24} {day} * *"} for at in range(count)])
+
+    def run(began_s: float) -> Done:
+        driven = drive([flow])
+        return Done(Told(count, driven.seconds), lambda: Latency.of(HANDED, driven.answer_s))
+
+    return Ready(run)
+
+
+def fire(port: int, count: int, every_ms: int, is_spread: bool) -> Ready:
+    """Receive two occurrences of each, spread over the interval or all at once; the second one fired. Signed: early is
+    below 0."""
+    wire = Wire(port)
+    first_ms = int(time.time() * 1000) + LEAD_MS + count // MADE_PER_MS
+    starts = [first_ms + (at * every_ms // count if is_spread else 0) for at in range(count)]
+    drive([_flow(wire, [{"every_ms": every_ms, "start_ms": start, "count": 2} for start in starts])])
+    wire.socket.setblocking(True)
+
+    def run(began_s: float) -> Done:
+        subscribe(wire)
+        if time.time() * 1000 >= first_ms:
+            raise TimeoutError("the preparation took too long: schedules fired before they were waited for")
+        late_s: list[float] = []
+
+        def seen(now_s: float, delivery: Deliver) -> None:
+            column = offsets_of(delivery, peek(delivery.batch).count)
+            late_s.extend([now_s - deliver_ms(offset) / 1000 for offset in column])
+
+        take(wire, 2 * count, each=True, seen=seen, clock=time.time)
+        told = Told(2 * count, time.perf_counter() - began_s)
+        told.errors = early = sum(value < 0 for value in late_s)
+        told.details = {"least ms": min(late_s) * 1000, "early": early}
+        return Done(told, partial(Latency.of, DUE, late_s[count:]))
+
+    return Ready(run)
