@@ -114,6 +114,8 @@ def test_the_latest_is_right_however_many_there_are(every: Recurrence) -> None:
     assert every.latest_ms(now, now - (COUNTED_MAX - 1) * 60_000) == (now, COUNTED_MAX - 1)
     assert every.latest_ms(now, now - COUNTED_MAX * 60_000) == (now, COUNTED_MAX)
     assert every.latest_ms(now, 0) == (now, COUNTED_MAX)
+    assert every.latest_ms(now, 0, 1) == (now, 1)
+    assert every.latest_ms(now + 59_999, now, 1) == (None, 0)
 
 
 def test_the_latest_is_before_the_end() -> None:
