@@ -20,7 +20,7 @@ from sandq.schedules.zones import zone
 
 EVERY_MIN_MS: Final = 1000
 JITTER_MAX_MS: Final = 3_600_000
-# How far `latest_ms` counts: 5 to 30 ms of work.
+# How far `latest_ms` counts, unless told otherwise: 5 to 30 ms of work.
 COUNTED_MAX: Final = 1000
 
 
@@ -95,11 +95,11 @@ class Recurrence:
             after_ms = following
         return found
 
-    def latest_ms(self, before_or_at_ms: int, after_ms: int) -> tuple[int | None, int]:
+    def latest_ms(self, before_or_at_ms: int, after_ms: int, counted_max: int = COUNTED_MAX) -> tuple[int | None, int]:
         """Return the last occurrence after `after_ms` and up to `before_or_at_ms`, and how many there are.
 
-        They are counted up to COUNTED_MAX, which stands for so many or more; the last one is right even then. Without
-        any it is (None, 0).
+        They are counted up to `counted_max`, at least 1, which stands for so many or more; the last one is right even
+        then. Without any it is (None, 0). The work is that of so many calls of `next_ms`, at most.
         """
         at_ms = min(before_or_at_ms, self._last_allowed_ms)
         if self.every_ms is not None:
@@ -107,14 +107,14 @@ class Recurrence:
             if following is None or following > at_ms:
                 return None, 0
             more = (at_ms - following) // self.every_ms
-            return following + more * self.every_ms, min(more + 1, COUNTED_MAX)
-        found = self.occurrences(after_ms, at_ms, COUNTED_MAX)
-        if len(found) < COUNTED_MAX:
+            return following + more * self.every_ms, min(more + 1, counted_max)
+        found = self.occurrences(after_ms, at_ms, counted_max)
+        if len(found) < counted_max:
             return (found[-1] if found else None), len(found)
         assert self.cron is not None
         last_s = last_instant(parse(self.cron), zone(self.zone), at_ms // 1000)
         assert last_s is not None
-        return last_s * 1000, COUNTED_MAX
+        return last_s * 1000, counted_max
 
     def fire_ms(self, name: str, occurrence_ms: int) -> int:
         """Return when an occurrence of the schedule of this name fires: less than the jitter later. PERSISTED
