@@ -99,6 +99,8 @@ class Broker:
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
         self._checking = trio.CapacityLimiter(1)
+        self.planning = trio.CapacityLimiter(1)
+        """Of threads that find out for clients when schedules recur: each would have its turns beside the loop."""
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
         """Of those who list groups, whose answers may be large and are counted once they are made."""
         self._openings = GroupOpenings(limits.groups, node_log.group_count)

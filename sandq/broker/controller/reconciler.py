@@ -69,6 +69,8 @@ class Reconciler:
         self._lease_ahead_ms = lease_ahead_ms
         self._stats = stats
         self._nursery = nursery
+        self._planning = trio.CapacityLimiter(1)
+        """Of threads in which schedules are planned: each would have its turns beside the loop."""
         self._changed = trio.Event()
         self._level = FIRST_LEVEL
         """The feature level that the partitions here were last told of."""
@@ -182,7 +184,7 @@ class Reconciler:
     def _deliver(self, topic: Topic, partition: int, opened: OpenTopic) -> PartitionLeader:
         host = self._node_log.open_partition(topic, partition)
         compaction = StoreCompaction(host, self._node_log, self._runner, self._nursery)
-        firing = ScheduleFiring(host, self._runner, self._clock, self._timers, self._nursery)
+        firing = ScheduleFiring(host, self._runner, self._clock, self._timers, self._nursery, self._planning)
 
         def look(status: Status) -> None:
             compaction.look(status)

@@ -43,13 +43,21 @@ RETRY_MS: Final = 50
 
 class ScheduleFiring:
     def __init__(
-        self, host: RaftGroup, runner: Runner, clock: GuardedClock, timers: Timers, nursery: trio.Nursery
+        self,
+        host: RaftGroup,
+        runner: Runner,
+        clock: GuardedClock,
+        timers: Timers,
+        nursery: trio.Nursery,
+        planning: trio.CapacityLimiter,
     ) -> None:
+        """`planning`: of the threads in which partitions of this node plan."""
         self._host = host
         self._runner = runner
         self._clock = clock
         self._timers = timers
         self._nursery = nursery
+        self._planning = planning
         self._is_working = False
         self._earliest_ms = 0
         """Before then is no other round."""
@@ -103,7 +111,7 @@ class ScheduleFiring:
         assert isinstance(replica, PartitionReplica)
         look = partial(_page, replica, behind)
         stored, behind = await self._runner.ask(look, group=self._host.number, patient=False)
-        items = await trio.to_thread.run_sync(plan_anew, stored, now_ms)
+        items = await trio.to_thread.run_sync(plan_anew, stored, now_ms, limiter=self._planning)
         command, count = c.PlanSchedules(items, behind), len(items)
         await self._host.call(command, BEHIND, size=64 + 128 * count, work=FIRE_WORK * count + 64, messages=count)
 
@@ -115,7 +123,7 @@ class ScheduleFiring:
         stored = await self._runner.ask(look, group=self._host.number, patient=False)
         if not stored:
             return 0
-        fires = await trio.to_thread.run_sync(plan, stored, now_ms)
+        fires = await trio.to_thread.run_sync(plan, stored, now_ms, limiter=self._planning)
         count = len(fires)
         command = c.FireSchedules(fires)
         await self._host.call(command, BEHIND, size=128 * count, work=FIRE_WORK * count, messages=2 * count)

@@ -6,9 +6,9 @@ what it is told only while the schedule is as it was seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -41,6 +41,8 @@ from sandq.protocol.requests_schedules import (
 from sandq.schedules import planning, settings, zones
 from sandq.schedules.planning import Plan
 from sandq.schedules.recurrence import Recurrence
+
+T = TypeVar("T")
 
 EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
 """Further outcomes: there is another one of this name; it has another version than was asked for; there is none."""
@@ -76,7 +78,7 @@ class ScheduleQueries:
             raise InvalidRequest("a schedule is named twice in one request")
         now_ms = self._broker.clock.now_ms()
         check = partial(_checked, request.items, now_ms, self._broker.limits, place)
-        wanted = {one[0]: one for one in await trio.to_thread.run_sync(check)}
+        wanted = {one[0]: one for one in await self._in_thread(check)}
         results: dict[str, _Row] = {}
         for _ in range(ROUNDS_MOST):
             left = [one for name, one in wanted.items() if name not in results]
@@ -85,7 +87,7 @@ class ScheduleQueries:
             seen = await self._named(host, [one[0] for one in left])
             self._check_count(host, len(left) - len(seen))
             now_ms = self._broker.clock.now_ms()
-            planned, told = await trio.to_thread.run_sync(_plan_puts, left, seen, now_ms)
+            planned, told = await self._in_thread(_plan_puts, left, seen, now_ms)
             results |= told
             await self._settle(host, caller, c.PutSchedules, planned, results)
         return self._answers(names, results)
@@ -104,7 +106,7 @@ class ScheduleQueries:
                 break
             seen = await self._named(host, left)
             now_ms, paused = self._broker.clock.now_ms(), request.action == PAUSE
-            planned, told = await trio.to_thread.run_sync(_plan_pauses, left, seen, paused, now_ms)
+            planned, told = await self._in_thread(_plan_pauses, left, seen, paused, now_ms)
             results |= told
             await self._settle(host, caller, c.PauseSchedules, planned, results)
         return self._answers(request.names, results)
@@ -144,10 +146,14 @@ class ScheduleQueries:
     async def preview(self, request: SchedulePreview, caller: Caller) -> tuple[list[list[int]], str]:
         """When a schedule would fire: (occurrence, when that is delivered) for each, and which zone data says so."""
         now_ms = self._broker.clock.now_ms() if request.after_ms is None else request.after_ms
-        times = await trio.to_thread.run_sync(_preview, request, now_ms)
+        times = await self._in_thread(_preview, request, now_ms)
         return times, zones.data_version()
 
     # -- parts ----------------------------------------------------------------------------------------------------
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do what takes long, and needs nothing of this node."""
+        return await trio.to_thread.run_sync(work, *arguments, limiter=self._broker.planning)
 
     def _place(self, topic: str, partition: int) -> tuple[RaftGroup, Place]:
         opened = self._broker.topic(topic)
