@@ -361,6 +361,7 @@ class FireSchedules(Command):
 
     type: ClassVar[int] = CommandType.FIRE_SCHEDULES
     feature_level: ClassVar[int] = SCHEDULES
+    takes_space: ClassVar[bool] = True
     items: Sequence[Sequence[Any]]
     """(name, version and occurrence (ms) that the leader saw, next occurrence (ms or None), when it fires, how many
     between the two were missed), ..."""

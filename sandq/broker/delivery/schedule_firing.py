@@ -19,7 +19,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.broker.timers import Timer, Timers
-from sandq.model.errors import SandqError
+from sandq.model.errors import DiskFull, SandqError
 from sandq.partition import commands as c
 from sandq.partition.schedules.schedule import Schedule
 from sandq.partition.schedules.schedule_queries import Stored
@@ -39,6 +39,8 @@ PAUSE_MS: Final = 20
 """Between two rounds: what fires meanwhile fires together. Most messages are made long before their time."""
 RETRY_MS: Final = 50
 """After a refusal (overload, leadership not settled)."""
+FULL_MS: Final = 1000
+"""While the disk has no room."""
 
 
 class ScheduleFiring:
@@ -70,7 +72,7 @@ class ScheduleFiring:
         if at_ms is not None and not self._is_working and self._host.works:
             now_ms = self._clock.now_ms()
             # The clock may have been set back since.
-            self._wake_at(max(at_ms, min(self._earliest_ms, now_ms + RETRY_MS)))
+            self._wake_at(max(at_ms, min(self._earliest_ms, now_ms + FULL_MS)))
 
     def _wake_at(self, at_ms: int) -> None:
         if self._timer_ms is not None and self._timer_ms <= at_ms:
@@ -95,6 +97,8 @@ class ScheduleFiring:
             while self._is_due() and await self._fire_some() == FIRE_MOST:
                 pass
             again_ms = PAUSE_MS
+        except DiskFull:
+            again_ms = FULL_MS
         except SandqError:
             pass  # overloaded, or another node leads: who leads looks again
         self._is_working = False
