@@ -16,9 +16,10 @@ import msgpack
 
 from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.sequence import number_of
-from sandq.partition.levels import KEY_LIMIT, RANKED
+from sandq.partition.levels import GROUP_LIMIT, KEY_LIMIT, RANKED
 
 ENTRY_VERSION = 1
 
@@ -48,6 +49,8 @@ class CommandType(IntEnum):
     TAKE_DIGEST = 22
     CLOCK_RESET = 23
     PAUSE_GROUP = 24
+    SHARE_LIMIT = 30
+    ALLOW_LIMIT = 31
 
 
 What = list[list[Any]] | None
@@ -210,6 +213,10 @@ class Configure(Command):
     type: ClassVar[int] = CommandType.CONFIGURE
     settings: dict[str, Any]
 
+    @property
+    def needed_level(self) -> int:
+        return GROUP_LIMIT if GROUP_LIMITS in self.settings else self.feature_level
+
 
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
@@ -335,6 +342,30 @@ class PauseGroup(Command):
     feature_level: ClassVar[int] = 6
     group: str
     paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLimit(Command):
+    """Change who may have what of a group's limits, in the ledger of partition 0. `epoch`: of these limits."""
+
+    type: ClassVar[int] = CommandType.SHARE_LIMIT
+    feature_level: ClassVar[int] = GROUP_LIMIT
+    group: str
+    epoch: int
+    told: Sequence[Sequence[int]]
+    """What partitions say of themselves: (partition, version, messages in flight, returned_us), ..."""
+    targets: Sequence[Sequence[int]]
+    """What they are to have: (partition, messages in flight, units of the rate), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowLimit(Command):
+    """Have a partition go by what partition 0's ledger lets it have of limits."""
+
+    type: ClassVar[int] = CommandType.ALLOW_LIMIT
+    feature_level: ClassVar[int] = GROUP_LIMIT
+    items: Sequence[Sequence[Any]]
+    """(group, epoch, version, messages in flight, units of the rate, given_us), ..."""
 
 
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}

@@ -18,6 +18,8 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "q" producer id u64                idempotent producer; without an id: when one that was forgotten was last used
     "r" producer id u64, number u64    ids in the answer to a producer's batch that do not follow from the batch
     "s"                                state of the partition
+    "L" group name                     limits of a group: what the partition may have of them
+    "S" group name, 0, partition u16   what another partition may have of them: in partition 0 alone
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
@@ -56,6 +58,7 @@ GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b
 QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
 JOB = b"j"
 HOLD = b"h"
+LIMIT, SHARE = b"L", b"S"
 PRODUCER, ANSWER = b"q", b"r"
 STATE_KEY = b"s"
 KIND_BATCH, KIND_MESSAGE = 1, 2

@@ -174,11 +174,11 @@ class GroupTakers:
                 self._end(error)
         elif group is None:
             self._end(Unavailable(f"group {self._group!r} was deleted; ask again", group=self._group))
-        elif group.next_ms is None:
+        elif group.due_ms is None:
             self._due.pop(delivery, None)
             self._later_ms.pop(delivery, None)
-        elif group.next_ms > self._clock.now_ms():
-            self.look_again(delivery, group.next_ms)
+        elif group.due_ms > self._clock.now_ms():
+            self.look_again(delivery, group.due_ms)
         else:
             self._later_ms.pop(delivery, None)
             self._due.setdefault(delivery)

@@ -300,7 +300,7 @@ class PartitionLeader:
             ahead_ms = 0  # what goes before it may come until then
         elif pump.is_dense:
             ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
-        wake_ms = group.next_ms - ahead_ms
+        wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
         if pump.asked_ms <= now_ms:  # the clock was not set back
             # What comes dense comes together: a lease for each millisecond would cost as much as a lease for several.
             wake_ms = max(wake_ms, min(pump.asked_ms + pause_ms, group.next_ms - LEAST_AHEAD_MS))
