@@ -62,7 +62,7 @@ def with_limit(
 ) -> dict[str, Any]:
     """The record of settings in which a group has other limits; None: it has none. Raises InvalidRequest when more
     groups than may have limits would."""
-    epoch, groups = settings.get(GROUP_LIMITS) or (1, {})
+    epoch, groups = settings.get(GROUP_LIMITS) or (1, dict[str, Any]())
     others = {name: row for name, row in groups.items() if name != group}
     if limit is None:
         return {**settings, GROUP_LIMITS: [epoch, others]} if group in groups else dict(settings)
@@ -73,6 +73,8 @@ def with_limit(
             maximum=FIXED.limited_groups,
         )
     row = [epoch, partitions, limit["max_in_flight"], limit["interval_us"], limit["burst"]]
+    if group in groups and groups[group][2:] == row[2:]:
+        return dict(settings)
     return {**settings, GROUP_LIMITS: [epoch + 1, {**others, group: row}]}
 
 

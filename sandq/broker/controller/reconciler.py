@@ -15,6 +15,7 @@ import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
@@ -53,6 +54,7 @@ class Reconciler:
         timers: Timers,
         lease_ahead_ms: int,
         stats: NodeStats,
+        limits: LimitShares,
         nursery: trio.Nursery,
     ) -> None:
         """`nursery` outlives every connection."""
@@ -66,6 +68,7 @@ class Reconciler:
         self._timers = timers
         self._lease_ahead_ms = lease_ahead_ms
         self._stats = stats
+        self._limits = limits
         self._nursery = nursery
         self._changed = trio.Event()
         self._level = FIRST_LEVEL
@@ -189,6 +192,7 @@ class Reconciler:
             opened.stats,
             lambda: self._catalog.view.feature_level,
             opened.attended,
+            self._limits.look,
         )
 
     # -- what is not to be here -----------------------------------------------------------------------------------

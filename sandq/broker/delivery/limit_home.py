@@ -32,15 +32,22 @@ class Told(NamedTuple):
     epoch: int
     version: int
     leased: int
+    may_have: int
+    """Messages in flight."""
     returned_us: int
     used: int
     wants_in_flight: int
     wants_rate: bool
 
+    @property
+    def is_starved(self) -> bool:
+        """Whether it waits for the limits."""
+        return self.wants_in_flight > 0 or self.wants_rate
+
     @classmethod
     def parse(cls, row: Any) -> Told | None:
         """From what another node sent; None when it is nothing of the kind."""
-        if not isinstance(row, tuple) or [type(part) for part in row] != [str, *[int] * 6, bool]:
+        if not isinstance(row, tuple) or [type(part) for part in row] != [str, *[int] * 7, bool]:
             return None
         return cls(*row)
 
@@ -62,6 +69,7 @@ def told_of(status: Status, group: str, is_hungry: bool, now_ms: int) -> Told | 
         allowance.epoch,
         allowance.version,
         leased,
+        allowance.in_flight or 0,
         allowance.returned_us,
         allowance.used,
         wants_in_flight,
@@ -132,7 +140,7 @@ class LimitHome:
 
     def asks(self, ledger: LedgerStatus, own: Told, now_ms: int) -> Iterator[tuple[int, Asked]]:
         """Whom to ask how they stand, and what they may have. Of those who were asked lately none."""
-        is_any_starved = own.wants_in_flight > 0 or own.wants_rate or self.is_any_starved(now_ms)
+        is_any_starved = own.is_starved or self.is_any_starved(now_ms)
         for partition in ledger.unheard:
             if self._is_due(partition, now_ms):
                 yield partition, _asked(own.group, ledger, Share())
@@ -147,17 +155,11 @@ class LimitHome:
         """Whether to look again before long, though nothing happens."""
         if ledger.unheard or any([not share.confirmed for share in ledger.shares.values()]):
             return True
-        return own.wants_in_flight > 0 or own.wants_rate or self.is_any_starved(now_ms)
+        return own.is_starved or self.is_any_starved(now_ms)
 
     def is_any_starved(self, now_ms: int) -> bool:
         """Whether another partition waits for the limits."""
-        return any(
-            [
-                told.wants_in_flight > 0 or told.wants_rate
-                for told, heard_ms in self._told.values()
-                if 0 <= now_ms - heard_ms < FRESH_MS
-            ]
-        )
+        return any([told.is_starved for told, heard_ms in self._told.values() if 0 <= now_ms - heard_ms < FRESH_MS])
 
     def _is_fresh(self, partition: int, now_ms: int) -> bool:
         _, heard_ms = self._told.get(partition, (None, None))

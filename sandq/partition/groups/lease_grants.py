@@ -43,7 +43,7 @@ class LeaseGrants:
         if group.halts or group.paused:
             return []
         room = self._limits.room(group, sum([grant.limit for grant in command.grants]))
-        if room <= 0:
+        if group.allowance is not None and room <= 0:
             return []
         if group.ready is not None:
             granted = self._ranked.grant(index, place, group, group.ready, command, room, now_ms, view)
