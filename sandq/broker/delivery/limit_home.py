@@ -84,12 +84,12 @@ class LimitHome:
         self._plan = LimitPlan()
         self._told: dict[int, tuple[Told, int]] = {}
         """By partition, and when."""
-        self._asked_ms: dict[int, int] = {}
+        self._asked: dict[int, tuple[int, int, int]] = {}
+        """By partition: the epoch and the version that were asked for last, and when."""
 
     def heard(self, partition: int, told: Told, now_ms: int) -> None:
         """A partition says how it stands."""
         self._told[partition] = told, now_ms
-        self._asked_ms.pop(partition, None)
 
     def decide(self, group: str, ledger: LedgerStatus, own: Told, now_ms: int) -> c.ShareLimit | None:
         """What to write into the ledger; None: nothing."""
@@ -141,15 +141,22 @@ class LimitHome:
     def asks(self, ledger: LedgerStatus, own: Told, now_ms: int) -> Iterator[tuple[int, Asked]]:
         """Whom to ask how they stand, and what they may have. Of those who were asked lately none."""
         is_any_starved = own.is_starved or self.is_any_starved(now_ms)
-        for partition in ledger.unheard:
-            if self._is_due(partition, now_ms):
-                yield partition, _asked(own.group, ledger, Share())
-        for partition, share in ledger.shares.items():
-            holds = share.held > 0 or share.held_units > 0
-            if share.confirmed and not (is_any_starved and holds and not self._is_fresh(partition, now_ms)):
-                continue
-            if self._is_due(partition, now_ms):
-                yield partition, _asked(own.group, ledger, share)
+        open_shares = {partition: Share(confirmed=False) for partition in ledger.unheard} | ledger.shares
+        for partition, share in open_shares.items():
+            epoch, version = ledger.limit.epoch, share.version
+            told, heard_ms = self._told.get(partition, (None, 0))
+            is_told = told is not None and (told.epoch, told.version) == (epoch, version)
+            is_fresh = is_told and 0 <= now_ms - heard_ms < ASK_MS
+            if share.confirmed:
+                holds = share.held > 0 or share.held_units > 0
+                if is_fresh or not (is_any_starved and holds):
+                    continue
+            elif is_told:
+                continue  # what it said comes into the ledger
+            asked = self._asked.get(partition)
+            if asked is None or asked[:2] != (epoch, version) or not 0 <= now_ms - asked[2] < ASK_MS:
+                self._asked[partition] = epoch, version, now_ms
+                yield partition, (own.group, epoch, version, share.in_flight, share.units, share.given_us)
 
     def is_restless(self, ledger: LedgerStatus, own: Told, now_ms: int) -> bool:
         """Whether to look again before long, though nothing happens."""
@@ -160,21 +167,6 @@ class LimitHome:
     def is_any_starved(self, now_ms: int) -> bool:
         """Whether another partition waits for the limits."""
         return any([told.is_starved for told, heard_ms in self._told.values() if 0 <= now_ms - heard_ms < FRESH_MS])
-
-    def _is_fresh(self, partition: int, now_ms: int) -> bool:
-        _, heard_ms = self._told.get(partition, (None, None))
-        return heard_ms is not None and 0 <= now_ms - heard_ms < ASK_MS
-
-    def _is_due(self, partition: int, now_ms: int) -> bool:
-        asked_ms = self._asked_ms.get(partition)
-        if asked_ms is not None and 0 <= now_ms - asked_ms < ASK_MS:
-            return False
-        self._asked_ms[partition] = now_ms
-        return True
-
-
-def _asked(group: str, ledger: LedgerStatus, share: Share) -> Asked:
-    return group, ledger.limit.epoch, share.version, share.in_flight, share.units, share.given_us
 
 
 def _may_raise(ledger: LedgerStatus, shares: dict[int, Share], own: Told) -> bool:

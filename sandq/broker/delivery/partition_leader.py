@@ -310,7 +310,7 @@ class PartitionLeader:
         if not self.knows_limits:
             self._wake_at(name, pump, now_ms + RETRY_MS)
             return
-        if group.limit is not None and any(group.limit.holds_up(now_ms)):
+        if group.limit is not None and any(group.limit.holds_up(now_ms)) and self._with_room(pump):
             self._on_limits(self)
         if group.next_ms is None:
             return
