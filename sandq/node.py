@@ -32,6 +32,7 @@ from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.controller.reports import Reports
+from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
@@ -157,6 +158,7 @@ class _Parts:
     health: NodeHealth
     scrubber: Scrubber
     digests: ReplicaDigests
+    limit_shares: LimitShares
     broker: Broker
     sender: Sender
 
@@ -274,6 +276,7 @@ async def _running(
                 snapshots = Snapshots(node_log, runner, rate, links.open_stream, sweeper.sweep_soon)
                 catalog = Catalog(node_log, clock, timers, routes, barrier, progress)
                 digests = ReplicaDigests(node_log, catalog, links.send, links.reachable, scrub_rate)
+                limit_shares = LimitShares(own.node, catalog, links.send, clock, timers)
                 reconciler = Reconciler(
                     catalog,
                     progress,
@@ -285,6 +288,7 @@ async def _running(
                     timers,
                     config.delivery.lease_ahead_ms,
                     stats,
+                    limit_shares,
                     nursery,
                 )
                 administration = Administration(
@@ -324,6 +328,7 @@ async def _running(
                     health,
                     scrubber,
                     digests,
+                    limit_shares,
                     broker,
                     sender,
                 )
@@ -537,6 +542,7 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         controller=controller,
         sick_peers=parts.sick_peers,
         digests=parts.digests,
+        limits=parts.limit_shares,
         outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
         on_stream=parts.snapshots.receive,
         changed=changed,

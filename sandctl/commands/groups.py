@@ -79,13 +79,15 @@ def show(topic: str, name: str) -> None:
         "group": name,
         "topic": topic,
         "settings": "the topic's" if own is None and settings().output == "table" else own,
+        **_limits(rows),
         "consumers": sum(row.get("consumers") or 0 for row in rows),
         **{count: sum(row.get(count) or 0 for row in rows) for count in _COUNTS},
         "dead_reasons": dict(reasons) if reasons or settings().output != "table" else None,
         "partitions": [
             {key: row.get(key) for key in _COLUMNS if key != "group"}
             if settings().output == "table"
-            else {key: value for key, value in row.items() if key not in ("group", "settings")}
+            else {key: value for key, value in row.items() if key not in ("group", "settings", "limits")}
+            | _limits_here(row)
             for row in rows
         ],
     }
@@ -157,6 +159,35 @@ def update(topic: str, name: str, reset: bool, **options: Any) -> None:
 @group.command()
 @topic_argument()
 @group_argument
+@click.option("--max-in-flight", metavar="N", type=int, help="So many messages that are leased and not settled.")
+@click.option("--rate", metavar="N/s", help="So many messages a second (N/s), minute (N/m), hour (N/h), day (N/d).")
+@click.option("--burst", metavar="N", type=int, help="So many of them at once after a pause.")
+@click.option("--none", "is_none", is_flag=True, help="No limits any more.")
+@common_options
+def limit(topic: str, name: str, is_none: bool, **options: Any) -> None:
+    """Limit a group over all partitions of TOPIC; what is not named has no limit.
+
+    \b
+      sandctl group limit orders billing --max-in-flight 10
+      sandctl group limit orders billing --rate 50/s --burst 10
+      sandctl group limit orders billing --none
+
+    The group need not be there yet. What its consumers hold they keep: a lower limit holds as they settle it.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    if bool(given) is is_none:
+        raise click.UsageError("say what to change: --max-in-flight N, --rate N/s, --burst N; or --none, without these")
+
+    async def work(client: Client) -> None:
+        await client.admin.limit_group(topic, name, **given)
+
+    run(work)
+    done(f"limited group {name} of {topic}", {"group": name, "topic": topic, "limits": given or None})
+
+
+@group.command()
+@topic_argument()
+@group_argument
 @common_options
 def pause(topic: str, name: str) -> None:
     """Have a group of TOPIC get nothing until it is resumed.
@@ -206,6 +237,30 @@ def delete(topic: str, name: str, yes: bool) -> None:
 
     run(work)
     done(f"deleted group {name} of {topic}", {"deleted": name, "topic": topic})
+
+
+def _limits(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How the limits of a group stand over all partitions; nothing when it has none."""
+    from sandq.client.json_format import group_limits_of_rows
+
+    found = group_limits_of_rows(rows)
+    if found is None:
+        return {}
+    if settings().output != "table":
+        return {"limits": found}
+    words = []
+    if found["max_in_flight"] is not None:
+        given = f", {found['given']} given" if found["given"] is not None else ""
+        words.append(f"{found['max_in_flight']} in flight ({found['in_flight']} are{given})")
+    if found["rate"] is not None:
+        words.append(f"{found['rate']}, {found['burst']} at once")
+    return {"limits": "; ".join(words)}
+
+
+def _limits_here(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a partition may have of the limits at present."""
+    limits = row.get("limits")
+    return {} if limits is None else {name: limits.get(name) for name in ("allowed", "allowed_burst")}
 
 
 def _set_paused(topic: str, name: str, paused: bool) -> None:

@@ -128,6 +128,8 @@ def show(name: str) -> None:
     async def work(client: Client) -> tuple[TopicRecord, list[dict[str, Any]]]:
         return await client.admin.topic(name), await client.admin.stats(name)
 
+    from sandq.client.json_format import group_limits_json
+
     record, stats = run(work)
     held = {row.get("partition"): row for row in stats}
     rows = [
@@ -141,7 +143,8 @@ def show(name: str) -> None:
         }
         for row in record.partitions
     ]
-    show_one({**_row(record), "settings": shown(record.settings, record.kind), "partitions": rows})
+    limits = {"group_limits": found} if (found := group_limits_json(record.settings)) else {}
+    show_one({**_row(record), "settings": shown(record.settings, record.kind), **limits, "partitions": rows})
 
 
 @topic.command()

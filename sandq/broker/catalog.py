@@ -27,6 +27,7 @@ from sandq.model.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from sandq.model.group_limits import GROUP_LIMITS
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import Place
 
@@ -214,6 +215,7 @@ class Catalog:
     def _configure(self, name: str, delivery: PartitionLeader) -> None:
         """Give a partition that is led here the topic's settings where it has others."""
         host, settings = delivery.host, self.topics[name].record.settings
+        delivery.limits_wanted = settings.get(GROUP_LIMITS)
         if host.ready and host.status.settings != settings:
             try:
                 host.submit(c.Configure(settings), partial(self._configured, name, delivery))

@@ -21,13 +21,14 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sandq.client.consumer.lease_api import LeasedMessage
 from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, StoredMessage
 from sandq.model.errors import InvalidRequest
+from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.rates import as_mapping
 from sandq.model.times import format_duration, format_instant, instant_ms
@@ -45,6 +46,8 @@ __all__ = [
     "dead_json",
     "encoded",
     "entry_json",
+    "group_limits_json",
+    "group_limits_of_rows",
     "history_json",
     "key_fields",
     "message_json",
@@ -216,8 +219,29 @@ def topic_json(record: TopicRecord) -> dict[str, Any]:
         "replicas": record.replicas,
         "leaders": [row.leader for row in record.partitions],
         "settings": settings_json(record.settings, record.kind),
+        **({"group_limits": limits} if (limits := group_limits_json(record.settings)) else {}),
         "warnings": record.warnings,
     }
+
+
+def group_limits_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits of a topic's groups, by group."""
+    return {name: limit.shown() for name, limit in sorted(limits_of(settings).items())}
+
+
+def group_limits_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """How the limits of one group stand over all partitions, from its rows; None when it has none. `given`: messages
+    that partitions may have in flight, or have."""
+    known = [(row, row["limits"]) for row in rows if row.get("limits")]
+    if not known:
+        return None
+    home = next((limits for row, limits in known if row["partition"] == 0), None)
+    found = {name: known[0][1].get(name) for name in ("max_in_flight", "rate", "burst")}
+    in_flight, given = sum(row["leased"] for row in rows), None
+    if home is not None and home.get("given") is not None:
+        own = next(row["leased"] for row, _ in known if row["partition"] == 0)
+        given = home["given"] + max(home["allowed"], own)
+    return found | {"in_flight": in_flight, "given": given}
 
 
 def _said(rule: dict[str, Any]) -> dict[str, Any]:
@@ -233,6 +257,8 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         record = {key: value for key, value in record.items() if key not in _NEVER_SET}
     found: dict[str, Any] = {}
     for key, value in record.items():
+        if key == GROUP_LIMITS:
+            continue  # of groups, and set by itself
         if isinstance(value, Mapping):
             found[key] = settings_json(value)
         elif key == "tenants" and isinstance(value, list):

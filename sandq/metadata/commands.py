@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import FIRST_LEVEL
+from sandq.model.features import FIRST_LEVEL, GROUP_LIMIT_LEVEL
+from sandq.model.group_limits import GROUP_LIMITS
 
 ENTRY_VERSION = 1
 
@@ -76,6 +77,10 @@ class UpdateTopic(_Command):
     replicas: int
     partitions: int
     added: Sequence[Sequence[str]] = ()
+
+    @property
+    def needed_level(self) -> int:
+        return GROUP_LIMIT_LEVEL if GROUP_LIMITS in self.settings else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)

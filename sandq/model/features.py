@@ -15,7 +15,7 @@ level  since    what it adds
 5      v0.3.0   log rows of several messages that are due at one moment to come (ADR 29)
 6      v0.3.0   PAUSE_GROUP, by which a group gets nothing until it is resumed
 7      v0.3.0   topics of the kinds priority and fair; `max_in_flight_per_key` of timer topics and their groups
-8      v0.3.0   schedules: messages that recur
+8      v0.3.0   schedules, messages that recur; limits of groups over all partitions (ADR 31)
 =====  =======  ===========================================================
 """
 
@@ -45,5 +45,7 @@ RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""
 SCHEDULES_LEVEL: Final = 8
 """From which on topics have schedules."""
+GROUP_LIMIT_LEVEL: Final = 8
+"""From which on groups may have limits."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

@@ -75,6 +75,7 @@ class FixedLimits:
     name_chars: int = 249
     error_chars: int = 1024
     groups_per_topic: int = 1000
+    limited_groups: int = 100
     entry_grants: int = 65_536
     grant_messages: int = 1000
     leases_per_consumer: int = 10_000

@@ -16,9 +16,10 @@ import msgpack
 
 from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.sequence import number_of
-from sandq.partition.levels import KEY_LIMIT, RANKED, SCHEDULES
+from sandq.partition.levels import GROUP_LIMIT, KEY_LIMIT, RANKED, SCHEDULES
 
 ENTRY_VERSION = 1
 
@@ -48,6 +49,8 @@ class CommandType(IntEnum):
     TAKE_DIGEST = 22
     CLOCK_RESET = 23
     PAUSE_GROUP = 24
+    SHARE_LIMIT = 25
+    ALLOW_LIMIT = 26
     PUT_SCHEDULES = 30
     FIRE_SCHEDULES = 31
     PAUSE_SCHEDULES = 32
@@ -215,6 +218,10 @@ class Configure(Command):
 
     type: ClassVar[int] = CommandType.CONFIGURE
     settings: dict[str, Any]
+
+    @property
+    def needed_level(self) -> int:
+        return GROUP_LIMIT if GROUP_LIMITS in self.settings else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +414,30 @@ class PlanSchedules(Command):
     it that is over, [first, last] of those behind it that are over), ..."""
     behind: str | None
     """Up to this name all are planned anew; None: that were all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLimit(Command):
+    """Change who may have what of a group's limits, in the ledger of partition 0. `epoch`: of these limits."""
+
+    type: ClassVar[int] = CommandType.SHARE_LIMIT
+    feature_level: ClassVar[int] = GROUP_LIMIT
+    group: str
+    epoch: int
+    told: Sequence[Sequence[int]]
+    """What partitions say of themselves: (partition, version, messages in flight, returned_us), ..."""
+    targets: Sequence[Sequence[int]]
+    """What they are to have: (partition, messages in flight, units of the rate), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowLimit(Command):
+    """Have a partition go by what partition 0's ledger lets it have of limits."""
+
+    type: ClassVar[int] = CommandType.ALLOW_LIMIT
+    feature_level: ClassVar[int] = GROUP_LIMIT
+    items: Sequence[Sequence[Any]]
+    """(group, epoch, version, messages in flight, units of the rate, given_us), ..."""
 
 
 ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules | PlanSchedules

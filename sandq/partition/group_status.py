@@ -30,7 +30,8 @@ class GroupStatus:
     group_id: int
     name: str
     next_ms: int | None
-    """When something is next to be leased; None: nothing is there, or the group is paused."""
+    """When something is next to be leased; None: nothing is there, or the group is paused, or its limits let it have
+    nothing more in flight."""
     paused: str | None
     """Why nothing new is leased."""
     is_paused: bool
@@ -46,6 +47,34 @@ class GroupStatus:
     """When the oldest message was due that is not acked; None: all are. By the second: it may be some ms ahead."""
     is_promoting: bool = False
     """There may be more in the log that is due than the last lease came to: the next one goes on with it."""
+    limit: Limited | None = None
+    """Of a group that has limits."""
+
+    @property
+    def not_before_ms(self) -> int:
+        """When the next message may be leased by its rate, at the earliest."""
+        return 0 if self.limit is None else self.limit.free_ms or 0
+
+    @property
+    def due_ms(self) -> int | None:
+        """When something may next be leased."""
+        return None if self.next_ms is None else max(self.next_ms, self.not_before_ms)
+
+
+class Limited(NamedTuple):
+    """How the limits of a group stand here."""
+
+    next_ms: int | None
+    """When something were next to be leased without them."""
+    has_room: bool
+    """Another message may be in flight."""
+    free_ms: int | None
+    """When the rate lets the next message go, if not now; None: not before the home partition allows it."""
+
+    def holds_up(self, now_ms: int) -> tuple[bool, bool]:
+        """Whether something that is due waits for messages in flight to be settled, and for the rate."""
+        is_due = self.next_ms is not None and self.next_ms <= now_ms
+        return is_due and not self.has_room, is_due and (self.free_ms is None or self.free_ms > now_ms)
 
 
 class _Standing(NamedTuple):
@@ -81,6 +110,7 @@ class _Standing(NamedTuple):
             status.dead,
             oldest_ms,
             status.is_promoting,
+            status.limit,
         )
 
 
@@ -197,7 +227,11 @@ class StatusTable:
         return group.name
 
     def _standing(self, group: Group, now_ms: int, view: View) -> _Standing:
-        next_ms = _next_ms(group, view)
+        next_ms, limit = _next_ms(group, view), None
+        if group.allowance is not None:
+            limit = Limited(next_ms, group.has_room, group.allowance.free_ms(now_ms * 1000))
+            if not limit.has_room or limit.free_ms is None:
+                next_ms = None
         passed, from_s, least, head_ms = self._in_log(group, view)
         metrics, blocked = group.metrics, len(group.order.blocked)
         metrics.ripen(now_ms)
@@ -213,6 +247,8 @@ class StatusTable:
             if lowest_ready is not None:
                 oldest = lowest_ready if oldest is None else min(oldest, lowest_ready)
             is_promoting = group.ready.is_promoting and not group.halts and not group.paused
+            # What its limits hold up is ranked once they do not: nobody asks again and again until then.
+            is_promoting = is_promoting and (limit is None or (next_ms is not None and not limit.free_ms))
         status = GroupStatus(
             group.group_id,
             group.name,
@@ -226,6 +262,7 @@ class StatusTable:
             group.dead.total(),
             None if oldest is None else offsets.deliver_ms(oldest),
             is_promoting,
+            limit,
         )
         return _Standing(status, passed, from_s, least, head_ms)
 

@@ -17,6 +17,8 @@ CLOCK_RESET: Final = 4
 stamp, says when it is wanted, and what waits says when it was made to: a `ClockReset` goes by that."""
 KEY_LIMIT: Final = 7
 """Topics and groups may have `max_in_flight_per_key`. What is applied goes by the settings, not by the level."""
+GROUP_LIMIT: Final = 8
+"""Groups may have limits over all partitions. What is applied goes by the settings, not by the level."""
 RANKED: Final = 7
 """There are topics whose messages have priorities, and tenants that share: their partitions are never below it."""
 SCHEDULES: Final = 8

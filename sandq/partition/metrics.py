@@ -1,6 +1,7 @@
 """Numbers of a partition and its groups, kept as things change, so that to tell them costs nothing per message.
 
-They are of this process and of no replicated state: nothing is decided by them, and no row holds them.
+They are of this process, and no row holds them. Nothing is decided by them but by how many messages of a group are
+leased, which follows from its leases.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from sandq.partition.groups.claim import ACKED, DEAD, LEASED, WAITING
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.jobs.pending import DELAYED, READY
+from sandq.partition.limits.reasons import limit_reason, limit_row
 from sandq.partition.log import fetch as log_fetch
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found
@@ -155,6 +156,8 @@ class PartitionQueries:
             return _blocked_reason(group, offset)
         if group.stall_reason() is not None:
             return f"the group takes nothing new: {group.stall_reason()}"
+        if (held_up := limit_reason(group, self._machine.now_ms)) is not None:
+            return held_up
         if group.ready is not None:
             reason = ranked_queries.why_ready(self._machine, group, group.ready, offset, self._view)
             if reason is not None:
@@ -307,8 +310,10 @@ class PartitionQueries:
                 "dead_reasons": {reason: count for reason, count in sorted(group.dead.items()) if count},
                 "settings": group.settings or None,
                 "touched_ms": group.touched_ms,
-                "reason": group.stall_reason(),
+                "reason": group.stall_reason() or (limit_reason(group, self._machine.now_ms) if ready > 0 else None),
             }
+            if group.allowance is not None:
+                row["limits"] = limit_row(group, group.allowance, self._machine.limits.ledger(group.name))
             if group.ready is not None and group.ready.rank == FAIR:
                 row["tenants"] = ranked_queries.tenant_rows(group, group.ready, self._machine.now_ms)
             told.append(row)

@@ -18,10 +18,12 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "q" producer id u64                idempotent producer; without an id: when one that was forgotten was last used
     "r" producer id u64, number u64    ids in the answer to a producer's batch that do not follow from the batch
     "s"                                state of the partition
+    "L" group name                     limits of a group: what the partition may have of them
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
     "F" fire_ms u48, name              schedule that fires then
+    "O" group name, 0, partition u16   what another partition may have of limits: in partition 0 alone
     "P" group u32, tenant              pace of a tenant
     "Q" group u32, queue               ready queue of a group: a tenant, a zero byte, a priority u32
     "R" group u32, queue, offset 16    messages in a ready queue
@@ -59,6 +61,7 @@ QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
 JOB = b"j"
 SCHEDULE, FIRE = b"S", b"F"
 HOLD = b"h"
+LIMIT, SHARE = b"L", b"O"
 PRODUCER, ANSWER = b"q", b"r"
 STATE_KEY = b"s"
 KIND_BATCH, KIND_MESSAGE = 1, 2

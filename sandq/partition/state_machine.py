@@ -37,6 +37,7 @@ from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
 from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED
+from sandq.partition.limits.group_limits import GroupLimits, LimitsStatus
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.look_aheads import LookAheads
@@ -97,6 +98,8 @@ class Status:
     """Idempotent ones that are known."""
     clock_epoch: int = 0
     """How often the clock was set back."""
+    limits: LimitsStatus | None = None
+    """Of groups; None when none has any."""
     reset: tuple[int, int] | None = None
     """While it is being set back: so many messages were looked at, of about so many."""
     schedules: int = 0
@@ -121,6 +124,7 @@ class TimerPartition:
             shared.level = RANKED  # there are no such topics below it
         self.expiring_rows = expiring_rows = ExpiringRows()
         self.groups = GroupTable(shared, look_aheads if look_aheads is not None else LookAheads())
+        self.limits = GroupLimits(partition, shared, self.groups)
         reader, log_state = MessageReader(), LogState()
         unique = UniqueKeys(shared, self.groups, expiring_rows)
         self._group_state = group_state = GroupState(shared, self.groups, log_state, expiring_rows, unique, reader)
@@ -135,7 +139,7 @@ class TimerPartition:
         self.pending = Pending(shared, self.groups, self.log, unique, ownership)
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
         self.producers = Producers(partition)
-        self._lease_grants = LeaseGrants(shared, group_state, unique)
+        self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)
         self._settlement = LeaseSettlement(shared, group_state, unique)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
@@ -204,6 +208,7 @@ class TimerPartition:
             self._trimmer.load(trimmer)
             self.groups.next_id, self.shared.next_seq, self.ttl.any_own = numbers
             self.shared.configure(stored)
+            self.limits.load(view)
             self._group_state.load(view, placing=clock_reset.is_placing(reset))
             self.jobs.load(view)
             self.producers.load(view)
@@ -240,6 +245,7 @@ class TimerPartition:
             self.shared.level,
             len(self.producers),
             self.clock_epoch,
+            self.limits.status(),
             self.reset_progress(),
             self.schedules.count,
             self.schedules.next_ms,
@@ -420,6 +426,10 @@ class TimerPartition:
                 return admin.configure(command.group, command.settings, view)
             case c.PauseGroup():
                 return admin.pause(command.group, command.paused, now_ms, view)
+            case c.ShareLimit():
+                return self.limits.share(command, index, view)
+            case c.AllowLimit():
+                return self.limits.allow(command, view)
             case c.Touch():
                 return admin.touch(list(command.groups), now_ms, view)
             case c.StartJob():
@@ -437,6 +447,7 @@ class TimerPartition:
                 return self.shared.level
             case c.Configure():
                 self.shared.configure(command.settings)
+                self.limits.configure(view)
                 for group in self.groups.by_id.values() if self.shared.rank is not None else ():
                     group.note_change()  # what held its tenants up may not any more
                 self._trim_schedule.note_settled(now_ms)

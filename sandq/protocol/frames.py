@@ -114,6 +114,7 @@ class Type(IntEnum):
     TRANSFER = 52
     REBUILD = 53
     CLOCK_RESET = 54
+    GROUP_LIMIT = 55
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66

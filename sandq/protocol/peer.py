@@ -40,3 +40,10 @@ class PeerFrame(IntEnum):
     DIGEST = 13
     """[group, number, index, digest | nil]: of what the sender has stored of a group as of the entry at this index,
     which asks for it by this number; nil, it has too much to do. To the group's leader."""
+    LIMITS_ASKED = 20
+    """[group, [[group of consumers, epoch, version, messages in flight, units, given_us], ...]]: how do you stand, and
+    this is what you may have of the limits, if it is newer than what you know. To the leader of a partition's group."""
+    LIMITS_TOLD = 21
+    """[group, partition, [[group of consumers, epoch, version, leased, messages in flight that it may have,
+    returned_us, used, how many messages wait for those in flight, whether some wait for the rate], ...]]: how the
+    partition stands. To the leader of the group of partition 0."""

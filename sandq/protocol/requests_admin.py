@@ -1,7 +1,8 @@
 """Requests about topics, groups and the cluster.
 
 GROUP_* are about the partitions that the node asked leads: a client asks all leaders. TOPIC_CREATE, TOPIC_DELETE,
-TOPIC_UPDATE, NODE_CHANGE, TRANSFER and REBUILD are for the node that leads the metadata group: another one names it.
+TOPIC_UPDATE, GROUP_LIMIT, NODE_CHANGE, TRANSFER and REBUILD are for the node that leads the metadata group: another one
+names it.
 """
 
 from __future__ import annotations
@@ -89,6 +90,14 @@ class GroupPause(Request, type=Type.GROUP_PAUSE):
     topic: str
     group: str
     paused: bool
+
+
+class GroupLimit(Request, type=Type.GROUP_LIMIT):
+    """Limits of a group over all partitions, instead of those it had: `max_in_flight`, `rate`, `burst`; {}: none."""
+
+    topic: str
+    group: str
+    limits: Mapping[str, Any]
 
 
 class DeadList(Request, type=Type.DEAD_LIST):

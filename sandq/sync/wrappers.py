@@ -171,6 +171,7 @@ class Admin(Wrapper[AsyncAdmin]):
     delete_group = blocking(AsyncAdmin.delete_group)
     update_group = blocking(AsyncAdmin.update_group)
     pause_group = blocking(AsyncAdmin.pause_group)
+    limit_group = blocking(AsyncAdmin.limit_group)
     resume_group = blocking(AsyncAdmin.resume_group)
     hold = blocking(AsyncAdmin.hold)
     release = blocking(AsyncAdmin.release)

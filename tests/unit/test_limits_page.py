@@ -139,6 +139,7 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
         "tenant_patterns": f"{FIXED.tenant_patterns:,} patterns",
         "error_chars": f"{FIXED.error_chars:,} characters of the error",
         "groups_per_topic": f"{FIXED.groups_per_topic:,} groups",
+        "limited_groups": f"{FIXED.limited_groups:,} groups",
         "grant_messages": f"{FIXED.grant_messages:,} messages",
         "entry_grants": f"{FIXED.entry_grants:,} leases",
         "leases_per_consumer": f"{FIXED.leases_per_consumer:,} leases",

@@ -34,7 +34,8 @@ from sandq.model.errors import (
     Unavailable,
     UnknownPartition,
 )
-from sandq.model.features import KEY_LIMIT_LEVEL, RANKED_LEVEL
+from sandq.model.features import GROUP_LIMIT_LEVEL, KEY_LIMIT_LEVEL, RANKED_LEVEL
+from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
@@ -45,6 +46,7 @@ from sandq.partition import commands as c
 from sandq.protocol.requests_admin import (
     REMOVE,
     UNDRAIN,
+    GroupLimit,
     NodeChange,
     Rebuild,
     TopicCreate,
@@ -159,6 +161,8 @@ class Administration:
         async def update() -> Topic:
             old = self._catalog.topic(name).record
             record = update_settings(old.settings, request.settings, old.kind).record()
+            if GROUP_LIMITS in old.settings:
+                record[GROUP_LIMITS] = old.settings[GROUP_LIMITS]
             there, copies = len(old.partitions), replicas or old.replicas
             more = (partitions or there) - there
             if more and old.kind == COMPACTED:
@@ -172,13 +176,39 @@ class Administration:
             self._check_room(more)
             added = await self._place(more, copies, old) if more or copies > old.replicas else []
             topic: Topic = await self._change(m.UpdateTopic(name, record, copies, there, added))
-            hosts = [delivery.host for delivery in self._catalog.topic(name).led().values()]
-            await call_all([(h, c.Configure(record)) for h in hosts if h.status.settings != record])
+            await self._configure(name, record)
             await self._until_led(topic)
             log.info("topic updated", topic=name, partitions=len(topic.partitions), replicas=copies)
             return topic
 
         return await self._whole(update)
+
+    async def limit_group(self, request: GroupLimit, caller: Caller) -> None:
+        """Give a group of a topic other limits over all partitions, or none; it need not be there. Raises UnknownTopic,
+        InvalidSetting, InvalidRequest; Conflict while not every node knows of such limits."""
+        name, group = request.topic, check_name("group", request.group)
+        limit = parse_limit(request.limits)
+        self._check_ready()
+        self._node_log.check_level(GROUP_LIMIT_LEVEL)
+
+        async def change() -> None:
+            old = self._catalog.topic(name).record
+            if old.kind == COMPACTED:
+                raise InvalidRequest(f"topic {name!r} is compacted: its groups have no limits", topic=name)
+            partitions = len(old.partitions)
+            record = with_limit(old.settings, group, partitions, limit)
+            if record == old.settings:
+                return
+            await self._change(m.UpdateTopic(name, record, old.replicas, partitions))
+            await self._configure(name, record)
+            log.info("group limited", topic=name, group=group, limits=limit)
+
+        await self._whole(change)
+
+    async def _configure(self, name: str, record: dict[str, Any]) -> None:
+        """Have the partitions of a topic that this node leads go by these settings."""
+        hosts = [delivery.host for delivery in self._catalog.topic(name).led().values()]
+        await call_all([(host, c.Configure(record)) for host in hosts if host.status.settings != record])
 
     async def delete_topic(self, request: TopicDelete, caller: Caller) -> None:
         """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic."""

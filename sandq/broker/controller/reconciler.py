@@ -15,6 +15,7 @@ import trio
 
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.schedule_firing import ScheduleFiring
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -55,6 +56,7 @@ class Reconciler:
         timers: Timers,
         lease_ahead_ms: int,
         stats: NodeStats,
+        limits: LimitShares,
         nursery: trio.Nursery,
     ) -> None:
         """`nursery` outlives every connection."""
@@ -68,6 +70,7 @@ class Reconciler:
         self._timers = timers
         self._lease_ahead_ms = lease_ahead_ms
         self._stats = stats
+        self._limits = limits
         self._nursery = nursery
         self._planning = trio.CapacityLimiter(1)
         """Of threads in which schedules are planned: each would have its turns beside the loop."""
@@ -200,6 +203,7 @@ class Reconciler:
             opened.stats,
             lambda: self._catalog.view.feature_level,
             opened.attended,
+            self._limits.look,
         )
 
     # -- what is not to be here -----------------------------------------------------------------------------------

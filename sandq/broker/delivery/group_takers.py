@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.delivery.partition_leader import RETRY_MS, PartitionLeader
 from sandq.broker.timers import Timer, Timers
 from sandq.broker.turns import Turn
 from sandq.model.errors import SandqError, Unavailable, UnknownTopic
@@ -174,11 +174,13 @@ class GroupTakers:
                 self._end(error)
         elif group is None:
             self._end(Unavailable(f"group {self._group!r} was deleted; ask again", group=self._group))
-        elif group.next_ms is None:
+        elif not delivery.knows_limits:
+            self.look_again(delivery, self._clock.now_ms() + RETRY_MS)
+        elif group.due_ms is None:
             self._due.pop(delivery, None)
             self._later_ms.pop(delivery, None)
-        elif group.next_ms > self._clock.now_ms():
-            self.look_again(delivery, group.next_ms)
+        elif group.due_ms > self._clock.now_ms():
+            self.look_again(delivery, group.due_ms)
         else:
             self._later_ms.pop(delivery, None)
             self._due.setdefault(delivery)

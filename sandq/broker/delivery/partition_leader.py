@@ -17,6 +17,7 @@ from sandq.broker.stats import NodeStats, TopicStats
 from sandq.broker.timers import Timer, Timers
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN
+from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatuses
@@ -37,6 +38,8 @@ LEAST_AHEAD_MS = 2
 DENSE_PER_MS = 5
 FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
+HUNGRY_MS: Final = 5000
+"""So long somebody who asked once for messages of a group that has limits is believed to ask again."""
 TOUCH_MS = 3_600_000
 """How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
 
@@ -98,10 +101,12 @@ class PartitionLeader:
         stats: TopicStats | None = None,
         cluster_level: Callable[[], int] = lambda: FIRST_LEVEL,
         attended: set[PartitionLeader] | None = None,
+        on_limits: Callable[[PartitionLeader], None] = lambda leader: None,
     ) -> None:
         """`look`: called with each status, also where another node leads. `cluster_level()`: the feature level that the
         cluster has come to, as far as this node knows. `attended`: of the topic's partitions here those that somebody
-        takes part in or watches; this one is put there while it is one of them."""
+        takes part in or watches; this one is put there while it is one of them. `on_limits`: called with this when
+        limits of groups may have to be shared otherwise."""
         self.host = host
         self._look = look
         self.partition = partition
@@ -110,6 +115,11 @@ class PartitionLeader:
         self._timers = timers
         self._lease_ahead_ms = lease_ahead_ms
         self._cluster_level = cluster_level
+        self._on_limits = on_limits
+        self.limits_wanted: Any = None
+        """What the topic's settings say of limits of groups, as metadata has them."""
+        self._asked_ms: dict[str, int] = {}
+        """When somebody asked a group for messages once, without a subscription."""
         self._raising = False
         """The partition is about to be raised to the cluster's level."""
         self._pumps: dict[str, _GroupPump] = {}
@@ -230,6 +240,8 @@ class PartitionLeader:
                 self.pump(name)
             else:
                 self._end_group(name)
+        if status.limits is not None:
+            self._on_limits(self)
         self._expire(status)
         self._set_upkeep(status)
         if status.level < KNOWN.highest:
@@ -292,15 +304,22 @@ class PartitionLeader:
     def pump(self, name: str) -> None:
         """Lease what is due, or set a timer for when it will be."""
         pump, group = self._pumps.get(name), self.groups.get(name)
-        if pump is None or pump.busy or group is None or group.next_ms is None:
+        if pump is None or pump.busy or group is None:
             return
         now_ms = self._clock.now_ms()
+        if not self.knows_limits:
+            self._wake_at(name, pump, now_ms + RETRY_MS)
+            return
+        if group.limit is not None and any(group.limit.holds_up(now_ms)) and self._with_room(pump):
+            self._on_limits(self)
+        if group.next_ms is None:
+            return
         ahead_ms, pause_ms = self._lease_ahead_ms, PAUSE_MS
         if self.host.status.settings.get("rank") is not None:
             ahead_ms = 0  # what goes before it may come until then
         elif pump.is_dense:
             ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
-        wake_ms = group.next_ms - ahead_ms
+        wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
         if pump.asked_ms <= now_ms:  # the clock was not set back
             # What comes dense comes together: a lease for each millisecond would cost as much as a lease for several.
             wake_ms = max(wake_ms, min(pump.asked_ms + pause_ms, group.next_ms - LEAST_AHEAD_MS))
@@ -320,6 +339,24 @@ class PartitionLeader:
             self.host.submit(command, done, work=work, line=pump)
         except SandqError:
             self._refused(name, pump, reserved)
+
+    @property
+    def knows_limits(self) -> bool:
+        """Whether the partition goes by the limits of groups that the topic has; before that nothing is leased."""
+        return self.limits_wanted is None or self.host.status.settings.get(GROUP_LIMITS) == self.limits_wanted
+
+    def is_hungry(self, name: str) -> bool:
+        """Whether somebody would take more messages of a group."""
+        pump = self._pumps.get(name)
+        if pump is not None and any(subscription.room > 0 for subscription in pump.line):
+            return True
+        return bool(self.watchers.get(name)) or 0 <= self._clock.now_ms() - self._asked_ms.get(name, 0) < HUNGRY_MS
+
+    def note_asked(self, name: str) -> None:
+        """Somebody asks a group for messages, who has no subscription."""
+        if self.host.status.limits is not None and name in self.host.status.limits.allowances:
+            self._asked_ms[name] = self._clock.now_ms()
+            self._on_limits(self)
 
     def _wake_at(self, name: str, pump: _GroupPump, at_ms: int) -> None:
         if pump.timer_ms is not None and pump.timer_ms <= at_ms:

@@ -16,6 +16,7 @@ import structlog
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.metadata_barrier import MetadataBarrier
+from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.handshake import Peer
@@ -54,6 +55,7 @@ class PeerDispatch:
         controller: ClusterController,
         sick_peers: SickPeers,
         digests: ReplicaDigests,
+        limits: LimitShares,
         outside: Handler,
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
         changed: Signal,
@@ -68,6 +70,7 @@ class PeerDispatch:
         self._controller = controller
         self._sick_peers = sick_peers
         self._digests = digests
+        self._limits = limits
         self._outside = outside
         self._on_stream = on_stream
         self._changed = changed
@@ -131,6 +134,8 @@ class PeerDispatch:
             self._sick_peers.told(node, *body)
         elif kind == PeerFrame.DIGEST:
             return self._digests.on_frame(node, body)
+        elif kind in (PeerFrame.LIMITS_ASKED, PeerFrame.LIMITS_TOLD):
+            return self._limits.on_frame(node, kind, body)
         else:
             return False
         return True

@@ -43,6 +43,7 @@ from sandq.protocol.requests_admin import (
     ClusterInfo,
     ClusterInit,
     GroupDelete,
+    GroupLimit,
     GroupList,
     GroupPause,
     GroupSeek,
@@ -198,6 +199,26 @@ class Admin:
     async def resume_group(self, topic: str, group: str) -> None:
         """Have a group get again what there is for it, what has come due meanwhile first."""
         await self._of_group(GroupPause(topic, check_name("group", group), False))
+
+    async def limit_group(
+        self,
+        /,
+        topic: str,
+        group: str,
+        *,
+        max_in_flight: int | None = None,
+        rate: str | float | None = None,
+        burst: int | None = None,
+    ) -> None:
+        """Limit a group over all partitions of a topic, instead of by the limits that it had; without any it has none.
+
+        `max_in_flight`: so many messages at most that are leased and not settled. `rate`: so many are given out, a
+        number a second, or text such as "5/s", "100/m"; after a pause as many as `burst` at once (a tenth of a second's
+        worth, at least 1). The group need not be there yet. What is in flight already is not taken back.
+        """
+        limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst}
+        given = {name: value for name, value in limits.items() if value is not None}
+        await call(self._cluster, GroupLimit(check_name("topic", topic), check_name("group", group), given))
 
     async def hold(self, topic: str, name: str, offsets: Mapping[int, str], ttl: Duration = "1h") -> dict[int, str]:
         """Keep what stands above these offsets (text, one for each partition) from being trimmed, for `ttl` from now on

@@ -18,6 +18,7 @@ from sandq.partition.groups.gaps import Gaps
 from sandq.partition.groups.holders import Holder, Holders
 from sandq.partition.groups.key_order import KeyOrder
 from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.limits.allowance import Allowance
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import LogReader, single_row_entry
 from sandq.partition.metrics import PartitionMetrics
@@ -68,6 +69,8 @@ class Group:
         """When a consumer was last known to be there."""
         self.settings: dict[str, Any] = {}
         """What overrides the topic's."""
+        self.allowance: Allowance | None = None
+        """What it may have here of its limits; None: it has none."""
         self._holders = Holders()
         self._firsts: LeastOfRising[Holder] = LeastOfRising(_first)
         self._logged_firsts: LeastOfRising[Holder] = LeastOfRising(_first_logged)
@@ -123,6 +126,16 @@ class Group:
         there."""
         if offset <= self.head_until:
             self.note_change()
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that are leased, and are not settled."""
+        return self.metrics.leased
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its limits let another message be in flight here."""
+        return self.allowance is None or self.allowance.has_room(self.in_flight)
 
     # -- what is leased -------------------------------------------------------------------------------------------
 

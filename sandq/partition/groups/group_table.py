@@ -6,6 +6,7 @@ from sandq.model.errors import UnknownGroup
 from sandq.model.key_limits import key_limit
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
+from sandq.partition.limits.allowance import Allowance
 from sandq.partition.log.look_aheads import LookAhead, LookAheads
 from sandq.partition.ready.ready_queues import ReadyQueues
 from sandq.partition.shared_state import SharedState
@@ -22,6 +23,8 @@ class GroupTable:
         self.by_id: dict[int, Group] = {}
         self.next_id = 1
         self._by_name: dict[str, Group] = {}
+        self.allowances: dict[str, Allowance] = {}
+        """By name, of groups that have limits, whether or not they are there; `limits.group_limits` changes them."""
         self._behind: Group | None = None
         """The group that had last been found to have a message yet to take: it has the next ones yet to take, too."""
         self._changed: list[set[int]] = []
@@ -72,6 +75,7 @@ class GroupTable:
             group.order.set_limit(limit)
 
     def _add(self, group: Group) -> None:
+        group.allowance = self.allowances.get(group.name)
         self.limit_keys(group)
         if self._shared.rank is not None:
             group.ready = ReadyQueues(

@@ -13,6 +13,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.ranked_grants import RankedGrants
+from sandq.partition.limits.group_limits import GroupLimits
 from sandq.partition.log.reader import single_row_entry
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
@@ -22,7 +23,7 @@ MAX_LEASE_AHEAD_MS = 50
 
 
 class LeaseGrants:
-    def __init__(self, shared: SharedState, group_state: GroupState, unique: UniqueKeys) -> None:
+    def __init__(self, shared: SharedState, group_state: GroupState, unique: UniqueKeys, limits: GroupLimits) -> None:
         self._shared = shared
         self._groups = group_state.groups
         self._leases = group_state.leases
@@ -31,6 +32,7 @@ class LeaseGrants:
         self._kept = group_state.kept
         self._dead = group_state.dead
         self._unique = unique
+        self._limits = limits
         self._ranked = RankedGrants(shared, group_state, unique)
 
     def grant(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
@@ -40,17 +42,28 @@ class LeaseGrants:
         self._groups.store(group, view)
         if group.halts or group.paused:
             return []
+        room = self._limits.room(group, sum([grant.limit for grant in command.grants]))
+        if group.allowance is not None and room <= 0:
+            return []
         if group.ready is not None:
-            granted = self._ranked.grant(index, place, group, group.ready, command, now_ms, view)
-            self._groups.store(group, view)
-            return granted
+            granted = self._ranked.grant(index, place, group, group.ready, command, room, now_ms, view)
+        else:
+            granted = self._grant(index, place, group, command, room, now_ms, view)
+        self._limits.serve(group, sum([lease.total for lease in granted]), view)
+        self._groups.store(group, view)
+        return granted
+
+    def _grant(
+        self, index: int, place: int, group: Group, command: c.Lease, room: int, now_ms: int, view: View
+    ) -> list[Lease]:
+        """`room`: so many messages at most."""
         horizon_ms = min(command.horizon_ms, now_ms + MAX_LEASE_AHEAD_MS)
-        granted = []
+        granted: list[Lease] = []
         left_bytes, is_empty = LEASE_BYTES, False
         for grant in command.grants:
             if is_empty and not self._may_find_more(group, horizon_ms, view):
                 break
-            limit = min(grant.limit, FIXED.grant_messages)
+            limit = min(grant.limit, FIXED.grant_messages, room)
             while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
                 if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
                     break
@@ -66,10 +79,10 @@ class LeaseGrants:
                     break
                 lease.reindex()
                 limit -= lease.total
+                room -= lease.total
                 left_bytes -= size
                 self._leases.add(group, lease, view)
                 granted.append(lease)
-        self._groups.store(group, view)
         return granted
 
     def _may_find_more(self, group: Group, horizon_ms: int, view: View) -> bool:

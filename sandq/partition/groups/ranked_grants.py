@@ -44,9 +44,17 @@ class RankedGrants:
         self._buried = 0
 
     def grant(
-        self, index: int, place: int, group: Group, ready: ReadyQueues, command: c.Lease, now_ms: int, view: View
+        self,
+        index: int,
+        place: int,
+        group: Group,
+        ready: ReadyQueues,
+        command: c.Lease,
+        room: int,
+        now_ms: int,
+        view: View,
     ) -> list[Lease]:
-        """Grant what is ready, in order. `place` is the entry's next free place for a token."""
+        """Grant what is ready, in order: `room` messages at most. `place`: the entry's next free place for a token."""
         is_stopped = group.pause_reason() is not None
         until_ms = min(command.horizon_ms, now_ms)  # the partition's time may be ahead, by a clock that was wrong
         is_all = is_stopped or self._promote(group, ready, until_ms, view)
@@ -61,7 +69,7 @@ class RankedGrants:
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             ready.begin(now_ms)
-            granted = self._lease(index, place, group, ready, command, is_stopped, now_ms, view)
+            granted = self._lease(index, place, group, ready, command, room, is_stopped, now_ms, view)
             ready.is_promoting = self._buried >= BURIED  # there may be something behind them
         ready.end(view)
         return granted
@@ -92,6 +100,7 @@ class RankedGrants:
         group: Group,
         ready: ReadyQueues,
         command: c.Lease,
+        room: int,
         is_stopped: bool,
         now_ms: int,
         view: View,
@@ -100,7 +109,7 @@ class RankedGrants:
         granted: list[Lease] = []
         left_bytes, self._buried = LEASE_BYTES, 0
         for grant in command.grants:
-            limit = min(grant.limit, FIXED.grant_messages)
+            limit = min(grant.limit, FIXED.grant_messages, room)
             while limit > 0 and left_bytes > 0 and place + len(granted) < FIXED.entry_grants:
                 if self._leases.live_count(group, grant.consumer) >= FIXED.leases_per_consumer:
                     break
@@ -111,6 +120,7 @@ class RankedGrants:
                     return granted
                 lease.reindex()
                 limit -= lease.total
+                room -= lease.total
                 left_bytes -= size
                 self._leases.add(group, lease, view)
                 ready.granted()

@@ -18,12 +18,28 @@ from sandq.partition.stale_heaps import is_overgrown
 
 
 class Pace(NamedTuple):
-    """What holds for a tenant."""
+    """What holds for a tenant, or for a share of a group's rate. Methods take the arrival time of the next message."""
 
     interval_us: int
     """Between two messages, on average."""
     burst: int
     """So many may go at once."""
+
+    def latest_us(self, now_us: int) -> int:
+        """The arrival time of the next message when a whole burst has just gone: it is never later."""
+        return now_us + self.burst * self.interval_us
+
+    def room(self, arrival_us: int, now_us: int) -> int:
+        """How many messages may go now."""
+        return max((self.latest_us(now_us) - max(arrival_us, now_us)) // self.interval_us, 0)
+
+    def free_us(self, arrival_us: int, now_us: int) -> int:
+        """When the next message may go: now, if it may."""
+        return max(max(arrival_us, now_us) - (self.burst - 1) * self.interval_us, now_us)
+
+    def after(self, arrival_us: int, messages: int, now_us: int) -> int:
+        """The arrival time of the next message once so many have gone."""
+        return max(arrival_us, now_us) + messages * self.interval_us
 
 
 class Pacing:
@@ -50,25 +66,24 @@ class Pacing:
 
     def room(self, tenant: str, pace: Pace, now_us: int) -> int:
         """How many messages of a tenant may go now."""
-        latest_us = now_us + pace.burst * pace.interval_us
-        return max((latest_us - self._arrival_us(tenant, now_us)) // pace.interval_us, 0)
+        return pace.room(self._arrival_us(tenant), now_us)
 
     def free_us(self, tenant: str, pace: Pace, now_us: int) -> int:
         """When the next message of a tenant may go: now, if it may."""
-        return max(self._arrival_us(tenant, now_us) - (pace.burst - 1) * pace.interval_us, now_us)
+        return pace.free_us(self._arrival_us(tenant), now_us)
 
     def serve(self, tenant: str, pace: Pace, messages: int, now_us: int) -> None:
         """So many messages of a tenant go."""
-        self._put(tenant, self._arrival_us(tenant, now_us) + messages * pace.interval_us)
+        self._put(tenant, pace.after(self._arrival_us(tenant), messages, now_us))
         self._changed.add(tenant)
 
-    def _arrival_us(self, tenant: str, now_us: int) -> int:
-        return max(self._arrivals_us.get(tenant, 0), now_us)
+    def _arrival_us(self, tenant: str) -> int:
+        return self._arrivals_us.get(tenant, 0)
 
     def limit(self, tenant: str, pace: Pace, now_us: int) -> None:
         """Let the next message of a tenant be no further ahead than a whole burst puts it: else it is of a slower pace
         that was, or of a clock that was set back since."""
-        latest_us = now_us + pace.burst * pace.interval_us
+        latest_us = pace.latest_us(now_us)
         if self._arrivals_us.get(tenant, 0) > latest_us:
             self._put(tenant, latest_us)
             self._changed.add(tenant)

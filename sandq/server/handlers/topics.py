@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from sandq.broker.turns import Turn
 from sandq.metadata.records import Topic
-from sandq.protocol.requests_admin import ClockReset, Hold, TopicCreate, TopicDelete, TopicStats, TopicUpdate
+from sandq.protocol.requests_admin import (
+    ClockReset,
+    GroupLimit,
+    Hold,
+    TopicCreate,
+    TopicDelete,
+    TopicStats,
+    TopicUpdate,
+)
 from sandq.server.handlers.routes import Context, Packed, answered
 
 
@@ -25,6 +33,7 @@ ROUTES = (
     answered(TopicCreate, _create),
     answered(TopicUpdate, _update),
     answered(TopicDelete, lambda at, request: at.broker.administration.delete_topic(request, at.caller)),
+    answered(GroupLimit, lambda at, request: at.broker.administration.limit_group(request, at.caller)),
     answered(TopicStats, lambda at, request: at.queries.topic_stats(request, at.caller)),
     answered(ClockReset, lambda at, request: at.queries.reset_clock(request, at.caller)),
     answered(Hold, lambda at, request: at.queries.hold(request, at.caller)),

@@ -18,6 +18,7 @@ class Topic(Answer):
     replicas: int
     leaders: list[str | None] = Field(description="By partition: the node that leads it.")
     settings: dict[str, Any]
+    group_limits: dict[str, Any] = Field(default={}, description="Of groups that have limits, by group.")
     warnings: list[str] = Field(description="What may not be meant so: two replicas do not survive one node.")
 
 
@@ -173,6 +174,11 @@ class Group(Answer):
     dead: int
     consumers: int
     settings: dict[str, Any] | None
+    limits: dict[str, Any] | None = Field(
+        default=None,
+        description="Over all partitions, with how many messages are `in_flight`, and how many partitions may have "
+        "(`given`, which is more than `max_in_flight` for a while after that was lowered).",
+    )
     reason: str | None = Field(description="Why the group gets nothing at present, if so.")
     partitions: list[dict[str, Any]]
 

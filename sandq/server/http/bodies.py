@@ -157,6 +157,16 @@ class RebuildIn(Body):
     node: str
 
 
+class LimitsIn(Body):
+    """Limits of a group: what is not named has none."""
+
+    max_in_flight: int | None = Field(default=None, description="Messages that are leased and not settled, at most.")
+    rate: str | float | None = Field(default=None, description='Messages a second, or text such as "5/s", "100/m".')
+    burst: int | None = Field(
+        default=None, description="So many at once after a pause; a tenth of a second's worth unless told otherwise."
+    )
+
+
 class GroupUpdate(Body):
     """Settings of a group's own: `max_attempts`, `backoff`, `max_in_flight_per_key`. `{}`: it has the topic's again."""
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.client import DeadLetter, Held
-from sandq.client.json_format import dead_json, message_json, settings_json, when
+from sandq.client.json_format import dead_json, group_limits_of_rows, message_json, settings_json, when
 from sandq.model.errors import InvalidRequest, LeaseLost, UnknownGroup
 from sandq.model.times import duration_ms
 from sandq.server.http import answers, bodies
@@ -144,6 +144,12 @@ async def resume(request: Request, topic: TopicName, group: GroupName) -> None:
     await gateway_of(request).client.admin.resume_group(topic, group)
 
 
+@router.put(f"{GROUP}/limits", status_code=204, summary="Limit a group over all partitions")
+async def limit(request: Request, topic: TopicName, group: GroupName, body: bodies.LimitsIn) -> None:
+    """Instead of the limits that it had; `{}`: it has none. The group need not be there yet."""
+    await gateway_of(request).client.admin.limit_group(topic, group, **body.model_dump(exclude_none=True))
+
+
 @router.delete(GROUP, status_code=204, summary="Forget a group and its dead letters")
 async def delete(request: Request, topic: TopicName, group: GroupName) -> None:
     """409 CONFLICT while it has consumers."""
@@ -208,6 +214,7 @@ def _group(name: str, rows: list[dict[str, Any]]) -> Found:
         **{count: sum(row[count] for row in parts) for count in _COUNTS},
         "consumers": max(row["consumers"] for row in parts),
         "settings": settings_json(settings) if settings else None,
+        "limits": group_limits_of_rows(parts),
         "reason": "; ".join(reasons) or None,
         "partitions": [_partition(row) for row in parts],
     }

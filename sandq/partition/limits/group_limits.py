@@ -1,0 +1,164 @@
+"""The limits of groups in a partition: what it may have of each, and in partition 0 who may have what.
+
+PERSISTED: of each group that has limits a row of what the partition may have; in partition 0 a row for each other
+partition that was heard of, or was given something.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from sandq.model.group_limits import limits_of
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.limits.allowance import Allowance, AllowanceStatus, fresh
+from sandq.partition.limits.buckets import renewed
+from sandq.partition.limits.ledger import Confirmed, Ledger, LedgerStatus, Share
+from sandq.partition.shared_state import SharedState
+from sandq.partition.view import View
+
+HOME: Final = 0
+"""The partition that keeps the ledgers."""
+
+
+class LimitsStatus(NamedTuple):
+    """An immutable copy of what there is of limits."""
+
+    allowances: dict[str, AllowanceStatus]
+    """By group, whether or not it is there."""
+    ledgers: dict[str, LedgerStatus]
+
+
+class GroupLimits:
+    """Owns the rows of limits."""
+
+    def __init__(self, partition: int, shared: SharedState, groups: GroupTable) -> None:
+        self._is_home = partition == HOME
+        self._shared = shared
+        self._groups = groups
+        self._allowances = groups.allowances
+        self._ledgers: dict[str, Ledger] = {}
+        self._status: LimitsStatus | None = None
+        """As it was told last; None: it has changed since."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have what a partition has that begins with the settings of its topic."""
+        for name, limit in limits_of(self._shared.settings).items():
+            self._put(name, fresh(limit, self._is_home))
+
+    def load(self, view: View) -> None:
+        """Go on with what is stored."""
+        self._allowances.clear()
+        self._ledgers.clear()
+        self._status = None
+        self._begin()
+        for key, value in rows.all_rows(view, rows.LIMIT):
+            name, row = key[1:].decode(), tuple(rows.unpack(value))
+            self._put(name, Allowance.load(self._allowances[name].limit, row))
+        for key, value in rows.all_rows(view, rows.SHARE):
+            name, partition = key[1:-3].decode(), int.from_bytes(key[-2:], "big")
+            self._ledgers[name].put(partition, Share(*rows.unpack(value)))
+        for ledger in self._ledgers.values():
+            ledger.look()
+
+    def status(self) -> LimitsStatus | None:
+        """A copy; None when no group has limits."""
+        if not self._allowances:
+            return None
+        if self._status is None:
+            allowances = {name: allowance.status() for name, allowance in self._allowances.items()}
+            self._status = LimitsStatus(allowances, {name: one.status() for name, one in self._ledgers.items()})
+        return self._status
+
+    def ledger(self, name: str) -> LedgerStatus | None:
+        """Who may have what of the limits of a group; None: it has none, or another partition knows."""
+        ledger = self._ledgers.get(name)
+        return None if ledger is None else ledger.status()
+
+    # -- changing -------------------------------------------------------------------------------------------------
+
+    def configure(self, view: View) -> None:
+        """Go by what the topic's settings say now."""
+        limits = limits_of(self._shared.settings)
+        for name in [name for name in self._allowances if name not in limits]:
+            self._drop(name, view)
+            self._note(name)
+        for name, limit in limits.items():
+            old = self._allowances.get(name)
+            if old is not None and old.limit.epoch == limit.epoch:
+                continue
+            allowance = fresh(limit, self._is_home)
+            if old is not None:
+                self._drop(name, view)
+                if self._is_home:
+                    allowance.part = renewed(old.limit, old.part, limit, self._now_us)
+            self._put(name, allowance)
+            self._store(name, view)
+
+    def allow(self, command: c.AllowLimit, view: View) -> None:
+        """Have, from now on, so much of the limits of groups; what is older than what this partition knows, or of
+        limits that were before, changes nothing."""
+        for name, epoch, version, in_flight, units, given_us in command.items:
+            allowance = self._allowances.get(name)
+            if self._is_home or allowance is None or allowance.limit.epoch != epoch or version <= allowance.version:
+                continue
+            allowance.allow(version, in_flight, units, given_us, self._now_us)
+            self._store(name, view)
+
+    def share(self, command: c.ShareLimit, index: int, view: View) -> None:
+        """Change the ledger of a group: first by what partitions say that they have, then to what they are to have."""
+        ledger = self._ledgers.get(command.group)
+        if ledger is None or ledger.limit.epoch != command.epoch:
+            return
+        group = self._groups.find(command.group)
+        own_leased = 0 if group is None else group.in_flight
+        changed = ledger.confirm([Confirmed(*one) for one in command.told], self._now_us)
+        changed |= ledger.share_out(command.targets, own_leased, index, self._now_us)
+        for partition in sorted(changed):
+            view.put(_share_key(command.group, partition), rows.pack(*ledger.shares[partition]))
+        self._store(command.group, view)
+
+    def room(self, group: Group, most: int) -> int:
+        """How many messages the group may be leased now: `most` at most."""
+        return most if group.allowance is None else group.allowance.room(group.in_flight, self._now_us, most)
+
+    def serve(self, group: Group, messages: int, view: View) -> None:
+        """So many messages of a group were leased."""
+        if group.allowance is not None and messages:
+            group.allowance.serve(messages, self._now_us)
+            self._store(group.name, view)
+
+    @property
+    def _now_us(self) -> int:
+        return self._shared.now_ms * 1000
+
+    def _put(self, name: str, allowance: Allowance) -> None:
+        self._allowances[name] = allowance
+        if self._is_home:
+            self._ledgers[name] = Ledger(allowance)
+
+    def _store(self, name: str, view: View) -> None:
+        view.put(rows.LIMIT + name.encode(), rows.pack(*self._allowances[name].row()))
+        self._note(name)
+
+    def _drop(self, name: str, view: View) -> None:
+        del self._allowances[name]
+        view.delete(rows.LIMIT + name.encode())
+        ledger = self._ledgers.pop(name, None)
+        for partition in ledger.shares if ledger is not None else ():
+            view.delete(_share_key(name, partition))
+
+    def _note(self, name: str) -> None:
+        """What a group may have has changed, or what is known of it."""
+        self._status = None
+        group = self._groups.find(name)
+        if group is not None:
+            group.allowance = self._allowances.get(name)
+            group.note_change()
+
+
+def _share_key(name: str, partition: int) -> bytes:
+    return rows.SHARE + name.encode() + b"\x00" + partition.to_bytes(2, "big")

@@ -1,0 +1,46 @@
+"""What is said of the limits of a group: why a message waits for them, and how they stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.model.times import format_duration
+from sandq.partition.groups.group import Group
+from sandq.partition.limits.allowance import Allowance
+from sandq.partition.limits.ledger import LedgerStatus
+
+
+def limit_reason(group: Group, now_ms: int) -> str | None:
+    """Why the limits of a group hold up what is ready; None: they do not."""
+    allowance = group.allowance
+    if allowance is None:
+        return None
+    limit = allowance.limit
+    if allowance.is_waiting:
+        return "it waits for the limits of the group: not every partition has said yet what it has in flight"
+    if not group.has_room:
+        most = f"{group.in_flight} of {limit.max_in_flight} in flight"
+        if allowance.in_flight != limit.max_in_flight:
+            here = f"{group.in_flight} in flight here, where {allowance.in_flight} of {limit.max_in_flight} may be"
+            most = f"{here} at present"
+        return f"it waits for the limit of the group: {most}"
+    free_ms, rate = allowance.free_ms(now_ms * 1000), limit.shown()["rate"]
+    if free_ms is None:
+        return f"it waits for the rate of the group, {rate}: at present other partitions have it"
+    if free_ms > now_ms:
+        return f"it waits for the rate of the group, {rate}: free in {format_duration(free_ms - now_ms)}"
+    return None
+
+
+def limit_row(group: Group, allowance: Allowance, ledger: LedgerStatus | None) -> dict[str, Any]:
+    """How the limits of a group stand in a partition: `allowed` here, and in the home partition `given` to others."""
+    limit = allowance.limit
+    row = limit.shown()
+    row["allowed"] = None if limit.max_in_flight is None else allowance.in_flight
+    row["allowed_burst"] = None if limit.interval_us is None else allowance.part.units
+    if ledger is not None and (ledger.shares or ledger.unheard):
+        given, units = ledger.given
+        row["given"] = None if limit.max_in_flight is None else given
+        row["given_burst"] = None if limit.interval_us is None else units
+        row["unheard"] = list(ledger.unheard)
+    return row

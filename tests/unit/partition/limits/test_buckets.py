@@ -1,0 +1,59 @@
+"""Parts of a rate: whatever is split and merged, all of them together give no more than the whole would."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandq.model.group_limits import GroupLimit
+from sandq.partition.limits.buckets import NO_PART, Part, merge, pace_of, renewed, split
+
+NOW_US = 1_000_000_000
+
+
+def limit_of(interval_us: int, burst: int) -> GroupLimit:
+    return GroupLimit(1, 2, None, interval_us, burst)
+
+
+@given(
+    st.integers(10, 2_000_000),
+    st.integers(1, 30),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 30), st.integers(0, 500_000)), max_size=60),
+)
+def test_parts_give_no_more_than_the_whole(
+    interval_us: int, burst: int, steps: list[tuple[int, int, int, int]]
+) -> None:
+    limit, now_us, ahead_us, last_us = limit_of(interval_us, burst), NOW_US, 0, NOW_US
+    parts = [Part(burst, 0), NO_PART, NO_PART, NO_PART]
+    for giver, taker, units, pause_us in steps:
+        now_us += pause_us
+        part = parts[giver]
+        if part.units:
+            pace = pace_of(limit, part.units)
+            count = min(pace.room(part.arrival_us, now_us), units)
+            parts[giver] = part = Part(part.units, pace.after(part.arrival_us, count, now_us)) if count else part
+            ahead_us = max(ahead_us - (now_us - last_us), 0) + count * interval_us
+            last_us = now_us
+            assert ahead_us <= burst * interval_us
+        if giver != taker and part.units:
+            parts[giver], given_part = split(limit, part, max(part.units - units, 0), now_us)
+            parts[taker] = merge(limit, parts[taker], given_part, now_us)
+        assert sum(part.units for part in parts) == burst
+
+
+def test_a_part_takes_along_what_it_owes() -> None:
+    limit = limit_of(1000, 4)
+    kept, given_part = split(limit, Part(4, NOW_US + 2000), 1, NOW_US)
+    # Two of four messages were given out: of three units one and a half are owed, of one the half.
+    assert (kept, given_part) == (Part(1, NOW_US + 2000), Part(3, NOW_US + 2001))
+    assert merge(limit, kept, given_part, NOW_US).units == 4
+    assert split(limit, kept, 0, NOW_US) == (NO_PART, kept)
+
+
+def test_other_limits_begin_with_no_more_than_there_was() -> None:
+    old, new = limit_of(1000, 4), limit_of(500, 10)
+    assert renewed(old, Part(4, 0), new, NOW_US) == Part(10, NOW_US + 6 * 500)
+    assert renewed(old, NO_PART, new, NOW_US) == Part(10, NOW_US + 10 * 500)
+    assert renewed(new, Part(10, 0), old, NOW_US) == Part(4, NOW_US)
+    assert renewed(GroupLimit(1, 2, 5, None, None), NO_PART, new, NOW_US) == Part(10, 0)
+    assert renewed(old, Part(4, 0), GroupLimit(2, 2, 5, None, None), NOW_US) == NO_PART

@@ -1,0 +1,72 @@
+"""Who may have what: bounds are lowered only by what partitions say, and raised before they are told."""
+
+from __future__ import annotations
+
+from sandq.model.group_limits import GroupLimit
+from sandq.partition.limits.allowance import fresh
+from sandq.partition.limits.ledger import Confirmed, Ledger
+
+NOW_US = 1_000_000_000
+
+
+def ledger_of(partitions: int = 1, most: int | None = 10, burst: int | None = None) -> Ledger:
+    interval_us = None if burst is None else 1000
+    return Ledger(fresh(GroupLimit(1, partitions, most, interval_us, burst), True))
+
+
+def test_with_one_partition_all_of_it_is_there() -> None:
+    ledger = ledger_of(1)
+    assert (ledger.own.in_flight, ledger.own.room(4, NOW_US, 100)) == (10, 6)
+
+
+def test_nothing_is_given_out_before_every_partition_was_heard() -> None:
+    ledger = ledger_of(3)
+    assert (ledger.own.room(0, NOW_US, 100), ledger.unheard()) == (0, [1, 2])
+    assert ledger.confirm([Confirmed(1, 0, 4, 0)], NOW_US) == {1}
+    assert ledger.share_out([(1, 6, 0)], 0, 7, NOW_US) == {1}
+    assert ledger.shares[1].in_flight == ledger.own.room(0, NOW_US, 100) == 0
+    ledger.confirm([Confirmed(2, 0, 0, 0)], NOW_US)
+    # Four are in flight in the first since before: six may be there, and four here.
+    assert ledger.own.room(0, NOW_US, 100) == 4
+    ledger.share_out([], 0, 8, NOW_US)
+    assert (ledger.shares[1].in_flight, ledger.shares[1].version) == (6, 8)
+
+
+def test_what_is_in_use_here_is_given_when_it_comes_back() -> None:
+    ledger = ledger_of()
+    ledger.share_out([(1, 8, 0)], 5, 7, NOW_US)
+    share = ledger.shares[1]
+    assert (share.target, share.in_flight, share.held, share.version, share.confirmed) == (8, 5, 5, 7, False)
+    assert ledger.own.in_flight == 2, "what the other is to have is left alone"
+    assert ledger.share_out([(1, 8, 0)], 2, 8, NOW_US) == set(), "it has not said yet that it knows of the five"
+    ledger.confirm([Confirmed(1, 7, 5, 0)], NOW_US)
+    ledger.share_out([], 2, 9, NOW_US)
+    assert (ledger.shares[1].in_flight, ledger.shares[1].held) == (8, 8)
+
+
+def test_what_is_taken_counts_until_it_is_said_to_be_gone() -> None:
+    ledger = ledger_of()
+    ledger.share_out([(1, 8, 0)], 0, 7, NOW_US)
+    ledger.confirm([Confirmed(1, 7, 8, 0)], NOW_US)
+    ledger.share_out([(1, 2, 0)], 0, 8, NOW_US)
+    assert (ledger.shares[1].in_flight, ledger.shares[1].held, ledger.own.in_flight) == (2, 8, 2)
+    assert ledger.confirm([Confirmed(1, 7, 0, 0)], NOW_US) == set(), "that was before it was told"
+    ledger.confirm([Confirmed(1, 8, 5, 0)], NOW_US)
+    assert (ledger.shares[1].held, ledger.own.in_flight) == (5, 5)
+    ledger.confirm([Confirmed(1, 8, 1, 0)], NOW_US)
+    assert (ledger.shares[1].held, ledger.own.in_flight) == (2, 8)
+
+
+def test_units_of_a_rate_go_with_what_they_owe_and_come_back() -> None:
+    ledger = ledger_of(most=None, burst=4)
+    ledger.own.serve(2, NOW_US)
+    ledger.share_out([(1, 0, 2)], 0, 7, NOW_US)
+    share = ledger.shares[1]
+    assert (share.units, share.held_units, share.given_us) == (2, 2, NOW_US + 2000)
+    assert ledger.own.room(0, NOW_US, 100) == 1
+    ledger.confirm([Confirmed(1, 7, 0, 0)], NOW_US)
+    ledger.share_out([(1, 0, 0)], 0, 8, NOW_US)
+    assert (ledger.shares[1].held_units, ledger.own.part.units) == (2, 2)
+    ledger.confirm([Confirmed(1, 8, 0, NOW_US + 4000)], NOW_US)
+    assert ledger.own.part.units == 4
+    assert ledger.own.room(0, NOW_US, 100) == 1, "of its two units it had given all since"
