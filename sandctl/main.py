@@ -111,7 +111,9 @@ COMMANDS = {
     "message": Later(
         "sandctl.commands.messages", "message", "Look at stored messages; cancel and move those that are pending."
     ),
-    "group": Later("sandctl.commands.groups", "group", "Look at consumer groups, seek, change, pause and delete them."),
+    "group": Later(
+        "sandctl.commands.groups", "group", "Look at consumer groups, seek, change, limit, pause and delete them."
+    ),
     "tenant": Later(
         "sandctl.commands.tenants",
         "tenant",

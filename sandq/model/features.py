@@ -15,7 +15,7 @@ level  since    what it adds
 5      v0.3.0   log rows of several messages that are due at one moment to come (ADR 29)
 6      v0.3.0   PAUSE_GROUP, by which a group gets nothing until it is resumed
 7      v0.3.0   topics of the kinds priority and fair; `max_in_flight_per_key` of timer topics and their groups
-8      v0.4.0   limits of groups over all partitions: SHARE_LIMIT, ALLOW_LIMIT; LIMITS_ASKED, LIMITS_TOLD between nodes
+8      v0.3.0   limits of groups over all partitions: SHARE_LIMIT, ALLOW_LIMIT; LIMITS_ASKED, LIMITS_TOLD between nodes
 =====  =======  ===========================================================
 """
 
