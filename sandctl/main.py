@@ -116,7 +116,9 @@ COMMANDS = {
         "schedule",
         "Have messages recur: by cron expressions in time zones, or at intervals.",
     ),
-    "group": Later("sandctl.commands.groups", "group", "Look at consumer groups, seek, change, pause and delete them."),
+    "group": Later(
+        "sandctl.commands.groups", "group", "Look at consumer groups, seek, change, limit, pause and delete them."
+    ),
     "tenant": Later(
         "sandctl.commands.tenants",
         "tenant",

@@ -35,7 +35,7 @@ _COLUMNS = {
 
 @click.group()
 def group() -> None:
-    """Look at consumer groups, seek, change, pause and delete them.
+    """Look at consumer groups, seek, change, limit, pause and delete them.
 
     A group exists from its first subscribe on (`sandctl consume TOPIC --group NAME`).
     """
@@ -182,7 +182,8 @@ def limit(topic: str, name: str, is_none: bool, **options: Any) -> None:
         await client.admin.limit_group(topic, name, **given)
 
     run(work)
-    done(f"limited group {name} of {topic}", {"group": name, "topic": topic, "limits": given or None})
+    text = f"group {name} of {topic} has no limits" if is_none else f"limited group {name} of {topic}"
+    done(text, {"group": name, "topic": topic, "limits": given or None})
 
 
 @group.command()

@@ -101,6 +101,11 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID", (Type.GROUP_UPDATE, "t", "g", []), "settings"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"lease": "1m"}), "lease"),
     ("INVALID", (Type.GROUP_PAUSE, "t", "g", 1), "paused"),
+    ("INVALID", (Type.GROUP_LIMIT, "t", "g", 1), "limits"),
+    ("INVALID_SETTING", (Type.GROUP_LIMIT, "t", "g", {"lease": 5}), "lease"),
+    ("INVALID_SETTING", (Type.GROUP_LIMIT, "t", "g", {"rate": True}), "rate"),
+    ("INVALID_SETTING", (Type.GROUP_LIMIT, "t", "g", {"max_in_flight": 1.5}), "max_in_flight"),
+    ("INVALID_NAME", (Type.GROUP_LIMIT, "t", "no body", {}), "name"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"max_attempts": 0}), "max_attempts"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"backoff": {"first": "-1s"}}), "backoff.first"),
     ("INVALID", (Type.TOPIC_UPDATE, "t", None, None, None), "settings"),
@@ -156,6 +161,7 @@ OF_A_TOPIC: list[tuple[Any, ...]] = [
     (Type.GROUP_DELETE, "g"),
     (Type.GROUP_UPDATE, "g", {}),
     (Type.GROUP_PAUSE, "g", True),
+    (Type.GROUP_LIMIT, "g", {"rate": 5}),
     (Type.TOPIC_UPDATE, {}, None, None),
 ]
 

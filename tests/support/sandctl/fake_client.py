@@ -208,6 +208,9 @@ class FakeAdmin:
     async def pause_group(self, topic: str, group: str) -> None:
         self._client.note("pause_group", topic=topic, group=group)
 
+    async def limit_group(self, topic: str, group: str, **limits: Any) -> None:
+        self._client.note("limit_group", topic=topic, group=group, **limits)
+
     async def resume_group(self, topic: str, group: str) -> None:
         self._client.note("resume_group", topic=topic, group=group)
 

@@ -10,6 +10,7 @@ from sandq.metadata.records import Partition, Topic
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import OutOfSequence
+from sandq.model.group_limits import parse_limit, with_limit
 from sandq.model.limits import FIXED
 from sandq.model.partitioning import ordering_hash
 from sandq.model.sequence import RESENT
@@ -352,6 +353,30 @@ def test_hold() -> None:
     assert Hold.load(example("hold-key"), example("hold-row")) == ("spark", OFFSET, T + 3_600_000)
 
 
+def test_limits_of_groups() -> None:
+    bench = Bench()
+    bench.open()
+    given = parse_limit({"max_in_flight": 10, "rate": 50, "burst": 4})
+    bench.apply(0, c.Configure(with_limit(bench.settings, "g", 2, given)))
+    bench.append("a")
+    bench.apply(0, c.ShareLimit("g", 1, [(1, 0, 2, 0)], []))
+    bench.lease()
+    bench.apply(0, c.ShareLimit("g", 1, [], [(1, 6, 1)]))
+    assert bench.rows(rows.LIMIT) == [(example("limit-key"), example("limit-row"))]
+    assert bench.rows(rows.SHARE) == [(example("share-key"), example("share-row"))]
+    before = bench.status().limits
+    bench.restart()
+    assert bench.status().limits == before
+
+
+def test_entry_of_limits() -> None:
+    commands = (c.ShareLimit("g", 1, [(1, 0, 2, 0)], [(1, 6, 1)]), c.AllowLimit([("g", 1, 4, 6, 1, T * 1000)]))
+    assert c.Entry(T, commands).encode() == example("entry-limits")
+    decoded = c.Entry.decode(example("entry-limits"))
+    assert [type(command) for command in decoded.commands] == [c.ShareLimit, c.AllowLimit]
+    assert decoded.encode() == example("entry-limits")
+
+
 def test_entry_of_a_level() -> None:
     assert c.Entry(T, (c.RaiseLevel(2),)).encode() == example("entry-level")
     assert tuple(c.Entry.decode(example("entry-level")).commands) == (c.RaiseLevel(2),)
@@ -402,7 +427,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 28
+    assert len(tags) == 30
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

@@ -92,6 +92,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.GROUP_DELETE, requests_admin.GroupDelete("t", "g")),
     (Type.GROUP_UPDATE, requests_admin.GroupUpdate("t", "g", {})),
     (Type.GROUP_PAUSE, requests_admin.GroupPause("t", "g", True)),
+    (Type.GROUP_LIMIT, requests_admin.GroupLimit("t", "g", {"rate": 1.5, "burst": 3})),
     (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", None, 1000, None, False)),
     (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", "lease_expired", 1, BASE, True)),
     (Type.HOLD, requests_admin.Hold("t", 4095, "h", BASE, 1000)),

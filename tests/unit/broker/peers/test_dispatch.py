@@ -50,6 +50,7 @@ class Bed:
         clocks: Any = SimpleNamespace(up=self.note("clocks up"), on_frame=lambda *frame: False)
         controller: Any = SimpleNamespace(settled=self.note("settled"))
         digests: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("digest") or True)
+        limits: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("limits") or True)
         self.dispatch = PeerDispatch(
             node_log=node_log,
             links=links,
@@ -61,6 +62,7 @@ class Bed:
             controller=controller,
             sick_peers=self.sick_peers,
             digests=digests,
+            limits=limits,
             outside=self.outside,
             on_stream=self.note("stream"),
             changed=Signal(),

@@ -145,6 +145,19 @@ def test_group_pause_and_resume(ctl: Ctl, client: FakeClient) -> None:
     assert ctl("group", "pause", "t").exit_code == 2
 
 
+def test_group_limit(ctl: Ctl, client: FakeClient) -> None:
+    assert ctl("group", "limit", "t", "g", "--max-in-flight", "10").stdout == "limited group g of t\n"
+    assert ctl("group", "limit", "t", "g", "--rate", "50/s", "--burst", "5").exit_code == 0
+    assert ctl("group", "limit", "t", "g", "--none").stdout == "group g of t has no limits\n"
+    assert client.asked("limit_group") == [
+        {"topic": "t", "group": "g", "max_in_flight": 10},
+        {"topic": "t", "group": "g", "rate": "50/s", "burst": 5},
+        {"topic": "t", "group": "g"},
+    ]
+    for wrong in (["--none", "--rate", "5"], []):
+        assert ctl("group", "limit", "t", "g", *wrong).exit_code == 2
+
+
 def test_deleting_has_the_name_typed(ctl: Ctl, client: FakeClient, answers: None) -> None:
     result = ctl("group", "delete", "t", "g", input="h\n")
     assert result.exit_code == 2 and "nothing was deleted" in result.stderr and not client.calls
@@ -240,7 +253,7 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_every_command_has_help() -> None:
-    assert len(commands(main)) == 54
+    assert len(commands(main)) == 55
     for path in commands(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output
