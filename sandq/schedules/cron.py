@@ -100,7 +100,7 @@ def parse(text: str) -> CronExpression:
     for name, field in zip(_FIELDS, fields, strict=True):
         _check_field(text, name, field)
     try:
-        expression = CronExpression(fields)
+        expression = CronExpression([_plain(name, field) for name, field in zip(_FIELDS, fields, strict=True)])
     except CronSimError:
         # Each field is right by itself: there is no such day in any of the months.
         raise InvalidRequest(_never(text)) from None
@@ -134,6 +134,18 @@ def _check_field(text: str, name: str, field: str) -> None:
         if _is_readable(name, part):
             continue
         raise InvalidRequest(f'cron: "{text}": {name}: "{part}" is not understood; {_advice(name, part)}')
+
+
+def _plain(name: str, field: str) -> str:
+    """Write a range of one number without its step: cronsim reads 5-5/3 as 5/3, which goes on to the end."""
+    parts = field.split(",")
+    for place, part in enumerate(parts):
+        span, step, _ = part.partition("/")
+        low, dash, high = span.partition("-")
+        # A range that goes up both ways is one number, however its ends are written.
+        if step and dash and _is_readable(name, f"{high}-{low}"):
+            parts[place] = low
+    return ",".join(parts)
 
 
 def _is_readable(name: str, part: str) -> bool:

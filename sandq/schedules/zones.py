@@ -21,6 +21,7 @@ import tzdata
 from sandq.model.errors import InvalidRequest
 
 _NAME_CHARS: Final = 64
+_LIKENESS: Final = 0.8
 
 
 @cache
@@ -64,11 +65,12 @@ def _close_to(name: str) -> str | None:
     wanted = name.strip().lower().replace(" ", "_")
     spoken = {known.lower(): known for known in zone_names()}
     cities = {lower.rpartition("/")[2]: known for lower, known in spoken.items()}
-    for table in (spoken, cities):
-        if wanted in table:
-            return table[wanted]
-    for table, likeness in ((spoken, 0.8), (cities, 0.75)):
-        close = difflib.get_close_matches(wanted, table, n=1, cutoff=likeness)
+    city = wanted.rpartition("/")[2]
+    for text, table in ((wanted, spoken), (city, cities)):
+        if text in table:
+            return table[text]
+    for text, table in ((wanted, spoken), (city, cities)):
+        close = difflib.get_close_matches(text, table, n=1, cutoff=_LIKENESS)
         if close:
             return table[close[0]]
     return None
