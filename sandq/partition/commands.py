@@ -53,6 +53,7 @@ class CommandType(IntEnum):
     PAUSE_SCHEDULES = 32
     DELETE_SCHEDULES = 33
     TRIGGER_SCHEDULES = 34
+    PLAN_SCHEDULES = 35
 
 
 What = list[list[Any]] | None
@@ -394,8 +395,28 @@ class TriggerSchedules(Command):
     """(name, token by which a repetition is known), ..."""
 
 
-ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules
-SCHEDULE_COMMANDS: Final = (PutSchedules, FireSchedules, PauseSchedules, DeleteSchedules, TriggerSchedules)
+@dataclass(frozen=True, slots=True)
+class PlanSchedules(Command):
+    """Have schedules go by the time that the partition's clock was set back to."""
+
+    type: ClassVar[int] = CommandType.PLAN_SCHEDULES
+    feature_level: ClassVar[int] = SCHEDULES
+    items: Sequence[Sequence[Any]]
+    """(name, version and next occurrence that the leader saw, next occurrence (ms), when it fires, the last one before
+    it that is over, [first, last] of those behind it that are over), ..."""
+    behind: str | None
+    """Up to this name all are planned anew; None: that were all."""
+
+
+ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules | PlanSchedules
+SCHEDULE_COMMANDS: Final = (
+    PutSchedules,
+    FireSchedules,
+    PauseSchedules,
+    DeleteSchedules,
+    TriggerSchedules,
+    PlanSchedules,
+)
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}
 
 

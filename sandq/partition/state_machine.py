@@ -102,6 +102,8 @@ class Status:
     schedules: int = 0
     schedule_ms: int | None = None
     """When the next of them fires."""
+    planned_to: str | None = None
+    """The clock was set back: up to this name schedules go by its time again; None: all do."""
 
 
 class TimerPartition:
@@ -241,6 +243,7 @@ class TimerPartition:
             self.reset_progress(),
             self.schedules.count,
             self.schedules.next_ms,
+            self.schedules.planned_to,
         )
 
     @property
@@ -352,6 +355,7 @@ class TimerPartition:
             self.floor_ms = new_ms + 1
             self.clock_epoch += 1
             self.resets.begin(index, new_ms, old_ms, view)
+            self.schedules.set_back()
         return {"outcome": outcome, "floor_ms": old_ms, "now_ms": self.now_ms, "clock_epoch": self.clock_epoch}
 
     def _while_reset(self, index: int, place: int, stamp_ms: int, command: c.Command, view: View) -> tuple[Result, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sandq.schedules.recurrence import Recurrence
@@ -27,25 +27,48 @@ class Plan(NamedTuple):
 _NONE: Final = Plan(None, None)
 
 
-def first(name: str, recurrence: Recurrence, settings: Mapping[str, Any], fired: int, after_ms: int) -> Plan:
+Done = Sequence[Sequence[int]]
+"""The first and the last of occurrences that are over although they are yet to come; some such, in their order."""
+
+
+def first(
+    name: str, recurrence: Recurrence, settings: Mapping[str, Any], fired: int, after_ms: int, done: Done = ()
+) -> Plan:
     """Return the first occurrence behind an instant, of a schedule that has fired so many times."""
-    return _plan(name, recurrence, settings, fired, recurrence.next_ms(after_ms), 0)
+    return _plan(name, recurrence, settings, fired, _next_ms(recurrence, after_ms, done), 0)
 
 
 def following(
-    name: str, recurrence: Recurrence, settings: Mapping[str, Any], fired: int, occurrence_ms: int, now_ms: int
+    name: str,
+    recurrence: Recurrence,
+    settings: Mapping[str, Any],
+    fired: int,
+    occurrence_ms: int,
+    now_ms: int,
+    done: Done = (),
 ) -> Plan:
     """Return the occurrence after one that fires now, which is counted in `fired`; of those that were missed since, as
     many as the settings say."""
-    next_ms = recurrence.next_ms(occurrence_ms)
+    next_ms = _next_ms(recurrence, occurrence_ms, done)
     if next_ms is None or next_ms > now_ms:
         return _plan(name, recurrence, settings, fired, next_ms, 0)
     if settings.get("misfire") != "all":
         missed = len(recurrence.occurrences(occurrence_ms, now_ms, _COUNT_MOST))
-        return _plan(name, recurrence, settings, fired, recurrence.next_ms(now_ms), missed)
+        return _plan(name, recurrence, settings, fired, _next_ms(recurrence, now_ms, done), missed)
     most = settings.get("misfire_most", MISSED_MOST)
     left_out, last = _last_of(recurrence, occurrence_ms, now_ms, most)
-    return _plan(name, recurrence, settings, fired, last[0], left_out)
+    if done:
+        last = [one for one in last if not any([start <= one <= end for start, end in done])] or [now_ms]
+    return _plan(name, recurrence, settings, fired, _next_ms(recurrence, last[0] - 1, done), left_out)
+
+
+def _next_ms(recurrence: Recurrence, after_ms: int, done: Done) -> int | None:
+    """The first occurrence behind an instant that is not over."""
+    next_ms = recurrence.next_ms(after_ms)
+    for start_ms, end_ms in done:
+        if next_ms is not None and start_ms <= next_ms <= end_ms:
+            next_ms = recurrence.next_ms(end_ms)
+    return next_ms
 
 
 def _last_of(recurrence: Recurrence, after_ms: int, until_ms: int, most: int) -> tuple[int, list[int]]:

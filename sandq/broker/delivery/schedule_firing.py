@@ -33,6 +33,8 @@ FIRE_MOST: Final = 256
 """Schedules of one command."""
 FIRE_WORK: Final = 8192
 """To let one fire costs as much as so many bytes of a batch."""
+DONE_MOST: Final = 8
+"""Stretches of occurrences to come that are over, of a schedule."""
 PAUSE_MS: Final = 20
 """Between two rounds: what fires meanwhile fires together. Most messages are made long before their time."""
 RETRY_MS: Final = 50
@@ -56,7 +58,7 @@ class ScheduleFiring:
 
     def look(self, status: Status) -> None:
         """Something was applied, or this node began to lead: set a timer for what is due next."""
-        at_ms = status.schedule_ms
+        at_ms = 0 if _is_behind(status) else status.schedule_ms
         if at_ms is not None and not self._is_working and self._host.works:
             now_ms = self._clock.now_ms()
             # The clock may have been set back since.
@@ -68,7 +70,7 @@ class ScheduleFiring:
 
         def wake() -> None:
             self._timer = self._timer_ms = None
-            if not self._is_working and self._is_due():
+            if not self._is_working and (self._is_due() or _is_behind(self._host.status)):
                 self._is_working = True
                 self._nursery.start_soon(self._fire)
 
@@ -80,6 +82,8 @@ class ScheduleFiring:
         """Fire what is due."""
         again_ms = RETRY_MS
         try:
+            while self._host.works and _is_behind(self._host.status):
+                await self._plan_some()
             while self._is_due() and await self._fire_some() == FIRE_MOST:
                 pass
             again_ms = PAUSE_MS
@@ -92,6 +96,16 @@ class ScheduleFiring:
     def _is_due(self) -> bool:
         at_ms = self._host.status.schedule_ms
         return self._host.works and at_ms is not None and bool(at_ms <= self._clock.now_ms())
+
+    async def _plan_some(self) -> None:
+        """Have a page of schedules go by the time that the partition's clock was set back to."""
+        now_ms, replica, behind = self._clock.now_ms(), self._host.replica, self._host.status.planned_to
+        assert isinstance(replica, PartitionReplica)
+        look = partial(_page, replica, behind)
+        stored, behind = await self._runner.ask(look, group=self._host.number, patient=False)
+        items = await trio.to_thread.run_sync(plan_anew, stored, now_ms)
+        command, count = c.PlanSchedules(items, behind), len(items)
+        await self._host.call(command, BEHIND, size=64 + 128 * count, work=FIRE_WORK * count + 64, messages=count)
 
     async def _fire_some(self) -> int:
         """Fire as many as one command has. How many there were."""
@@ -112,6 +126,40 @@ def _due(replica: PartitionReplica, now_ms: int) -> list[Stored]:
     return replica.queries.schedules_due(now_ms, FIRE_MOST)
 
 
+def _page(replica: PartitionReplica, behind: str | None) -> tuple[list[Stored], str | None]:
+    return replica.queries.schedule_page("", behind or None, FIRE_MOST)
+
+
+def _is_behind(status: Status) -> bool:
+    """Whether schedules do not go by the partition's time yet, which was set back."""
+    return status.planned_to is not None and status.reset is None
+
+
+def plan_anew(stored: Sequence[Stored], now_ms: int) -> list[Any]:
+    """Return the items that put the next occurrences of schedules where they are after an instant, as far as they stand
+    behind that."""
+    items = []
+    for name, row in stored:
+        schedule = Schedule.load(name, row)
+        if schedule.expected_ms is None:
+            continue
+        last_ms, done = schedule.last_ms or 0, schedule.done
+        if schedule.gap is not None and schedule.gap[1] > now_ms:
+            # What was left out is yet to come. What fired behind that is over, and its messages come at their times.
+            last_ms, *over = schedule.gap[0], [schedule.gap[1], last_ms]
+            done = sorted([*done, *[one for one in over if one[0] <= one[1]]])[:DONE_MOST]
+        try:
+            recurrence = Recurrence.from_record(schedule.recurrence)
+            after_ms = max(now_ms, last_ms)
+            found = planning.first(name, recurrence, schedule.settings, schedule.fired, after_ms, done)
+        except SandqError:
+            continue  # that is told when it fires
+        if found.next_ms is not None and found.next_ms < schedule.expected_ms:
+            seen = schedule.version, schedule.expected_ms
+            items.append((name, *seen, found.next_ms, found.fire_ms, last_ms, done))
+    return items
+
+
 def plan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
     """Return the items of the command that lets these schedules fire. One that this node cannot go by ends: it was
     checked when it was made, so that a node which knows other zones has to have done that."""
@@ -124,7 +172,8 @@ def _plan_one(schedule: Schedule, now_ms: int) -> tuple[Any, ...]:
     try:
         recurrence = Recurrence.from_record(schedule.recurrence)
         fired = schedule.fired + 1
-        found = planning.following(schedule.name, recurrence, schedule.settings, fired, schedule.expected_ms, now_ms)
+        name, settings, done = schedule.name, schedule.settings, schedule.done
+        found = planning.following(name, recurrence, settings, fired, schedule.expected_ms, now_ms, done)
     except SandqError as error:
         log.error("a schedule cannot be gone by, and ends", schedule=schedule.name, error=error.message)
         return (*seen, None, None, 0)

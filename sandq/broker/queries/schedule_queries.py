@@ -281,19 +281,24 @@ def _plan_puts(
         elif version is not None and version != old.version:
             told[name] = _result(CONFLICT if version else EXISTS, old.version, old.expected_ms, old.fire_ms)
         else:
-            plan = _plan_anew(old, checked, paused, now_ms)
+            is_other = Recurrence.from_record(old.recurrence) != checked.recurrence
+            plan = _plan_anew(old, checked, paused, now_ms, is_other=is_other)
             seen_as = old.version, old.expected_ms
             planned.append((name, checked.settings, fields, *seen_as, plan.next_ms, plan.fire_ms, paused))
     return planned, told
 
 
-def _plan_anew(old: Schedule, checked: settings.Checked, paused: bool, now_ms: int) -> Plan:
-    """What comes next of a schedule that gets other settings. An occurrence that has come is one that has fired."""
+def _plan_anew(old: Schedule, checked: settings.Checked, paused: bool, now_ms: int, *, is_other: bool = False) -> Plan:
+    """What comes next of a schedule that gets other settings. An occurrence that has come is one that has fired.
+    `is_other`: it recurs otherwise than before."""
     if paused:
         return Plan(None, None)
     has_come = old.fire_ms is not None and old.fire_ms <= now_ms
     after_ms = max(now_ms, old.expected_ms or 0) if has_come else now_ms
-    return planning.first(old.name, checked.recurrence, checked.settings, old.fired + has_come, after_ms)
+    if not is_other:
+        after_ms = max(after_ms, old.last_ms or 0)  # it may have fired by a clock that was ahead
+    done = [] if is_other else old.done
+    return planning.first(old.name, checked.recurrence, checked.settings, old.fired + has_come, after_ms, done)
 
 
 def _plan_pauses(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sandq.model.batch import Column
 from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.names import of_schedule
 from sandq.partition import rows
@@ -27,7 +28,8 @@ a message that somebody asked for beside all occurrences."""
 
 NAME_HEADER: Final = "sandq-schedule"
 OCCURRENCE_HEADER: Final = "sandq-occurrence"
-"""Of each message of a schedule: its name, and the occurrence in ms since 1970."""
+TRIGGERED_HEADER: Final = "sandq-triggered"
+"""Of each message of a schedule: its name, and the occurrence, or when it was triggered instead, in ms since 1970."""
 
 _VERSION: Final = 1
 _RECURRENCE: Final = frozenset({"cron", "every_ms", "zone", "start_ms", "end_ms", "anchor_ms", "jitter_ms"})
@@ -56,6 +58,13 @@ class Schedule:
     paused: bool
     created_ms: int
     changed_ms: int
+    last_ms: int | None = None
+    """The last occurrence that is over."""
+    gap: list[int] | None = None
+    """Where occurrences were left out last: the last before them, or a ms before the first, and the one behind."""
+    done: list[list[int]] = field(default_factory=list)
+    """The first and the last of occurrences to come that are over, as they fired while the clock was far ahead; some
+    such, in their order."""
     history: list[list[Any]] = field(default_factory=list)
     """[occurrence, when it fired, what became of it, message id or None], the last `HISTORY` of them in their order."""
     triggers: list[list[Any]] = field(default_factory=list)
@@ -76,12 +85,11 @@ class Schedule:
         """The id of the message of the last occurrence that has one."""
         return next((one[3] for one in reversed(self.history) if one[2] == SENT), None)
 
-    def fields_of(self, occurrence_ms: int) -> Fields:
-        """The message of an occurrence."""
-        from sandq.model.batch import Column
-
+    def fields_of(self, at_ms: int, *, is_triggered: bool = False) -> Fields:
+        """The message of an occurrence, or one that is triggered at an instant."""
         headers = headers_unpack(self.fields.get(Column.HEADERS))
-        headers |= {NAME_HEADER: of_schedule(self.name)[0], OCCURRENCE_HEADER: occurrence_ms}
+        name, _ = of_schedule(self.name)
+        headers |= {NAME_HEADER: name, TRIGGERED_HEADER if is_triggered else OCCURRENCE_HEADER: at_ms}
         return self.fields | {Column.HEADERS: headers_pack(headers, max_bytes=1 << 30)}
 
     def note(self, occurrence_ms: int, at_ms: int, outcome: str, message_id: bytes | None) -> None:
@@ -102,6 +110,9 @@ class Schedule:
             self.paused,
             self.created_ms,
             self.changed_ms,
+            self.last_ms,
+            self.gap,
+            self.done,
             self.history,
             self.triggers,
         )

@@ -19,6 +19,7 @@ from sandq.partition.groups.claim import ACKED, DEAD
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.jobs.pending import Pending
 from sandq.partition.log.message_log import MessageLog
+from sandq.partition.rows import Fields
 from sandq.partition.schedules.schedule import (
     GRACE_MS,
     MISSED,
@@ -54,21 +55,27 @@ class ScheduleTable:
         self.count = 0
         self.next_ms: int | None = None
         """When the next of them fires."""
+        self.planned_to: str | None = None
+        """The clock was set back: up to this name schedules go by its time again; None: all do."""
         self._from_key = rows.FIRE
         """No row of those that fire is below it."""
         self.used = 0
         """Places that the last command used."""
         self._floor_ms = 0
 
-    def state(self) -> tuple[int, int | None]:
+    def state(self) -> tuple[int, int | None, str | None]:
         """What the state row keeps of them."""
-        return self.count, self.next_ms
+        return self.count, self.next_ms, self.planned_to
 
-    def load(self, state: tuple[int, int | None]) -> None:
+    def load(self, state: tuple[int, int | None, str | None]) -> None:
         """Take what `state` gave."""
-        self.count, self.next_ms = state
+        self.count, self.next_ms, self.planned_to = state
         if self.next_ms is not None:
             self._from_key = fire_key(self.next_ms, "")
+
+    def set_back(self) -> None:
+        """The clock is set back: what is next of a schedule may be far ahead."""
+        self.planned_to = "" if self.count else None
 
     def find(self, name: str, view: View) -> Schedule | None:
         """Return the schedule of this name."""
@@ -86,6 +93,7 @@ class ScheduleTable:
             c.PauseSchedules: self._pause,
             c.DeleteSchedules: self._delete,
             c.TriggerSchedules: self._trigger,
+            c.PlanSchedules: self._plan_anew,
         }[type(command)]
         results: list[Any] = []
         for item in self._shared.in_turns(command.items):
@@ -93,6 +101,8 @@ class ScheduleTable:
                 results.append(one(item, index, place + self.used, view))
             except (NotFound, InvalidRequest) as refusal:
                 results.append(refusal)
+        if isinstance(command, c.PlanSchedules):
+            self.planned_to = command.behind
         self._look_next(view)
         return results
 
@@ -109,9 +119,11 @@ class ScheduleTable:
             self.count += 1
             made = Schedule(name, version, settings, fields, None, None, None, 0, 0, paused, now_ms, now_ms)
         else:
-            made = old
+            made, before = old, old.recurrence
             made.version, made.settings, made.fields = version, settings, fields
             made.changed_ms, made.paused = now_ms, paused
+            if made.recurrence != before:
+                made.last_ms, made.gap, made.done = None, None, []
         self._plan(made, next_ms, fire_ms, index, place, view)
         view.put(key_of(name), made.row())
         return [CREATED if old is None else CHANGED, made.version]
@@ -150,11 +162,25 @@ class ScheduleTable:
         if known is not None:
             return [TRIGGERED, known]
         at_ms = self._shared.stamp_ms
-        message_id = self._make(schedule, at_ms, at_ms, index, place, view)
+        fields = schedule.fields_of(at_ms, is_triggered=True)
+        message_id = self._store(fields, at_ms, index, place, view)
         schedule.triggers = [*schedule.triggers, [token, message_id]][-TRIGGERS:]
         schedule.note(at_ms, at_ms, TRIGGERED, message_id)
         view.put(key_of(name), schedule.row())
         return [TRIGGERED, message_id]
+
+    def _plan_anew(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+        """Have another occurrence be the next."""
+        name, seen_version, seen_ms, next_ms, fire_ms, last_ms, done = item
+        schedule = self.find(name, view)
+        if schedule is None or self._is_other(schedule, seen_version, seen_ms):
+            return [STALE]  # it goes by the right time since
+        if not self._take_back(schedule, None, view):
+            return [TAKEN]
+        schedule.last_ms, schedule.gap, schedule.done = last_ms, None, done
+        self._plan(schedule, next_ms, fire_ms, index, place, view)
+        view.put(key_of(name), schedule.row())
+        return [CHANGED, schedule.version]
 
     def _fire(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
         """One occurrence is over: it has its message, and the next is that which the leader names."""
@@ -170,10 +196,11 @@ class ScheduleTable:
         if message_id is None:
             outcome = self._fate(schedule, stamp_ms, view)
             if outcome == SENT:
-                message_id = self._make(schedule, seen_ms, schedule.fire_ms, index, place, view)
-        schedule.fired += 1
+                message_id = self._store(schedule.fields_of(seen_ms), schedule.fire_ms, index, place, view)
         schedule.missed += missed + (outcome == MISSED)
-        schedule.note(seen_ms, stamp_ms, outcome, message_id)
+        self._is_over(schedule, outcome, message_id)
+        if next_ms is not None and (missed or outcome == MISSED):
+            schedule.gap = [seen_ms - (outcome == MISSED), next_ms]
         self._plan(schedule, next_ms, fire_ms, index, place + self.used, view)
         view.put(key_of(name), schedule.row())
         return [FIRED, outcome]
@@ -225,9 +252,15 @@ class ScheduleTable:
         assert schedule.expected_ms is not None
         if schedule.made is None or (next_ms is not None and next_ms <= schedule.expected_ms):
             return False
-        schedule.fired += 1
-        schedule.note(schedule.expected_ms, self._shared.stamp_ms, SENT, schedule.made)
+        self._is_over(schedule, SENT, schedule.made)
         return True
+
+    def _is_over(self, schedule: Schedule, outcome: str, message_id: bytes | None) -> None:
+        """Note what became of the next occurrence, which is over."""
+        assert schedule.expected_ms is not None
+        schedule.fired += 1
+        schedule.last_ms = schedule.expected_ms
+        schedule.note(schedule.expected_ms, self._shared.stamp_ms, outcome, message_id)
 
     def _cancel(self, message_id: bytes, view: View) -> bool:
         """Cancel a message. False: it is too late for that."""
@@ -247,17 +280,17 @@ class ScheduleTable:
         view.put(key, b"")
         self._from_key = min(self._from_key, key)
         if schedule.is_ahead:
-            schedule.made = self._make(schedule, next_ms, fire_ms, index, place, view)
+            schedule.made = self._store(schedule.fields_of(next_ms), fire_ms, index, place, view)
 
     def _unplan(self, schedule: Schedule, view: View) -> None:
         if schedule.fire_ms is not None:
             view.delete(fire_key(schedule.fire_ms, schedule.name))
         schedule.expected_ms = schedule.fire_ms = schedule.made = None
 
-    def _make(self, schedule: Schedule, occurrence_ms: int, at_ms: int, index: int, place: int, view: View) -> bytes:
-        """Store the message of an occurrence. Its id."""
+    def _store(self, fields: Fields, at_ms: int, index: int, place: int, view: View) -> bytes:
+        """Store a message. Its id."""
         self.used += 1
-        return self._log.store(schedule.fields_of(occurrence_ms), at_ms, index, place, self._floor_ms, view)
+        return self._log.store(fields, at_ms, index, place, self._floor_ms, view)
 
     def _look_next(self, view: View) -> None:
         """Look when the next of them fires."""

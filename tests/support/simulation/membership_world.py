@@ -416,7 +416,7 @@ class MembershipWorld:
         if life.is_lost or life.serving is None:
             return
         now_ms = self._now_ms()
-        found = messages_of(delivery)
+        found = self._messages(delivery)
         for _, payload in found:
             early_ms = self.sent[payload] - now_ms
             if early_ms > 2 * DRIFT_S * 1000:
@@ -438,6 +438,10 @@ class MembershipWorld:
                 host.submit(c.Ack([(delivery.token, [[offset, 1] for offset, _ in found])]), done)
             except SandqError:
                 return
+
+    def _messages(self, delivery: Delivery) -> list[tuple[bytes, bytes]]:
+        """The offset of each message, and what it is known by."""
+        return messages_of(delivery)
 
     # -- checks ---------------------------------------------------------------------------------------------------
 

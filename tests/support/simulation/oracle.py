@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sandq.broker.replication.replica import Delivery
 from sandq.model import offsets
-from sandq.model.batch import Batch
+from sandq.model.batch import Batch, Column
 from sandq.model.errors import NotLeader, StorageFailed, TimedOut, Unavailable
 
 GROUPS = ("a", "b")
@@ -179,9 +179,16 @@ class Oracle:
 
 
 def messages_of(delivery: Delivery) -> list[tuple[bytes, bytes]]:
-    found: list[tuple[bytes, bytes]] = []
+    """The offset and the value of each message."""
+    return [(offset, value) for offset, value, _ in cells_of(delivery)]
+
+
+def cells_of(delivery: Delivery) -> list[tuple[bytes, bytes, bytes | None]]:
+    """The offset, the value and the packed headers of each message."""
+    found: list[tuple[bytes, bytes, bytes | None]] = []
     for piece in delivery.pieces:
-        values = Batch.parse(piece.batch).values()
+        batch = Batch.parse(piece.batch)
+        values, headers = batch.values(), batch.bytes_column(Column.HEADERS)
         column = [piece.offsets[at : at + 16] for at in range(0, len(piece.offsets), 16)]
         if len(column) == 1:
             column = offsets.run(piece.offsets, len(values))
@@ -189,5 +196,5 @@ def messages_of(delivery: Delivery) -> list[tuple[bytes, bytes]]:
         for position in positions:
             value = values[position]
             assert value is not None
-            found.append((column[position], value))
+            found.append((column[position], value, None if headers is None else headers[position]))
     return found

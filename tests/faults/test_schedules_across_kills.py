@@ -1,0 +1,83 @@
+"""Three node processes, of which the leader is killed at the second at which its schedules fire: each occurrence is one
+message."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import trio
+
+from tests.support.processes.cluster import ClusterProcess
+from tests.support.waiting import PATIENCE_S
+
+SCHEDULES = 60
+OCCURRENCES = 9
+KILLS_AT = (2, 5)
+"""Seconds after the first occurrence."""
+
+
+async def until_ms(cluster: ClusterProcess, at_ms: int) -> None:
+    """Wait for an instant of the cluster's clock."""
+    async with cluster.connect() as client:
+        now_ms = int((await client.admin.clock())["guarded_ms"])
+    await trio.sleep(max(at_ms - now_ms, 0) / 1000)
+
+
+def test_a_leader_is_killed_when_schedules_fire(tmp_path: Path) -> None:
+    cluster = ClusterProcess(tmp_path)
+    came: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    """The ids of messages of each occurrence."""
+
+    async def consume(done: trio.Event) -> None:
+        async with cluster.connect() as client, client.subscribe("t", group="g", credit=1000) as subscription:
+            async for message in subscription:
+                headers = message.headers
+                came[headers["sandq-schedule"], headers["sandq-occurrence"]].add(message.id)
+                await message.ack()
+                if len(came) == SCHEDULES * OCCURRENCES:
+                    done.set()
+                    return
+
+    async def scenario() -> None:
+        async with cluster.connect() as client:
+            await cluster.create(client, partitions=1)
+            now_ms = int((await client.admin.clock())["guarded_ms"])
+            first_ms = (now_ms // 1000 + 3) * 1000
+            schedules = client.schedules("t")
+            await schedules.create_many(
+                {
+                    "name": f"s{number}",
+                    "value": b"",
+                    "cron": "* * * * * *",
+                    "start": first_ms,
+                    "count": OCCURRENCES,
+                    "misfire": "all",
+                }
+                for number in range(SCHEDULES)
+            )
+            async with trio.open_nursery() as nursery:
+                done = trio.Event()
+                nursery.start_soon(consume, done)
+                for second in KILLS_AT:
+                    await until_ms(cluster, first_ms + 1000 * second)
+                    leader = (await client.admin.topic("t")).partitions[0].leader
+                    assert leader is not None
+                    await trio.to_thread.run_sync(cluster.kill, leader)
+                    await trio.to_thread.run_sync(cluster.start, leader)
+                with trio.fail_after(PATIENCE_S):
+                    await done.wait()
+                nursery.cancel_scope.cancel()
+            wanted = {
+                (f"s{number}", first_ms + 1000 * at) for number in range(SCHEDULES) for at in range(OCCURRENCES)
+            }
+            assert came.keys() == wanted and {len(ids) for ids in came.values()} == {1}
+            assert [message.id async for message in client.messages("t").list(state="ready")] == []
+            async for schedule in schedules.list():
+                assert schedule.fired <= OCCURRENCES and schedule.missed == 0
+
+    try:
+        cluster.start()
+        trio.run(scenario)
+    finally:
+        cluster.close()

@@ -1,0 +1,54 @@
+"""Schedules on whole nodes that crash, hang, are cut off, come and go: an occurrence is neither missing nor doubled."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+
+from tests.support.simulation.schedule_world import ScheduleWorld
+from tests.support.simulation.seeds import few_of, run_each
+
+STEPS = 60
+"""Some twenty seconds."""
+LONG_STEPS = 200
+
+
+def run_world(seed: int, steps: int = STEPS) -> ScheduleWorld:
+    world = ScheduleWorld(seed)
+    world.run(steps)
+    return world
+
+
+def test_worlds() -> None:
+    worlds = run_each(run_world, (1, 2))
+    assert all(len(world.offsets) > 50 for world in worlds)
+    assert sum(world.counts["crashes"] + world.counts["hangs"] + world.counts["cuts"] for world in worlds) > 3
+    assert sum(world.counts["triggers"] for world in worlds) > 3
+
+
+async def an_hour_ahead(world: ScheduleWorld) -> None:
+    """One node comes back with a clock that is an hour ahead, and later with one that is right again."""
+    await trio.sleep(5)
+    world.ahead_s["n1"] = 3600.0
+    await world.start_all_anew()
+    for _ in range(24):
+        await trio.sleep(0.25)
+        world.check()
+    world.ahead_s["n1"] = 0.0
+    await world.start_all_anew()
+    await trio.sleep(3)
+
+
+@pytest.mark.parametrize("seed", few_of(range(50), 1))
+def test_a_clock_that_is_an_hour_ahead_fires_nothing_early(seed: int) -> None:
+    world = ScheduleWorld(seed)
+    world.live(partial(an_hour_ahead, world))
+    assert len(world.offsets) > 50
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_many_worlds(block: int) -> None:
+    run_each(partial(run_world, steps=LONG_STEPS), range(1000 + 25 * block, 1025 + 25 * block))

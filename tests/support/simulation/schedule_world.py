@@ -1,0 +1,116 @@
+"""Whole nodes whose topic has schedules: each occurrence is one message, whoever leads and whatever fails."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Final
+
+import trio
+
+from sandq.broker.queries.schedule_queries import ScheduleQueries
+from sandq.broker.replication.replica import Delivery
+from sandq.model.batch import Column, encode
+from sandq.model.caller import NODE
+from sandq.model.errors import SandqError
+from sandq.model.headers import headers_unpack
+from sandq.model.partitioning import partition_for
+from sandq.protocol.requests_schedules import ScheduleChange, SchedulePut
+from tests.support.simulation.membership_world import ASK_S, PARTITIONS, REST_S, TOPIC, MembershipWorld
+from tests.support.simulation.oracle import cells_of
+
+SCHEDULES: Final = 5
+EVERY_MS: Final = (1_000, 1_000, 1_500, 3_000)
+LIVE_MS: Final = 20_000
+"""So long they recur."""
+
+
+class Room:
+    """There is always room."""
+
+    has_room = True
+
+    async def until_room(self) -> None: ...
+
+    def hold(self, size: int) -> None: ...
+
+    take = let_go = hold
+
+
+class ScheduleWorld(MembershipWorld):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.offsets: defaultdict[bytes, set[bytes]] = defaultdict(set)
+        """Of the messages of each occurrence, by schedule and occurrence."""
+
+    async def _create_topic(self) -> None:
+        await super()._create_topic()
+        start_ms = self._now_ms() + 1_000
+        for at in range(SCHEDULES):
+            every_ms = self.rng.choice(EVERY_MS)
+            settings = {"every_ms": every_ms, "start_ms": start_ms, "end_ms": start_ms + LIVE_MS, "misfire": "all"}
+            await self._put(f"s{at}", settings)
+            for ms in range(start_ms, start_ms + LIVE_MS, every_ms):
+                # It is to come, as what was acknowledged is.
+                self.stored.add(b"s%d %d" % (at, ms))
+
+    async def _put(self, name: str, settings: dict[str, Any]) -> None:
+        """Make a schedule, however often that takes."""
+        partition = partition_for(name.encode(), PARTITIONS)
+        item = [name, None, settings, encode({Column.VALUE: [name.encode()]}), False]
+        request = SchedulePut(TOPIC, partition, [item])
+        until_s = trio.current_time() + REST_S
+        while True:
+            assert trio.current_time() < until_s, f"no schedule: {self._tell()}"
+            for broker, host in self._hosts(partition):
+                if host.ready:
+                    with trio.move_on_after(ASK_S):
+                        try:
+                            (result,) = await ScheduleQueries(broker, Room()).put(request, NODE)
+                            assert result["outcome"] in ("created", "unchanged")
+                            return
+                        except SandqError as error:
+                            self.note(f"no schedule yet: {error.message}")
+            await trio.sleep(0.1)
+
+    async def disturb(self) -> None:
+        await super().disturb()
+        if self.rng.random() < 0.1:
+            await self._trigger()
+
+    async def _trigger(self) -> None:
+        """One message beside all occurrences, asked for twice."""
+        name = f"s{self.rng.randrange(SCHEDULES)}"
+        partition = partition_for(name.encode(), PARTITIONS)
+        token = bytes(self.rng.getrandbits(8) for _ in range(16))
+        request = ScheduleChange(TOPIC, partition, "trigger", [name], token)
+        found = set()
+        for broker, host in self._hosts(partition) * 2:
+            if host.ready:
+                with trio.move_on_after(1):
+                    try:
+                        (result,) = await ScheduleQueries(broker, Room()).change(request, NODE)
+                        found.add(result["id"])
+                    except SandqError as error:
+                        self.note(f"no trigger: {error.message}")
+        assert len(found) <= 1, "a trigger is one message, however often it is asked for"
+        self.stored |= {b"t" + one for one in found}
+        self.counts["triggers"] += len(found)
+
+    def _messages(self, delivery: Delivery) -> list[tuple[bytes, bytes]]:
+        """What came of schedules is known by the occurrence, or by its id when it was triggered."""
+        found: list[tuple[bytes, bytes]] = []
+        for offset, value, cell in cells_of(delivery):
+            headers = headers_unpack(cell)
+            payload = value
+            if "sandq-triggered" in headers:
+                payload = b"t" + offset
+                self.sent[payload] = headers["sandq-triggered"]
+            elif "sandq-occurrence" in headers:
+                at_ms = headers["sandq-occurrence"]
+                payload = b"%s %d" % (value, at_ms)
+                self.sent[payload] = at_ms
+                self.offsets[payload].add(offset)
+                if len(self.offsets[payload]) > 1:
+                    self.violations.append(f"{payload!r} has {len(self.offsets[payload])} messages")
+            found.append((offset, payload))
+        return found
