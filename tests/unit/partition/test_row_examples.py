@@ -405,7 +405,9 @@ def test_schedules() -> None:
     history, triggers = [[T, T + 2, "sent", OFFSET]], [[JOB_ID, OFFSET]]
     next_ms, fire_ms = T + 60_000, T + 60_500
     name = schedule_id("daily", "acme")
-    schedule = Schedule(name, 9, settings, fields, next_ms, fire_ms, None, 3, 1, False, T, T + 5, history, triggers)
+    schedule = Schedule(
+        name, 9, settings, fields, next_ms, fire_ms, None, 3, 1, False, T, T + 5, T, None, [], history, triggers
+    )
     assert (key_of(name), schedule.row()) == (example("schedule-key"), example("schedule-row"))
     assert Schedule.load(name, example("schedule-row")) == schedule
     assert fire_key(fire_ms, name) == example("fire-key")
