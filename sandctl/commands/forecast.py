@@ -32,6 +32,8 @@ _BLOCKS = "▏▎▍▌▋▊▉█"
 def forecast(name: str, unit: str, count: int) -> None:
     """Show how many messages of the topic NAME are due in each second, minute or hour from now on.
 
+    What its schedules will send in that time is counted, too.
+
     \b
       sandctl topic forecast orders
       sandctl topic forecast orders --unit hour --count 48
@@ -44,10 +46,19 @@ def forecast(name: str, unit: str, count: int) -> None:
     if settings().output != "table":
         buckets = [{"start": when(start_ms), "messages": messages} for start_ms, messages in found.buckets]
         record = {"now": when(found.now_ms), "unit": unit, "count": count, "buckets": buckets, "later": found.later}
-        show_one(record)
+        scheduled = [{"start": when(start_ms), "messages": messages} for start_ms, messages in found.scheduled]
+        show_one({**record, "scheduled": scheduled, "complete": found.is_complete})
         return
-    for line in forecast_lines([(row[0], row[1]) for row in found.buckets], UNITS_MS[unit], found.now_ms, found.later):
+    for line in forecast_lines(found.together(), UNITS_MS[unit], found.now_ms, found.later):
         click.echo(line)
+    tell_scheduled(sum(messages for _, messages in found.scheduled), found.is_complete)
+
+
+def tell_scheduled(messages: int, is_complete: bool) -> None:
+    """Say how many of what was shown are not messages yet."""
+    if messages or not is_complete:
+        more = "" if is_complete else ", and more, which are too many to count"
+        click.echo(f"of these {messages:,} by schedules, which have yet to make them{more}", err=True)
 
 
 def forecast_lines(buckets: Sequence[tuple[int, int]], unit_ms: int, now_ms: int, later: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sandctl.commands.forecast import UNITS_MS, forecast_lines
+from sandctl.commands.forecast import UNITS_MS, forecast_lines, tell_scheduled
 from sandctl.options.common import common_options, run, settings
 from sandctl.options.times import DURATION, limit_option
 from sandctl.output.results import show_one, show_rows
@@ -17,7 +17,14 @@ from sandctl.pipeline.running import usage_errors
 if TYPE_CHECKING:
     from sandq.spark.jobs import ForecastSummary
 
-_COLUMNS = {"topic": "TOPIC", "messages": "MESSAGES", "later": "LATER", "peak": "MOST", "peak_start": "AT"}
+_COLUMNS = {
+    "topic": "TOPIC",
+    "messages": "MESSAGES",
+    "scheduled": "BY SCHEDULES",
+    "later": "LATER",
+    "peak": "MOST",
+    "peak_start": "AT",
+}
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
@@ -79,5 +86,6 @@ def _show(found: ForecastSummary, limit: int | None) -> None:
         click.echo(line)
     if left:
         click.echo(f"sandctl: only the first {len(shown):,} are shown; --limit says how many", err=True)
+    tell_scheduled(sum(topic.scheduled for topic in found.topics), all(topic.is_complete for topic in found.topics))
     click.echo()
     show_rows(found.topic_rows(), _COLUMNS)

@@ -24,6 +24,7 @@ from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.kv_watch import KvWatches
 from sandq.broker.queries.linearizable_reads import LinearizableReads
+from sandq.broker.queries.schedule_outlook import ScheduleOutlooks
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.replication.replica import Delivery, MetadataView
@@ -95,6 +96,7 @@ class Broker:
         self.administration = administration
         self.reads = LinearizableReads(runner, nursery)
         self.kv_watches = KvWatches(runner, nursery)
+        self.schedule_outlooks = ScheduleOutlooks(self.reads)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers

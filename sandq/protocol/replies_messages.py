@@ -276,20 +276,29 @@ _FORECAST = _shape("FORECAST reply", Field("now_ms", int, maximum=U48_MAX), Fiel
 
 
 class ForecastReply(NamedTuple):
-    """Messages by when they come due: `(start_ms, messages)`, rising, none of them 0; and how many after the last."""
+    """Messages by when they come due: `(start_ms, messages)`, rising, none of them 0; and how many after the last. What
+    schedules will send beside those, which older versions do not tell; and whether this is all of it."""
 
     now_ms: int
     buckets: Sequence[tuple[int, int]]
     later: int
+    scheduled: Sequence[tuple[int, int]] = ()
+    is_complete: bool = True
 
     @classmethod
     def parse(cls, frame: Frame) -> ForecastReply:
         _FORECAST.check(frame)
-        return cls(frame[2], list(_buckets(frame[3])), frame[4])
+        pending = frame[2], list(_buckets(frame[3])), frame[4]
+        if len(frame) < 7:
+            return cls(*pending)
+        if type(frame[5]) is not list or type(frame[6]) is not bool:
+            raise _FORECAST.error(f"FORECAST reply: not what schedules send: {str(frame[5:7])[:100]}")
+        return cls(*pending, list(_buckets(frame[5])), frame[6])
 
     def fields(self) -> tuple[Any, ...]:
         """For `encode_reply`."""
-        return self.now_ms, [list(bucket) for bucket in self.buckets], self.later
+        pending, scheduled = ([list(bucket) for bucket in part] for part in (self.buckets, self.scheduled))
+        return self.now_ms, pending, self.later, scheduled, self.is_complete
 
 
 def _buckets(rows: Sequence[object]) -> Iterable[tuple[int, int]]:

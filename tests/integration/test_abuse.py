@@ -327,6 +327,10 @@ _CANCELLED = [target for target, *_ in _MOVED]
 _MOVE_ALL = {"from_ms": 0, "until_ms": 2**48 - 1, "dry_run": True, "to_ms": 2**47}
 
 
+_SCHEDULED = encode({Column.VALUE: [bytes(2000)]})
+_EVERY_SECOND = {"every_ms": 1000}
+
+
 def _id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
@@ -362,6 +366,18 @@ ABUSES: dict[str, Abuse] = {
             (Type.JOB_STOP, "t", 0, _id(n)),
         ]
     ),
+    "schedules": asks(
+        lambda n: [
+            (Type.SCHEDULE_PUT, "t", 0, [[f"s{n}.{at}", None, _EVERY_SECOND, _SCHEDULED, False] for at in range(20)]),
+            (Type.SCHEDULE_CHANGE, "t", 0, "pause", [f"s{n}.{at}" for at in range(5)], _id(n)),
+            (Type.SCHEDULE_CHANGE, "t", 0, "trigger", [f"s{n}.{at}" for at in range(5)], _id(n)),
+            (Type.SCHEDULE_CHANGE, "t", 0, "delete", [f"s{n - 3}.{at}" for at in range(20)], _id(n)),
+        ],
+        rounds=4,
+    ),
+    "schedules, never read": never_reads(Type.SCHEDULE_LIST, "t", 0, "", 1000, None, count=200),
+    "schedules by name, never read": never_reads(Type.SCHEDULE_GET, "t", 0, ["s0.0"] * 1000, count=200),
+    "previews": floods(Type.SCHEDULE_PREVIEW, "s", {"cron": "0 0 29 2 MON#5"}, None, 1000, count=5),
     "measures": floods(Type.MEASURE, "t", 0, offsets.FIRST, None, None, True),
     "holds": asks(lambda n: [(Type.HOLD, "t", 0, f"h{n}", offsets.FIRST, 1000)]),
     "groups that come and go": asks(
@@ -479,6 +495,11 @@ ABUSED: dict[Type, str] = {
     Type.KV_GET: "get, never read",
     Type.KV_SCAN: "scan, never read",
     Type.KV_WATCH: "watch, never read",
+    Type.SCHEDULE_PUT: "schedules",
+    Type.SCHEDULE_CHANGE: "schedules",
+    Type.SCHEDULE_GET: "schedules by name, never read",
+    Type.SCHEDULE_LIST: "schedules, never read",
+    Type.SCHEDULE_PREVIEW: "previews",
 }
 
 

@@ -31,6 +31,14 @@ def job(kind: str, arguments: dict[str, Any]) -> tuple[Any, ...]:
     return Type.JOB_START, "t", 0, JOB, kind, arguments
 
 
+BATCH = encode({Column.VALUE: [b"x"]})
+HOURLY: dict[str, Any] = {"every_ms": 3_600_000}
+
+
+def schedule(settings: object = HOURLY, batch: bytes = BATCH, version: object = 0, name: str = "s") -> tuple[Any, ...]:
+    return Type.SCHEDULE_PUT, "t", 0, [[name, version, settings, batch, False]]
+
+
 WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     # -- types, lengths, bounds
     ("INVALID", (Type.GET, "t", 0, ID), "target"),
@@ -119,6 +127,32 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID", (Type.TRANSFER, "t", 0, "node9"), "node9 does not hold"),
     ("INVALID", (Type.REBUILD, "t", 0, "node9"), "node9 does not hold"),
     ("INVALID", (Type.REBUILD, "t", 0, "node1"), "holds the only replica"),
+    ("INVALID", (Type.SCHEDULE_PUT, "t", 0, []), "1..1000"),
+    ("INVALID", (Type.SCHEDULE_PUT, "t", 0, [["s", 0, HOURLY, BATCH, False]] * 1001), "1..1000"),
+    ("INVALID", (Type.SCHEDULE_PUT, "t", 0, [["s", 0, HOURLY, BATCH, False]] * 2), "twice"),
+    ("INVALID", schedule({}), "either cron or every_ms"),
+    ("INVALID", schedule(HOURLY | {"every": "1h"}), "'every' is no setting"),
+    ("INVALID", schedule(HOURLY | {"anchor_ms": 5}), "'anchor_ms' is no setting"),
+    ("INVALID", schedule({"every_ms": 999}), "every_ms"),
+    ("INVALID", schedule({"every_ms": "1h"}), "every_ms"),
+    ("INVALID", schedule({"cron": "0 0 30 2 *"}), "never happens"),
+    ("INVALID", schedule({"cron": "@daily", "zone": "Nowhere"}), "zone"),
+    ("INVALID", schedule(HOURLY | {"count": 0}), "count"),
+    ("INVALID", schedule(HOURLY | {"misfire": ["one"]}), "misfire"),
+    ("INVALID", schedule(HOURLY | {"misfire_most": 5}), "misfire_most"),
+    ("INVALID_NAME", schedule(HOURLY | {"overlap_group": "no group"}), "group name"),
+    ("INVALID", schedule(batch=b"none"), "batch"),
+    ("INVALID", schedule(batch=encode({Column.VALUE: [b"x", b"y"]})), "one message"),
+    ("INVALID", schedule(batch=encode({Column.VALUE: [b"x"], Column.UNIQUE_KEY: [b"k"]})), "unique key"),
+    ("INVALID", schedule(batch=encode({Column.VALUE: [b"x"], Column.DELIVER_MS: [MAX]})), "delivery time"),
+    ("INVALID", schedule(batch=encode({Column.VALUE: [b"x"], Column.PRIORITY: [3]})), "priorit"),
+    ("INVALID", schedule(name="s\0acme"), "tenant"),
+    ("TOO_LARGE", schedule(batch=encode({Column.VALUE: [bytes(257 << 10)]})), "send a reference"),
+    ("INVALID", (Type.SCHEDULE_CHANGE, "t", 0, "stop", ["s"], JOB), "action"),
+    ("INVALID", (Type.SCHEDULE_GET, "t", 0, [5]), "text"),
+    ("INVALID", (Type.SCHEDULE_LIST, "t", 0, "", 0, None), "limit"),
+    ("INVALID", (Type.SCHEDULE_PREVIEW, "s", {}, None, 10), "either cron or every_ms"),
+    ("INVALID", (Type.SCHEDULE_PREVIEW, "s", HOURLY | {"anchor_ms": "x"}, None, 10), "anchor_ms"),
     # -- what is not there
     ("NOT_FOUND", (Type.NODE_CHANGE, "node9", "drain"), "node9"),
     ("NOT_FOUND", (Type.NODE_CHANGE, "x" * 10_000, "undrain"), "no node"),
@@ -152,6 +186,10 @@ OF_A_PARTITION: list[tuple[Any, ...]] = [
     (Type.DEAD_LIST, "g", None, 10, None, True),
     (Type.HOLD, "h", ID, 1000),
     (Type.CLOCK_RESET,),
+    (Type.SCHEDULE_PUT, [["s", 0, HOURLY, BATCH, False]]),
+    (Type.SCHEDULE_CHANGE, "pause", ["s"], JOB),
+    (Type.SCHEDULE_GET, ["s"]),
+    (Type.SCHEDULE_LIST, "", 10, None),
 ]
 OF_A_TOPIC: list[tuple[Any, ...]] = [
     (Type.FORECAST, "hour", 1),

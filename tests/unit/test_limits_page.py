@@ -151,6 +151,7 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
         "producer_answers": f"{FIXED.producer_answers} answers",
         "answer_ids": f"{FIXED.answer_ids:,} ids",
         "producer_retry_ms": f"{FIXED.producer_retry_ms // 60_000} minutes",
+        "schedule_bytes": f"{size(FIXED.schedule_bytes)} of the message of a",
         "holds": f"{FIXED.holds} holds",
         "hold_least_ms": f"{FIXED.hold_least_ms // 1000} s to",
         "hold_most_ms": days(FIXED.hold_most_ms),

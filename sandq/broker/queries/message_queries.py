@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -148,12 +149,18 @@ class MessageQueries:
         """The group of the partition that a request is about."""
         return self._broker.partition(request.topic, request.partition).host
 
-    async def forecast(self, request: Forecast, caller: Caller) -> tuple[int, list[tuple[int, int]], int]:
-        """The instant it begins with, (start ms, messages) for each unit of time with some, and how many come later."""
+    async def forecast(
+        self, request: Forecast, caller: Caller
+    ) -> tuple[int, list[tuple[int, int]], int, list[tuple[int, int]], bool]:
+        """The instant it begins with, (start ms, messages) for each unit of time with some, and how many come later;
+        what schedules will send beside that, and whether this is all of it."""
         now_ms = self._broker.clock.now_ms()
-        total: dict[int, int] = {}
-        later = 0
+        total, scheduled = Counter[int](), Counter[int]()
+        later, is_complete = 0, True
         unit_s = UNITS_S[request.unit]
+        unit_ms = unit_s * 1000
+        first_ms = now_ms // unit_ms * unit_ms
+        outlooks = self._broker.schedule_outlooks
         for delivery in self._broker.led(request.topic):
             await self._time.advance_for_states(delivery.host)
             buckets, more = await self._ask_partition(
@@ -164,9 +171,11 @@ class MessageQueries:
                 FORECAST_WORK,
             )
             later += more
-            for start_ms, messages in buckets:
-                total[start_ms] = total.get(start_ms, 0) + messages
-        return now_ms, sorted(total.items()), later
+            total.update(dict(buckets))
+            outlook = await outlooks.ask(delivery.host, self._room, first_ms, unit_ms, request.count)
+            scheduled.update(outlook.messages)
+            is_complete = is_complete and outlook.is_complete
+        return now_ms, sorted(total.items()), later, sorted(scheduled.items()), is_complete
 
     # -- jobs -----------------------------------------------------------------------------------------------------
 

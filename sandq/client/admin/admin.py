@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -65,11 +66,21 @@ _EVERYTHING = {"from_ms": 0, "until_ms": TIME_MAX_MS, "dry_run": False}
 
 class Forecast(NamedTuple):
     """When messages come due: `(start_ms, messages)` for every second, minute or hour that has some, and how many
-    come after the last one that was asked for."""
+    come after the last one that was asked for.
+
+    `scheduled`: what schedules will send in that time beside the messages that there are already; `is_complete`: these
+    are all, there were not too many to count.
+    """
 
     now_ms: int
     buckets: list[tuple[int, int]]
     later: int
+    scheduled: Sequence[tuple[int, int]] = ()
+    is_complete: bool = True
+
+    def together(self) -> list[tuple[int, int]]:
+        """What there is and what schedules will send: `(start_ms, messages)`."""
+        return sorted((Counter(dict(self.buckets)) + Counter(dict(self.scheduled))).items())
 
 
 log = logging.getLogger("sandq.client")
@@ -262,19 +273,21 @@ class Admin:
 
     async def forecast(self, topic: str, unit: str = "minute", count: int = 60) -> Forecast:
         """How many messages come due in each of the next `count` seconds, minutes or hours; the first is what is left
-        of the current one."""
+        of the current one. What schedules will send beside what there is already, is told apart."""
         if unit not in UNITS:
             raise InvalidRequest(f"unit: one of {', '.join(UNITS)} is expected, not {unit!r}")
         if type(count) is not int or not 1 <= count <= BUCKETS_MAX:
             raise InvalidRequest(f"count: an int within 1..{BUCKETS_MAX} is expected, not {count!r}")
         found = map(ForecastReply.parse, await self._ask_leaders(ForecastRequest(topic, unit, count)))
-        now_ms, later = 0, 0
-        buckets: dict[int, int] = {}
+        now_ms, later, is_complete = 0, 0, True
+        buckets, scheduled = Counter[int](), Counter[int]()
         for reply in found:
             now_ms, later = max(now_ms, reply.now_ms), later + reply.later
-            for start_ms, messages in reply.buckets:
-                buckets[start_ms] = buckets.get(start_ms, 0) + messages
-        return Forecast(now_ms, sorted(buckets.items()), later)
+            is_complete = is_complete and reply.is_complete
+            for counts, part in ((buckets, reply.buckets), (scheduled, reply.scheduled)):
+                for start_ms, messages in part:
+                    counts[start_ms] += messages
+        return Forecast(now_ms, sorted(buckets.items()), later, sorted(scheduled.items()), is_complete)
 
     async def cluster(self, node: str | None = None) -> dict[str, Any]:
         """The cluster as this node sees it; None: as any of them does. `waiting`: why that node belongs to none yet,

@@ -52,8 +52,8 @@ KEEP: Final[Any] = ...
 CHANGED_AGAIN_MOST: Final = 20
 SETTING_BYTES: Final = 1 << 10
 """Of a text among the settings; brokers allow less, and say why."""
-PUT_BYTES: Final = 4 << 20
-"""Of the messages of one request."""
+PUT_BYTES: Final = 3 << 20
+"""Of the items of one request, as `_size_of` counts them: of a frame, what is within arrays is 4 MiB at most."""
 
 
 class Fire(NamedTuple):
@@ -497,12 +497,17 @@ def _parts(items: Sequence[list[Any]]) -> list[list[list[Any]]]:
     parts: list[list[list[Any]]] = []
     size = 0
     for item in items:
-        if not parts or len(parts[-1]) == ITEMS_MOST or size + len(item[3]) > PUT_BYTES:
+        if not parts or len(parts[-1]) == ITEMS_MOST or size + _size_of(item) > PUT_BYTES:
             parts.append([])
             size = 0
         parts[-1].append(item)
-        size += len(item[3])
+        size += _size_of(item)
     return parts
+
+
+def _size_of(item: Sequence[Any]) -> int:
+    name, _, settings, batch, _ = item
+    return len(name) + len(batch) + sum([len(what) + len(str(told)) for what, told in settings.items()])
 
 
 def _check_kind(record: TopicRecord, tenant: str | None) -> None:

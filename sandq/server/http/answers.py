@@ -201,6 +201,8 @@ class Forecast(Answer):
     unit: str
     buckets: list[Bucket] = Field(description="Units of time without messages are left out.")
     later: int
+    scheduled: list[Bucket] = Field(description="What schedules will send beside those messages.")
+    complete: bool = Field(description="Whether that is all: beyond a thousand schedules of a partition it is not.")
 
 
 _OTHERS = "Members that are no nodes of the cluster: still outside, or machines of the same Serf cluster."

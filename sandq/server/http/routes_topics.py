@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
@@ -72,8 +73,14 @@ async def forecast(
     count: Annotated[int, Query(ge=1, le=BUCKETS_MAX, description="Units of time, from the current one on.")] = 60,
 ) -> Found:
     found = await gateway_of(request).client.admin.forecast(topic, unit, count)
-    buckets = [{"start": when(start_ms), "messages": messages} for start_ms, messages in found.buckets]
-    return {"now": when(found.now_ms), "unit": unit, "buckets": buckets, "later": found.later}
+
+    def shown(buckets: Iterable[tuple[int, int]]) -> list[Found]:
+        return [{"start": when(start_ms), "messages": messages} for start_ms, messages in buckets]
+
+    return {
+        **{"now": when(found.now_ms), "unit": unit, "buckets": shown(found.buckets), "later": found.later},
+        **{"scheduled": shown(found.scheduled), "complete": found.is_complete},
+    }
 
 
 def settings_of(settings: dict[str, Any]) -> dict[str, Any]:

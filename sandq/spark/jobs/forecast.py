@@ -1,7 +1,8 @@
 """The job forecast: how many messages of some topics come due when, as the brokers have counted them.
 
-Nothing is scanned and Spark is not needed: a broker keeps the number of messages of each second. It tells 3600 seconds,
-minutes or hours ahead, the first of which is what is left of the current one.
+Nothing is scanned and Spark is not needed: a broker keeps the number of messages of each second, and counts what
+schedules will send beside them. It tells 3600 seconds, minutes or hours ahead, the first of which is what is left of
+the current one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from sandq.client import Client
+from sandq.client import Client, Forecast
 from sandq.client.transport import each
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, duration_ms, format_duration
@@ -48,9 +49,14 @@ async def collect_forecast(
     count = count_of(ahead_ms, unit)
     names = list(dict.fromkeys(topics)) or [record.name for record in await client.admin.list_topics()]
     found = await each(lambda name: client.admin.forecast(name, unit=unit, count=count), names)
-    parts = [TopicForecast(name, one.buckets, one.later) for name, one in zip(names, found, strict=True)]
+    parts = [_of_topic(name, one) for name, one in zip(names, found, strict=True)]
     now_ms = max((one.now_ms for one in found), default=time.time_ns() // 1_000_000)
     return ForecastSummary(now_ms, unit, UNITS_MS[unit], count, parts, time.monotonic() - began_s)
+
+
+def _of_topic(name: str, found: Forecast) -> TopicForecast:
+    scheduled = sum(messages for _, messages in found.scheduled)
+    return TopicForecast(name, found.together(), found.later, scheduled, found.is_complete)
 
 
 def unit_of(ahead_ms: int, unit: str | None) -> str:

@@ -84,7 +84,7 @@ async def collect_report(
         if name not in compacted:  # there, nothing is for later
             ahead = await client.admin.forecast(name, unit="hour", count=(days + 1) * _HOURS)
             now_ms = max(now_ms, ahead.now_ms)
-            due += due_days(name, ahead.now_ms, ahead.buckets, ahead.later, days)
+            due += due_days(name, ahead.now_ms, ahead.together(), ahead.later, days)
         rows = await client.admin.groups(name)
         backlogs += await _backlogs(client, name, rows, now_ms)
         graves += [Grave(name, str(row["group"]), row["partition"]) for row in rows if row.get("dead")]

@@ -95,11 +95,16 @@ class ScheduleSummary:
 
 @dataclass(frozen=True, slots=True)
 class TopicForecast:
-    """What is due of one topic: `(start_ms, messages)` of each unit of time that has some, and how many later."""
+    """What is due of one topic: `(start_ms, messages)` of each unit of time that has some, and how many later.
+
+    `scheduled`: so many of these within the span are yet to be made by schedules; `is_complete`: there are no more.
+    """
 
     topic: str
     buckets: Sequence[tuple[int, int]]
     later: int
+    scheduled: int = 0
+    is_complete: bool = True
 
     @property
     def messages(self) -> int:
@@ -147,8 +152,8 @@ class ForecastSummary:
         rows = []
         for topic in self.topics:
             peak_ms, most = topic.peak or (None, 0)
-            counts = {"messages": topic.messages, "later": topic.later, "peak": most}
-            rows.append({"topic": topic.topic, **counts, "peak_start": _when(peak_ms)})
+            counts = {"messages": topic.messages, "scheduled": topic.scheduled, "later": topic.later, "peak": most}
+            rows.append({"topic": topic.topic, **counts, "peak_start": _when(peak_ms), "complete": topic.is_complete})
         return rows
 
     def record(self) -> dict[str, Any]:

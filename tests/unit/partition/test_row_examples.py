@@ -12,6 +12,7 @@ from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import OutOfSequence
 from sandq.model.group_limits import parse_limit, with_limit
 from sandq.model.limits import FIXED
+from sandq.model.names import schedule_id
 from sandq.model.partitioning import ordering_hash
 from sandq.model.sequence import RESENT
 from sandq.model.settings import parse_group_settings
@@ -36,6 +37,7 @@ from sandq.partition.log.pieces import AS_PLACED, Message, Wanted, kept_messages
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
+from sandq.partition.schedules.schedule import Schedule, fire_key, fire_of, key_of
 from sandq.partition.shared_state import SharedState
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
@@ -420,6 +422,21 @@ def test_entry_of_other_commands() -> None:
     decoded = c.Entry.decode(example("entry-commands"))
     assert [type(command) for command in decoded.commands] == [type(command) for command in commands]
     assert decoded.encode() == example("entry-commands")
+
+
+def test_schedules() -> None:
+    settings = {"every_ms": 60_000, "anchor_ms": T, "misfire": "skip"}
+    fields: Fields = HI | {Column.TENANT: b"acme"}
+    history, triggers = [[T, T + 2, "sent", OFFSET]], [[JOB_ID, OFFSET]]
+    next_ms, fire_ms = T + 60_000, T + 60_500
+    name = schedule_id("daily", "acme")
+    schedule = Schedule(
+        name, 9, settings, fields, next_ms, fire_ms, None, 3, 1, False, T, T + 5, T, None, [], history, triggers
+    )
+    assert (key_of(name), schedule.row()) == (example("schedule-key"), example("schedule-row"))
+    assert Schedule.load(name, example("schedule-row")) == schedule
+    assert fire_key(fire_ms, name) == example("fire-key")
+    assert fire_of((example("fire-key"), b"")) == (fire_ms, name)
 
 
 def test_the_page_has_every_row_and_command() -> None:

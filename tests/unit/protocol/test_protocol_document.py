@@ -83,7 +83,8 @@ def test_replies_and_pushes() -> None:
     assert [outcome.verdict for outcome in outcomes(decode("move-reply"), 2)] == ["moved", "too_late"]
     assert [outcome.verdict for outcome in outcomes(decode("cancel-reply"), 2)] == ["cancelled", "not_found"]
     assert JobRecord.parse(decode("job-reply")).matched == 70
-    assert ForecastReply.parse(decode("forecast-reply")).later == 3
+    forecast = ForecastReply.parse(decode("forecast-reply"))
+    assert (forecast.later, forecast.scheduled, forecast.is_complete) == (3, [(1_800_000_180_000, 2)], True)
     deliver = Deliver.parse(decode("deliver"))
     assert Batch.parse(deliver.batch).values() == [b"hi"] and deliver.last
 

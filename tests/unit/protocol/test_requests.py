@@ -16,6 +16,7 @@ from sandq.model.piece import LeasedPieces, Piece
 from sandq.protocol import requests, requests_admin, requests_keys
 from sandq.protocol import requests_log as log
 from sandq.protocol import requests_messages as messages
+from sandq.protocol import requests_schedules as schedules
 from sandq.protocol.frames import FrameReader, Type, encode_reply
 from sandq.protocol.replies import (
     Deliver,
@@ -81,6 +82,14 @@ EVERY: list[tuple[int, Any]] = [
     (Type.KV_SCAN, requests_keys.KvScan("t", 0, False, b"a", b"b", 1, 1)),
     (Type.KV_WATCH, requests_keys.KvWatch("t", 7, None, None, True, b"", None, 65_536, 8 << 20, 30_000)),
     (Type.KV_WATCH, requests_keys.KvWatch("t", 7, b"a" * 16, b"m" * 16, False, b"a", b"b", 1, 1, 0)),
+    (Type.SCHEDULE_PUT, schedules.SchedulePut("t", 0, [["s", None, {"every_ms": 1000}, b"batch", False]])),
+    (Type.SCHEDULE_PUT, schedules.SchedulePut("t", 7, [["s\0acme", 0, {}, b"", True], ["a/b", 9, {}, b"", False]])),
+    (Type.SCHEDULE_CHANGE, schedules.ScheduleChange("t", 0, "trigger", ["s", "ü" * 127], JOB)),
+    (Type.SCHEDULE_GET, schedules.ScheduleGet("t", 4095, ["s"] * 1000)),
+    (Type.SCHEDULE_LIST, schedules.ScheduleList("t", 0, "", 1000, None)),
+    (Type.SCHEDULE_LIST, schedules.ScheduleList("t", 0, "daily", 1, "daily\0acme.mail")),
+    (Type.SCHEDULE_PREVIEW, schedules.SchedulePreview("s", {"cron": "@daily"}, None, 1000)),
+    (Type.SCHEDULE_PREVIEW, schedules.SchedulePreview("s", {}, 2**48 - 1, 1)),
     (Type.TOPIC_CREATE, requests_admin.TopicCreate("t", "timer", 4, 3, {"lease": "30s"})),
     (Type.TOPIC_DELETE, requests_admin.TopicDelete("t")),
     (Type.TOPIC_UPDATE, requests_admin.TopicUpdate("t", {"ttl": None, "backoff": {"kind": "fixed"}})),
@@ -146,6 +155,18 @@ def test_credit_has_no_request_id() -> None:
         (requests_keys.KvGet, [64, 1, "t", 0, 0, [b"a"]], r"field 3 \(stale\): expected bool, got int"),
         (requests_keys.KvWatch, [66, 1, "t", 0, b"a", None, True, b"", None, 1, 1, 0], r"\(after\): expected 16"),
         (requests_keys.KvWatch, [66, 1, "t", 0, None, b"m", True, b"", None, 1, 1, 0], r"\(mark\): expected 16"),
+        (schedules.SchedulePut, [80, 1, "t", 0, []], "1"),
+        (schedules.SchedulePut, [80, 1, "t", 0, [["s", 0, {}, b""]]], r"expected \[name, version, settings, batch"),
+        (schedules.SchedulePut, [80, 1, "t", 0, [["s", 0, {}, "b", False]]], r"expected \[name, version, settings"),
+        (schedules.SchedulePut, [80, 1, "t", 0, [["s", -1, {}, b"", False]]], "version is a whole number"),
+        (schedules.SchedulePut, [80, 1, "t", 0, [["", 0, {}, b"", False]]], "1..255 bytes, not 0"),
+        (schedules.ScheduleChange, [81, 1, "t", 0, "stop", ["s"], JOB], r"\(action\)"),
+        (schedules.ScheduleChange, [81, 1, "t", 0, "pause", ["s\n"], JOB], "printable characters only"),
+        (schedules.ScheduleChange, [81, 1, "t", 0, "pause", ["s\0a b"], JOB], "tenant: 'a b' is not allowed"),
+        (schedules.ScheduleChange, [81, 1, "t", 0, "pause", ["s"], b"short"], r"\(token\)"),
+        (schedules.ScheduleGet, [82, 1, "t", 0, ["ü" * 128]], "1..255 bytes, not 256"),
+        (schedules.ScheduleList, [83, 1, "t", 0, "", 1001, None], r"\(limit\): 1001 is not within 1..1000"),
+        (schedules.SchedulePreview, [84, 1, "s", {}, 2**48, 1], r"\(after_ms\)"),
         (requests_keys.KvScan, [65, 1, "t", 0, False, b"", None, 0, 1], r"\(limit\): 0 is not within 1..10000"),
         (requests.Metadata, [2, 1, ["a", 1]], "item 2: expected str"),
         (requests.Subscribe, [4, 1, 1, "t", "g", "", 1, None, "earliest", []], r"field 4 \(consumer_id\)"),

@@ -217,6 +217,13 @@ def test_topic_forecast(ctl: Ctl, client: FakeClient) -> None:
     assert (record["later"], record["buckets"][0]) == (1_234_567, {"start": at[1], "messages": 8})
     asked = {"topic": "t", "unit": "minute", "count": 60}
     assert client.asked("forecast") == [asked, {**asked, "unit": "hour", "count": 3}]
+    client.forecast = Forecast(NOW_MS, buckets[:1], 0, [(start_ms + 60_000, 4), (start_ms + 120_000, 1)], False)
+    result = ctl("topic", "forecast", "t")
+    assert [line.split()[1] for line in result.stdout.splitlines()] == ["0", "12", "1", "0"]
+    assert result.stderr.startswith("of these 5 by schedules") and "too many to count" in result.stderr
+    record = json.loads(ctl("topic", "forecast", "t", "-o", "json").stdout)
+    assert (record["complete"], record["buckets"]) == (False, [{"start": at[1], "messages": 8}])
+    assert record["scheduled"][1] == {"start": at[2], "messages": 1}
     client.forecast = Forecast(NOW_MS, [], 0)
     assert ctl("topic", "forecast", "t").stdout == "later                     0\n"
     for bad in (["--count", "0"], ["--count", "3601"], ["--unit", "day"]):

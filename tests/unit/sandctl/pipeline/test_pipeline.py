@@ -47,9 +47,9 @@ def test_forecast(ctl: Ctl, client: FakeClient, tmp_path: Path) -> None:
         f"{at[1]}  16  {'█' * 40}",
         "later                     64",
         "",
-        "TOPIC  MESSAGES  LATER  MOST  AT",
-        f"a            14     30     8  {at[1]}",
-        f"b            14     30     8  {at[1]}",
+        "TOPIC  MESSAGES  BY SCHEDULES  LATER  MOST  AT",
+        f"a            14             0     30     8  {at[1]}",
+        f"b            14             0     30     8  {at[1]}",
     ]
     assert "only the first 2 are shown" in result.stderr
     asked = {"unit": "minute", "count": 60}
@@ -59,6 +59,13 @@ def test_forecast(ctl: Ctl, client: FakeClient, tmp_path: Path) -> None:
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     record = json.loads(ctl("pipeline", "forecast", "a", "--unit", "hour", "-o", "json").stdout)
     assert (record["unit"], record["count"], record["topics"][0]["later"]) == ("hour", 24, 30)
+
+
+def test_forecast_counts_what_schedules_will_send(ctl: Ctl, client: FakeClient) -> None:
+    client.forecast = Forecast(NOW_MS, [(START_MS, 4)], 30, [(START_MS, 2), (START_MS + 60_000, 1)], False)
+    (row,) = json.loads(ctl("pipeline", "forecast", "a", "-o", "json").stdout)["topics"]
+    assert (row["messages"], row["scheduled"], row["peak"], row["later"], row["complete"]) == (7, 3, 6, 30, False)
+    assert "of these 3 by schedules" in ctl("pipeline", "forecast", "a").stderr
 
 
 def test_forecast_that_cannot_be(ctl: Ctl, client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ class Door:
 @pytest.fixture
 def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
     came: list[tuple[Any, Any]] = []
-    for queries in ("MessageQueries", "KvQueries"):
+    for queries in ("MessageQueries", "KvQueries", "ScheduleQueries"):
         monkeypatch.setattr(routes, queries, lambda broker, room: Twin(came))
     yield came
 

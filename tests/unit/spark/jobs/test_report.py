@@ -58,7 +58,8 @@ def test_topics_are_added_up() -> None:
         {"start": "2030-03-17T17:47:00.000Z", "topic": "a", "messages": 5},
     ]
     assert found.topic_rows()[0] == {
-        "topic": "a", "messages": 7, "later": 7, "peak": 5, "peak_start": "2030-03-17T17:47:00.000Z",
+        "topic": "a", "messages": 7, "scheduled": 0, "later": 7, "peak": 5, "peak_start": "2030-03-17T17:47:00.000Z",
+        "complete": True,
     }  # fmt: skip
     assert found.record()["buckets"][2]["messages"] == 5
 

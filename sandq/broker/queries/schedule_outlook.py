@@ -1,0 +1,61 @@
+"""What the schedules of a partition are going to send beside the messages that they have made already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from sandq.broker.queries.linearizable_reads import PAGE_WORK, LinearizableReads, Room
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.partition.schedules.schedule import Schedule
+from sandq.partition.schedules.schedule_queries import PAGE_BYTES, Stored
+from sandq.schedules.outlook import Ahead, Outlook, count_ahead
+from sandq.schedules.recurrence import Recurrence
+
+SCHEDULES_MOST: Final = 1000
+"""Of a partition, those that fire first."""
+
+
+class ScheduleOutlooks:
+    """Of one node: one at a time, for it takes a thread and up to half a second of it."""
+
+    def __init__(self, reads: LinearizableReads) -> None:
+        self._reads = reads
+        self._turn = trio.CapacityLimiter(1)
+
+    async def ask(self, host: RaftGroup, room: Room, first_ms: int, unit_ms: int, count: int) -> Outlook:
+        """Count what the schedules of a partition send in units of time from an instant on."""
+        if not host.status.schedules:
+            return Outlook({}, True)
+        stop_ms = first_ms + unit_ms * count
+        stored = await self._reads.ask(
+            host,
+            lambda replica: replica.queries.schedules_due(stop_ms - 1, SCHEDULES_MOST),
+            1,
+            room,
+            _size,
+            PAGE_WORK,
+        )
+        found = await trio.to_thread.run_sync(_count, stored, first_ms, unit_ms, count, limiter=self._turn)
+        is_all = len(stored) < SCHEDULES_MOST and _size(stored) < PAGE_BYTES
+        return found if is_all else found._replace(is_complete=False)
+
+
+def _count(stored: Sequence[Stored], first_ms: int, unit_ms: int, count: int) -> Outlook:
+    return count_ahead(map(_ahead, stored), first_ms, unit_ms, count)
+
+
+def _ahead(stored: Stored) -> Ahead:
+    """A schedule whose next occurrence is counted here unless its message is made."""
+    schedule = Schedule.load(*stored)
+    assert schedule.expected_ms is not None
+    is_made, most = schedule.made is not None, schedule.settings.get("count")
+    left = None if most is None else max(most - schedule.fired - is_made, 0)
+    after_ms = schedule.expected_ms if is_made else schedule.expected_ms - 1
+    return Ahead(schedule.name, Recurrence.from_record(schedule.recurrence), after_ms, left)
+
+
+def _size(stored: Sequence[Stored]) -> int:
+    return sum([len(row) for _, row in stored])

@@ -1,0 +1,76 @@
+"""docs/schedules.md: its Python runs against a broker whose time the page moves, its shell lines against a node; each
+example prints what the page says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+import sandq.testing
+from tests.e2e.test_keys_page import is_like
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
+from tests.support.processes.shell import Shell
+from tests.support.waiting import PATIENCE_S
+
+PAGE = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
+"""(language, source, what it prints)."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeProcess]:
+    port = free_port()
+    process = NodeProcess(tmp_path, SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}", HTTP_PORT=str(port))
+    process.start()
+    yield process
+    process.close()
+
+
+def test_the_page_has_examples() -> None:
+    assert len(BLOCKS) == PAGE.count(" run\n") == PAGE.count("```output\n") > 7
+
+
+def differences(language: str, run: Callable[[str], str]) -> str:
+    """What the examples print that is not on the page; those after a wrong one are run all the same."""
+    wrong = []
+    for which, block, expected in BLOCKS:
+        if which == language:
+            printed = run(block)
+            if not is_like(printed, expected):
+                wrong.append(f"{block}\nprinted\n{printed}\ninstead of\n{expected}")
+    return "\n\n".join(wrong)
+
+
+def test_what_stands_in_python() -> None:
+    shown: list[str] = []
+
+    def show(*parts: object) -> None:
+        shown.append(" ".join(map(str, parts)))
+
+    with sandq.testing.broker() as b, sandq.sync.connect(b.address, timeout=PATIENCE_S) as client:
+        names: dict[str, Any] = {"b": b, "client": client, "print": show, "datetime": datetime, "ZoneInfo": ZoneInfo}
+
+        def run(block: str) -> str:
+            shown.clear()
+            exec(block, names)
+            return "\n".join(shown)
+
+        assert not differences("python", run)
+
+
+def test_what_stands_in_the_shell(node: NodeProcess, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, SANDCTL_SERVERS=node.address)
+
+    def run(block: str) -> str:
+        lines = block.replace("localhost:2108", f"localhost:{node.environ['HTTP_PORT']}").splitlines()
+        return "\n".join([shell(line).removesuffix("\n") for line in lines])
+
+    assert not differences("sh", run)
