@@ -68,9 +68,7 @@ def test_a_leader_is_killed_when_schedules_fire(tmp_path: Path) -> None:
                 with trio.fail_after(PATIENCE_S):
                     await done.wait()
                 nursery.cancel_scope.cancel()
-            wanted = {
-                (f"s{number}", first_ms + 1000 * at) for number in range(SCHEDULES) for at in range(OCCURRENCES)
-            }
+            wanted = {(f"s{number}", first_ms + 1000 * at) for number in range(SCHEDULES) for at in range(OCCURRENCES)}
             assert came.keys() == wanted and {len(ids) for ids in came.values()} == {1}
             assert [message.id async for message in client.messages("t").list(state="ready")] == []
             async for schedule in schedules.list():
