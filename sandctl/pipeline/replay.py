@@ -41,7 +41,7 @@ def replay(
     path: str, topic: str, topics: tuple[str, ...], master: str | None, conf: Mapping[str, str], **options: Any
 ) -> None:
     """Send messages of ARCHIVE (see `sandctl pipeline archive`) to TOPIC: keys, values, headers and times to live as
-    they were.
+    they were, and priorities and tenants where TOPIC takes them.
 
     \b
       sandctl pipeline replay /data/archive orders-test --from orders --since 2030-01-31T00:00:00Z \\

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 )
 @click.option("--value-json", metavar="COLUMN,...", help="The value is a JSON object of these columns; *: of all.")
 @click.option("--unique-key", metavar="COLUMN", help="As --map unique_key=COLUMN.")
+@click.option("--priority", metavar="COLUMN", help="As --map priority=COLUMN.")
+@click.option("--tenant", metavar="COLUMN", help="As --map tenant=COLUMN.")
 @click.option(
     "--on-conflict",
     type=click.Choice(["ignore", "replace", "reject"]),
@@ -66,6 +68,8 @@ def schedule(
     mapping: tuple[str, ...],
     value_json: str | None,
     unique_key: str | None,
+    priority: str | None,
+    tenant: str | None,
     read_options: Mapping[str, str],
     master: str | None,
     conf: Mapping[str, str],
@@ -82,7 +86,8 @@ def schedule(
           --time-zone Europe/Vienna --rejected bad --max-rejected 1%
 
     PART is value, key, deliver_at (a time stamp, RFC 3339, or epoch milliseconds), delay_ms, ttl_ms, unique_key,
-    headers (a column of all of them), or header.NAME. A column can be a part of another one: user.id.
+    headers (a column of all of them), or header.NAME; where TOPIC is of the kind priority or fair, priority (a whole
+    number, lower first), and of the kind fair, tenant. A column can be a part of another one: user.id.
 
     All rows are checked before the first is sent. Run again with the same files and options, it sends only what is not
     stored yet; the brokers know that for a week.
@@ -93,7 +98,8 @@ def schedule(
     shape: dict[str, Any] = {name: options.pop(name) for name in ("default_delay", "time_zone", "on_conflict")}
     shape["value_json"] = [name.strip() for name in value_json.split(",")] if value_json else []
     with usage_errors():
-        parts = parse_pairs([*mapping, *([f"unique_key={unique_key}"] if unique_key else [])], "--map")
+        named = {"unique_key": unique_key, "priority": priority, "tenant": tenant}
+        parts = parse_pairs([*mapping, *(f"{name}={column}" for name, column in named.items() if column)], "--map")
         row_mapping(parts, **shape)
         Allowed.parse(options["max_rejected"])
     check_topic(topic)

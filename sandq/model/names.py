@@ -15,6 +15,8 @@ PRIORITY, FAIR = "priority", "fair"
 """Kinds of topics."""
 RANKED = (PRIORITY, FAIR)
 """Those whose messages have priorities."""
+TAKERS: dict[str, tuple[str, ...]] = {"priority": RANKED, "tenant": (FAIR,)}
+"""The kinds of topics whose messages may have a priority, and a tenant."""
 
 DEFAULT_TENANT = "default"
 """The tenant of a message of a fair topic that names none."""
@@ -27,7 +29,9 @@ TENANT_RULE = (
 _TENANT_BEHIND = "\0"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,248}")
-_TENANT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+TENANT_PATTERN = rf"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){{0,{FIXED.tenant_levels - 1}}}"
+"""What a tenant's name matches as a whole, in the grammar of Python and Java; beside it there is the limit of bytes."""
+_TENANT = re.compile(TENANT_PATTERN)
 _SHOWN_CHARS = 80
 
 
@@ -47,8 +51,7 @@ def check_tenant(text: object) -> str:
     """Return `text` when it is the name of a tenant; raises InvalidRequest with the rule otherwise."""
     if not isinstance(text, str):
         raise InvalidRequest(f"tenant: text is expected, not {type(text).__name__}")
-    is_deep = text.count(".") >= FIXED.tenant_levels  # each is a node in the tree in which tenants take turns
-    if len(text) > FIXED.tenant_bytes or is_deep or not _TENANT.fullmatch(text):
+    if len(text) > FIXED.tenant_bytes or not _TENANT.fullmatch(text):
         shown = repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}... ({len(text)} characters)"
         raise InvalidRequest(f"tenant: {shown} is not allowed; the rule: {TENANT_RULE}")
     return text

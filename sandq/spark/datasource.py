@@ -91,6 +91,7 @@ def struct_of(options: SourceOptions) -> StructType:
     times, pairs = TimestampType(), StructType([StructField("key", StringType()), StructField("value", BinaryType())])
     headers = [StructField("headers", ArrayType(pairs))] if options.extra.headers else []
     raw = [StructField("raw_headers", BinaryType()), StructField("ttl_ms", LongType())] if options.extra.raw else []
+    rank = [StructField("priority", IntegerType()), StructField("tenant", StringType())] if options.extra.rank else []
     return StructType(
         [
             StructField("key", BinaryType()),
@@ -103,6 +104,7 @@ def struct_of(options: SourceOptions) -> StructType:
             StructField("deliver_at", times),
             StructField("message_id", StringType()),
             *raw,
+            *rank,
         ]
     )
 

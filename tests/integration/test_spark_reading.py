@@ -112,6 +112,20 @@ async def test_it_takes_nothing_and_leaves_out_what_was_cancelled_or_moved(node:
     assert await read(node, task) == rows
 
 
+async def test_ranks_as_messages_name_them(node: Serving, api: sandq.Client) -> None:
+    """Null where they name none; a priority that was changed before the message was due is the changed one."""
+    await api.admin.create_topic("t", kind="fair")
+    ids = [await api.produce("t", b"0"), await api.produce("t", b"1", tenant="acme", priority=-3)]
+    later = await api.produce("t", b"2", tenant="default", priority=5, delay="1h")
+    await api.messages("t").set_priority(later, priority=0)
+    moved = await api.messages("t").move(later, delay=0)
+    (range_,) = await ranges_of(api, *ids, moved)
+    (task,) = plan([range_])
+    rows = await read(node, task, extra=Extra(rank=True))
+    found = sorted((row["value"], row["priority"], row["tenant"]) for row in rows)
+    assert found == [(b"0", None, None), (b"1", -3, "acme"), (b"2", 0, "default")]
+
+
 async def test_a_task_of_something_else(node: Serving, api: sandq.Client) -> None:
     await api.admin.create_topic("t")
     (range_,) = await ranges_of(api, await api.produce("t", b"x"))
@@ -138,10 +152,11 @@ async def test_what_keys_have_with_all_columns(node: Serving, api: sandq.Client)
 
     def read() -> list[dict[str, Any]]:
         servers = (f"127.0.0.1:{node.client_port}",)
-        return [row for batch in read_latest(task, servers, Extra(True, True)) for row in batch.to_pylist()]
+        return [row for batch in read_latest(task, servers, Extra(True, True, True)) for row in batch.to_pylist()]
 
     rows = await trio.to_thread.run_sync(read)
     assert [(row["key"], row["raw_headers"], row["ttl_ms"]) for row in rows] == [
         (b"a", headers_pack({"n": 1}), None),
         (b"b", None, 3_600_000),
     ]
+    assert all(row["priority"] is None and row["tenant"] is None for row in rows)

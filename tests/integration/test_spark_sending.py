@@ -15,6 +15,7 @@ import trio
 
 import sandq
 from sandq.errors import ConnectionLost, DuplicateKey, InvalidRequest, ProducerFenced, Unavailable, UnknownTopic
+from sandq.model.partitioning import partition_for
 from sandq.node import Serving
 from sandq.spark.sink import chunks as chunks_module
 from sandq.spark.sink.identity import Identity
@@ -214,6 +215,60 @@ async def test_a_compacted_topic(node: Serving, api: sandq.Client) -> None:
     bad = pa.record_batch({"value": pa.array([b"1", b"2"]), "key": pa.array(["k", None])})
     with pytest.raises(InvalidRequest, match=r"row 1 of Spark partition 1 .* column key: topic 't' is compacted"):
         await write(node.client_port, [bad])
+
+
+TENANTS = ["acme", "acme.eu", None, "shop", "default", "x"]
+
+
+def ranked(numbers: Sequence[int]) -> Any:
+    tenants = pa.array([TENANTS[number % len(TENANTS)] for number in numbers], pa.string())
+    priorities = pa.array([None if number % 4 == 0 else number % 100 - 50 for number in numbers], pa.int32())
+    return table(numbers, tenant=tenants, priority=priorities, key=[f"k{number % 7}" for number in numbers])
+
+
+async def test_a_fair_topic(node: Serving, api: sandq.Client, small: None) -> None:
+    """A tenant's rows are in the partition that is the tenant's, each once, also when a task fails and the topic has
+    got more partitions meanwhile."""
+    await api.admin.create_topic("t", kind="fair", partitions=PARTITIONS)
+    rows = ranked(range(6000))
+    with pytest.raises(Broken):
+        await write(node.client_port, failing([rows]))
+    before = len(await values(api))
+    await api.admin.update_topic("t", partitions=5)
+    written = await write(node.client_port, sliced(rows, 97), RETRY)
+    assert before > 2000 and written.already_stored > 10
+    found = [message async for message in api.messages("t").list(values=True)]
+    assert sorted(int(message.value or b"") for message in found) == [*range(6000)]
+    for message in found:
+        number = int(message.value or b"")
+        tenant = TENANTS[number % len(TENANTS)]
+        assert (message.tenant or "default") == (tenant or "default")
+        assert message.partition == partition_for((tenant or "default").encode(), PARTITIONS)
+        assert message.priority == (0 if number % 4 == 0 else number % 100 - 50)
+
+
+async def test_unique_keys_of_tenants(node: Serving, api: sandq.Client) -> None:
+    """Each tenant has its own; a key may be another one."""
+    await api.admin.create_topic("t", kind="fair", partitions=PARTITIONS)
+    rows = table([1, 2, 3], tenant=["acme", "shop", "acme"], unique_key=["u", "u", "u"], key=["a", "b", "c"])
+    await write(node.client_port, [rows])
+    assert sorted(await values(api)) == [1, 2]
+    assert (await api.messages("t").get(unique_key="u", tenant="shop")).key == b"b"
+
+
+async def test_ranks_that_a_topic_does_not_take(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=PARTITIONS)
+    await api.admin.create_topic("p", kind="priority")
+    for column, topic, says in (
+        ({"priority": pa.array([None, 0])}, "t", "column priority: 't' is a timer topic; one of the kind priority or"),
+        ({"tenant": [None, "acme"]}, "t", "column tenant: 't' is a timer topic; one of the kind fair takes it"),
+        ({"tenant": [None, "acme"]}, "p", "column tenant: 'p' is a priority topic; one of the kind fair takes it"),
+    ):
+        with pytest.raises(InvalidRequest, match=f"row 1 of Spark partition 1 .*{says}"):
+            await write(node.client_port, [table([1, 2], **column)], topic=topic)
+    await write(node.client_port, [table([1, 2], priority=pa.array([None, -7], pa.int64()))], topic="p")
+    assert sorted([message.priority async for message in api.messages("p").list()]) == [-7, 0]
+    assert await values(api) == []
 
 
 async def test_a_bad_row_is_named_and_can_be_mended(node: Serving, api: sandq.Client, small: None) -> None:

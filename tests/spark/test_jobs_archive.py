@@ -13,6 +13,7 @@ from sandq.errors import InvalidRequest, SandqError
 from sandq.model.headers import headers_unpack
 from sandq.model.times import instant_ms
 from sandq.spark import jobs
+from sandq.spark.jobs import archive as archive_job
 from sandq.spark.datasource import SandqDataSource
 from sandq.spark.jobs.archive import archived
 from sandq.testing import Broker
@@ -110,6 +111,55 @@ def test_an_archive_that_lost_its_checkpoint(spark: Any, node: Broker, tmp_path:
     shutil.rmtree(place / "_checkpoint")
     with pytest.raises(InvalidRequest, match=r"its checkpoint .* knows 0"):
         jobs.archive(spark, ["t"], str(place), servers=[node.address])
+
+
+def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept, also in an archive that a version began which knew none, and come with what is sent again."""
+    for topic, kind in (("t", "fair"), ("again", "fair"), ("ranked", "priority"), ("plain", "timer")):
+        with node.client() as client:
+            client.admin.create_topic(topic, kind=kind, partitions=2)
+    place, servers = str(tmp_path / "archive"), [node.address]
+
+    def add(numbers: range) -> None:
+        with node.client() as client, client.producer("t") as producer:
+            for number in numbers:
+                producer.send(b"%d" % number, tenant=f"tenant-{number % 3}", priority=number)
+            producer.send(b"-1")
+        node.advance("1m")
+
+    add(range(10))
+    with monkeypatch.context() as patch:
+        start = archive_job._start
+
+        def start_without(spark: Any, options: dict[str, str], *rest: str) -> Any:
+            return start(spark, {name: text for name, text in options.items() if name != "includeRank"}, *rest)
+
+        patch.setattr(archive_job, "_start", start_without)
+        assert jobs.archive(spark, ["t"], place, servers=servers).messages == 11
+    assert "tenant" not in spark.read.parquet(place).columns
+    add(range(10, 20))
+    assert jobs.archive(spark, ["t"], place, servers=servers).messages == 11
+
+    def ranks(rows: Any) -> list[tuple[int, int | None, str | None]]:
+        return sorted((int(row.value), row.priority, row.tenant) for row in rows.collect() if int(row.value) >= 0)
+
+    new = [(number, number, f"tenant-{number % 3}") for number in range(10, 30)]
+    assert ranks(archived(spark, place)) == [(number, None, None) for number in range(10)] + new[:10]
+    add(range(20, 30))
+    view = jobs.sql(spark, "select * from messages where tenant is not null", ["t"], archive=place, servers=servers)
+    assert ranks(view) == new, "of the archive and of the brokers"
+
+    options: dict[str, Any] = {"servers": servers, "where": "cast(cast(value as string) as int) >= 5"}
+    for _ in range(2):
+        assert jobs.replay(spark, place, "again", **options).left_out == ()
+    told = jobs.replay(spark, place, "ranked", dry_run=True, **options)
+    assert told.left_out == ("tenant",) and "  left out  tenant: ranked takes none" in told.lines()
+    told = jobs.replay(spark, place, "plain", **options)
+    assert told.messages == 15 and told.record()["left_out"] == ["priority", "tenant"]
+    node.advance("1m")
+    rows = reading(spark.read, node, subscribe="again", includeRank=True).load()
+    assert ranks(rows) == [(number, None, None) for number in range(5, 10)] + new[:10]
+    assert values(reading(spark.read, node, subscribe="plain").load()) == [*range(5, 20)]
 
 
 def test_replay(spark: Any, node: Broker, tmp_path: Path) -> None:

@@ -227,6 +227,37 @@ def test_a_dry_run_only_looks(schedule: Schedule, node: Broker, tmp_path: Path) 
     assert sent(node) == []
 
 
+def test_priorities_and_tenants(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
+    with node.client() as client:
+        client.admin.create_topic("fair", kind="fair", partitions=3)
+        client.admin.create_topic("priority", kind="priority")
+    rows = [
+        "a,7,acme",
+        "b,-2147483648,acme.eu",
+        "c,,",
+        "d,2147483648,acme",
+        "e,1.5,acme",
+        "f,1,a b",
+        "g,1,a.b.c.d.e.f.g.h.i",
+    ]
+    rows += [f"h,1,{'x' * 256}", 'i,1,"acme\n"']
+    (tmp_path / "a.csv").write_text("id,p,account\n" + "\n".join(rows) + "\n")
+    mapping = {"value": "id", "priority": "p", "tenant": "account", "key": "id", "unique_key": "account"}
+    options = {"default_delay": "1h", "rejected": str(tmp_path / "bad"), "max_rejected": "90%"}
+    found = schedule(tmp_path / "a.csv", mapping=mapping, topic="fair", **options)
+    assert (found.sent, found.rejected) == (3, 6)
+    told = {(message.value, message.priority, message.tenant or "default") for message in node.messages("fair")}
+    assert told == {(b"a", 7, "acme"), (b"b", -(2**31), "acme.eu"), (b"c", 0, "default")}
+    assert {reason.text[:27]: reason.rows for reason in found.reasons} == {
+        **{"priority: not a whole numbe": 2, "tenant: not allowed; the ru": 4}
+    }
+    del mapping["tenant"], mapping["unique_key"]
+    assert schedule(tmp_path / "a.csv", mapping=mapping, topic="priority", **options).sent == 7
+    assert sorted(message.priority for message in node.messages("priority")) == [-(2**31), 0, 1, 1, 1, 1, 7]
+    with pytest.raises(InvalidRequest, match="priority: topic 't' is a timer topic; one of the kind priority or fair"):
+        schedule(tmp_path / "a.csv", mapping=mapping, **options)
+
+
 def test_unique_keys(schedule: Schedule, node: Broker, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("".join(f'{{"body": "{n}", "at": {AT_MS}, "u": "k{n % 3}"}}\n' for n in range(9)))
     mapping = {**MAPPING, "unique_key": "u"}

@@ -101,11 +101,39 @@ def test_all_columns_and_what_was_read(spark: Any, node: Broker) -> None:
     assert (found[b"7"].key, found[b"7"].headers) == (b"k7", {"n": b"7"})
 
 
+def test_ranks_and_what_was_read(spark: Any, node: Broker) -> None:
+    with node.client() as client:
+        for topic in ("t", "u"):
+            client.admin.create_topic(topic, kind="fair", partitions=3)
+    write(
+        spark.range(100).selectExpr(
+            "CAST(id AS STRING) AS value",
+            "CASE WHEN id % 3 > 0 THEN concat('tenant-', id % 3) END AS tenant",
+            "CASE WHEN id % 2 > 0 THEN 50 - id END AS priority",
+        ),
+        node,
+        topic="t",
+    )
+    node.advance("1m")
+    options = {"sandq.bootstrap.servers": node.address, "subscribe": "t", "includeRank": "true"}
+    read = spark.read.format("sandq").options(**options).load()
+    assert {int(row.value): (row.tenant, row.priority) for row in read.collect()} == {
+        n: (f"tenant-{n % 3}" if n % 3 else None, 50 - n if n % 2 else None) for n in range(100)
+    }
+    write(read, node, topic="u", writeId="copy")
+    write(read, node, topic="u", writeId="copy")
+    with node.client() as client:
+        found = [(int(m.value or b""), m.tenant, m.priority) for m in client.messages("u").list(values=True)]
+    assert sorted(n for n, _, _ in found) == [*range(100)]
+    assert {(tenant, priority) for n, tenant, priority in found if n in (1, 2)} == {("tenant-1", 49), ("tenant-2", 0)}
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "says"),
     [
         (("id AS value",), {}, "value: the type binary or string is expected, not bigint; cast it"),
-        (("'x' AS value", "id AS priority"), {}, "priority: no such column; there are value, key"),
+        (("'x' AS value", "id AS place"), {}, "place: no such column; there are value, key"),
+        (("'x' AS value", "id AS priority"), {}, "priority: 't' is a timer topic; one of the kind priority or fair"),
         (("'x' AS value",), {"onconflict": "x"}, "onConflict: one of ignore, replace, reject is expected"),
         (("'x' AS value", "-1L AS delay_ms"), {}, r"row 0 of Spark partition 0 .*delay_ms: -1 is not within"),
         (("'x' AS value",), {"topic": "none"}, "none"),

@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 from sandq.client.producer.validation import Lot, Rank
 from sandq.model.errors import InvalidRequest, UnknownPartition
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, PRIORITY, TIMER
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, PRIORITY, TAKERS, TIMER
 from sandq.model.partitioning import partition_for
 from sandq.protocol.replies import TopicRecord
 
 
 def check_rank(topic: str, kind: str, priority: object, tenant: object) -> None:
     """Refuse a priority or a tenant that topics of a kind do not take; None is none."""
-    for name, given, kinds in (("tenant", tenant, (FAIR,)), ("priority", priority, (PRIORITY, FAIR))):
-        if given is not None and kind not in kinds:
+    for name, given in (("tenant", tenant), ("priority", priority)):
+        if given is not None and kind not in TAKERS[name]:
             raise InvalidRequest(
-                f"{name}: topic {topic!r} is a {kind} topic; one of the kind {' or '.join(kinds)} takes it"
+                f"{name}: topic {topic!r} is a {kind} topic; one of the kind {' or '.join(TAKERS[name])} takes it"
             )
 
 

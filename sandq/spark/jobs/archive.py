@@ -107,6 +107,7 @@ def archive(
         **({"subscribe": ",".join(topics)} if pattern is None else {"subscribePattern": pattern}),
         "includeHeaders": "true",
         "includeRaw": "true",
+        "includeRank": "true",
         "maxOffsetsPerTrigger": str(batch_messages),
         "holdTtl": f"{duration_ms(hold_ttl)}ms",
         "failOnDataLoss": str(fail_on_data_loss).lower(),
@@ -194,7 +195,8 @@ def day(at: Column) -> Column:
 
 
 def archived(spark: SparkSession, path: str) -> DataFrame:
-    """What `archive` has put there: all of the source's columns, and `date`."""
+    """What `archive` has put there: all of the source's columns, and `date`. Files of versions that archived no
+    priorities and tenants have nulls there."""
     return spark.read.schema(archive_schema()).parquet(path)
 
 
@@ -224,7 +226,7 @@ def archive_schema() -> StructType:
     from sandq.spark.datasource import struct_of
     from sandq.spark.source.options import Extra, SourceOptions, Topics
 
-    columns = struct_of(SourceOptions(Topics(), extra=Extra(headers=True, raw=True)))
+    columns = struct_of(SourceOptions(Topics(), extra=Extra(headers=True, raw=True, rank=True)))
     return StructType(
         [
             *(field for field in columns if field.name != "topic"),

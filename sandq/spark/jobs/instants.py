@@ -20,6 +20,7 @@ from sandq.spark.jobs.origins import Field
 _TEXT: Final = ("string", "varchar(", "char(")
 _WHOLE: Final = ("tinyint", "smallint", "int", "bigint")
 _DIGITS: Final = "^[0-9]{1,18}$"
+_SIGNED: Final = "^-?[0-9]{1,18}$"
 _CLOCK: Final = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\\.[0-9]{1,30})?"
 _ZONE: Final = "(Z|[+-][0-9]{2}:[0-9]{2})"
 _ZONED: Final = f"^{_CLOCK}{_ZONE}$"
@@ -76,14 +77,15 @@ def wrong_instant(field: Field, ms: Column, time_zone: str | None) -> dict[str, 
     }
 
 
-def whole_number(field: Field, name: str) -> Column:
-    """A column as bigint, null where it is none. InvalidSetting when its type can never be one."""
+def whole_number(field: Field, name: str, *, signed: bool = False) -> Column:
+    """A column as bigint, null where it is none. InvalidSetting when its type can never be one. `signed`: texts may
+    begin with a minus."""
     if field.kind in _WHOLE:
         return field.value.cast("bigint")
     if not field.kind.startswith(_TEXT):
-        raise InvalidSetting(f"{name}: a column of type {field.kind} holds no whole milliseconds; cast it to bigint")
+        raise InvalidSetting(f"{name}: a column of type {field.kind} holds no whole numbers; cast it to bigint")
     text = F.trim(field.value)
-    return F.when(_is(text, _DIGITS), text.try_cast("bigint"))
+    return F.when(_is(text, _SIGNED if signed else _DIGITS), text.try_cast("bigint"))
 
 
 def _is(text: Column, pattern: str) -> Column:

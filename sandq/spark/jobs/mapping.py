@@ -15,7 +15,7 @@ from sandq.model.errors import InvalidRequest, InvalidSetting
 from sandq.model.times import Duration, duration_ms
 
 HEADER: Final = "header."
-FIELDS: Final = ("value", "key", "deliver_at", "delay_ms", "ttl_ms", "unique_key", "headers")
+FIELDS: Final = ("value", "key", "deliver_at", "delay_ms", "ttl_ms", "unique_key", "headers", "priority", "tenant")
 EVERY: Final = "*"
 """As a column of the value's JSON: all columns there are."""
 ON_CONFLICT: Final = ("reject", "replace", "ignore")

@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sandq.client.positions import shift_ms
 from sandq.model.errors import InvalidRequest
+from sandq.model.names import TAKERS
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, Instant, format_instant, instant_ms
 from sandq.spark.jobs.archive import archived
+from sandq.spark.jobs.calling import CLIENT_NAME
 from sandq.spark.jobs.session import failure
 from sandq.spark.option_texts import SERVERS
+from sandq.sync import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -34,7 +37,8 @@ RATE_MAX: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReplaySummary:
-    """What `replay` did; times are epoch milliseconds. `first_ms`, `last_ms`: of what is delivered at other times."""
+    """What `replay` did; times are epoch milliseconds. `first_ms`, `last_ms`: of what is delivered at other times.
+    `left_out`: what some of the messages have, and the topic does not take: priority, tenant."""
 
     topic: str
     path: str
@@ -42,6 +46,7 @@ class ReplaySummary:
     messages: int
     first_ms: int | None
     last_ms: int | None
+    left_out: tuple[str, ...]
     dry_run: bool
     seconds: float
 
@@ -56,6 +61,7 @@ class ReplaySummary:
             "messages": self.messages,
             "first": None if self.first_ms is None else format_instant(self.first_ms),
             "last": None if self.last_ms is None else format_instant(self.last_ms),
+            "left_out": list(self.left_out),
             "seconds": round(self.seconds, 3),
         }
 
@@ -65,6 +71,8 @@ class ReplaySummary:
         found = [f"{self.topic}: {self.messages:,} messages of {self.path} {done}"]
         if self.first_ms is not None and self.last_ms is not None:
             found.append(f"  due       {format_instant(self.first_ms)} to {format_instant(self.last_ms)}")
+        if self.left_out:
+            found.append(f"  left out  {', '.join(self.left_out)}: {self.topic} takes none")
         return [*found, f"  took      {self.seconds:.1f} s", f"  write id  {self.write_id}"]
 
 
@@ -107,8 +115,9 @@ def replay(
 
     `topics`, `since`, `until` (delivery times, the end not included) and `where` (SQL over the archive's columns)
     choose them. `shift`: each is due so much after its old delivery time; negative is before. `rate`: a second takes
-    no more than that, counted from `start` on, before which nothing is due. `dry_run`: only count. InvalidRequest when
-    something cannot be as it is asked for; after any other error the same call sends what is missing.
+    no more than that, counted from `start` on, before which nothing is due. `dry_run`: only count. Priorities and
+    tenants are sent to topics that take them. InvalidRequest when something cannot be as it is asked for; UnknownTopic;
+    after any other error the same call sends what is missing.
     """
     asked = asked_for(topics=topics, since=since, until=until, where=where, shift=shift, start=start, rate=rate)
     began_s = time.monotonic()
@@ -143,26 +152,31 @@ def asked_for(
 
 def _run(
     spark: SparkSession, path: str, topic: str, asked: Replayed, write_id: str | None, servers: Sequence[str], dry: bool
-) -> tuple[str, int, int | None, int | None]:
+) -> tuple[str, int, int | None, int | None, tuple[str, ...]]:
     from pyspark.sql import functions as F
 
     from sandq.spark.jobs.checking import own_session
     from sandq.spark.jobs.files import cutting, find_files, write_id_of
     from sandq.spark.jobs.session import active
 
+    with connect(*servers, name=CLIENT_NAME) as client:
+        topic_kind = client.admin.topic(topic).kind
+    taken = [name for name, kinds in TAKERS.items() if topic_kind in kinds]
     files = [file for file in find_files(spark, [path]) if is_asked(file.path, asked)]
     name = write_id or write_id_of(topic, files, {"replay": repr(asked)}, job="replay")
     # Each attempt must have the same rows in the same Spark partitions.
     own = own_session(spark, {**cutting(files), "spark.sql.adaptive.enabled": "false"})
     rows = timed(chosen(archived(own, path), asked), asked)
-    counted = rows.agg(F.count("*"), F.min("due_ms"), F.max("due_ms")).collect()[0]
+    ranked = [F.count(name).alias(name) for name in TAKERS]
+    counted = rows.agg(F.count("*"), F.min("due_ms"), F.max("due_ms"), *ranked).collect()[0]
     if not dry and counted[0]:
         sent = rows.withColumn("deliver_at", F.timestamp_millis("due_ms"))
         options = {SERVERS: ",".join(servers) or DEFAULT_SERVER, "topic": topic, "writeId": name}
-        columns = ("key", "value", "raw_headers", "ttl_ms", "deliver_at")
+        columns = ("key", "value", "raw_headers", "ttl_ms", "deliver_at", *taken)
         with active(own):
             sent.select(*columns).write.format("sandq").mode("append").options(**options).save()
-    return name, counted[0], counted[1], counted[2]
+    left_out = tuple(rank for rank in TAKERS if counted[rank] and rank not in taken)
+    return name, counted[0], counted[1], counted[2], left_out
 
 
 def is_asked(file: str, asked: Replayed) -> bool:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from sandq.client.producer import MessageValidation
 from sandq.model.limits import FIXED
+from sandq.model.names import TENANT_PATTERN, TENANT_RULE
 from sandq.spark.jobs.instants import instant, whole_number, wrong_instant
 from sandq.spark.jobs.mapping import EVERY, HEADER, RowMapping
 from sandq.spark.jobs.origins import Field, Origin
@@ -47,8 +48,9 @@ class Messages:
     mapped: dict[str, Column]
 
 
-def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation) -> Messages:
-    """InvalidSetting when a column is not there, or can never become what it is mapped on."""
+def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation, *, by_tenant: bool = False) -> Messages:
+    """InvalidSetting when a column is not there, or can never become what it is mapped on. `by_tenant`: the tenant of a
+    message chooses its partition, and not its unique key."""
     asked = {
         name: origin.headers(of) if name == "headers" else origin.field(of) for name, of in mapping.columns.items()
     }
@@ -65,7 +67,7 @@ def messages(origin: Origin, mapping: RowMapping, limits: MessageValidation) -> 
     broken = [Check(text, failed) for text, failed in origin.corrupt.items()]
     # A row that cannot be read has nothing to say about its parts.
     is_whole = ~_any([check.failed for check in broken])
-    own = _checks(fields, columns, mapping, limits)
+    own = _checks(fields, columns, mapping, limits, by_tenant)
     checks = [*broken, *(Check(check.text, is_whole & check.failed) for check in own)]
     frame, failed = _staged(frame, "check", {str(at): _true(check.failed) for at, check in enumerate(checks)})
     named = {**mapping.columns, **{f"{HEADER}{name}": of for name, of in mapping.headers.items()}}
@@ -136,6 +138,10 @@ def _made(fields: Mapping[str, Field], mapping: RowMapping) -> dict[str, Column]
     for name in ("delay_ms", "ttl_ms"):
         if name in fields:
             made[name] = whole_number(fields[name], name)
+    if "priority" in fields:
+        made["priority"] = whole_number(fields["priority"], "priority", signed=True)
+    if "tenant" in fields:
+        made["tenant"] = as_text(fields["tenant"])
     if mapping.default_delay_ms is not None:
         default = F.lit(mapping.default_delay_ms).cast("bigint")
         made["delay_ms"] = F.when(~_says_when(fields), default).otherwise(
@@ -160,7 +166,11 @@ def _says_when(fields: Mapping[str, Field]) -> Column:
 
 
 def _checks(
-    fields: Mapping[str, Field], made: Mapping[str, Column], mapping: RowMapping, limits: MessageValidation
+    fields: Mapping[str, Field],
+    made: Mapping[str, Column],
+    mapping: RowMapping,
+    limits: MessageValidation,
+    by_tenant: bool,
 ) -> Iterator[Check]:
     yield Check("value: missing", made["value"].isNull())
     most = {"value": limits.message_bytes, "key": limits.key_bytes, "unique_key": FIXED.unique_key_bytes}
@@ -169,8 +179,9 @@ def _checks(
             yield Check(f"{name}: more than {most[name]:,} bytes", F.octet_length(made[name]) > most[name])
     if "unique_key" in made:
         yield Check("unique_key: empty", F.octet_length(made["unique_key"]) == 0)
-    if {"key", "unique_key"} <= set(made):
+    if {"key", "unique_key"} <= set(made) and not by_tenant:
         yield Check("key: it differs from the unique_key, which routes the message", made["key"] != made["unique_key"])
+    yield from _rank_checks(fields, made)
     yield from _time_checks(fields, made, mapping)
     if "headers" in fields:
         own = fields["headers"]
@@ -180,6 +191,19 @@ def _checks(
         wrong = wrong_named(_named(fields), limits.headers_bytes)
     for text, failed in wrong.items():
         yield Check(f"headers: {text}", failed)
+
+
+def _rank_checks(fields: Mapping[str, Field], made: Mapping[str, Column]) -> Iterator[Check]:
+    if "priority" in fields:
+        number, least, most = made["priority"], FIXED.priority_least, FIXED.priority_most
+        is_none = number.isNull() | (number < least) | (number > most)
+        text = f"priority: not a whole number within {least}..{most}"
+        yield Check(text, fields["priority"].value.isNotNull() & is_none)
+    if "tenant" in made:
+        name = made["tenant"]
+        # Java's $ would let a line feed pass behind the name.
+        is_name = F.rlike(name, F.lit(rf"\A{TENANT_PATTERN}\z")) & (F.char_length(name) <= FIXED.tenant_bytes)
+        yield Check(f"tenant: not allowed; the rule: {TENANT_RULE}", ~is_name)
 
 
 def _time_checks(fields: Mapping[str, Field], made: Mapping[str, Column], mapping: RowMapping) -> Iterator[Check]:

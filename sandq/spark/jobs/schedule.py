@@ -21,9 +21,9 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sandq.client.producer import MessageValidation
+from sandq.client.producer import MessageValidation, check_rank
 from sandq.model.errors import Conflict, InvalidRequest, SandqError
-from sandq.model.names import TIMER
+from sandq.model.names import COMPACTED, FAIR
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration
 from sandq.spark.jobs.calling import CLIENT_NAME
@@ -91,8 +91,9 @@ def schedule(
     """Send the rows of files (paths, directories, patterns) to a topic, each at its time.
 
     `mapping`: part of a message -> column: `value`, `key`, `deliver_at` (a time stamp, RFC 3339 or epoch ms),
-    `delay_ms`, `ttl_ms`, `unique_key`, `headers` (a map), or `header.NAME`; instead of `value`, `value_json` names the
-    columns of which the value is a JSON object ("*": all). `default_delay`: for rows that do not say when. `time_zone`:
+    `delay_ms`, `ttl_ms`, `unique_key`, `headers` (a map), or `header.NAME`, and where the topic takes them `priority`
+    and `tenant`; instead of `value`, `value_json` names the columns of which the value is a JSON object ("*": all).
+    `default_delay`: for rows that do not say when. `time_zone`:
     of times without one. `on_conflict`: what is done when a unique key is taken: "ignore" (the default), "replace" or
     "reject". `rejected`: a directory for the rows that are not sent. `max_rejected`: how many these may be (100, or
     "0.5%"). `dry_run`: only check. `read_options`: for Spark's reader (`{"sep": ";"}`).
@@ -108,14 +109,15 @@ def schedule(
         raise InvalidRequest("max_rejected: name a directory for the rejected rows, too; no row is dropped unseen")
     if write_id is not None and not _WRITE_ID.fullmatch(write_id):
         raise InvalidRequest("write_id: 1 to 200 of A-Z a-z 0-9 . _ - and the first one a letter or a digit")
-    checks = _limits(topic, servers)
+    kind, limits = _asked(topic, servers)
+    check_rank(topic, kind, mapped.columns.get("priority"), mapped.columns.get("tenant"))
     tell = stage or (lambda what: None)
     from sandq.spark.jobs.checking import check  # Spark is loaded when all that needs none is known to be right
 
     try:
         tell("checking")
         looked: dict[str, Any] = {"kind": format, "read_options": read_options, "write_id": write_id}
-        checked = check(spark, topic, paths, mapped, checks, rejected=rejected, **looked)
+        checked = check(spark, topic, paths, mapped, limits, rejected=rejected, by_tenant=kind == FAIR, **looked)
         return _run(checked, mapped, allowed, rejected, servers, dry_run, tell)
     except Exception as error:
         raise failure(error, "schedule") from error
@@ -129,13 +131,14 @@ class TooManyRejected(InvalidRequest):
         self.summary = summary
 
 
-def _limits(topic: str, servers: Sequence[str]) -> MessageValidation:
-    """What the brokers accept of a message. InvalidRequest for a topic of another kind; UnknownTopic."""
+def _asked(topic: str, servers: Sequence[str]) -> tuple[str, MessageValidation]:
+    """The kind of a topic, and what the brokers accept of a message. InvalidRequest for a topic that takes no messages
+    for later; UnknownTopic."""
     with connect(*servers, name=CLIENT_NAME) as client:
         record = client.admin.topic(topic)
-        if record.kind != TIMER:
+        if record.kind == COMPACTED:
             raise InvalidRequest(f"topic {topic!r} is {record.kind}: it takes values of keys, not messages for later")
-        return MessageValidation(client.limits)
+        return record.kind, MessageValidation(client.limits)
 
 
 def _run(

@@ -6,9 +6,9 @@ are as they stand when they are read: one that is moved meanwhile may be seen tw
 after it came due, and was archived before, is there at both times, with the same `message_id`.
 
     topic, partition, offset, message_id, key, value, headers map<string,string>, timestamp, deliver_at,
-    archived boolean
+    archived boolean, priority int, tenant
 
-Keys, values and headers are texts here (UTF-8).
+Keys, values and headers are texts here (UTF-8). Priority and tenant are null where a message names none.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def messages(
     address = ",".join(servers) or DEFAULT_SERVER
     with connect(*address.split(","), name="sandq-sql") as client:
         records = [client.admin.topic(topic) for topic in topics]
-    options = {SERVERS: address, "view": "all", "includeHeaders": "true", "failOnDataLoss": str(fail_on_data_loss)}
+    options = {SERVERS: address, "view": "all", "includeHeaders": "true", "includeRank": "true"}
+    options["failOnDataLoss"] = str(fail_on_data_loss)
     if until is not None:
         options["endingTimestamp"] = str(instant_ms(until))
     places = {record.name: list(range(len(record.partitions))) for record in records}
@@ -162,4 +163,6 @@ def _columns(frame: DataFrame, is_archived: Column) -> DataFrame:
         "timestamp",
         "deliver_at",
         is_archived.alias("archived"),
+        "priority",
+        "tenant",
     )

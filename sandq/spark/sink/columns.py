@@ -10,6 +10,8 @@
     delay_ms     bigint                    counted from when the broker stores the message; not with deliver_at
     ttl_ms       bigint                    so long after its delivery time a message that nobody holds is dead
     unique_key   binary, string            1..1024 bytes
+    priority     bigint, int               lower goes first; topics of the kinds priority and fair take it
+    tenant       string                    chooses the partition; topics of the kind fair take it, null: the default one
 
 What else the source gives (offset, timestamp, state, attempts, message_id) is left out, so that what was read can be
 written. Any other column is a mistake. All checks are by column, and an error names the first row that is wrong.
@@ -27,6 +29,7 @@ from sandq.client.producer import MESSAGE_OVERHEAD_BYTES, MessageValidation
 from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
 from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.limits import FIXED
+from sandq.model.names import check_tenant
 from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS
 
 BYTES: Final = ("value", "key", "headers", "unique_key")
@@ -56,6 +59,8 @@ _TYPES: Final[dict[str, tuple[str, ...]]] = {
     "delay_ms": _LONG,
     "ttl_ms": _LONG,
     "unique_key": _TEXT,
+    "priority": _LONG,
+    "tenant": ("string",),
 }
 
 
@@ -145,6 +150,10 @@ class Columns:
             elif name == "partition":
                 column = column.cast(pa.int32())
                 self._errors.check(pc.less(column, 0), number, name, "it must not be negative")
+            elif name == "priority":
+                column = self._priority(column, number)
+            elif name == "tenant":
+                column = self._tenant(column, number)
             elif name == "topic":
                 column = column.cast(pa.string())
                 self._errors.check(pc.is_null(column), number, name, "it is null")
@@ -175,7 +184,29 @@ class Columns:
             if name == "unique_key":
                 self._errors.check(pc.equal(lengths, 0), number, name, "it is empty")
             sizes = pc.add(sizes, pc.fill_null(lengths, 0))
+        if "tenant" in columns:
+            sizes = pc.add(sizes, pc.fill_null(pc.binary_length(columns["tenant"]), 0))
         return sizes
+
+    def _priority(self, column: Any, number: Number) -> Any:
+        """Priorities as int64, as a batch has them."""
+        column = column.cast(pa.int64())
+        least, most = FIXED.priority_least, FIXED.priority_most
+        bad = pc.or_(pc.less(column, least), pc.greater(column, most))
+        why = f"is not within {least}..{most}"
+        self._errors.check(bad, number, "priority", lambda place: f"{column[place]} {why}")
+        return column
+
+    def _tenant(self, column: Any, number: Number) -> Any:
+        """Tenants as binary. Each name is looked at once, however many rows have it."""
+        for name in column.unique().to_pylist():
+            try:
+                if name is not None:
+                    check_tenant(name)
+            except InvalidRequest as error:
+                row = number(pc.index(column, pa.scalar(name, column.type)).as_py())
+                raise self._errors.at(row, "tenant", error.message.removeprefix("tenant: ")) from None
+        return column.cast(pa.binary())
 
     def _time(self, name: str, column: Any, number: Number) -> Any:
         """Milliseconds as int64."""
@@ -202,9 +233,6 @@ class Columns:
         if "deliver_at" in columns and "delay_ms" in columns:
             both = pc.and_(columns["deliver_at"].is_valid(), columns["delay_ms"].is_valid())
             self._errors.check(both, number, "delay_ms", "deliver_at is set as well; one of them says when")
-        if "unique_key" in columns and "key" in columns:
-            differ = pc.not_equal(columns["key"], columns["unique_key"])
-            self._errors.check(differ, number, "key", "it must equal the unique_key, which chooses the partition")
 
     def _packed(self, column: Any, number: Number) -> Any:
         """Headers, msgpack: the only column that costs Python's time row by row."""

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 from sandq.model.batch_format import FLAG_RELATIVE, TYPE_BYTES, TYPE_INT64, Column, Encoded, assemble
 
 _BYTES: Final = (("value", Column.VALUE), ("key", Column.KEY), ("headers", Column.HEADERS))
+_BYTES_BEHIND: Final = (("tenant", Column.TENANT), ("unique_key", Column.UNIQUE_KEY))
+"""Behind the numbers: the ids of a batch's columns rise."""
 
 
 def encode_rows(rows: Sequence[Any], *, relative: bool) -> bytes:
@@ -26,11 +28,11 @@ def encode_rows(rows: Sequence[Any], *, relative: bool) -> bytes:
         for name, column in (
             ("delay_ms" if relative else "deliver_at", Column.DELIVER_MS),
             ("ttl_ms", Column.TTL_MS),
+            ("priority", Column.PRIORITY),
         )
         if _has(rows, name)
     ]
-    if _has(rows, "unique_key"):
-        encoded.append(_bytes(Column.UNIQUE_KEY, _joined(rows, "unique_key")))
+    encoded += [_bytes(column, _joined(rows, name)) for name, column in _BYTES_BEHIND if _has(rows, name)]
     return assemble(encoded, count, FLAG_RELATIVE if relative else 0)
 
 

@@ -8,7 +8,7 @@ all partitions may be raised between two attempts: rows would be in another plac
 once a topic was given more partitions, a key may be written to another one than other producers choose for it now, and
 the new ones get only rows that name them. The column `partition` chooses otherwise.
 
-Rows of a fair topic are of the default tenant, which alone chooses there.
+In a fair topic the tenant of a row alone chooses, over the partitions that the topic began with.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, TAKERS
 from sandq.model.partitioning import partition_for
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.sink.columns import Number, RowErrors
@@ -29,7 +29,7 @@ from sandq.spark.sink.columns import Number, RowErrors
 log = logging.getLogger("sandq.spark")
 
 KEYS_KEPT: Final = 65_536
-"""Keys whose partition is remembered."""
+"""Keys and tenants whose partition is remembered."""
 _partition_for = lru_cache(maxsize=KEYS_KEPT)(partition_for)
 
 
@@ -94,8 +94,10 @@ class Router:
         in_turn = pa.scalar(turn % initial, pa.int32())
         names = rows.schema.names
         if record.kind == FAIR:
-            place = pa.scalar(_partition_for(DEFAULT_TENANT.encode(), initial), pa.int32())
-            chosen = {"tenant": pa.repeat(place, rows.num_rows)}
+            default = pa.scalar(_partition_for(DEFAULT_TENANT.encode(), initial), pa.int32())
+            has_tenants = "tenant" in names
+            tenants = _by_key(rows.column("tenant"), initial) if has_tenants else pa.nulls(rows.num_rows, pa.int32())
+            chosen = {"tenant": pc.fill_null(tenants, default)}
         else:
             chosen = {name: _by_key(rows.column(name), initial) for name in ("unique_key", "key") if name in names}
         if "partition" not in names:
@@ -125,6 +127,13 @@ class Router:
     def _check(self, record: TopicRecord, rows: Any, number: Number) -> None:
         """Whether a topic of this kind takes the rows: the broker would refuse all that are sent with them."""
         check, names = self._errors.check, rows.schema.names
+        for name, kinds in TAKERS.items():
+            if name in names and record.kind not in kinds:
+                why = f"{record.name!r} is a {record.kind} topic; one of the kind {' or '.join(kinds)} takes it"
+                check(rows.column(name).is_valid(), number, name, why)
+        if record.kind != FAIR and "unique_key" in names and "key" in names:
+            differ = pc.not_equal(rows.column("key"), rows.column("unique_key"))
+            check(differ, number, "key", "it must equal the unique_key, which chooses the partition")
         if record.kind != COMPACTED:
             why = f"it is null: {record.name!r} is a topic without keys to delete"
             check(rows.column("value").is_null(), number, "value", why)

@@ -45,6 +45,7 @@ def schema(extra: Extra = PLAIN) -> Any:
     """The columns (pyarrow.Schema): those of Spark's Kafka connector, then ours."""
     headers = [("headers", HEADERS)] if extra.headers else []
     raw = [("raw_headers", pa.binary()), ("ttl_ms", pa.int64())] if extra.raw else []
+    rank = [("priority", pa.int32()), ("tenant", pa.string())] if extra.rank else []
     return pa.schema(
         [
             ("key", pa.binary()),
@@ -57,6 +58,7 @@ def schema(extra: Extra = PLAIN) -> Any:
             ("deliver_at", TIMES),
             ("message_id", pa.string()),
             *raw,
+            *rank,
         ]
     )
 
@@ -84,6 +86,8 @@ class Rows:
         self._headers: list[bytes | None] = []
         self._raw_headers: list[Any] = []
         self._ttls: list[Any] = []
+        self._priorities: list[Any] = []
+        self._tenants: list[Any] = []
 
     @property
     def is_full(self) -> bool:
@@ -104,6 +108,9 @@ class Rows:
         if self._extra.raw:
             self._raw_headers += _column(batch, Column.HEADERS, spans, whole, count)
             self._ttls += _column(batch, Column.TTL_MS, spans, whole, count)
+        if self._extra.rank:
+            self._priorities += _cast(_column(batch, Column.PRIORITY, spans, whole, count), pa.int32(), "priority")
+            self._tenants += _cast(_column(batch, Column.TENANT, spans, whole, count), pa.string(), "tenant")
         if self._extra.headers:
             cells = batch.bytes_column(Column.HEADERS) or [None] * batch.count
             self._headers += cells if whole else [cell for first, stop in spans for cell in cells[first:stop]]
@@ -141,6 +148,7 @@ class Rows:
             _times_array(self._deliver_at, self.count),
             _texts_array(self._ids, self.count) if self._has_ids else offsets,
             *([_joined(self._raw_headers), _joined(self._ttls)] if self._extra.raw else []),
+            *([_joined(self._priorities), _joined(self._tenants)] if self._extra.rank else []),
         ]
         self._begin()
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -179,6 +187,14 @@ def _column(batch: Batch, column: int, spans: Sequence[Span], whole: bool, count
     if column in batch.columns:
         return _parts(_array(batch, column), spans, whole)
     return [pa.nulls(count, _arrow_type(column))]
+
+
+def _cast(arrays: Sequence[Any], kind: Any, what: str) -> list[Any]:
+    """Arrays of a column in the type that Spark is promised. ProtocolError when a cell has no place there."""
+    try:
+        return [array.cast(kind) for array in arrays]
+    except pa.ArrowInvalid as error:
+        raise ProtocolError(f"piece: {what}: {error}") from None
 
 
 def _array(batch: Batch, column: int) -> Any:

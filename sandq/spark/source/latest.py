@@ -78,6 +78,7 @@ def record_batch(entries: list[Entry], task: LatestTask, extra: Extra = PLAIN) -
         times,
         versions,
         *([pa.array(raw, pa.binary()), _times_to_live(entries, written)] if extra.raw else []),
+        *([pa.nulls(len(entries), pa.int32()), pa.nulls(len(entries), pa.string())] if extra.rank else []),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema(extra))
 

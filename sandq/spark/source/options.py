@@ -13,6 +13,7 @@
     failOnDataLoss            true: an error when data was trimmed before it was read; false: a warning
     includeHeaders            true: the column `headers`
     includeRaw                true: the columns `raw_headers` and `ttl_ms`, for who writes the messages as they are
+    includeRank               true: the columns `priority` and `tenant`
     view                      what is read: "log" (what is due), "pending" (what is not), "all" (both; these two are for
                               batches), "latest" (the present value of each key of a compacted topic; for batches)
     holdName, holdTtl         of streams: the name under which they keep what they have yet to read from being trimmed,
@@ -66,7 +67,8 @@ OPTIONS: Final = (
     SERVERS,
     *("subscribe", "subscribePattern", "assign"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders", "includeRaw"),
+    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss"),
+    *("includeHeaders", "includeRaw", "includeRank"),
     *("view", "holdName", "holdTtl"),
 )
 _SOURCE: Final = Side(
@@ -112,10 +114,12 @@ class Bound:
 
 
 class Extra(NamedTuple):
-    """Columns that are there when they are asked for. `raw`: headers as bytes, and times to live."""
+    """Columns that are there when they are asked for. `raw`: headers as bytes, and times to live. `rank`: priorities
+    and tenants."""
 
     headers: bool = False
     raw: bool = False
+    rank: bool = False
 
 
 PLAIN: Final = Extra()
@@ -186,6 +190,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         extra=Extra(
             texts.one("includeHeaders", truth, default.extra.headers),
             texts.one("includeRaw", truth, default.extra.raw),
+            texts.one("includeRank", truth, default.extra.rank),
         ),
         view=texts.one("view", one_of({view: view for view in VIEWS}), default.view),
         hold_name=texts.one("holdName", lambda text: check_name("hold", text), default.hold_name),

@@ -24,6 +24,8 @@ def test_a_mapping_with_everything() -> None:
     )
     assert found.columns == {**GOOD, "key": "k", "unique_key": "k", "ttl_ms": "t"}
     assert (found.headers, found.default_delay_ms) == ({"a.b": "x"}, 3_600_000)
+    ranked = {**GOOD, "priority": "p", "tenant": "account"}
+    assert row_mapping(ranked).columns == ranked
 
 
 @pytest.mark.parametrize(

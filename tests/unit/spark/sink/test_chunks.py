@@ -37,12 +37,14 @@ def some(chance: random.Random, count: int) -> dict[str, list[Any]]:
         "deliver_at": cells(lambda: MS + chance.randrange(10**6)),
         "ttl_ms": cells(lambda: chance.randrange(1, 10**6)),
         "unique_key": cells(lambda: chance.randbytes(4)),
+        "priority": cells(lambda: chance.randrange(-9, 9)),
+        "tenant": cells(lambda: b"t%d" % chance.randrange(40)),
     }
 
 
 def arrays(cells: dict[str, list[Any]]) -> dict[str, Any]:
     return {
-        name: pa.array(column, pa.int64() if name.endswith(("_at", "_ms")) else pa.binary())
+        name: pa.array(column, pa.int64() if name.endswith(("_at", "_ms")) or name == "priority" else pa.binary())
         for name, column in cells.items()
     }
 
@@ -68,6 +70,8 @@ def test_the_bytes_are_those_of_any_client(seed: int) -> None:
         Column.HEADERS: cells["headers"],
         Column.DELIVER_MS: cells["deliver_at"],
         Column.TTL_MS: cells["ttl_ms"],
+        Column.PRIORITY: cells["priority"],
+        Column.TENANT: cells["tenant"],
         Column.UNIQUE_KEY: cells["unique_key"],
     }
     if relative:
@@ -88,8 +92,9 @@ def test_what_hides_behind_a_null_is_not_sent() -> None:
     assert b"secret" not in raw
 
 
+@pytest.mark.parametrize("kind", ["timer", "fair"])
 @pytest.mark.parametrize("seed", seeds(5, 15))
-def test_only_the_rows_decide(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_rows_decide(seed: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not how Arrow cut them."""
     chance = random.Random(seed)
     small_chunks(monkeypatch, 32)
@@ -104,9 +109,14 @@ def test_only_the_rows_decide(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
         chance.randrange(9) if at is None and chance.random() < 0.5 else None for at in cells["deliver_at"]
     ]
     del cells["headers"]
+    if kind == "timer":
+        del cells["priority"], cells["tenant"]
     topic = pa.array(chance.choices(["t", "u"], k=count))
-    whole = pa.record_batch({**arrays(cells), "topic": topic})
-    topics = (record(3), record(2, name="u"))
+    columns = arrays(cells)
+    if kind == "fair":
+        columns["tenant"] = columns["tenant"].cast(pa.string())
+    whole = pa.record_batch({**columns, "topic": topic})
+    topics = (record(3, kind=kind), record(2, kind=kind, name="u"))
     expected = cut([whole], topics=topics, topic=None, partition=seed)
     for _ in range(3):
         assert cut(sliced(chance, whole), topics=topics, topic=None, partition=seed) == expected, f"seed {seed}"

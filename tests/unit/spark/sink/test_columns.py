@@ -38,6 +38,8 @@ def test_a_frame_with_all_columns() -> None:
         ("delay_ms", "bigint"),
         ("ttl_ms", "bigint"),
         ("unique_key", "binary"),
+        ("priority", "int"),
+        ("tenant", "string"),
     ]
     assert check_columns(fields, None) == tuple(name for name, _ in fields)
     assert "topic" not in check_columns(fields, "t"), "the option is stronger"
@@ -51,10 +53,20 @@ def test_what_the_source_gives_can_be_written() -> None:
     written = check_columns([*fields, ("state", "string"), ("attempts", "int")], None)
     assert written == ("key", "value", "topic", "partition", "headers", "deliver_at")
     names |= {"int64": "bigint"}
-    extra = Extra(raw=True)
+    extra = Extra(raw=True, rank=True)
     fields = [(field.name, names.get(str(field.type), str(field.type))) for field in source.schema(extra)]
     written = check_columns(fields, None)
-    assert written == ("key", "value", "topic", "partition", "deliver_at", "raw_headers", "ttl_ms")
+    assert written == (
+        "key",
+        "value",
+        "topic",
+        "partition",
+        "deliver_at",
+        "raw_headers",
+        "ttl_ms",
+        "priority",
+        "tenant",
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +85,8 @@ def test_what_the_source_gives_can_be_written() -> None:
         ),
         ([("value", "binary"), ("headers", "map<string,int>")], "headers: the type "),
         ([("value", "binary"), ("value", "binary")], "value: there are two columns of this name"),
-        ([("value", "binary"), ("priority", "int")], "priority: no such column"),
+        ([("value", "binary"), ("priority", "string")], "priority: the type bigint or int or smallint or tinyint is"),
+        ([("value", "binary"), ("tenant", "binary")], "tenant: the type string is expected, not binary; cast it"),
     ],
 )
 def test_a_frame_that_cannot_be_written(fields: list[tuple[str, str]], says: str) -> None:
@@ -122,7 +135,12 @@ BAD = [
     ({"key": ["k", "k" * 21]}, "key: 21 bytes; 20 is the limit (key_bytes)"),
     ({"unique_key": ["u", "u" * 1025]}, "unique_key: 1025 bytes; 1024 is the limit (unique_key_bytes)"),
     ({"unique_key": ["u", ""]}, "unique_key: it is empty"),
-    ({"unique_key": ["u", "u"], "key": [None, "k"]}, "key: it must equal the unique_key"),
+    ({"priority": pa.array([0, 2**31])}, "priority: 2147483648 is not within -2147483648..2147483647"),
+    ({"priority": pa.array([None, -(2**31) - 1])}, "priority: -2147483649 is not within"),
+    ({"tenant": ["acme", "a b"]}, "tenant: 'a b' is not allowed; the rule: 1 to 8 names of"),
+    ({"tenant": [None, ""]}, "tenant: '' is not allowed"),
+    ({"tenant": ["a.b.c.d.e.f.g.h", "a.b.c.d.e.f.g.h.i"]}, "tenant: 'a.b.c.d.e.f.g.h.i' is not allowed"),
+    ({"tenant": ["a", "x" * 256]}, "(256 characters) is not allowed"),
     ({"partition": [0, -1]}, "partition: it must not be negative"),
     ({"topic": ["t", None]}, "topic: it is null"),
     ({"deliver_at": pa.array([None, 1_800_000_000])}, "deliver_at: 1800000000 ms looks like seconds"),
@@ -145,6 +163,13 @@ def test_a_bad_row_is_named(columns: dict[str, Any], says: str) -> None:
     assert refused.value.message.startswith("sandq sink: row 1001 of Spark partition 3 (both from 0), column ")
     assert says in refused.value.message
     assert refused.value.details["row"] == 1001
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64()])
+def test_priorities_and_tenants(kind: pa.DataType) -> None:
+    found = read(priority=pa.array([-3, None, 7, 0], kind), tenant=["acme", None, "acme.eu", "acme"])
+    assert (found["priority"], found["tenant"]) == ([-3, None, 7, 0], [b"acme", None, b"acme.eu", b"acme"])
+    assert found["size"] == [32 + 1 + length for length in (4, 0, 7, 4)]
 
 
 def test_many_headers_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ def split(
 def table(**columns: Any) -> Any:
     count = len(next(iter(columns.values())))
     kinds = {"partition": pa.int32(), "delay_ms": pa.int64(), "deliver_at": pa.int64(), "topic": pa.string()}
+    kinds |= {"priority": pa.int64()}
     made = {name: pa.array(cells, kinds.get(name, pa.binary())) for name, cells in columns.items()}
     return pa.record_batch({"value": pa.array([b"%d" % place for place in range(count)]), **made})
 
@@ -108,9 +109,36 @@ def test_keys_of_a_compacted_topic() -> None:
 
 
 FAIR = record(3, kind="fair")
+PRIORITY = record(3, kind="priority")
+TENANTS = [b"acme", b"acme.eu", None, b"shop", b"default"]
 
 
-def test_rows_of_a_fair_topic_are_of_the_default_tenant() -> None:
+def test_the_tenant_alone_chooses_in_a_fair_topic() -> None:
+    """Over the partitions that the topic began with; a key may be another one than the unique key."""
+    rows = table(tenant=TENANTS, key=[b"k"] * 5, unique_key=[b"u", None, b"v", None, b"w"])
+    places = [partition_for(tenant or b"default", 3) for tenant in TENANTS]
+    assert len(set(places)) > 1
+    for topic in (FAIR, record(5, kind="fair", initial=3)):
+        found = {value: target.partition for target, values in split(rows, topic) for value in values}
+        assert found == {b"%d" % at: place for at, place in enumerate(places)}
+        named = rows.append_column("partition", pa.array([None, *places[1:]], pa.int32()))
+        assert split(named, topic) == split(rows, topic)
+
+
+def test_priorities_choose_nothing() -> None:
+    plain, ranked = table(key=[b"a", b"b", None]), table(key=[b"a", b"b", None], priority=[1, None, -1])
+    assert split(ranked, PRIORITY) == split(plain, PRIORITY)
+    assert split(ranked.append_column("tenant", pa.nulls(3, pa.binary())), PRIORITY) == split(plain, PRIORITY)
+
+
+def test_nulls_are_of_no_rank() -> None:
+    """What was read with `includeRank` from a timer topic can be written to one."""
+    rows = table(key=[b"a", b"b"], priority=[None, None], tenant=[None, None])
+    for topic in (record(3), COMPACTED):
+        assert sum(len(values) for _, values in split(rows, topic)) == 2
+
+
+def test_rows_without_a_tenant_are_of_the_default_one() -> None:
     place = partition_for(b"default", 3)
     rows = table(key=[b"a", None, b"b"], unique_key=[None, b"u", b"c"], partition=[None, None, place])
     assert {target.partition for target, _ in split(rows, FAIR)} == {place}
@@ -119,6 +147,21 @@ def test_rows_of_a_fair_topic_are_of_the_default_tenant() -> None:
 
 BAD = [
     (FAIR, {"partition": [None, (partition_for(b"default", 3) + 1) % 3]}, "row's tenant belongs to"),
+    (
+        FAIR,
+        {"partition": [None, (partition_for(b"acme", 3) + 1) % 3], "tenant": [None, b"acme"]},
+        "row's tenant belongs to",
+    ),
+    (PRIORITY, {"tenant": [None, b"acme"]}, "tenant: 't' is a priority topic; one of the kind fair takes it"),
+    (record(3), {"tenant": [None, b"acme"]}, "tenant: 't' is a timer topic; one of the kind fair takes it"),
+    (record(3), {"priority": [None, 0]}, "priority: 't' is a timer topic; one of the kind priority or fair takes it"),
+    (
+        COMPACTED,
+        {"key": [b"a", b"b"], "priority": [None, 1]},
+        "priority: 't' is a compacted topic; one of the kind priority or fair takes it",
+    ),
+    (record(3), {"unique_key": [b"u", b"u"], "key": [None, b"k"]}, "key: it must equal the unique_key, which chooses"),
+    (PRIORITY, {"unique_key": [b"u", b"u"], "key": [b"u", b"k"]}, "key: it must equal the unique_key, which chooses"),
     (record(3), {"partition": [0, 3]}, "partition: topic 't' has partitions 0..2, there is no 3"),
     (
         record(3),

@@ -56,6 +56,12 @@ def expected(pieces: Sequence[Piece], extra: Extra = PLAIN) -> list[dict[str, An
             if extra.raw:
                 ttls = Batch.parse(piece.batch).int_column(Column.TTL_MS)
                 row |= {"raw_headers": cell, "ttl_ms": None if ttls is None else ttls[position]}
+            if extra.rank:
+                batch = Batch.parse(piece.batch)
+                priorities, tenants = batch.int_column(Column.PRIORITY), batch.bytes_column(Column.TENANT)
+                tenant = None if tenants is None else tenants[position]
+                row["priority"] = None if priorities is None else priorities[position]
+                row["tenant"] = None if tenant is None else tenant.decode()
             rows.append(row)
     return rows
 
@@ -112,6 +118,10 @@ def a_piece(draw: st.DrawFn) -> Piece:
         columns[Column.HEADERS] = [headers_pack(headers) for headers in column(some_headers)]
     if draw(st.booleans()):
         columns[Column.TTL_MS] = column(st.one_of(st.none(), st.integers(1, 2**40)))
+    if draw(st.booleans()):
+        columns[Column.PRIORITY] = column(st.one_of(st.none(), st.integers(-(2**31), 2**31 - 1)))
+    if draw(st.booleans()):
+        columns[Column.TENANT] = column(st.one_of(st.none(), st.sampled_from([b"acme", b"acme.eu", b"default"])))
     batch = encode(columns, compress=draw(st.booleans()))
     return Piece(
         draw(an_offset) if draw(st.booleans()) else b"".join(column(an_offset)),
@@ -129,7 +139,7 @@ def shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [dict(sorted(row.items())) for row in rows]
 
 
-@given(st.lists(a_piece(), max_size=4), st.builds(Extra, st.booleans(), st.booleans()))
+@given(st.lists(a_piece(), max_size=4), st.builds(Extra, st.booleans(), st.booleans(), st.booleans()))
 def test_columns_are_what_the_client_gives_message_by_message(pieces: list[Piece], extra: Extra) -> None:
     assert shown(got(pieces, extra)) == shown(expected(pieces, extra))
 
@@ -167,11 +177,13 @@ def test_the_schema_is_exact() -> None:
     plain = {"key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32()}
     plain |= {"offset": pa.string(), "timestamp": utc, "deliver_at": utc, "message_id": pa.string()}
     assert [(field.name, field.type) for field in schema()] == list(plain.items())
-    every = schema(Extra(headers=True, raw=True))
+    every = schema(Extra(headers=True, raw=True, rank=True))
     assert all(field.nullable for field in every)
-    assert every.names == [*list(plain)[:6], "headers", "deliver_at", "message_id", "raw_headers", "ttl_ms"]
+    more = ["raw_headers", "ttl_ms", "priority", "tenant"]
+    assert every.names == [*list(plain)[:6], "headers", "deliver_at", "message_id", *more]
     assert str(every.field("headers").type) == "list<element: struct<key: string, value: binary>>"
     assert (every.field("raw_headers").type, every.field("ttl_ms").type) == (pa.binary(), pa.int64())
+    assert (every.field("priority").type, every.field("tenant").type) == (pa.int32(), pa.string())
 
 
 def test_a_null_is_not_empty() -> None:
@@ -236,6 +248,16 @@ def test_what_a_header_becomes(value: object, seen: bytes | None) -> None:
 def test_a_malformed_piece_is_refused(wrong: Piece) -> None:
     with pytest.raises(ProtocolError):
         read([wrong])
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "says"), [(Column.PRIORITY, 2**31, "priority"), (Column.TENANT, b"\xff", "tenant")]
+)
+def test_a_rank_that_no_broker_takes_is_refused(column: int, cell: Any, says: str) -> None:
+    piece = Piece(BASE, None, MS, None, encode({Column.VALUE: [b""], column: [cell]}))
+    assert len(read([piece])) == 1
+    with pytest.raises(ProtocolError, match=says):
+        read([piece], extra=Extra(rank=True))
 
 
 def test_headers_that_are_no_map_are_given_as_they_are() -> None:

@@ -40,6 +40,7 @@ def test_everything_in_the_case_in_which_spark_gives_it() -> None:
         "failOnDataLoss": "FALSE",
         "includeHeaders": "True",
         "INCLUDERAW": "true",
+        "includeRank": "true",
     }
     for given in (options, {name.lower(): text for name, text in options.items()}):
         found = parse_options(given)
@@ -49,7 +50,7 @@ def test_everything_in_the_case_in_which_spark_gives_it() -> None:
         assert found.starting.of("payments", 1) == "earliest"
         assert found.ending.of("orders", 0) == 1_893_456_000_000
         assert (found.max_offsets_per_trigger, found.min_partitions) == (5000, 7)
-        assert (found.fail_on_data_loss, found.extra) == (False, Extra(headers=True, raw=True))
+        assert (found.fail_on_data_loss, found.extra) == (False, Extra(headers=True, raw=True, rank=True))
         assert pickle.loads(pickle.dumps(found)) == found, "it goes to workers"
 
 
