@@ -13,8 +13,8 @@ from sandq.errors import InvalidRequest, SandqError
 from sandq.model.headers import headers_unpack
 from sandq.model.times import instant_ms
 from sandq.spark import jobs
-from sandq.spark.jobs import archive as archive_job
 from sandq.spark.datasource import SandqDataSource
+from sandq.spark.jobs import archive as archive_job
 from sandq.spark.jobs.archive import archived
 from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, values
