@@ -31,7 +31,15 @@ from sandq.protocol.replies_messages import (
     encode_pieces,
 )
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE, Produce
-from sandq.protocol.requests_admin import DeadList, GroupDelete, GroupLimit, GroupPause, GroupSeek, GroupUpdate, TopicUpdate
+from sandq.protocol.requests_admin import (
+    DeadList,
+    GroupDelete,
+    GroupLimit,
+    GroupPause,
+    GroupSeek,
+    GroupUpdate,
+    TopicUpdate,
+)
 from sandq.protocol.requests_log import Fetch
 from sandq.protocol.requests_messages import (
     BY_ID,
