@@ -80,9 +80,14 @@ class ScheduleFiring:
 
         def wake() -> None:
             self._timer = self._timer_ms = None
-            if not self._is_working and (self._is_due() or _is_behind(self._host.status)):
+            if self._is_working:
+                return  # and looks again when it has done
+            if self._is_due() or _is_behind(self._host.status):
                 self._is_working = True
                 self._nursery.start_soon(self._fire)
+            else:
+                # What was to fire now fires later since, or no more.
+                self.look(self._host.status)
 
         if self._timer is not None:
             self._timer.cancel()
