@@ -14,7 +14,6 @@ from sandq.model.headers import headers_unpack
 from sandq.model.times import instant_ms
 from sandq.spark import jobs
 from sandq.spark.datasource import SandqDataSource
-from sandq.spark.jobs import archive as archive_job
 from sandq.spark.jobs.archive import archived
 from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, values
@@ -129,12 +128,13 @@ def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkey
 
     add(range(10))
     with monkeypatch.context() as patch:
-        start = archive_job._start
+        module = sys.modules[jobs.archive.__module__]
+        start = module._start  # type: ignore[attr-defined]
 
         def start_without(spark: Any, options: dict[str, str], *rest: str) -> Any:
             return start(spark, {name: text for name, text in options.items() if name != "includeRank"}, *rest)
 
-        patch.setattr(archive_job, "_start", start_without)
+        patch.setattr(module, "_start", start_without)
         assert jobs.archive(spark, ["t"], place, servers=servers).messages == 11
     assert "tenant" not in spark.read.parquet(place).columns
     add(range(10, 20))
