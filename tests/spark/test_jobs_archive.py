@@ -146,8 +146,10 @@ def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkey
     new = [(number, number, f"tenant-{number % 3}") for number in range(10, 30)]
     assert ranks(archived(spark, place)) == [(number, None, None) for number in range(10)] + new[:10]
     add(range(20, 30))
+    with node.client() as client:
+        client.produce("t", b"30", tenant="tenant-0", priority=30, delay="1h")
     view = jobs.sql(spark, "select * from messages where tenant is not null", ["t"], archive=place, servers=servers)
-    assert ranks(view) == new, "of the archive and of the brokers"
+    assert ranks(view) == [*new, (30, 30, "tenant-0")], "of the archive, of what is due, and of what is pending"
 
     options: dict[str, Any] = {"servers": servers, "where": "cast(cast(value as string) as int) >= 5"}
     for _ in range(2):
