@@ -125,7 +125,7 @@ class Recurrence:
         if not self.jitter_ms:
             return occurrence_ms
         hashed: int = xxhash.xxh3_64_intdigest(f"{name}/{occurrence_ms}".encode())
-        return occurrence_ms + hashed % self.jitter_ms
+        return min(occurrence_ms + hashed % self.jitter_ms, TIME_MAX_MS)
 
     def record(self) -> dict[str, Any]:
         """Return the fields that are not the default. PERSISTED"""
