@@ -1,4 +1,4 @@
-"""Schedules by the client, on a clock that the test moves."""
+"""Faults of schedules that a review found, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def schedules(client: Client) -> Schedules:
     return client.schedules("t")
 
 
-def test_what_is_unacked_for_long_holds_up_all_that_follow(broker: Broker, client: Client, schedules: Schedules) -> None:
+def test_what_is_unacked_for_long_holds_up_what_follows(broker: Broker, client: Client, schedules: Schedules) -> None:
     schedules.create("s", b"", every="1h", overlap_group="g")
     group = client.leases("t", "g")
     group.take()
