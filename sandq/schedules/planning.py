@@ -46,14 +46,18 @@ def following(
     occurrence_ms: int,
     now_ms: int,
     done: Done = (),
+    grace_ms: int = 0,
 ) -> Plan:
     """Return the occurrence after one that fires now, which is counted in `fired`; of those that were missed since, as
-    many as the settings say."""
-    next_ms = _next_ms(recurrence, occurrence_ms, done)
-    if next_ms is None or next_ms > now_ms:
-        return _plan(name, recurrence, settings, fired, next_ms, 0)
+    many as the settings say. `grace_ms`: one that is late by no more is not missed."""
+    found = _plan(name, recurrence, settings, fired, _next_ms(recurrence, occurrence_ms, done), 0)
+    if found.fire_ms is None or found.fire_ms >= now_ms - grace_ms:
+        return found
     if settings.get("misfire") != "all":
-        missed = len(recurrence.occurrences(occurrence_ms, now_ms, _COUNT_MOST))
+        latest_ms, missed = recurrence.latest_ms(now_ms, occurrence_ms, _COUNT_MOST)
+        if latest_ms is not None and _fire_ms(name, recurrence, latest_ms) > now_ms:
+            # It is over on the clock, and by its jitter yet to come.
+            return _plan(name, recurrence, settings, fired, _next_ms(recurrence, latest_ms - 1, done), missed - 1)
         return _plan(name, recurrence, settings, fired, _next_ms(recurrence, now_ms, done), missed)
     most = settings.get("misfire_most", MISSED_MOST)
     left_out, last = _last_of(recurrence, occurrence_ms, now_ms, most)

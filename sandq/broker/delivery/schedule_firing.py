@@ -21,7 +21,7 @@ from sandq.broker.replication.runner import Runner
 from sandq.broker.timers import Timer, Timers
 from sandq.model.errors import DiskFull, SandqError
 from sandq.partition import commands as c
-from sandq.partition.schedules.schedule import Schedule
+from sandq.partition.schedules.schedule import GRACE_MS, Schedule
 from sandq.partition.schedules.schedule_queries import Stored
 from sandq.partition.state_machine import Status
 from sandq.schedules import planning
@@ -190,7 +190,8 @@ def _plan_one(schedule: Schedule, now_ms: int) -> tuple[Any, ...]:
         recurrence = Recurrence.from_record(schedule.recurrence)
         fired = schedule.fired + 1
         name, settings, done = schedule.name, schedule.settings, schedule.done
-        found = planning.following(name, recurrence, settings, fired, schedule.expected_ms, now_ms, done)
+        # A leader that died, or a node that stood still for a moment, is no downtime.
+        found = planning.following(name, recurrence, settings, fired, schedule.expected_ms, now_ms, done, GRACE_MS)
     except SandqError as error:
         log.error("a schedule cannot be gone by, and ends", schedule=schedule.name, error=error.message)
         return (*seen, None, None, 0)

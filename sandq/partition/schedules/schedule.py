@@ -20,7 +20,7 @@ HISTORY: Final = 10
 TRIGGERS: Final = 8
 """Tokens of the last triggers: one that is sent again is answered as the first time."""
 GRACE_MS: Final = 60_000
-"""An occurrence that fires later than this is one that was missed. Replicas go by it."""
+"""An occurrence that could be fired only later than this is one that was missed. Replicas go by it."""
 
 SENT, SKIPPED, MISSED, TRIGGERED = "sent", "skipped", "missed", "triggered"
 """What became of an occurrence: its message was made; not, for the last one was unacked; not, for it was too late; and
