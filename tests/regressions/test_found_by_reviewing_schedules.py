@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgpack
 import pytest
@@ -125,3 +126,27 @@ def test_headers_that_cannot_be_added_to_are_refused(
     schedules.create("other", b"", every="1h")
     broker.advance("2h")
     assert [(one.name, one.fired) for one in schedules.list()] == [("other", 2)]
+
+
+ONE = {"name": "s", "value": b"", "every": "1h"}
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ([5], "schedule 1: a mapping of the arguments of create is expected, not 5"),
+        ([ONE, {"value": b"", "every": "1h"}], "schedule 2: name: it has none"),
+        ([{**ONE, "evry": "1h"}], r"schedule 1: 'evry': no such argument \(name, cron, every,"),
+        ([{**ONE, "paused": "no"}], "schedule 's': paused: a bool is expected, not 'no'"),
+        ([*[{**ONE, "name": f"s{at % 1100}"} for at in range(1200)]], "schedule 's0' is told twice"),
+    ],
+)
+def test_what_is_wrong_with_many_is_told(broker: Broker, schedules: Schedules, told: list[Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        schedules.create_many(told)
+    assert [*schedules.list()] == []
+
+
+def test_a_preview_is_of_a_name(broker: Broker, schedules: Schedules) -> None:
+    with pytest.raises(InvalidRequest, match=r"^the name of a schedule has 1\.\.255 bytes, not 300"):
+        schedules.preview(every="1h", name="n" * 300)

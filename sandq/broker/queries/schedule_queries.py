@@ -79,7 +79,8 @@ class ScheduleQueries:
         host, place = self._place(request.topic, request.partition)
         names = [item[0] for item in request.items]
         if len({*names}) < len(names):
-            raise InvalidRequest("a schedule is named twice in one request")
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            raise InvalidRequest(f"schedule {of_schedule(twice)[0]!r} is named twice in one request")
         now_ms = self._broker.clock.now_ms()
         check = partial(_checked, request.items, now_ms, self._broker.limits, place)
         wanted = {one[0]: one for one in await self._in_thread(check)}
@@ -228,14 +229,12 @@ class ScheduleQueries:
 def _checked(items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place: Place) -> list[_Wanted]:
     """Check items of a put. Raises InvalidRequest."""
     wanted: list[_Wanted] = []
-    for at, (name, version, given, batch, paused) in enumerate(items):
+    for name, version, given, batch, paused in items:
         try:
             checked = settings.check(given, now_ms)
             fields = _message(name, batch, now_ms, limits, place)
         except SandqError as error:
-            shown = of_schedule(name)[0]
-            where = f"schedule {shown!r}" if len(items) == 1 else f"item {at + 1}, schedule {shown!r}"
-            raise type(error)(f"{where}: {error.message}", **error.details) from None
+            raise type(error)(f"schedule {of_schedule(name)[0]!r}: {error.message}", **error.details) from None
         wanted.append((name, version, checked, fields, paused))
     return wanted
 
@@ -349,7 +348,7 @@ def _plan_pauses(
 
 
 def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
-    checked = settings.check(request.settings, request.settings.get("anchor_ms", now_ms))
+    checked = settings.check(request.settings, now_ms)
     times: list[list[int]] = []
     at_ms = now_ms
     while len(times) < request.count:
