@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from sandq.model.errors import InvalidRequest
 from sandq.schedules.recurrence import Recurrence
 
 LOOKED_UP_MOST: Final = 10_000
@@ -64,7 +65,11 @@ class _Counting:
         plain = replace(schedule.recurrence, jitter_ms=0)
         times = self._known.get(plain)
         if times is None:
-            times = plain.occurrences(self._first_ms - 1, self._stop_ms - 1, self._looked_up)
+            try:
+                times = plain.occurrences(self._first_ms - 1, self._stop_ms - 1, self._looked_up)
+            except InvalidRequest:
+                # Made by a node that knows other zones.
+                times, self.is_complete = [], False
             self._looked_up -= len(times)
             self.is_complete = self.is_complete and self._looked_up > 0
             self._known[plain] = times

@@ -67,3 +67,10 @@ def test_what_is_too_much_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) 
     assert not count_ahead([*alike, *alike], T, HOUR, 4).is_complete
     dense = count_ahead([ahead(every_ms=1000)], T, 60_000, 60)
     assert dense == Outlook({T + minute * 60_000: 60 for minute in range(25)}, False)
+
+
+def test_what_this_node_cannot_go_by_is_left_out_and_that_is_told() -> None:
+    strange = Ahead("s", Recurrence(cron="@hourly", zone="Mars/Phobos"), 0, None)
+    known = Ahead("k", Recurrence(cron="@hourly"), 0, None)
+    found = count_ahead([strange, known], 0, 3_600_000, 3)
+    assert dict(found.messages) == {3_600_000: 1, 7_200_000: 1} and not found.is_complete
