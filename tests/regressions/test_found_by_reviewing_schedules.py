@@ -138,6 +138,8 @@ ONE = {"name": "s", "value": b"", "every": "1h"}
         ([ONE, {"value": b"", "every": "1h"}], "schedule 2: name: it has none"),
         ([{**ONE, "evry": "1h"}], r"schedule 1: 'evry': no such argument \(name, cron, every,"),
         ([{**ONE, "paused": "no"}], "schedule 's': paused: a bool is expected, not 'no'"),
+        ([ONE, {**ONE, "name": "t", "count": "3"}], "schedule 't': count: a whole number"),
+        ([ONE, {**ONE, "name": "t", "ttl": 0}], "schedule 't': ttl: it must be longer"),
         ([*[{**ONE, "name": f"s{at % 1100}"} for at in range(1200)]], "schedule 's0' is told twice"),
     ],
 )

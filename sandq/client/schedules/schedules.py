@@ -15,7 +15,7 @@ from sandq.client.schedules.schedule import Schedule
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call, call_leader, each, fresh_topic
 from sandq.model.batch import Column, encode
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError, SandqError
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_tenant, schedule_id
 from sandq.model.offsets import to_text
 from sandq.model.partitioning import partition_for
@@ -158,7 +158,10 @@ class Schedules:
                 raise InvalidRequest(f"{where}: name: it has none")
             message = {part: arguments.pop(part, None) for part in _MESSAGE}
             paused, tenant = arguments.pop("paused", None), arguments.pop("tenant", None)
-            told.append(_Told(name, None, _settings(**arguments), message, paused, tenant))
+            try:
+                told.append(_Told(name, None, _settings(**arguments), message, paused, tenant))
+            except SandqError as error:
+                raise _about(name, error) from None
         outcomes = Counter([result.outcome for result in await self._put(told)])
         return SchedulesStored(*[outcomes[outcome] for outcome in SchedulesStored._fields])
 
@@ -299,7 +302,10 @@ class Schedules:
             _check_name(one.name)
             if one.paused is not None and type(one.paused) is not bool:
                 raise InvalidRequest(f"schedule {one.name!r}: paused: a bool is expected, not {one.paused!r:.60}")
-            batch = self._batch(record, one)
+            try:
+                batch = self._batch(record, one)
+            except SandqError as error:
+                raise (_about(one.name, error) if len(told) > 1 else error) from None
             item = [schedule_id(one.name, one.tenant), one.version, one.settings, batch, one.paused is True]
             if (one.name, one.tenant or DEFAULT_TENANT) in names:
                 raise InvalidRequest(f"schedule {one.name!r} is told twice: a name is that of one schedule")
@@ -330,7 +336,7 @@ class Schedules:
             rank_of(priority, tenant)
             check_rank(self.topic, record.kind, priority, tenant)
         if message["value"] is None:
-            raise InvalidRequest(f"schedule {told.name!r}: value: it has none")
+            raise InvalidRequest("value: it has none")
         columns: dict[int, Any] = {Column.VALUE: [checks.value(message["value"])]}
         cells = {
             Column.KEY: checks.key(message["key"]),
@@ -526,6 +532,11 @@ def _parts(items: Sequence[list[Any]]) -> list[list[list[Any]]]:
 def _size_of(item: Sequence[Any]) -> int:
     name, _, settings, batch, _ = item
     return len(name) + len(batch) + sum([len(what) + len(str(told)) for what, told in settings.items()])
+
+
+def _about(name: object, error: SandqError) -> SandqError:
+    """The same error, which says of which schedule."""
+    return type(error)(f"schedule {name!r:.60}: {error.message}", **error.details)
 
 
 def _check_kind(record: TopicRecord, tenant: str | None) -> None:
