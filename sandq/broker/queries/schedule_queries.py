@@ -50,6 +50,9 @@ EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
 """Further outcomes: there is another one of this name; it has another version than was asked for; there is none."""
 ROUNDS_MOST: Final = 50
 """How often it is looked again for a schedule that is another one each time."""
+WAITING_ROUNDS: Final = 25
+"""So many of these for what is due to fire first: what comes behind it would be left out. It fires in a moment, unless
+the disk is full, or this node knows no such zone."""
 AGAIN_S: Final = 0.02
 """Behind one that fires just now."""
 COMMAND_ITEMS: Final = 256
@@ -86,15 +89,21 @@ class ScheduleQueries:
         wanted = {one[0]: one for one in await self._in_thread(check)}
         results: dict[str, _Row] = {}
         taken = set[_Seen]()
-        for _ in range(ROUNDS_MOST):
+        for round_ in range(ROUNDS_MOST):
             left = [one for name, one in wanted.items() if name not in results]
             if not left:
                 break
             seen = await self._named(host, [one[0] for one in left])
             self._check_count(host, len(left) - len(seen))
             now_ms = self._broker.clock.now_ms()
+            due = (
+                {name for name, old in seen.items() if _is_due(old, now_ms)} if round_ < WAITING_ROUNDS else set[str]()
+            )
+            left = [one for one in left if one[0] not in due]
             planned, told = await self._in_thread(_plan_puts, left, seen, now_ms, taken)
             results |= told
+            if due:
+                await trio.sleep(AGAIN_S)
             taken |= await self._settle(host, caller, c.PutSchedules, planned, results)
         return self._answers(names, results)
 
@@ -304,6 +313,10 @@ def _plan_puts(
     return planned, told
 
 
+def _is_due(schedule: Schedule, now_ms: int) -> bool:
+    return schedule.fire_ms is not None and schedule.fire_ms <= now_ms
+
+
 def _plan_anew(
     old: Schedule,
     checked: settings.Checked,
@@ -317,7 +330,7 @@ def _plan_anew(
     `is_other`: it recurs otherwise than before. `is_taken`: somebody has the message of its next occurrence."""
     if paused:
         return Plan(None, None)
-    has_come = is_taken or (old.fire_ms is not None and old.fire_ms <= now_ms)
+    has_come = is_taken or _is_due(old, now_ms)
     after_ms = max(now_ms, old.expected_ms or 0) if has_come else now_ms
     if not has_come and old.expected_ms is not None:
         # With a jitter it may be over on the clock and yet to come; it does, if it is one of the new ones, too.
