@@ -10,9 +10,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from sandq.model.errors import InvalidRequest
+from sandq.schedules.planning import delivery_ms
 from sandq.schedules.recurrence import Recurrence
 
 LOOKED_UP_MOST: Final = 10_000
@@ -93,8 +95,8 @@ class _Counting:
         if len(times) > self._counted:
             times, self.is_complete = times[: self._counted], False
         self._counted -= len(times)
-        for occurrence_ms in times:
-            fire_ms = schedule.recurrence.fire_ms(schedule.name, occurrence_ms)
+        for occurrence_ms, following_ms in zip_longest(times, times[1:]):
+            fire_ms = delivery_ms(schedule.name, schedule.recurrence, occurrence_ms, following_ms)
             if fire_ms < self._stop_ms:
                 self.found[self._unit_of(fire_ms)] += 1
 

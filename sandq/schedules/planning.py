@@ -55,7 +55,7 @@ def following(
         return found
     if settings.get("misfire") != "all":
         latest_ms, missed = recurrence.latest_ms(now_ms, occurrence_ms, _COUNT_MOST)
-        if latest_ms is not None and _fire_ms(name, recurrence, latest_ms) > now_ms:
+        if latest_ms is not None and delivery_ms(name, recurrence, latest_ms) > now_ms:
             # It is over on the clock, and by its jitter yet to come.
             return _plan(name, recurrence, settings, fired, _next_ms(recurrence, latest_ms - 1, done), missed - 1)
         return _plan(name, recurrence, settings, fired, _next_ms(recurrence, now_ms, done), missed)
@@ -99,14 +99,15 @@ def _plan(
     count = settings.get("count")
     if next_ms is None or (count is not None and fired >= count):
         return _NONE._replace(missed=missed)
-    return Plan(next_ms, _fire_ms(name, recurrence, next_ms), missed)
+    return Plan(next_ms, delivery_ms(name, recurrence, next_ms), missed)
 
 
-def _fire_ms(name: str, recurrence: Recurrence, occurrence_ms: int) -> int:
-    """When an occurrence fires: later by its jitter, and never behind the occurrence that follows."""
+def delivery_ms(name: str, recurrence: Recurrence, occurrence_ms: int, following_ms: int | None = None) -> int:
+    """Return when an occurrence fires: later by its jitter, and always before the occurrence that follows.
+    `following_ms`: that one, where it is known."""
     fire_ms = recurrence.fire_ms(name, occurrence_ms)
     if fire_ms > occurrence_ms:
-        next_ms = recurrence.next_ms(occurrence_ms)
+        next_ms = recurrence.next_ms(occurrence_ms) if following_ms is None else following_ms
         if next_ms is not None and fire_ms >= next_ms:
             fire_ms = occurrence_ms + (fire_ms - occurrence_ms) % (next_ms - occurrence_ms)
     return fire_ms

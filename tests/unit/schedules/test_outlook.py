@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandq.schedules import outlook
+from sandq.schedules import outlook, planning
 from sandq.schedules.outlook import Ahead, Outlook, count_ahead
 from sandq.schedules.recurrence import Recurrence
 
@@ -26,8 +26,8 @@ def one_by_one(schedules: list[Ahead], unit_ms: int, count: int) -> dict[int, in
     for one in schedules:
         times = one.recurrence.occurrences(max(one.after_ms, T - 1), stop_ms - 1, 100_000)
         for at_ms in times[: one.most]:
-            fire_ms = one.recurrence.fire_ms(one.name, at_ms)
-            if fire_ms < stop_ms:
+            fire_ms = planning.first(one.name, one.recurrence, {}, 0, at_ms - 1).fire_ms
+            if fire_ms is not None and fire_ms < stop_ms:
                 found[fire_ms - fire_ms % unit_ms] += 1
     return found
 
@@ -43,6 +43,7 @@ MANY = [
     ahead(every_ms=HOUR, anchor_ms=0, jitter_ms=HOUR - 1),
     ahead(cron="*/10 * * * *"),
     ahead("t", cron="*/10 * * * *", jitter_ms=300_000),
+    ahead("u", cron="*/10 * * * *", jitter_ms=HOUR),
     ahead(cron="*/10 * * * *", after_ms=T + HOUR),
     ahead(cron="0 9 * * *", zone="Asia/Kolkata", most=1),
     ahead(cron="0 0 1 1 *"),
