@@ -34,7 +34,8 @@ def test_rate_is_read_again_as_it_is_shown(interval: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "rate", [0, -1, 0.0, float("nan"), float("inf"), -float("inf"), True, None, [], "", "NaN", "1e3", "1/w", "1 / s", "0/s"]
+    "rate",
+    [0, -1, 0.0, float("nan"), float("inf"), -float("inf"), True, None, [], "", "NaN", "1e3", "1/w", "1 / s", "0/s"],
 )
 def test_what_is_no_rate_is_refused(rate: Any) -> None:
     with pytest.raises(ValueError, match="a rate is expected"):
