@@ -72,7 +72,7 @@ class LimitPlan:
         targets: dict[int, Target] = {}
         for partition, one in standings.items():
             if not one.is_starved:
-                kept = self._kept(partition, one, may_take)
+                kept = self._kept(partition, one, may_take and one.is_open, now_ms)
                 targets[partition] = kept
                 in_flight_left -= max(kept[0], one.leased)
                 units_left -= kept[1]
@@ -105,10 +105,12 @@ class LimitPlan:
             )
         return self._changes(limit, standings, starved, targets, now_ms)
 
-    def _kept(self, partition: int, one: Standing, may_take: bool) -> Target:
+    def _kept(self, partition: int, one: Standing, may_take: bool, now_ms: int) -> Target:
         """What a partition that does not wait is to keep."""
         is_idle = one.used == self._used.get(partition, 0)
-        if partition != HOME and not (may_take and one.is_open):
+        began_ms, _ = self._began.get(partition, (now_ms - TURN_MS, 0))
+        has_turn = 0 <= now_ms - began_ms < TURN_MS  # and is between two of its messages, perhaps
+        if has_turn or (partition != HOME and not may_take):
             return one.in_flight, one.units
         spare = max(one.in_flight - one.leased, 0)
         if is_idle:

@@ -133,3 +133,19 @@ def test_a_turn_in_which_nothing_was_leased_goes_on() -> None:
             changes += 1
             standings[partition] = standings[partition]._replace(in_flight=target[0])
     assert changes <= 3
+
+
+def test_partitions_keep_their_turn_between_two_of_their_messages() -> None:
+    """When the last was settled, and the next is not leased yet, it does not wait."""
+    plan, limit = LimitPlan(), GroupLimit(1, 2, 1, None, None)
+    waits = Standing(0, 0, 0, 7, 5)
+    assert plan.plan(limit, {0: waits, 1: Standing(0, 1, 0, 9, 5)}, NOW_MS) == {}
+    now_ms = NOW_MS + TURN_MS
+    assert plan.plan(limit, {0: waits, 1: Standing(1, 1, 0, 10, 5)}, now_ms) == {1: (0, 0)}
+    between = {0: Standing(0, 1, 0, 8), 1: waits}
+    assert plan.plan(limit, between, now_ms + TURN_MS - 1) == {}
+    now_ms += TURN_MS
+    assert plan.plan(limit, between, now_ms) == {1: (1, 0)}
+    between = {0: waits, 1: Standing(0, 1, 0, 11)}
+    assert plan.plan(limit, between, now_ms + TURN_MS - 1) == {}
+    assert plan.plan(limit, between, now_ms + TURN_MS) == {1: (0, 0)}
