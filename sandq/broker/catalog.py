@@ -27,7 +27,7 @@ from sandq.model.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from sandq.model.group_limits import GROUP_LIMITS
+from sandq.model.group_limits import next_epoch
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import Place
 
@@ -215,7 +215,7 @@ class Catalog:
     def _configure(self, name: str, delivery: PartitionLeader) -> None:
         """Give a partition that is led here the topic's settings where it has others."""
         host, settings = delivery.host, self.topics[name].record.settings
-        delivery.limits_wanted = settings.get(GROUP_LIMITS)
+        delivery.limits_wanted = next_epoch(settings)
         if host.ready and host.status.settings != settings:
             try:
                 host.submit(c.Configure(settings), partial(self._configured, name, delivery))

@@ -4,7 +4,8 @@ They belong to the topic, for they hold over all its partitions, also where the 
 topic's settings has them, if there ever were some, as `[next epoch, {group: [epoch, partitions, max_in_flight or nil,
 microseconds between two messages or nil, burst or nil]}]`. PERSISTED.
 
-Each change of a group's limits has an epoch of its own: what was allowed under another one counts no more.
+Each change of a group's limits has an epoch of its own: what was allowed under another one counts no more. The next
+epoch rises with each change, also one that takes limits away: so the records of a topic have an order.
 """
 
 from __future__ import annotations
@@ -57,6 +58,19 @@ def limits_of(settings: Mapping[str, Any]) -> dict[str, GroupLimit]:
     return {name: GroupLimit(*row) for name, row in groups.items()}
 
 
+def next_epoch(settings: Mapping[str, Any]) -> int:
+    """The epoch that the next change gets: of two records of a topic, the one with the higher is the newer; 0: there
+    were never limits."""
+    found: int = (settings.get(GROUP_LIMITS) or (0,))[0]
+    return found
+
+
+def with_newest_limits(now: Mapping[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The record `settings` in place of `now`, but with the limits of `now` where those are newer: who sends it may not
+    have heard of them yet. What was allowed under limits must not be allowed once more because they went and came."""
+    return {**settings, GROUP_LIMITS: now[GROUP_LIMITS]} if next_epoch(settings) < next_epoch(now) else settings
+
+
 def with_limit(
     settings: Mapping[str, Any], group: str, partitions: int, limit: Mapping[str, Any] | None
 ) -> dict[str, Any]:
@@ -65,7 +79,7 @@ def with_limit(
     epoch, groups = settings.get(GROUP_LIMITS) or (1, dict[str, Any]())
     others = {name: row for name, row in groups.items() if name != group}
     if limit is None:
-        return {**settings, GROUP_LIMITS: [epoch, others]} if group in groups else dict(settings)
+        return {**settings, GROUP_LIMITS: [epoch + 1, others]} if group in groups else dict(settings)
     if len(others) >= FIXED.limited_groups:
         raise InvalidRequest(
             f"{len(others)} groups of the topic have limits, and no more may (limited_groups, which is fixed)",

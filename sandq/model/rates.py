@@ -5,37 +5,39 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Any, Final
 
 _PER_US: Final = {"s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000, "d": 86_400_000_000}
 _RATE: Final = re.compile(r"(?P<number>[0-9]{1,12}(\.[0-9]{1,12})?)(/(?P<unit>[smhd]))?", re.ASCII)
 _MOST_PER_S: Final = 100_000
-_LEAST: Final = 1e-12
+_DIGITS: Final = 10**12
+"""Of what stands behind the point of a rate's number."""
 
 
 def interval_us(value: object) -> int:
-    """Return the time between two messages at a rate: a number a second, or text such as "5/s", "100/h". Raises
-    ValueError."""
+    """Return the time between two messages at a rate, rounded up, so that it is never more than that: a number a
+    second, or text such as "5/s", "100/h". Raises ValueError."""
     found = _RATE.fullmatch(value) if isinstance(value, str) else None
     unit = found["unit"] or "s" if found else "s"
     number: Any = found["number"] if found else value
-    try:
-        count = float(number) if found or type(number) in (int, float) else None
-    except OverflowError:
-        count = None
-    if count is None or not math.isfinite(count) or count <= 0:
+    is_number = found is not None or type(number) is int or (type(number) is float and math.isfinite(number))
+    count = Fraction(str(number) if type(number) is float else number) if is_number else Fraction(0)
+    if count <= 0:
         raise ValueError('a rate is expected: messages a second, or text such as "5/s", "100/m", "1000/h", "10/d"')
-    if not 1_000_000 / _MOST_PER_S <= _PER_US[unit] / max(count, _LEAST) <= _PER_US["d"]:
+    if not Fraction(1_000_000, _MOST_PER_S) <= _PER_US[unit] / count <= _PER_US["d"]:
         raise ValueError(f"a rate is between 1/d and {_MOST_PER_S}/s")
-    return round(_PER_US[unit] / count)
+    return math.ceil(_PER_US[unit] / count)
 
 
 def rate_text(interval_us: int) -> str:
-    """Return the rate at which so much time is between two messages."""
+    """Return the rate at which so much time is between two messages: what is read from it is the same again."""
     for unit, per_us in _PER_US.items():
-        if not per_us % interval_us:
-            return f"{per_us // interval_us}/{unit}"
-    return f"{_PER_US['d'] / interval_us:.12f}/d"
+        count = -(-per_us // interval_us)
+        if -(-per_us // count) == interval_us:
+            return f"{count}/{unit}"
+    whole, parts = divmod(-(-_PER_US["d"] * _DIGITS // interval_us), _DIGITS)
+    return f"{whole}.{parts:012}/d"
 
 
 def as_mapping(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:

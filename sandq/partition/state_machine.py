@@ -19,6 +19,7 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Unavailable
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.group_limits import with_newest_limits
 from sandq.partition import clock_reset, rows
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import ClockResets
@@ -446,7 +447,7 @@ class TimerPartition:
                     self._trim_schedule.note_settled(now_ms)  # what its key blocks may be copied aside now
                 return self.shared.level
             case c.Configure():
-                self.shared.configure(command.settings)
+                self.shared.configure(with_newest_limits(self.shared.settings, command.settings))
                 self.limits.configure(view)
                 for group in self.groups.by_id.values() if self.shared.rank is not None else ():
                     group.note_change()  # what held its tenants up may not any more

@@ -70,7 +70,7 @@ class LeaseOnce:
     async def run(self) -> list[Taken]:
         """Lease what is due; when that is nothing, what is first due within `wait_ms`."""
         for delivery in self._deliveries:
-            if delivery.limits_wanted is not None:
+            if delivery.limits_wanted:
                 delivery.note_asked(self._request.group)
                 await self._turn.spend(1)
         taken = await self._lease_due()

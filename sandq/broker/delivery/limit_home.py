@@ -125,7 +125,8 @@ class LimitHome:
             share = shares.get(partition, Share())
             told, heard_ms = self._told.get(partition, (None, 0))
             if told is None or told.epoch != ledger.limit.epoch or not share.confirmed:
-                standings[partition] = Standing(share.held, share.target, share.units, -1)
+                held = Standing(share.held, share.target, share.units, -1, is_open=share.confirmed)
+                standings[partition] = held
                 continue
             is_fresh = 0 <= now_ms - heard_ms < FRESH_MS
             standings[partition] = Standing(

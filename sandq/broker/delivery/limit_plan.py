@@ -34,6 +34,8 @@ class Standing(NamedTuple):
     """Messages that are due and wait for those in flight."""
     wants_rate: bool = False
     """Something that is due waits for the rate."""
+    is_open: bool = True
+    """It has said that it goes by what it was told last; until then it gets no other share."""
 
     @property
     def is_starved(self) -> bool:
@@ -70,7 +72,7 @@ class LimitPlan:
         targets: dict[int, Target] = {}
         for partition, one in standings.items():
             if not one.is_starved:
-                kept = self._kept(partition, one, may_take)
+                kept = self._kept(partition, one, may_take and one.is_open, now_ms)
                 targets[partition] = kept
                 in_flight_left -= max(kept[0], one.leased)
                 units_left -= kept[1]
@@ -103,10 +105,12 @@ class LimitPlan:
             )
         return self._changes(limit, standings, starved, targets, now_ms)
 
-    def _kept(self, partition: int, one: Standing, may_take: bool) -> Target:
+    def _kept(self, partition: int, one: Standing, may_take: bool, now_ms: int) -> Target:
         """What a partition that does not wait is to keep."""
         is_idle = one.used == self._used.get(partition, 0)
-        if partition != HOME and not may_take:
+        began_ms, _ = self._began.get(partition, (now_ms - TURN_MS, 0))
+        has_turn = 0 <= now_ms - began_ms < TURN_MS  # and is between two of its messages, perhaps
+        if has_turn or (partition != HOME and not may_take):
             return one.in_flight, one.units
         spare = max(one.in_flight - one.leased, 0)
         if is_idle:
@@ -122,8 +126,10 @@ class LimitPlan:
 
         def order(partition: int) -> tuple[bool, int, int]:
             one = standings[partition]
-            is_on = (one.in_flight > 0 or one.units > 0) and (not may_take or not self._is_over(partition, one, now_ms))
-            return not is_on, self._ended_ms.get(partition, 0), partition
+            has_some = one.in_flight > 0 or one.units > 0
+            is_on = has_some and (not may_take or not self._is_over(partition, one, now_ms))
+            # Who had a turn until now comes behind all others, also behind those that never had one.
+            return not is_on, now_ms if has_some else self._ended_ms.get(partition, 0), partition
 
         return sorted(starved, key=order)[: max(seats, 0)]
 

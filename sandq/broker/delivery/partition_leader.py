@@ -17,7 +17,7 @@ from sandq.broker.stats import NodeStats, TopicStats
 from sandq.broker.timers import Timer, Timers
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN
-from sandq.model.group_limits import GROUP_LIMITS
+from sandq.model.group_limits import next_epoch
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatuses
@@ -116,8 +116,8 @@ class PartitionLeader:
         self._lease_ahead_ms = lease_ahead_ms
         self._cluster_level = cluster_level
         self._on_limits = on_limits
-        self.limits_wanted: Any = None
-        """What the topic's settings say of limits of groups, as metadata has them."""
+        self.limits_wanted = 0
+        """The `next_epoch` of limits of groups in the topic's settings, as metadata has them."""
         self._asked_ms: dict[str, int] = {}
         """When somebody asked a group for messages once, without a subscription."""
         self._raising = False
@@ -343,7 +343,7 @@ class PartitionLeader:
     @property
     def knows_limits(self) -> bool:
         """Whether the partition goes by the limits of groups that the topic has; before that nothing is leased."""
-        return self.limits_wanted is None or self.host.status.settings.get(GROUP_LIMITS) == self.limits_wanted
+        return not self.limits_wanted or next_epoch(self.host.status.settings) >= self.limits_wanted
 
     def is_hungry(self, name: str) -> bool:
         """Whether somebody would take more messages of a group."""

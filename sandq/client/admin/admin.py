@@ -24,6 +24,7 @@ from sandq.model.errors import (
     UnknownGroup,
     UnknownPartition,
 )
+from sandq.model.group_limits import parse_limit
 from sandq.model.limits import FIXED
 from sandq.model.names import TIMER, check_name
 from sandq.model.times import TIME_MAX_MS, Duration, duration_ms, format_duration
@@ -229,6 +230,7 @@ class Admin:
         """
         limits = {"max_in_flight": max_in_flight, "rate": rate, "burst": burst}
         given = {name: value for name, value in limits.items() if value is not None}
+        parse_limit(given)  # here too: what is no limit at all may not fit into a frame
         await call(self._cluster, GroupLimit(check_name("topic", topic), check_name("group", group), given))
 
     async def hold(self, topic: str, name: str, offsets: Mapping[int, str], ttl: Duration = "1h") -> dict[int, str]:

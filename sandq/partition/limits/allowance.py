@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sandq.model.group_limits import GroupLimit
-from sandq.partition.limits.buckets import NO_PART, Part, merge, pace_of, split
+from sandq.partition.limits.buckets import NO_PART, Part, merge, owed_us, pace_of, split
 
 
 class AllowanceStatus(NamedTuple):
@@ -18,7 +18,7 @@ class AllowanceStatus(NamedTuple):
     """None: there is no such limit."""
     units: int
     returned_us: int
-    """The arrival time of the units that it gave back with this version."""
+    """What the units owe that it gave back with this version."""
     used: int
     """Messages that were leased since the limits were set."""
 
@@ -63,13 +63,14 @@ class Allowance:
         return AllowanceStatus(self.limit.epoch, self.version, most, self.part.units, self.returned_us, self.used)
 
     def allow(self, version: int, in_flight: int, units: int, given_us: int, now_us: int) -> None:
-        """Have so much from now on. Units that are new come with what they owe; of others that is noted."""
+        """Have so much from now on. Units that are new come with what they owe, `given_us`; of others that is
+        noted."""
         more = units - self.part.units
         if more > 0:
-            self.part, self.returned_us = merge(self.limit, self.part, Part(more, given_us), now_us), 0
+            self.part, self.returned_us = merge(self.limit, self.part, Part(more, now_us + given_us), now_us), 0
         else:
             self.part, back = split(self.limit, self.part, units, now_us)
-            self.returned_us = back.arrival_us
+            self.returned_us = owed_us(self.limit, back, now_us) if back.units else 0
         self.version, self.in_flight = version, in_flight
 
     def has_room(self, in_flight: int) -> bool:

@@ -4,6 +4,9 @@ A rate has as many *units* as its burst. A partition that holds `u` of `b` units
 `u / b` of the rate; it keeps the arrival time of its next message (`ready.pacing`). Units go from one partition to
 another with what is in them: what a part has given out lately it owes, and the two parts that it is split into owe
 that together. Rounding is always against who may give: all parts together give no more than the whole would.
+
+What units owe goes along as a time that has to pass, and begins to pass once they are there: so it makes no difference
+that the clocks of partitions differ, and what is lost on the way is lost to who may give.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class GroupLimits:
             self._note(name)
         for name, limit in limits.items():
             old = self._allowances.get(name)
-            if old is not None and old.limit.epoch == limit.epoch:
+            if old is not None and old.limit == limit:
                 continue
             allowance = fresh(limit, self._is_home)
             if old is not None:

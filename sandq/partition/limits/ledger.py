@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sandq.model.group_limits import GroupLimit
 from sandq.partition.limits.allowance import Allowance
-from sandq.partition.limits.buckets import Part, merge, split
+from sandq.partition.limits.buckets import Part, merge, owed_us, split
 
 
 class Share(NamedTuple):
@@ -36,7 +36,7 @@ class Share(NamedTuple):
     held_units: int = 0
     """That it has at most."""
     given_us: int = 0
-    """The arrival time of the units that it is given with this version."""
+    """What the units owe that it is given with this version."""
     confirmed: bool = True
     """It has said that it goes by this version."""
 
@@ -52,7 +52,7 @@ class Confirmed(NamedTuple):
     in_flight: int
     """Messages that it has in flight."""
     returned_us: int
-    """The arrival time of the units that it gave back."""
+    """What the units owe that it gave back."""
 
 
 class LedgerStatus(NamedTuple):
@@ -118,7 +118,7 @@ class Ledger:
                 continue
             back = share.held_units - share.units
             if back:
-                self.own.part = merge(self.limit, self.own.part, Part(back, returned_us), now_us)
+                self.own.part = merge(self.limit, self.own.part, Part(back, now_us + returned_us), now_us)
             held = min(share.held, max(share.in_flight, in_flight))
             lower = share._replace(held=held, held_units=share.units, given_us=0, confirmed=True)
             if lower != share:
@@ -160,7 +160,7 @@ class Ledger:
         if more <= 0:
             return share
         self.own.part, given = split(self.limit, self.own.part, self.own.part.units - more, now_us)
-        return share._replace(held_units=share.units, given_us=given.arrival_us)
+        return share._replace(held_units=share.units, given_us=owed_us(self.limit, given, now_us))
 
     def _raise(self, own_leased: int) -> None:
         """Give to whoever is to have more, as far as nobody has it."""

@@ -62,11 +62,29 @@ def test_units_of_a_rate_go_with_what_they_owe_and_come_back() -> None:
     ledger.own.serve(2, NOW_US)
     ledger.share_out([(1, 0, 2)], 0, 7, NOW_US)
     share = ledger.shares[1]
-    assert (share.units, share.held_units, share.given_us) == (2, 2, NOW_US + 2000)
+    assert (share.units, share.held_units, share.given_us) == (2, 2, 2000)
     assert ledger.own.room(0, NOW_US, 100) == 1
     ledger.confirm([Confirmed(1, 7, 0, 0)], NOW_US)
     ledger.share_out([(1, 0, 0)], 0, 8, NOW_US)
     assert (ledger.shares[1].held_units, ledger.own.part.units) == (2, 2)
-    ledger.confirm([Confirmed(1, 8, 0, NOW_US + 4000)], NOW_US)
+    ledger.confirm([Confirmed(1, 8, 0, 4000)], NOW_US)
     assert ledger.own.part.units == 4
     assert ledger.own.room(0, NOW_US, 100) == 1, "of its two units it had given all since"
+
+
+def test_units_owe_the_same_where_the_clock_is_another() -> None:
+    """Its clock is an hour ahead, or behind."""
+    for there_us in (NOW_US + 3_600_000_000, NOW_US - 900_000_000):
+        ledger = ledger_of(most=None, burst=4)
+        ledger.own.serve(4, NOW_US)
+        ledger.share_out([(1, 0, 4)], 0, 7, NOW_US)
+        share, other = ledger.shares[1], fresh(ledger.limit, False)
+        other.allow(7, 0, share.units, share.given_us, there_us)
+        assert other.room(0, there_us, 100) == 0
+        assert other.room(0, there_us + 1000, 100) == 1
+        other.serve(1, there_us + 1000)
+        other.allow(8, 0, 0, 0, there_us + 1000)
+        ledger.confirm([Confirmed(1, 7, 0, 0)], NOW_US)
+        ledger.share_out([(1, 0, 0)], 0, 8, NOW_US)
+        ledger.confirm([Confirmed(1, 8, 0, other.returned_us)], NOW_US + 1000)
+        assert [ledger.own.room(0, NOW_US + at, 100) for at in (1000, 1999, 2000, 5000)] == [0, 0, 1, 4]

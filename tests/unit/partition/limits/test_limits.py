@@ -139,6 +139,25 @@ def test_nothing_is_given_out_while_others_were_not_heard(bench: Bench) -> None:
     assert bench.lease() == [], "that is of other limits"
 
 
+def test_older_settings_bring_no_older_limits(bench: Bench) -> None:
+    """Of a leader that has not heard of the newest: what was allowed is not allowed once more."""
+    bench.open()
+    before = bench.machine.settings
+    limit(bench, partitions=2, rate="1/m", burst=2)
+    bench.apply(0, c.ShareLimit("g", 1, [(1, 0, 0, 0)], []))
+    bench.append(*"abcd")
+    assert bench.one().total == 2
+    first = bench.machine.settings
+    bench.apply(10, c.Configure(before | {"max_attempts": 7}))
+    assert bench.machine.settings == first | {"max_attempts": 7}
+    assert bench.lease(at=10) == []
+    limit(bench, at=20)
+    bench.apply(30, c.Configure(first))
+    assert limits_of(bench.machine.settings) == {} and bench.one(at=30).total == 2
+    bench.restart()
+    assert bench.status().limits is None
+
+
 def test_limits_need_their_level() -> None:
     record = with_limit({}, "g", 1, parse_limit({"max_in_flight": 1}))
     assert (c.Configure(record).needed_level, c.Configure({}).needed_level) == (8, 1)

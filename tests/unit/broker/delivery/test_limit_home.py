@@ -1,0 +1,151 @@
+"""What the leader of a home partition writes into the ledger, and whom it asks: without partitions, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.broker.delivery.limit_home import ASK_MS, FRESH_MS, LimitHome, Told
+from sandq.broker.delivery.limit_plan import TURN_MS, LimitPlan, Standing
+from sandq.model.group_limits import GroupLimit
+from sandq.partition import commands as c
+from sandq.partition.limits.allowance import fresh
+from sandq.partition.limits.ledger import Confirmed, Ledger
+
+NOW_MS = 1_000_000
+
+
+class Home:
+    """A home partition of which only the ledger is there."""
+
+    def __init__(self, partitions: int, most: int | None = None, burst: int | None = None) -> None:
+        limit = GroupLimit(1, partitions, most, None if burst is None else 1_000_000, burst)
+        self.ledger, self.home, self.own = Ledger(fresh(limit, True)), LimitHome(), told(0)
+        self.now_ms, self.entries = NOW_MS, 0
+        for partition in range(1, partitions):
+            self.heard(told(partition), partition)
+        self.decide()
+        assert not self.ledger.unheard()
+
+    def heard(self, one: Told, partition: int) -> None:
+        self.home.heard(partition, one, self.now_ms)
+
+    def decide(self) -> c.ShareLimit | None:
+        command = self.home.decide("g", self.ledger.status(), self.own, self.now_ms)
+        if command is not None:
+            self.entries += 1
+            self.ledger.confirm([Confirmed(*one) for one in command.told], self.now_ms * 1000)
+            self.ledger.share_out(command.targets, self.own.leased, self.entries, self.now_ms * 1000)
+        return command
+
+    def asked(self) -> list[int]:
+        return [partition for partition, _ in self.home.asks(self.ledger.status(), self.own, self.now_ms)]
+
+
+def told(partition: int, version: int = 0, leased: int = 0, **more: Any) -> Told:
+    one = Told("g", 1, version, leased, 0, 0, 0, 0, False)
+    return one._replace(**more)
+
+
+def test_who_waits_gets_what_nobody_uses() -> None:
+    home = Home(3, most=8)
+    home.heard(told(1, wants_in_flight=3), 1)
+    home.heard(told(2, wants_in_flight=100), 2)
+    home.decide()
+    assert [home.ledger.shares[partition].in_flight for partition in (1, 2)] == [3, 5]
+    assert home.decide() is None, "as long as nothing is new"
+
+
+def test_nothing_is_written_while_nobody_waits() -> None:
+    home = Home(3, most=8, burst=5)
+    assert home.entries == 1
+    for partition in (1, 2):
+        home.heard(told(partition, leased=0, used=7), partition)
+    assert home.decide() is None and home.asked() == []
+    assert not home.home.is_restless(home.ledger.status(), home.own, home.now_ms)
+
+
+def test_who_was_asked_is_not_asked_again_at_once_and_what_was_told_is_asked_of_who_has_not_answered() -> None:
+    home = Home(2, most=8)
+    home.heard(told(1, wants_in_flight=2), 1)
+    home.decide()
+    assert home.asked() == [1] and home.asked() == []
+    home.now_ms += ASK_MS
+    assert home.asked() == [1]
+    home.heard(told(1, version=home.ledger.shares[1].version), 1)
+    home.decide()
+    assert home.ledger.shares[1].confirmed and home.asked() == []
+
+
+def test_one_that_does_not_answer_keeps_what_it_has_and_nothing_is_written_for_it() -> None:
+    """Others wait meanwhile: they get what there is, and the log does not grow."""
+    home = Home(3, most=4, burst=4)
+    home.heard(told(1, wants_in_flight=4, wants_rate=True), 1)
+    home.decide()
+    assert home.ledger.shares[1].units == 4 and not home.ledger.shares[1].confirmed
+    before = home.entries
+    for _ in range(20):
+        home.now_ms += TURN_MS
+        home.heard(told(2, wants_in_flight=4, wants_rate=True), 2)
+        home.decide()
+    assert home.entries == before
+    home.heard(told(1, version=home.ledger.shares[1].version, used=4), 1)
+    for _ in range(3):
+        home.now_ms += TURN_MS
+        home.heard(told(2, wants_in_flight=4, wants_rate=True), 2)
+        home.decide()
+        home.heard(told(1, version=home.ledger.shares[1].version, used=4), 1)
+    assert home.ledger.shares[2].units > 0 and home.ledger.shares[2].in_flight > 0
+
+
+def test_what_was_heard_long_ago_is_not_believed() -> None:
+    home = Home(2, most=8)
+    home.heard(told(1, wants_in_flight=2), 1)
+    home.now_ms += FRESH_MS
+    assert home.decide() is None
+
+
+def test_more_who_wait_than_there_are_units_take_turns() -> None:
+    plan, limit = LimitPlan(), GroupLimit(1, 4, 1, None, None)
+    has, used, turns, now_ms = 0, [0, 0, 0, 0], [], NOW_MS
+    for _ in range(12):
+        now_ms += TURN_MS
+        used[has] += 1
+        standings = {
+            partition: Standing(int(partition == has), int(partition == has), 0, used[partition], 5)
+            for partition in range(4)
+        }
+        changes = plan.plan(limit, standings, now_ms)
+        left = 1 - sum(target[0] for target in changes.values())
+        if changes:
+            has = next((partition for partition, target in changes.items() if target[0]), 0 if left else has)
+        turns.append(has)
+    assert sorted(turns) == sorted([*range(4)] * 3), turns
+
+
+def test_a_turn_in_which_nothing_was_leased_goes_on() -> None:
+    """As where the one message that may be in flight is held for hours: nothing is written for it."""
+    plan, limit = LimitPlan(), GroupLimit(1, 3, 1, None, None)
+    standings = {0: Standing(0, 0, 0, 0, 5), 1: Standing(1, 1, 0, 1, 5), 2: Standing(0, 0, 0, 0, 5)}
+    now_ms, changes = NOW_MS, 0
+    for _ in range(50):
+        now_ms += TURN_MS
+        for partition, target in plan.plan(limit, standings, now_ms).items():
+            changes += 1
+            standings[partition] = standings[partition]._replace(in_flight=target[0])
+    assert changes <= 3
+
+
+def test_partitions_keep_their_turn_between_two_of_their_messages() -> None:
+    """When the last was settled, and the next is not leased yet, it does not wait."""
+    plan, limit = LimitPlan(), GroupLimit(1, 2, 1, None, None)
+    waits = Standing(0, 0, 0, 7, 5)
+    assert plan.plan(limit, {0: waits, 1: Standing(0, 1, 0, 9, 5)}, NOW_MS) == {}
+    now_ms = NOW_MS + TURN_MS
+    assert plan.plan(limit, {0: waits, 1: Standing(1, 1, 0, 10, 5)}, now_ms) == {1: (0, 0)}
+    between = {0: Standing(0, 1, 0, 8), 1: waits}
+    assert plan.plan(limit, between, now_ms + TURN_MS - 1) == {}
+    now_ms += TURN_MS
+    assert plan.plan(limit, between, now_ms) == {1: (1, 0)}
+    between = {0: waits, 1: Standing(0, 1, 0, 11)}
+    assert plan.plan(limit, between, now_ms + TURN_MS - 1) == {}
+    assert plan.plan(limit, between, now_ms + TURN_MS) == {1: (0, 0)}
