@@ -131,19 +131,15 @@ class Recurrence:
 
     def record(self) -> dict[str, Any]:
         """Return the fields that are not the default. PERSISTED"""
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
-        }
+        told = [(name, getattr(self, name)) for name in _FIELDS]
+        return {name: value for name, value in told if value != _FIELDS[name]}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Recurrence:
         """Return what `record` was made of. InvalidRequest when there is a key that this version does not know."""
-        known = [field.name for field in fields(cls)]
         for key in record:
-            if key not in known:
-                raise InvalidRequest(f'"{key}" is no part of a recurrence; these are: {", ".join(known)}')
+            if key not in _FIELDS:
+                raise InvalidRequest(f'"{key}" is no part of a recurrence; these are: {", ".join(_FIELDS)}')
         return cls(**record)
 
     @property
@@ -161,12 +157,17 @@ class Recurrence:
         return None if found_s is None else found_s * 1000
 
     def _check_types(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            expected = str if field.name in ("cron", "zone") else int
-            if type(value) is not expected and (value is not None or field.default is not None):
+        for name, default in _FIELDS.items():
+            value = getattr(self, name)
+            expected = str if name in ("cron", "zone") else int
+            if type(value) is not expected and (value is not None or default is not None):
                 wanted = "text" if expected is str else "a whole number of milliseconds"
-                raise InvalidRequest(f"{field.name}: {wanted} is expected")
+                raise InvalidRequest(f"{name}: {wanted} is expected")
+
+
+# `fields` takes 6 us.
+_FIELDS: Final = {field.name: field.default for field in fields(Recurrence)}
+"""Their names, with what they are unless told."""
 
 
 def _check_instant(name: str, value: int | None) -> None:

@@ -135,7 +135,8 @@ class ScheduleQueries:
         for start in range(0, len(names), COMMAND_ITEMS):
             part = names[start : start + COMMAND_ITEMS]
             items = [(name,) if deletes else (name, request.token) for name in part]
-            for name, found in zip(part, await self._call(host, caller, kind(items)), strict=True):
+            answers = await self._call(host, caller, kind(items), ITEM_BYTES * len(items))
+            for name, found in zip(part, answers, strict=True):
                 if isinstance(found, SandqError):
                     results[name] = _result(NOT_FOUND)
                 elif deletes:
@@ -208,8 +209,9 @@ class ScheduleQueries:
         """Have the partition do what was planned, and note what became of it, but of those that are to be looked at
         again. Return those whose next occurrence has come, or of which somebody has its message already."""
         again, taken = False, set[_Seen]()
-        for part in _parts(planned):
-            for item, found in zip(part, await self._call(host, caller, kind(part)), strict=True):
+        for part, size in _parts(planned):
+            answers = await self._call(host, caller, kind(part), size)
+            for item, found in zip(part, answers, strict=True):
                 if isinstance(found, SandqError):
                     results[item[0]] = _result(NOT_FOUND)
                 elif found[0] in (STALE, TAKEN):
@@ -222,8 +224,9 @@ class ScheduleQueries:
             await trio.sleep(AGAIN_S)
         return taken
 
-    async def _call(self, host: RaftGroup, caller: Caller, command: c.ScheduleCommand) -> list[Any]:
-        count, size = len(command.items), 64 + sum([_size_of_item(item) for item in command.items])
+    async def _call(self, host: RaftGroup, caller: Caller, command: c.ScheduleCommand, size: int) -> list[Any]:
+        count = len(command.items)
+        size += 64
         work = size + ITEM_WORK * count
         answers: list[Any] = await host.call(command, caller.line, size=size, work=work, messages=2 * count)
         return answers
@@ -373,17 +376,18 @@ def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
     return times
 
 
-def _parts(planned: Sequence[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
-    """Cut into what one command may have."""
+def _parts(planned: Sequence[tuple[Any, ...]]) -> Iterator[tuple[list[tuple[Any, ...]], int]]:
+    """Cut into what one command may have, each with its size."""
     part, size = list[tuple[Any, ...]](), 0
     for item in planned:
-        if part and (len(part) == COMMAND_ITEMS or size + _size_of_item(item) > COMMAND_BYTES):
-            yield part
+        more = _size_of_item(item)
+        if part and (len(part) == COMMAND_ITEMS or size + more > COMMAND_BYTES):
+            yield part, size
             part, size = [], 0
         part.append(item)
-        size += _size_of_item(item)
+        size += more
     if part:
-        yield part
+        yield part, size
 
 
 def _size_of_item(item: Sequence[Any]) -> int:

@@ -13,7 +13,6 @@ from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.names import of_schedule
 from sandq.partition import rows
 from sandq.partition.rows import Fields
-from sandq.partition.view import Row
 
 HISTORY: Final = 10
 """Occurrences that are remembered, the last ones; among them the last one that was sent."""
@@ -142,7 +141,6 @@ def fire_key(fire_ms: int, name: str) -> bytes:
     return rows.FIRE + fire_ms.to_bytes(6, "big") + name.encode()
 
 
-def fire_of(row: Row) -> tuple[int, str]:
-    """When which schedule fires, by such a row."""
-    key, _ = row
+def fire_of(key: bytes) -> tuple[int, str]:
+    """When which schedule fires, by the key of such a row."""
     return int.from_bytes(key[1:7], "big"), key[7:].decode()
