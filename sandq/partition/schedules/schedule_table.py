@@ -46,6 +46,10 @@ FIRED: Final = "fired"
 EARLY: Final = "early"
 
 
+TURN_ITEMS: Final = 16
+"""Each takes some 50 us."""
+
+
 class ScheduleTable:
     def __init__(self, shared: SharedState, groups: GroupTable, log: MessageLog, pending: Pending) -> None:
         self._shared = shared
@@ -98,7 +102,7 @@ class ScheduleTable:
             c.PlanSchedules: self._plan_anew,
         }[type(command)]
         results: list[Any] = []
-        for item in self._shared.in_turns(command.items):
+        for item in self._shared.in_turns(command.items, TURN_ITEMS):
             try:
                 results.append(one(item, index, place + self.used, view))
             except (NotFound, InvalidRequest) as refusal:

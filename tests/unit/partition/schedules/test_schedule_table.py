@@ -10,6 +10,7 @@ from sandq.errors import InvalidRequest, NotFound
 from sandq.model.batch import Column
 from sandq.model.headers import headers_unpack
 from sandq.partition import commands as c
+from sandq.partition.queries import PartitionQueries
 from sandq.partition.schedules.schedule import GRACE_MS, Schedule
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.key_bench import KeyBench
@@ -205,3 +206,19 @@ def test_many_in_one_entry(bench: Bench) -> None:
 def test_a_compacted_topic_has_none() -> None:
     with pytest.raises(InvalidRequest, match="no schedules"):
         raise KeyBench().apply(0, c.DeleteSchedules([("s",)]))[0]
+
+
+def test_many_give_way(bench: Bench) -> None:
+    """Commands and questions about many schedules let other partitions of the node have their turns."""
+    schedules = Schedules(bench)
+    names = [f"n{number:03}" for number in range(200)]
+    items = [(name, schedules.settings, {Column.VALUE: b"v"}, 0, None, T + MINUTE, T + MINUTE, False) for name in names]
+    gave_way: list[bool] = []
+    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    bench.apply(0, c.PutSchedules(items))
+    assert len(gave_way) >= 12
+    queries = PartitionQueries(bench.machine, bench.view)
+    gave_way.clear()
+    assert all(queries.schedules_named(names)) and len(gave_way) == 4
+    gave_way.clear()
+    assert len(queries.schedules_due(T + MINUTE, 256)) == 201 and len(gave_way) == 4
