@@ -114,7 +114,7 @@ COMMANDS = {
     "schedule": Later(
         "sandctl.commands.schedules",
         "schedule",
-        "Have messages recur: by cron expressions in time zones, or at intervals.",
+        "Have messages recur: by a cron expression in a time zone, or at intervals.",
     ),
     "group": Later(
         "sandctl.commands.groups", "group", "Look at consumer groups, seek, change, limit, pause and delete them."

@@ -25,6 +25,7 @@ _COLUMNS = {
     "cursor": "CURSOR",
     "committed": "COMMITTED",
     "ready": "READY",
+    "blocked_by_key": "BLOCKED BY KEY",
     "leased": "LEASED",
     "waiting": "WAITING",
     "dead": "DEAD",
@@ -48,7 +49,8 @@ def group() -> None:
 def list_(topic: str, limit: int | None) -> None:
     """List the groups of TOPIC, a row for each partition.
 
-    CURSOR is the last offset that was leased, COMMITTED the lowest that is not acked.
+    CURSOR is the last offset that was leased, COMMITTED the lowest that is not acked. BLOCKED BY KEY, where keys have a
+    limit: how many of READY wait until fewer messages of their keys are in flight.
 
     \b
       sandctl group list orders
@@ -57,7 +59,8 @@ def list_(topic: str, limit: int | None) -> None:
     async def work(client: Client) -> list[dict[str, Any]]:
         return await client.admin.groups(topic)
 
-    show_rows([_readable(row) for row in run(work)], _COLUMNS, limit)
+    rows = [_readable(row) for row in run(work)]
+    show_rows(rows, _columns(rows), limit)
 
 
 @group.command()
@@ -82,9 +85,10 @@ def show(topic: str, name: str) -> None:
         **_limits(rows),
         "consumers": sum(row.get("consumers") or 0 for row in rows),
         **{count: sum(row.get(count) or 0 for row in rows) for count in _COUNTS},
+        **_blocked(rows),
         "dead_reasons": dict(reasons) if reasons or settings().output != "table" else None,
         "partitions": [
-            {key: row.get(key) for key in _COLUMNS if key != "group"}
+            {key: row.get(key) for key in _columns(rows) if key != "group"}
             if settings().output == "table"
             else {key: value for key, value in row.items() if key not in ("group", "settings", "limits")}
             | _limits_here(row)
@@ -238,6 +242,20 @@ def delete(topic: str, name: str, yes: bool) -> None:
 
     run(work)
     done(f"deleted group {name} of {topic}", {"deleted": name, "topic": topic})
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The columns of a table with these rows."""
+    has_key_limits = any(row.get("blocked_by_key") is not None for row in rows)
+    return {key: heading for key, heading in _COLUMNS.items() if has_key_limits or key != "blocked_by_key"}
+
+
+def _blocked(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many messages wait for others of their keys, over all partitions; nothing where keys have no limit."""
+    from sandq.client.json_format import blocked_by_key_of_rows
+
+    found = blocked_by_key_of_rows(rows)
+    return {} if found is None else {"blocked_by_key": found}
 
 
 def _limits(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

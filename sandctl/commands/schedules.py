@@ -154,7 +154,11 @@ def show(topic: str, name: str, tenant: str | None) -> None:
 @_file_option
 @schedule_options
 @click.option(
-    "--reset", type=click.Choice(CHANGEABLE), multiple=True, help="As if it had never been told; may be given again."
+    "--reset",
+    type=click.Choice(CHANGEABLE),
+    metavar="OPTION",
+    multiple=True,
+    help=f"As if it had never been told: one of {', '.join(CHANGEABLE)}. May be given again.",
 )
 @_tenant_option
 @common_options

@@ -41,6 +41,7 @@ __all__ = [
     "FROM_OTHERS",
     "KNOWN",
     "at_once",
+    "blocked_by_key_of_rows",
     "change_json",
     "content_fields",
     "dead_json",
@@ -242,6 +243,12 @@ def group_limits_of_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
         own = next(row["leased"] for row, _ in known if row["partition"] == 0)
         given = home["given"] + max(home["allowed"], own)
     return found | {"in_flight": in_flight, "given": given}
+
+
+def blocked_by_key_of_rows(rows: Sequence[Mapping[str, Any]]) -> int | None:
+    """How many messages of one group wait for others of their keys, from its rows; None where keys have no limit."""
+    known = [row["blocked_by_key"] for row in rows if row.get("blocked_by_key") is not None]
+    return sum(known) if known else None
 
 
 def _said(rule: dict[str, Any]) -> dict[str, Any]:

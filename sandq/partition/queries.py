@@ -312,6 +312,8 @@ class PartitionQueries:
                 "touched_ms": group.touched_ms,
                 "reason": group.stall_reason() or (limit_reason(group, self._machine.now_ms) if ready > 0 else None),
             }
+            if self._machine.shared.is_ordered:
+                row["blocked_by_key"] = group.order.waiting
             if group.allowance is not None:
                 row["limits"] = limit_row(group, group.allowance, self._machine.limits.ledger(group.name))
             if group.ready is not None and group.ready.rank == FAIR:

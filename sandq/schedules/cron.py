@@ -163,7 +163,7 @@ def _advice(name: str, part: str) -> str:
     if part == "?":
         return "write * for any"
     low, dash, high = part.partition("-")
-    if dash and _is_readable(name, low) and _is_readable(name, high):
+    if dash and "L" not in low.upper() and _is_readable(name, low) and _is_readable(name, high):
         least, greatest = _ENDS[name]
         return f"a range goes up: write {low}-{greatest},{least}-{high}"
     return f"{_FIELDS[name]} is expected, or ranges 1-5, steps */2 and 1-9/2, and lists 1,3 of these"

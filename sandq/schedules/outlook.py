@@ -10,8 +10,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
+from sandq.model.errors import InvalidRequest
+from sandq.schedules.planning import delivery_ms
 from sandq.schedules.recurrence import Recurrence
 
 LOOKED_UP_MOST: Final = 10_000
@@ -64,7 +67,11 @@ class _Counting:
         plain = replace(schedule.recurrence, jitter_ms=0)
         times = self._known.get(plain)
         if times is None:
-            times = plain.occurrences(self._first_ms - 1, self._stop_ms - 1, self._looked_up)
+            try:
+                times = plain.occurrences(self._first_ms - 1, self._stop_ms - 1, self._looked_up)
+            except InvalidRequest:
+                # Made by a node that knows other zones.
+                times, self.is_complete = [], False
             self._looked_up -= len(times)
             self.is_complete = self.is_complete and self._looked_up > 0
             self._known[plain] = times
@@ -88,8 +95,8 @@ class _Counting:
         if len(times) > self._counted:
             times, self.is_complete = times[: self._counted], False
         self._counted -= len(times)
-        for occurrence_ms in times:
-            fire_ms = schedule.recurrence.fire_ms(schedule.name, occurrence_ms)
+        for occurrence_ms, following_ms in zip_longest(times, times[1:]):
+            fire_ms = delivery_ms(schedule.name, schedule.recurrence, occurrence_ms, following_ms)
             if fire_ms < self._stop_ms:
                 self.found[self._unit_of(fire_ms)] += 1
 

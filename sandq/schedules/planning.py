@@ -46,14 +46,18 @@ def following(
     occurrence_ms: int,
     now_ms: int,
     done: Done = (),
+    grace_ms: int = 0,
 ) -> Plan:
     """Return the occurrence after one that fires now, which is counted in `fired`; of those that were missed since, as
-    many as the settings say."""
-    next_ms = _next_ms(recurrence, occurrence_ms, done)
-    if next_ms is None or next_ms > now_ms:
-        return _plan(name, recurrence, settings, fired, next_ms, 0)
+    many as the settings say. `grace_ms`: one that is late by no more is not missed."""
+    found = _plan(name, recurrence, settings, fired, _next_ms(recurrence, occurrence_ms, done), 0)
+    if found.fire_ms is None or found.fire_ms >= now_ms - grace_ms:
+        return found
     if settings.get("misfire") != "all":
-        missed = len(recurrence.occurrences(occurrence_ms, now_ms, _COUNT_MOST))
+        latest_ms, missed = recurrence.latest_ms(now_ms, occurrence_ms, _COUNT_MOST)
+        if latest_ms is not None and delivery_ms(name, recurrence, latest_ms) > now_ms:
+            # It is over on the clock, and by its jitter yet to come.
+            return _plan(name, recurrence, settings, fired, _next_ms(recurrence, latest_ms - 1, done), missed - 1)
         return _plan(name, recurrence, settings, fired, _next_ms(recurrence, now_ms, done), missed)
     most = settings.get("misfire_most", MISSED_MOST)
     left_out, last = _last_of(recurrence, occurrence_ms, now_ms, most)
@@ -95,14 +99,15 @@ def _plan(
     count = settings.get("count")
     if next_ms is None or (count is not None and fired >= count):
         return _NONE._replace(missed=missed)
-    return Plan(next_ms, _fire_ms(name, recurrence, next_ms), missed)
+    return Plan(next_ms, delivery_ms(name, recurrence, next_ms), missed)
 
 
-def _fire_ms(name: str, recurrence: Recurrence, occurrence_ms: int) -> int:
-    """When an occurrence fires: later by its jitter, and never behind the occurrence that follows."""
+def delivery_ms(name: str, recurrence: Recurrence, occurrence_ms: int, following_ms: int | None = None) -> int:
+    """Return when an occurrence fires: later by its jitter, and always before the occurrence that follows.
+    `following_ms`: that one, where it is known."""
     fire_ms = recurrence.fire_ms(name, occurrence_ms)
     if fire_ms > occurrence_ms:
-        next_ms = recurrence.next_ms(occurrence_ms)
+        next_ms = recurrence.next_ms(occurrence_ms) if following_ms is None else following_ms
         if next_ms is not None and fire_ms >= next_ms:
             fire_ms = occurrence_ms + (fire_ms - occurrence_ms) % (next_ms - occurrence_ms)
     return fire_ms

@@ -13,7 +13,7 @@ from typing import Any, Final
 import xxhash
 
 from sandq.model.errors import InvalidRequest
-from sandq.model.times import TIME_MAX_MS, format_duration
+from sandq.model.times import TIME_MAX_MS, format_duration, format_instant
 from sandq.schedules.cron import parse
 from sandq.schedules.wall_clock import last_instant, next_instant
 from sandq.schedules.zones import zone
@@ -50,18 +50,20 @@ class Recurrence:
         self._check_types()
         if (self.cron is None) == (self.every_ms is None):
             given = "neither is given" if self.cron is None else "both are given"
-            raise InvalidRequest(f"a schedule has either cron or every_ms, and {given}")
+            raise InvalidRequest(f"a schedule has either cron or every, and {given}")
         for name in ("start_ms", "end_ms", "anchor_ms"):
-            _check_range(name, getattr(self, name), 0, TIME_MAX_MS)
-        _check_range("jitter_ms", self.jitter_ms, 0, JITTER_MAX_MS)
-        _check_range("every_ms", self.every_ms, EVERY_MIN_MS, TIME_MAX_MS)
-        if self.every_ms is not None and self.jitter_ms >= self.every_ms:
-            raise InvalidRequest(
-                f"jitter_ms: {self.jitter_ms} is not shorter than every_ms, {self.every_ms}; one occurrence would "
-                "fire after the next"
-            )
+            _check_instant(name, getattr(self, name))
+        _check_length("jitter", self.jitter_ms, 0, JITTER_MAX_MS)
+        if self.every_ms is not None:
+            _check_length("every", self.every_ms, EVERY_MIN_MS, TIME_MAX_MS)
+            if self.jitter_ms >= self.every_ms:
+                jitter, every = format_duration(self.jitter_ms), format_duration(self.every_ms)
+                raise InvalidRequest(
+                    f"jitter: {jitter} is not shorter than every {every}; one occurrence would fire after the next"
+                )
         if self.start_ms is not None and self.end_ms is not None and self.end_ms <= self.start_ms:
-            raise InvalidRequest(f"end_ms: {self.end_ms} is not after start_ms, {self.start_ms}")
+            start, end = format_instant(self.start_ms), format_instant(self.end_ms)
+            raise InvalidRequest(f"end: {end} is not after the start, {start}")
         if self.cron is not None:
             parse(self.cron)
             zone(self.zone)
@@ -125,23 +127,19 @@ class Recurrence:
         if not self.jitter_ms:
             return occurrence_ms
         hashed: int = xxhash.xxh3_64_intdigest(f"{name}/{occurrence_ms}".encode())
-        return occurrence_ms + hashed % self.jitter_ms
+        return min(occurrence_ms + hashed % self.jitter_ms, TIME_MAX_MS)
 
     def record(self) -> dict[str, Any]:
         """Return the fields that are not the default. PERSISTED"""
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
-        }
+        told = [(name, getattr(self, name)) for name in _FIELDS]
+        return {name: value for name, value in told if value != _FIELDS[name]}
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Recurrence:
         """Return what `record` was made of. InvalidRequest when there is a key that this version does not know."""
-        known = [field.name for field in fields(cls)]
         for key in record:
-            if key not in known:
-                raise InvalidRequest(f'"{key}" is no part of a recurrence; these are: {", ".join(known)}')
+            if key not in _FIELDS:
+                raise InvalidRequest(f'"{key}" is no part of a recurrence; these are: {", ".join(_FIELDS)}')
         return cls(**record)
 
     @property
@@ -159,15 +157,26 @@ class Recurrence:
         return None if found_s is None else found_s * 1000
 
     def _check_types(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            expected = str if field.name in ("cron", "zone") else int
-            if type(value) is not expected and (value is not None or field.default is not None):
+        for name, default in _FIELDS.items():
+            value = getattr(self, name)
+            expected = str if name in ("cron", "zone") else int
+            if type(value) is not expected and (value is not None or default is not None):
                 wanted = "text" if expected is str else "a whole number of milliseconds"
-                raise InvalidRequest(f"{field.name}: {wanted} is expected")
+                raise InvalidRequest(f"{name}: {wanted} is expected")
 
 
-def _check_range(name: str, value: int | None, least: int, greatest: int) -> None:
-    if value is not None and not least <= value <= greatest:
-        unit = f" ({format_duration(least)} to {format_duration(greatest)})" if greatest <= JITTER_MAX_MS else ""
-        raise InvalidRequest(f"{name}: {value} is not within {least} to {greatest}{unit}")
+# `fields` takes 6 us.
+_FIELDS: Final = {field.name: field.default for field in fields(Recurrence)}
+"""Their names, with what they are unless told."""
+
+
+def _check_instant(name: str, value: int | None) -> None:
+    if value is not None and not 0 <= value <= TIME_MAX_MS:
+        raise InvalidRequest(f"{name}: {value} is not within 0 to {TIME_MAX_MS}")
+
+
+def _check_length(name: str, value: int, least: int, greatest: int) -> None:
+    if not least <= value <= greatest:
+        shown = format_duration(value) if value >= 0 else f"{value}ms"
+        bound = f"{format_duration(least)} at least" if value < least else f"{format_duration(greatest)} at most"
+        raise InvalidRequest(f"{name}: {shown} is given, {bound} is allowed")

@@ -29,6 +29,7 @@ CONFIG = """
 topic = "orders"
 group = "g"
 message = "{message}"
+name = "hourly"
 partition = 1
 [[operations]]
 include-name = "DELETE /topics/{{topic}}"
@@ -60,6 +61,7 @@ def examine(directory: Path, examples: int, seed: int) -> None:
         post(f"{base}/topics/config", {"messages": [{"text": "x", "key": f"k{n}"} for n in range(5)]})
         post(f"{base}/topics/orders", {"messages": [{"text": "x", "unique_key": f"k{n}"} for n in range(5)]})
         post(f"{base}/topics/orders/groups/g/lease", {"max": 2})
+        post(f"{base}/topics/orders/schedules", {"name": "hourly", "text": "x", "every": "1h"})
         message = post(f"{base}/topics/orders", {"text": "later", "delay": "1h"})["id"]
         (directory / "schemathesis.toml").write_text(CONFIG.format(message=message))
         command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", "schemathesis.toml", "run"]

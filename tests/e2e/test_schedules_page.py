@@ -4,12 +4,14 @@ example prints what the page says."""
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import anyio
 import pytest
 
 import sandq.testing
@@ -21,6 +23,7 @@ from tests.support.processes.shell import Shell
 from tests.support.waiting import PATIENCE_S
 
 PAGE = (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
+CLIENT_PAGE = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(sh|python) run\n(.*?)^```\n(?:\n```output\n(.*?)^```)?", PAGE, re.M | re.S)
 """(language, source, what it prints)."""
 
@@ -64,6 +67,21 @@ def test_what_stands_in_python() -> None:
             return "\n".join(shown)
 
         assert not differences("python", run)
+
+
+def test_what_the_clients_page_has_of_them() -> None:
+    """docs/client.md, whose other examples run beside a server that has no schedules."""
+    (example,) = re.findall(r"^```python schedules\n(.*?)^```", CLIENT_PAGE, re.M | re.S)
+    names: dict[str, Any] = {}
+    exec(f"async def example(client):\n{textwrap.indent(example, '    ')}", names)
+
+    async def main(address: str) -> None:
+        async with sandq.connect(address, timeout=PATIENCE_S) as client:
+            await client.admin.create_topic("orders")
+            await names["example"](client)
+
+    with sandq.testing.broker() as b:
+        anyio.run(main, b.address)
 
 
 def test_what_stands_in_the_shell(node: NodeProcess, tmp_path: Path) -> None:

@@ -34,10 +34,11 @@ async def _holds(api: sandq.Client) -> list[Any]:
     return [row["holds"] for row in await api.admin.stats("t")]
 
 
-async def test_what_is_held_is_read_after_a_restart(tmp_path: Path, hand: HandClock) -> None:
+@pytest.mark.parametrize("kind", ["timer", "fair"])
+async def test_what_is_held_is_read_after_a_restart(tmp_path: Path, hand: HandClock, kind: str) -> None:
     config = small_config(tmp_path)
     async with run_node(config, clock=hand.guarded()) as node, connected(node) as api:
-        await api.admin.create_topic("t")
+        await api.admin.create_topic("t", kind=kind)
         assert await api.admin.hold("t", "report", {0: NOTHING}, ttl="1h") == {0: NOTHING}
         offsets = await _all_acked(api, 5)
         assert await api.admin.hold("t", "report", {0: offsets[1]}, ttl="1h") == {0: NOTHING}

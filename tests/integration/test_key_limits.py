@@ -71,6 +71,7 @@ async def _three_consumers(b: AsyncBroker) -> None:
         async with b.client() as client:
             rows = await client.admin.groups("t")
         assert (sum(row["leased"] for row in rows), sum(row["ready"] for row in rows)) == (6, len(KEYS) * OF_EACH - 6)
+        assert sum(row["blocked_by_key"] for row in rows) == len(KEYS) * OF_EACH - 6
         may_go_on.set()
     assert len(done) == len(KEYS) * OF_EACH
 

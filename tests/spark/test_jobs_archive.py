@@ -14,7 +14,6 @@ from sandq.model.headers import headers_unpack
 from sandq.model.times import instant_ms
 from sandq.spark import jobs
 from sandq.spark.datasource import SandqDataSource
-from sandq.spark.jobs import archive as archive_job
 from sandq.spark.jobs.archive import archived
 from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, values
@@ -129,12 +128,13 @@ def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkey
 
     add(range(10))
     with monkeypatch.context() as patch:
-        start = archive_job._start
+        module = sys.modules[jobs.archive.__module__]
+        start = module._start  # type: ignore[attr-defined]
 
         def start_without(spark: Any, options: dict[str, str], *rest: str) -> Any:
             return start(spark, {name: text for name, text in options.items() if name != "includeRank"}, *rest)
 
-        patch.setattr(archive_job, "_start", start_without)
+        patch.setattr(module, "_start", start_without)
         assert jobs.archive(spark, ["t"], place, servers=servers).messages == 11
     assert "tenant" not in spark.read.parquet(place).columns
     add(range(10, 20))
@@ -146,8 +146,10 @@ def test_priorities_and_tenants(spark: Any, node: Broker, tmp_path: Path, monkey
     new = [(number, number, f"tenant-{number % 3}") for number in range(10, 30)]
     assert ranks(archived(spark, place)) == [(number, None, None) for number in range(10)] + new[:10]
     add(range(20, 30))
+    with node.client() as client:
+        client.produce("t", b"30", tenant="tenant-0", priority=30, delay="1h")
     view = jobs.sql(spark, "select * from messages where tenant is not null", ["t"], archive=place, servers=servers)
-    assert ranks(view) == new, "of the archive and of the brokers"
+    assert ranks(view) == [*new, (30, 30, "tenant-0")], "of the archive, of what is due, and of what is pending"
 
     options: dict[str, Any] = {"servers": servers, "where": "cast(cast(value as string) as int) >= 5"}
     for _ in range(2):

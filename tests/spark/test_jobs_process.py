@@ -106,6 +106,18 @@ def test_what_it_prints(spark: Any, node: Broker, tmp_path: Path) -> None:
     assert result.exit_code == 1 and "started already" in result.stderr
 
 
+def test_priorities_and_tenants_by_options(spark: Any, node: Broker, tmp_path: Path) -> None:
+    with node.client() as client:
+        client.admin.create_topic("fair", kind="fair", partitions=2)
+    (tmp_path / "a.csv").write_text(f"text,at,urgency,account\nhello,{AT_MS},-3,acme\nbye,{AT_MS},,\n")
+    args = ["pipeline", "schedule", "fair", str(tmp_path / "a.csv"), "--map", "value=text", "--map", "deliver_at=at"]
+    args += ["--priority", "urgency", "--tenant", "account"]
+    result = CliRunner(env={"SANDCTL_SERVERS": node.address}).invoke(main, args)
+    assert (result.exit_code, result.stderr) == (0, ""), result.stderr
+    found = {(message.value, message.priority, message.tenant) for message in node.messages("fair")}
+    assert found == {(b"hello", -3, "acme"), (b"bye", 0, None)}
+
+
 @pytest.mark.long
 def test_a_process_with_a_spark_of_its_own(node: Broker, args: list[str]) -> None:
     """Nothing of what Spark says is on standard error, and Ctrl-C ends all of it."""

@@ -7,6 +7,7 @@ proposed. The partition does nothing of it twice, so a leader that is late, or t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from sandq.broker.replication.runner import Runner
 from sandq.broker.timers import Timer, Timers
 from sandq.model.errors import DiskFull, SandqError
 from sandq.partition import commands as c
-from sandq.partition.schedules.schedule import Schedule
+from sandq.partition.schedules.schedule import GRACE_MS, Schedule
 from sandq.partition.schedules.schedule_queries import Stored
 from sandq.partition.state_machine import Status
 from sandq.schedules import planning
@@ -41,6 +42,8 @@ RETRY_MS: Final = 50
 """After a refusal (overload, leadership not settled)."""
 FULL_MS: Final = 1000
 """While the disk has no room."""
+STRANGE_MS: Final = 1000
+"""While some are due that this node cannot go by."""
 
 
 class ScheduleFiring:
@@ -61,6 +64,8 @@ class ScheduleFiring:
         self._nursery = nursery
         self._planning = planning
         self._is_working = False
+        self._strange = frozenset[str]()
+        """Schedules that are due and that this node cannot go by."""
         self._earliest_ms = 0
         """Before then is no other round."""
         self._timer: Timer | None = None
@@ -80,9 +85,14 @@ class ScheduleFiring:
 
         def wake() -> None:
             self._timer = self._timer_ms = None
-            if not self._is_working and (self._is_due() or _is_behind(self._host.status)):
+            if self._is_working:
+                return  # and looks again when it has done
+            if self._is_due() or _is_behind(self._host.status):
                 self._is_working = True
                 self._nursery.start_soon(self._fire)
+            else:
+                # What was to fire now fires later since, or no more.
+                self.look(self._host.status)
 
         if self._timer is not None:
             self._timer.cancel()
@@ -94,9 +104,9 @@ class ScheduleFiring:
         try:
             while self._host.works and _is_behind(self._host.status):
                 await self._plan_some()
-            while self._is_due() and await self._fire_some() == FIRE_MOST:
+            while self._is_due() and await self._fire_some() >= FIRE_MOST:
                 pass
-            again_ms = PAUSE_MS
+            again_ms = STRANGE_MS if self._strange else PAUSE_MS
         except DiskFull:
             again_ms = FULL_MS
         except SandqError:
@@ -123,19 +133,21 @@ class ScheduleFiring:
         """Fire as many as one command has. How many there were."""
         now_ms, replica = self._clock.now_ms(), self._host.replica
         assert isinstance(replica, PartitionReplica)
-        look = partial(_due, replica, now_ms)
+        # Those that stay due come first each time.
+        look = partial(_due, replica, now_ms, FIRE_MOST + len(self._strange))
         stored = await self._runner.ask(look, group=self._host.number, patient=False)
-        if not stored:
-            return 0
-        fires = await trio.to_thread.run_sync(plan, stored, now_ms, limiter=self._planning)
+        fires = await trio.to_thread.run_sync(plan, stored, now_ms, self._strange, limiter=self._planning)
+        self._strange = frozenset([name for name, _ in stored]) - {fire[0] for fire in fires}
         count = len(fires)
+        if not count:
+            return 0
         command = c.FireSchedules(fires)
         await self._host.call(command, BEHIND, size=128 * count, work=FIRE_WORK * count, messages=2 * count)
         return count
 
 
-def _due(replica: PartitionReplica, now_ms: int) -> list[Stored]:
-    return replica.queries.schedules_due(now_ms, FIRE_MOST)
+def _due(replica: PartitionReplica, now_ms: int, most: int) -> list[Stored]:
+    return replica.queries.schedules_due(now_ms, most)
 
 
 def _page(replica: PartitionReplica, behind: str | None) -> tuple[list[Stored], str | None]:
@@ -172,21 +184,26 @@ def plan_anew(stored: Sequence[Stored], now_ms: int) -> list[Any]:
     return items
 
 
-def plan(stored: Sequence[Stored], now_ms: int) -> list[Any]:
-    """Return the items of the command that lets these schedules fire. One that this node cannot go by ends: it was
-    checked when it was made, so that a node which knows other zones has to have done that."""
-    return [(name, *_plan_one(Schedule.load(name, row), now_ms)) for name, row in stored]
-
-
-def _plan_one(schedule: Schedule, now_ms: int) -> tuple[Any, ...]:
-    seen = schedule.version, schedule.expected_ms
-    assert schedule.expected_ms is not None
-    try:
-        recurrence = Recurrence.from_record(schedule.recurrence)
-        fired = schedule.fired + 1
-        name, settings, done = schedule.name, schedule.settings, schedule.done
-        found = planning.following(name, recurrence, settings, fired, schedule.expected_ms, now_ms, done)
-    except SandqError as error:
-        log.error("a schedule cannot be gone by, and ends", schedule=schedule.name, error=error.message)
-        return (*seen, None, None, 0)
-    return (*seen, *found)
+def plan(stored: Sequence[Stored], now_ms: int, strange: AbstractSet[str] = frozenset()) -> list[Any]:
+    """Return the items of the command that lets these schedules fire, but of those that this node cannot go by: each
+    was checked when it was made, by a node which knows other zones. They wait until such a one leads, or this one is
+    started with newer data. `strange`: those of which that is known."""
+    items = []
+    for name, row in stored:
+        schedule = Schedule.load(name, row)
+        assert schedule.expected_ms is not None
+        try:
+            recurrence = Recurrence.from_record(schedule.recurrence)
+            fired, settings, done = schedule.fired + 1, schedule.settings, schedule.done
+            # A leader that died, or a node that stood still for a moment, is no downtime.
+            found = planning.following(name, recurrence, settings, fired, schedule.expected_ms, now_ms, done, GRACE_MS)
+        except SandqError as error:
+            if name not in strange:
+                log.error(
+                    "a schedule waits, for this node cannot go by it: give it the zone data of the others",
+                    schedule=name,
+                    error=error.message,
+                )
+            continue
+        items.append((name, schedule.version, schedule.expected_ms, *found))
+    return items

@@ -7,6 +7,7 @@ what it is told only while the schedule is as it was seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -18,6 +19,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.batch import Batch, Column, peek
 from sandq.model.caller import Caller
 from sandq.model.errors import InvalidRequest, SandqError, TooLarge, Unavailable
+from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, of_schedule
 from sandq.model.partitioning import partition_for
@@ -48,6 +50,9 @@ EXISTS, CONFLICT, NOT_FOUND = "exists", "conflict", "not_found"
 """Further outcomes: there is another one of this name; it has another version than was asked for; there is none."""
 ROUNDS_MOST: Final = 50
 """How often it is looked again for a schedule that is another one each time."""
+WAITING_ROUNDS: Final = 25
+"""So many of these for what is due to fire first: what comes behind it would be left out. It fires in a moment, unless
+the disk is full, or this node knows no such zone."""
 AGAIN_S: Final = 0.02
 """Behind one that fires just now."""
 COMMAND_ITEMS: Final = 256
@@ -61,6 +66,8 @@ ITEM_WORK: Final = 8192
 _Row = dict[str, Any]
 _Wanted = tuple[str, int | None, settings.Checked, Fields, bool]
 """Name, version that it must have, settings, message, paused."""
+_Seen = tuple[str, int, int | None]
+"""Name, version and next occurrence of a schedule."""
 
 
 class ScheduleQueries:
@@ -75,21 +82,29 @@ class ScheduleQueries:
         host, place = self._place(request.topic, request.partition)
         names = [item[0] for item in request.items]
         if len({*names}) < len(names):
-            raise InvalidRequest("a schedule is named twice in one request")
+            twice = next(name for at, name in enumerate(names) if name in names[:at])
+            raise InvalidRequest(f"schedule {of_schedule(twice)[0]!r} is named twice in one request")
         now_ms = self._broker.clock.now_ms()
         check = partial(_checked, request.items, now_ms, self._broker.limits, place)
         wanted = {one[0]: one for one in await self._in_thread(check)}
         results: dict[str, _Row] = {}
-        for _ in range(ROUNDS_MOST):
+        taken = set[_Seen]()
+        for round_ in range(ROUNDS_MOST):
             left = [one for name, one in wanted.items() if name not in results]
             if not left:
                 break
             seen = await self._named(host, [one[0] for one in left])
             self._check_count(host, len(left) - len(seen))
             now_ms = self._broker.clock.now_ms()
-            planned, told = await self._in_thread(_plan_puts, left, seen, now_ms)
+            due = (
+                {name for name, old in seen.items() if _is_due(old, now_ms)} if round_ < WAITING_ROUNDS else set[str]()
+            )
+            left = [one for one in left if one[0] not in due]
+            planned, told = await self._in_thread(_plan_puts, left, seen, now_ms, taken)
             results |= told
-            await self._settle(host, caller, c.PutSchedules, planned, results)
+            if due:
+                await trio.sleep(AGAIN_S)
+            taken |= await self._settle(host, caller, c.PutSchedules, planned, results)
         return self._answers(names, results)
 
     async def change(self, request: ScheduleChange, caller: Caller) -> list[_Row]:
@@ -120,7 +135,8 @@ class ScheduleQueries:
         for start in range(0, len(names), COMMAND_ITEMS):
             part = names[start : start + COMMAND_ITEMS]
             items = [(name,) if deletes else (name, request.token) for name in part]
-            for name, found in zip(part, await self._call(host, caller, kind(items)), strict=True):
+            answers = await self._call(host, caller, kind(items), ITEM_BYTES * len(items))
+            for name, found in zip(part, answers, strict=True):
                 if isinstance(found, SandqError):
                     results[name] = _result(NOT_FOUND)
                 elif deletes:
@@ -189,23 +205,28 @@ class ScheduleQueries:
         kind: type[c.PutSchedules] | type[c.PauseSchedules],
         planned: Sequence[tuple[Any, ...]],
         results: dict[str, _Row],
-    ) -> None:
+    ) -> set[_Seen]:
         """Have the partition do what was planned, and note what became of it, but of those that are to be looked at
-        again."""
-        again = False
-        for part in _parts(planned):
-            for item, found in zip(part, await self._call(host, caller, kind(part)), strict=True):
+        again. Return those whose next occurrence has come, or of which somebody has its message already."""
+        again, taken = False, set[_Seen]()
+        for part, size in _parts(planned):
+            answers = await self._call(host, caller, kind(part), size)
+            for item, found in zip(part, answers, strict=True):
                 if isinstance(found, SandqError):
                     results[item[0]] = _result(NOT_FOUND)
                 elif found[0] in (STALE, TAKEN):
                     again = True
+                    if found[0] == TAKEN:
+                        taken.add((item[0], *_seen_of(item)))
                 else:
                     results[item[0]] = _result(found[0], found[1], *_plan_of(item))
         if again:
             await trio.sleep(AGAIN_S)
+        return taken
 
-    async def _call(self, host: RaftGroup, caller: Caller, command: c.ScheduleCommand) -> list[Any]:
-        count, size = len(command.items), 64 + sum([_size_of_item(item) for item in command.items])
+    async def _call(self, host: RaftGroup, caller: Caller, command: c.ScheduleCommand, size: int) -> list[Any]:
+        count = len(command.items)
+        size += 64
         work = size + ITEM_WORK * count
         answers: list[Any] = await host.call(command, caller.line, size=size, work=work, messages=2 * count)
         return answers
@@ -220,14 +241,12 @@ class ScheduleQueries:
 def _checked(items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place: Place) -> list[_Wanted]:
     """Check items of a put. Raises InvalidRequest."""
     wanted: list[_Wanted] = []
-    for at, (name, version, given, batch, paused) in enumerate(items):
+    for name, version, given, batch, paused in items:
         try:
             checked = settings.check(given, now_ms)
             fields = _message(name, batch, now_ms, limits, place)
         except SandqError as error:
-            shown = of_schedule(name)[0]
-            where = f"schedule {shown!r}" if len(items) == 1 else f"item {at + 1}, schedule {shown!r}"
-            raise type(error)(f"{where}: {error.message}", **error.details) from None
+            raise type(error)(f"schedule {of_schedule(name)[0]!r}: {error.message}", **error.details) from None
         wanted.append((name, version, checked, fields, paused))
     return wanted
 
@@ -247,6 +266,8 @@ def _message(name: str, batch: bytes, now_ms: int, limits: Limits, place: Place)
             raise InvalidRequest(f"its message has no {word} of its own: each occurrence is a message once")
     check_batch(batch, now_ms, limits, place)
     (fields,) = decode_fields(checked)
+    # Each occurrence adds headers of its own to these: what nobody can read would be found when it is applied.
+    headers_pack(headers_unpack(fields.get(Column.HEADERS)), max_bytes=limits.headers_bytes)
     tenant = fields.get(Column.TENANT, DEFAULT_TENANT.encode())
     if (of_schedule(name)[1] or DEFAULT_TENANT).encode() != tenant:
         raise InvalidRequest("its message has another tenant than is told behind its name")
@@ -264,7 +285,7 @@ def _message(name: str, batch: bytes, now_ms: int, limits: Limits, place: Place)
 
 
 def _plan_puts(
-    wanted: Sequence[_Wanted], seen: dict[str, Schedule], now_ms: int
+    wanted: Sequence[_Wanted], seen: dict[str, Schedule], now_ms: int, taken: AbstractSet[_Seen] = frozenset()
 ) -> tuple[list[tuple[Any, ...]], dict[str, _Row]]:
     """Items that make or change schedules, and results of those with which nothing is to be done."""
     planned, told = list[tuple[Any, ...]](), dict[str, _Row]()
@@ -288,19 +309,37 @@ def _plan_puts(
             told[name] = _result(CONFLICT if version else EXISTS, old.version, old.expected_ms, old.fire_ms)
         else:
             is_other = Recurrence.from_record(old.recurrence) != checked.recurrence
-            plan = _plan_anew(old, checked, paused, now_ms, is_other=is_other)
             seen_as = old.version, old.expected_ms
+            is_taken = (name, *seen_as) in taken
+            plan = _plan_anew(old, checked, paused, now_ms, is_other=is_other, is_taken=is_taken)
             planned.append((name, checked.settings, fields, *seen_as, plan.next_ms, plan.fire_ms, paused))
     return planned, told
 
 
-def _plan_anew(old: Schedule, checked: settings.Checked, paused: bool, now_ms: int, *, is_other: bool = False) -> Plan:
+def _is_due(schedule: Schedule, now_ms: int) -> bool:
+    return schedule.fire_ms is not None and schedule.fire_ms <= now_ms
+
+
+def _plan_anew(
+    old: Schedule,
+    checked: settings.Checked,
+    paused: bool,
+    now_ms: int,
+    *,
+    is_other: bool = False,
+    is_taken: bool = False,
+) -> Plan:
     """What comes next of a schedule that gets other settings. An occurrence that has come is one that has fired.
-    `is_other`: it recurs otherwise than before."""
+    `is_other`: it recurs otherwise than before. `is_taken`: somebody has the message of its next occurrence."""
     if paused:
         return Plan(None, None)
-    has_come = old.fire_ms is not None and old.fire_ms <= now_ms
+    has_come = is_taken or _is_due(old, now_ms)
     after_ms = max(now_ms, old.expected_ms or 0) if has_come else now_ms
+    if not has_come and old.expected_ms is not None:
+        # With a jitter it may be over on the clock and yet to come; it does, if it is one of the new ones, too.
+        before_ms = old.expected_ms - 1
+        if before_ms < now_ms and checked.recurrence.next_ms(before_ms) == old.expected_ms:
+            after_ms = before_ms
     if not is_other:
         after_ms = max(after_ms, old.last_ms or 0)  # it may have fired by a clock that was ahead
     done = [] if is_other else old.done
@@ -325,7 +364,7 @@ def _plan_pauses(
 
 
 def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
-    checked = settings.check(request.settings, request.settings.get("anchor_ms", now_ms))
+    checked = settings.check(request.settings, now_ms)
     times: list[list[int]] = []
     at_ms = now_ms
     while len(times) < request.count:
@@ -337,22 +376,28 @@ def _preview(request: SchedulePreview, now_ms: int) -> list[list[int]]:
     return times
 
 
-def _parts(planned: Sequence[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
-    """Cut into what one command may have."""
+def _parts(planned: Sequence[tuple[Any, ...]]) -> Iterator[tuple[list[tuple[Any, ...]], int]]:
+    """Cut into what one command may have, each with its size."""
     part, size = list[tuple[Any, ...]](), 0
     for item in planned:
-        if part and (len(part) == COMMAND_ITEMS or size + _size_of_item(item) > COMMAND_BYTES):
-            yield part
+        more = _size_of_item(item)
+        if part and (len(part) == COMMAND_ITEMS or size + more > COMMAND_BYTES):
+            yield part, size
             part, size = [], 0
         part.append(item)
-        size += _size_of_item(item)
+        size += more
     if part:
-        yield part
+        yield part, size
 
 
 def _size_of_item(item: Sequence[Any]) -> int:
     fields = item[2] if len(item) > 2 and isinstance(item[2], dict) else {}
     return ITEM_BYTES + sum([len(value) for value in fields.values() if isinstance(value, bytes)])
+
+
+def _seen_of(item: Sequence[Any]) -> tuple[int, int | None]:
+    """Version and next occurrence that were seen, of an item of a put or a pause."""
+    return (item[3], item[4]) if len(item) == 8 else (item[1], item[2])
 
 
 def _plan_of(item: Sequence[Any]) -> tuple[int | None, int | None]:

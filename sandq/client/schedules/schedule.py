@@ -30,8 +30,8 @@ class Schedule:
     """A schedule, how it stands, and what it did last. All times are epoch milliseconds.
 
     `next_ms` is the next occurrence, `fire_ms` when its message is delivered (later by the jitter), `next_id` the id of
-    that message where it is made ahead of its time. `fired` counts occurrences that are over, `missed` those that were
-    left out. `state` is active, paused or ended.
+    that message where it is made ahead of its time. `fired` counts occurrences that are over, `missed` those that
+    were left out because nobody could fire them in time. `state` is active, paused or ended.
     """
 
     name: str

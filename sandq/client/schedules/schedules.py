@@ -15,7 +15,7 @@ from sandq.client.schedules.schedule import Schedule
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call, call_leader, each, fresh_topic
 from sandq.model.batch import Column, encode
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError, SandqError
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_tenant, schedule_id
 from sandq.model.offsets import to_text
 from sandq.model.partitioning import partition_for
@@ -78,7 +78,7 @@ class _Told(NamedTuple):
     version: int | None
     settings: dict[str, Any]
     message: dict[str, Any]
-    paused: bool
+    paused: bool | None
     tenant: str | None
 
 
@@ -144,16 +144,24 @@ class Schedules:
     async def create_many(self, schedules: Iterable[Mapping[str, Any]]) -> SchedulesStored:
         """Make many schedules, or give those that are there these settings: each is a mapping of the arguments of
         `create`. Return how many were made and changed; all of them are now as they are told."""
-        told = []
+        told: list[_Told] = []
         for one in schedules:
+            where = f"create_many: schedule {len(told) + 1}"
+            if not isinstance(one, Mapping):
+                raise InvalidRequest(f"{where}: a mapping of the arguments of create is expected, not {one!r:.60}")
+            unknown = [name for name in one if name not in _ARGUMENTS]
+            if unknown:
+                raise InvalidRequest(f"{where}: {unknown[0]!r:.60}: no such argument ({', '.join(_ARGUMENTS)} are)")
             arguments = dict(one)
+            name = arguments.pop("name", None)
+            if name is None:
+                raise InvalidRequest(f"{where}: name: it has none")
+            message = {part: arguments.pop(part, None) for part in _MESSAGE}
+            paused, tenant = arguments.pop("paused", None), arguments.pop("tenant", None)
             try:
-                name = arguments.pop("name")
-                message = {part: arguments.pop(part, None) for part in ("value", "key", "headers", "ttl", "priority")}
-                paused, tenant = arguments.pop("paused", False), arguments.pop("tenant", None)
                 told.append(_Told(name, None, _settings(**arguments), message, paused, tenant))
-            except (KeyError, TypeError) as error:
-                raise InvalidRequest(f"create_many: schedule {len(told) + 1}: {error}") from None
+            except SandqError as error:
+                raise _about(name, error) from None
         outcomes = Counter([result.outcome for result in await self._put(told)])
         return SchedulesStored(*[outcomes[outcome] for outcome in SchedulesStored._fields])
 
@@ -274,6 +282,7 @@ class Schedules:
         name: str = "preview",
     ) -> Sequence[Fire]:
         """When a schedule would fire behind an instant (None: now), without making it."""
+        _check_name(name)
         settings = _settings(cron=cron, every=every, zone=zone, start=start, end=end, jitter=jitter)
         return await self._preview(name, settings, None if after is None else instant_ms(after), count)
 
@@ -288,10 +297,19 @@ class Schedules:
     async def _put(self, told: Sequence[_Told], *, may_conflict: bool = False) -> Sequence[ScheduleResult]:
         record = await self._record(next((one.tenant for one in told if one.tenant is not None), None))
         by_partition: dict[int, list[list[Any]]] = {}
+        names = set[tuple[str, str]]()
         for one in told:
             _check_name(one.name)
-            batch = self._batch(record, one)
-            item = [schedule_id(one.name, one.tenant), one.version, one.settings, batch, bool(one.paused)]
+            if one.paused is not None and type(one.paused) is not bool:
+                raise InvalidRequest(f"schedule {one.name!r}: paused: a bool is expected, not {one.paused!r:.60}")
+            try:
+                batch = self._batch(record, one)
+            except SandqError as error:
+                raise (_about(one.name, error) if len(told) > 1 else error) from None
+            item = [schedule_id(one.name, one.tenant), one.version, one.settings, batch, one.paused is True]
+            if (one.name, one.tenant or DEFAULT_TENANT) in names:
+                raise InvalidRequest(f"schedule {one.name!r} is told twice: a name is that of one schedule")
+            names.add((one.name, one.tenant or DEFAULT_TENANT))
             by_partition.setdefault(self._partition(record, one.name, one.tenant), []).append(item)
         requests = [
             SchedulePut(self.topic, partition, part)
@@ -318,7 +336,7 @@ class Schedules:
             rank_of(priority, tenant)
             check_rank(self.topic, record.kind, priority, tenant)
         if message["value"] is None:
-            raise InvalidRequest(f"schedule {told.name!r}: value: it has none")
+            raise InvalidRequest("value: it has none")
         columns: dict[int, Any] = {Column.VALUE: [checks.value(message["value"])]}
         cells = {
             Column.KEY: checks.key(message["key"]),
@@ -465,6 +483,12 @@ def _settings(
     return {name: value for name, value in told.items() if value is not None}
 
 
+_MESSAGE: Final = ("value", "key", "headers", "ttl", "priority")
+_ARGUMENTS: Final = (
+    *("name", "cron", "every", "zone", "start", "end", "count", "jitter", "misfire", "misfire_most", "overlap_group"),
+    *(*_MESSAGE, "tenant", "paused"),
+)
+"""Of `create`."""
 _WIRE: Final = {"every": "every_ms", "start": "start_ms", "end": "end_ms", "jitter": "jitter_ms"}
 
 
@@ -508,6 +532,11 @@ def _parts(items: Sequence[list[Any]]) -> list[list[list[Any]]]:
 def _size_of(item: Sequence[Any]) -> int:
     name, _, settings, batch, _ = item
     return len(name) + len(batch) + sum([len(what) + len(str(told)) for what, told in settings.items()])
+
+
+def _about(name: object, error: SandqError) -> SandqError:
+    """The same error, which says of which schedule."""
+    return type(error)(f"schedule {name!r:.60}: {error.message}", **error.details)
 
 
 def _check_kind(record: TopicRecord, tenant: str | None) -> None:

@@ -52,6 +52,11 @@ class KeyOrder:
         """How many messages of a key are leased or wait."""
         return self._at_once[key]
 
+    @property
+    def waiting(self) -> int:
+        """How many blocked messages wait for others of their key."""
+        return sum(map(len, self._behind.values()))
+
     def is_free(self, offset: bytes) -> bool:
         """Whether a message is blocked no longer but by want of a consumer."""
         key = self.blocked.get(offset)

@@ -13,14 +13,13 @@ from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.names import of_schedule
 from sandq.partition import rows
 from sandq.partition.rows import Fields
-from sandq.partition.view import Row
 
 HISTORY: Final = 10
-"""Occurrences that are remembered, the last ones."""
+"""Occurrences that are remembered, the last ones; among them the last one that was sent."""
 TRIGGERS: Final = 8
 """Tokens of the last triggers: one that is sent again is answered as the first time."""
 GRACE_MS: Final = 60_000
-"""An occurrence that fires later than this is one that was missed. Replicas go by it."""
+"""An occurrence that could be fired only later than this is one that was missed. Replicas go by it."""
 
 SENT, SKIPPED, MISSED, TRIGGERED = "sent", "skipped", "missed", "triggered"
 """What became of an occurrence: its message was made; not, for the last one was unacked; not, for it was too late; and
@@ -66,7 +65,7 @@ class Schedule:
     """The first and the last of occurrences to come that are over, as they fired while the clock was far ahead; some
     such, in their order."""
     history: list[list[Any]] = field(default_factory=list)
-    """[occurrence, when it fired, what became of it, message id or None], the last `HISTORY` of them in their order."""
+    """[occurrence, when it fired, what became of it, message id or None], `HISTORY` of them in their order (`note`)."""
     triggers: list[list[Any]] = field(default_factory=list)
     """[token, message id] of the last triggers."""
 
@@ -93,8 +92,12 @@ class Schedule:
         return self.fields | {Column.HEADERS: headers_pack(headers, max_bytes=1 << 30)}
 
     def note(self, occurrence_ms: int, at_ms: int, outcome: str, message_id: bytes | None) -> None:
-        """Remember what became of an occurrence."""
-        self.history = [*self.history, [occurrence_ms, at_ms, outcome, message_id]][-HISTORY:]
+        """Remember what became of an occurrence. The last one that was sent stays, however many were skipped since:
+        it is the one that holds up others."""
+        self.history = [*self.history, [occurrence_ms, at_ms, outcome, message_id]]
+        while len(self.history) > HISTORY:
+            is_last_sent = self.history[0][2] == SENT and all([one[2] != SENT for one in self.history[1:]])
+            del self.history[1 if is_last_sent else 0]
 
     def row(self) -> bytes:
         return rows.pack(
@@ -138,7 +141,6 @@ def fire_key(fire_ms: int, name: str) -> bytes:
     return rows.FIRE + fire_ms.to_bytes(6, "big") + name.encode()
 
 
-def fire_of(row: Row) -> tuple[int, str]:
-    """When which schedule fires, by such a row."""
-    key, _ = row
+def fire_of(key: bytes) -> tuple[int, str]:
+    """When which schedule fires, by the key of such a row."""
     return int.from_bytes(key[1:7], "big"), key[7:].decode()

@@ -21,7 +21,7 @@ def due(view: View, until_ms: int, most: int) -> list[Stored]:
     stored: list[Stored] = []
     size = 0
     for row in found:
-        _, name = fire_of(row)
+        _, name = fire_of(row[0])
         value = view.get(key_of(name))
         assert value is not None, "a row leads to a schedule that is not there"
         stored.append((name, value))

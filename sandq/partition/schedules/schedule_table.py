@@ -59,6 +59,8 @@ class ScheduleTable:
         """The clock was set back: up to this name schedules go by its time again; None: all do."""
         self._from_key = rows.FIRE
         """No row of those that fire is below it."""
+        self._is_first = False
+        """It is the first of them, or behind all there may be."""
         self.used = 0
         """Places that the last command used."""
         self._floor_ms = 0
@@ -70,8 +72,8 @@ class ScheduleTable:
     def load(self, state: tuple[int, int | None, str | None]) -> None:
         """Take what `state` gave."""
         self.count, self.next_ms, self.planned_to = state
-        if self.next_ms is not None:
-            self._from_key = fire_key(self.next_ms, "")
+        self._from_key = rows.FIRE if self.next_ms is None else fire_key(self.next_ms, "")
+        self._is_first = False
 
     def set_back(self) -> None:
         """The clock is set back: what is next of a schedule may be far ahead."""
@@ -278,13 +280,17 @@ class ScheduleTable:
         schedule.expected_ms, schedule.fire_ms = next_ms, fire_ms
         key = fire_key(fire_ms, schedule.name)
         view.put(key, b"")
-        self._from_key = min(self._from_key, key)
+        if key < self._from_key:
+            self._from_key, self._is_first = key, True
         if schedule.is_ahead:
             schedule.made = self._store(schedule.fields_of(next_ms), fire_ms, index, place, view)
 
     def _unplan(self, schedule: Schedule, view: View) -> None:
         if schedule.fire_ms is not None:
-            view.delete(fire_key(schedule.fire_ms, schedule.name))
+            key = fire_key(schedule.fire_ms, schedule.name)
+            view.delete(key)
+            if key == self._from_key:
+                self._is_first = False
         schedule.expected_ms = schedule.fire_ms = schedule.made = None
 
     def _store(self, fields: Fields, at_ms: int, index: int, place: int, view: View) -> bytes:
@@ -295,6 +301,7 @@ class ScheduleTable:
     def _look_next(self, view: View) -> None:
         """Look when the next of them fires."""
         stop = rows.tag_bounds(rows.FIRE)[1]
-        found = view.scan(self._from_key, stop, limit=1, max_bytes=1 << 20)
-        self.next_ms = fire_of(found[0])[0] if found else None
-        self._from_key = found[0][0] if found else stop
+        if not self._is_first:
+            found = view.scan(self._from_key, stop, limit=1, max_bytes=1 << 20)
+            self._from_key, self._is_first = found[0][0] if found else stop, True
+        self.next_ms = fire_of(self._from_key)[0] if self._from_key < stop else None

@@ -174,6 +174,11 @@ class Group(Answer):
     dead: int
     consumers: int
     settings: dict[str, Any] | None
+    blocked_by_key: int | None = Field(
+        default=None,
+        description="How many of `ready` wait until fewer messages of their keys are in flight; null in a topic "
+        "without `ordering: key` and `max_in_flight_per_key`.",
+    )
     limits: dict[str, Any] | None = Field(
         default=None,
         description="Over all partitions, with how many messages are `in_flight`, and how many partitions may have "

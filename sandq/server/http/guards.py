@@ -62,6 +62,8 @@ CONTROL_BYTES: Final = 1 << 20
 """A body that carries no messages, and is no answer that is sent back."""
 _CARRYING: Final = ("POST", "PUT", "PATCH")
 _CARRIES = re.compile(r"/topics/[^/]+(/[0-9]+|/keys/[\s\S]*|/groups/[^/]+/(ack|nack|extend))?")
+_CARRIES_SCHEDULES = re.compile(r"/topics/[^/]+/schedules(/[\s\S]*)?")
+"""They have messages, too, and are answered by what was made of them."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?")
 
@@ -160,8 +162,10 @@ class Guard:
     async def _handle(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange, has_place: bool) -> None:
         try:
             self._check(scope, headers, has_place)
-            carries = scope["method"] in _CARRYING and _CARRIES.fullmatch(scope["path"]) is not None
-            await self._read_body(exchange, headers, carries)
+            is_carrying, path = scope["method"] in _CARRYING, scope["path"]
+            carries = is_carrying and _CARRIES.fullmatch(path) is not None
+            has_schedules = is_carrying and _CARRIES_SCHEDULES.fullmatch(path) is not None
+            await self._read_body(exchange, headers, carries or has_schedules)
             if not carries and scope["path"] not in ALWAYS_ANSWERED:
                 await exchange.reserve_answer()
             if exchange.only_head:

@@ -9,7 +9,14 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.client import DeadLetter, Held
-from sandq.client.json_format import dead_json, group_limits_of_rows, message_json, settings_json, when
+from sandq.client.json_format import (
+    blocked_by_key_of_rows,
+    dead_json,
+    group_limits_of_rows,
+    message_json,
+    settings_json,
+    when,
+)
 from sandq.model.errors import InvalidRequest, LeaseLost, UnknownGroup
 from sandq.model.times import duration_ms
 from sandq.server.http import answers, bodies
@@ -214,6 +221,7 @@ def _group(name: str, rows: list[dict[str, Any]]) -> Found:
         **{count: sum(row[count] for row in parts) for count in _COUNTS},
         "consumers": max(row["consumers"] for row in parts),
         "settings": settings_json(settings) if settings else None,
+        "blocked_by_key": blocked_by_key_of_rows(parts),
         "limits": group_limits_of_rows(parts),
         "reason": "; ".join(reasons) or None,
         "partitions": [_partition(row) for row in parts],

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from sandq.client import Client, cluster_of, offset_time_ms
 from sandq.client.transport import call_leader, each
 from sandq.model.errors import InvalidRequest, UnknownGroup
-from sandq.model.names import TIMER
+from sandq.model.names import COMPACTED
 from sandq.model.times import Instant, format_instant, instant_ms
 from sandq.protocol.replies_messages import DeadRecord, page
 from sandq.protocol.requests_admin import DeadList
@@ -74,7 +74,7 @@ async def collect_report(
     began_s = time.monotonic()
     records = await client.admin.list_topics()
     names = list(dict.fromkeys(topics)) or [record.name for record in records]
-    compacted = {record.name for record in records if record.kind != TIMER}
+    compacted = {record.name for record in records if record.kind == COMPACTED}
     now_ms = time.time_ns() // 1_000_000
     due: list[DueDay] = []
     backlogs: list[GroupBacklog] = []

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sandq.model import offsets as offset_model
 from sandq.model.errors import Conflict, HistoryGone, InvalidRequest, UnknownPartition, UnknownTopic
-from sandq.model.names import COMPACTED, TIMER
+from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.protocol.requests_log import MeasureReply
 from sandq.spark.source.options import LATEST_VALUES, LOG, SourceOptions, Topics
 from sandq.spark.source.positions import Place
@@ -114,9 +114,10 @@ class ClientBrokers:
 
 def check_kinds(places: Mapping[Place, Found], options: SourceOptions) -> None:
     """InvalidRequest when a view is of another kind of topic."""
-    wanted = COMPACTED if options.view == LATEST_VALUES else TIMER
-    wrong = sorted({found.topic for found in places.values() if found.kind != wanted})
+    of_compacted = options.view == LATEST_VALUES
+    wrong = sorted({found.topic for found in places.values() if (found.kind == COMPACTED) is not of_compacted})
     if options.view != LOG and wrong:
+        wanted = COMPACTED if of_compacted else f"{TIMER}, {PRIORITY} and {FAIR}"
         raise InvalidRequest(
             f"view {options.view!r} is of {wanted} topics; {', '.join(map(repr, wrong[:10]))} "
             f"{'are' if len(wrong) > 1 else 'is'} none. What was written to any topic is its view {LOG!r}"

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from sandq.model import offsets as offset_model
 from sandq.model.errors import HistoryGone, SandqError
-from sandq.model.names import TIMER
+from sandq.model.names import COMPACTED
 from sandq.model.offsets import behind
 from sandq.protocol.requests_log import MeasureReply
 from sandq.spark.source.brokers import Brokers, Found, before, check_kinds, closed_end, set_back
@@ -251,7 +251,7 @@ class Stream:
         by_topic: dict[str, dict[int, bytes]] = {}
         for place, cursor in positions.cursors.items():
             found = places.get(place)
-            if found is not None and found.kind == TIMER:
+            if found is not None and found.kind != COMPACTED:
                 by_topic.setdefault(found.topic, {})[place.partition] = before(cursor, place.partition)
         for topic, offsets in by_topic.items():
             try:

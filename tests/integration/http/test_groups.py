@@ -74,6 +74,19 @@ async def test_a_group_lowers_the_limit_of_keys(web: Web) -> None:
     assert "3 is more than the topic's, which is 2" in refused["detail"]
 
 
+async def test_how_many_wait_for_their_keys(web: Web) -> None:
+    await topic(web, "without")
+    await lease(web)
+    assert (await web.get("/topics/t/groups/g"))["blocked_by_key"] is None
+    await web.post("/topics", {"name": "calls", "partitions": 2, "settings": {"max_in_flight_per_key": 1}}, 201)
+    keyed = [{"text": str(number), "key": f"k{number % 2}"} for number in range(6)]
+    await web.post("/topics/calls", {"messages": keyed}, 201)
+    taken = (await web.post("/topics/calls/groups/g/lease", {"max": 10, "wait": "1m"}))["messages"]
+    group = await web.get("/topics/calls/groups/g")
+    assert (len(taken), group["ready"], group["blocked_by_key"]) == (2, 4, 4)
+    assert sum(row["blocked_by_key"] for row in group["partitions"]) == 4
+
+
 async def test_many_are_acked_at_once(web: Web) -> None:
     await topic(web, *map(str, range(100)))
     messages = await lease(web, 100)

@@ -95,6 +95,12 @@ async def test_pages_and_lines(timers: Web) -> None:
     assert (await timers.get(SCHEDULES, prefix="m")) == {"schedules": [], "next": None}
 
 
+async def test_many_in_a_body_of_more_than_a_megabyte(timers: Web) -> None:
+    many = [{"name": f"n{number}", "text": "x" * (200 << 10), "every": "1h"} for number in range(9)]
+    assert (await timers.post(SCHEDULES, {"schedules": many}, 201))["created"] == 9
+    await timers.patch(at("n0"), {"text": "\x01" * (250 << 10)})
+
+
 async def test_tenants_have_names_of_their_own(web: Web) -> None:
     await web.post("/topics", {"name": "t", "kind": "fair"}, 201)
     for tenant in ("acme", "beta", None):

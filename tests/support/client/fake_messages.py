@@ -31,7 +31,15 @@ from sandq.protocol.replies_messages import (
     encode_pieces,
 )
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE, Produce
-from sandq.protocol.requests_admin import DeadList, GroupDelete, GroupPause, GroupSeek, GroupUpdate, TopicUpdate
+from sandq.protocol.requests_admin import (
+    DeadList,
+    GroupDelete,
+    GroupLimit,
+    GroupPause,
+    GroupSeek,
+    GroupUpdate,
+    TopicUpdate,
+)
 from sandq.protocol.requests_log import Fetch
 from sandq.protocol.requests_messages import (
     BY_ID,
@@ -389,6 +397,11 @@ class FakeMessages:
     def do_group_pause(self, connection: Any, frame: Frame) -> Any:
         request = GroupPause.parse(frame)
         self.group(request.group)["paused"] = request.paused
+        return ()
+
+    def do_group_limit(self, connection: Any, frame: Frame) -> Any:
+        request = GroupLimit.parse(frame)
+        self.group(request.group)["limits"] = request.limits
         return ()
 
     def do_topic_update(self, connection: Any, frame: Frame) -> Any:

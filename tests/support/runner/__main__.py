@@ -25,9 +25,9 @@ SUITES = ("e2e", "faults", "simulation", "property", "integration", "regressions
 """Those with long tests first: what is short fills the end."""
 BUDGETS_S = {
     "unit": 130,
-    "property": 45,
+    "property": 65,
     "integration": 200,
-    "simulation": 75,
+    "simulation": 85,
     "faults": 150,
     "interop": 10,
     "e2e": 180,

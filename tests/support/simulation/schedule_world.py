@@ -47,7 +47,8 @@ class ScheduleWorld(MembershipWorld):
         start_ms = self._now_ms() + 1_000
         for at in range(SCHEDULES):
             every_ms = self.rng.choice(EVERY_MS)
-            settings = {"every_ms": every_ms, "start_ms": start_ms, "end_ms": start_ms + LIVE_MS, "misfire": "all"}
+            misfire = ("one", "all")[at % 2]
+            settings = {"every_ms": every_ms, "start_ms": start_ms, "end_ms": start_ms + LIVE_MS, "misfire": misfire}
             await self._put(f"s{at}", settings)
             for ms in range(start_ms, start_ms + LIVE_MS, every_ms):
                 # It is to come, as what was acknowledged is.

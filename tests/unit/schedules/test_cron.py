@@ -110,6 +110,7 @@ FIVE = "five fields are expected (minute, hour, day of month, month, day of week
             'day of week: "TUES" is not understood; 0 to 7 or SUN to SAT (0 and 7 are Sunday), 5L for',
         ),
         ("0 22-6 * * *", 'hour: "22-6" is not understood; a range goes up: write 22-23,0-6'),
+        ("0 0 L-3 * *", 'day of month: "L-3" is not understood; 1 to 31, L for the last day'),
         ("0 0 * NOV-FEB *", 'month: "NOV-FEB" is not understood; a range goes up: write NOV-12,1-FEB'),
         ("0 0 ? * MON", 'day of month: "?" is not understood; write * for any'),
         ("0 0 15W * *", 'day of month: "15W" is not understood; 1 to 31, L for the last day, LW for'),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandq.schedules import outlook
+from sandq.schedules import outlook, planning
 from sandq.schedules.outlook import Ahead, Outlook, count_ahead
 from sandq.schedules.recurrence import Recurrence
 
@@ -26,8 +26,8 @@ def one_by_one(schedules: list[Ahead], unit_ms: int, count: int) -> dict[int, in
     for one in schedules:
         times = one.recurrence.occurrences(max(one.after_ms, T - 1), stop_ms - 1, 100_000)
         for at_ms in times[: one.most]:
-            fire_ms = one.recurrence.fire_ms(one.name, at_ms)
-            if fire_ms < stop_ms:
+            fire_ms = planning.first(one.name, one.recurrence, {}, 0, at_ms - 1).fire_ms
+            if fire_ms is not None and fire_ms < stop_ms:
                 found[fire_ms - fire_ms % unit_ms] += 1
     return found
 
@@ -43,6 +43,7 @@ MANY = [
     ahead(every_ms=HOUR, anchor_ms=0, jitter_ms=HOUR - 1),
     ahead(cron="*/10 * * * *"),
     ahead("t", cron="*/10 * * * *", jitter_ms=300_000),
+    ahead("u", cron="*/10 * * * *", jitter_ms=HOUR),
     ahead(cron="*/10 * * * *", after_ms=T + HOUR),
     ahead(cron="0 9 * * *", zone="Asia/Kolkata", most=1),
     ahead(cron="0 0 1 1 *"),
@@ -67,3 +68,10 @@ def test_what_is_too_much_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) 
     assert not count_ahead([*alike, *alike], T, HOUR, 4).is_complete
     dense = count_ahead([ahead(every_ms=1000)], T, 60_000, 60)
     assert dense == Outlook({T + minute * 60_000: 60 for minute in range(25)}, False)
+
+
+def test_what_this_node_cannot_go_by_is_left_out_and_that_is_told() -> None:
+    strange = Ahead("s", Recurrence(cron="@hourly", zone="Mars/Phobos"), 0, None)
+    known = Ahead("k", Recurrence(cron="@hourly"), 0, None)
+    found = count_ahead([strange, known], 0, 3_600_000, 3)
+    assert dict(found.messages) == {3_600_000: 1, 7_200_000: 1} and not found.is_complete

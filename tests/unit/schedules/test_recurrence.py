@@ -22,22 +22,24 @@ def at(text: str) -> int:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "a schedule has either cron or every_ms, and neither is given"),
-        ({"cron": "@daily", "every_ms": 5000}, "a schedule has either cron or every_ms, and both are given"),
+        ({}, "a schedule has either cron or every, and neither is given"),
+        ({"cron": "@daily", "every_ms": 5000}, "a schedule has either cron or every, and both are given"),
         ({"cron": 5}, "cron: text is expected"),
         ({"every_ms": "5000"}, "every_ms: a whole number of milliseconds is expected"),
         ({"every_ms": True}, "every_ms: a whole number of milliseconds is expected"),
         ({"every_ms": 5000, "jitter_ms": None}, "jitter_ms: a whole number of milliseconds is expected"),
         ({"cron": "@daily", "zone": None}, "zone: text is expected"),
-        ({"every_ms": 999}, f"every_ms: 999 is not within 1000 to {TIME_MAX_MS}"),
+        ({"every_ms": 999}, "every: 999ms is given, 1s at least is allowed"),
         ({"every_ms": 5000, "start_ms": -1}, f"start_ms: -1 is not within 0 to {TIME_MAX_MS}"),
         ({"every_ms": 5000, "end_ms": 2**48}, f"end_ms: {2**48} is not within 0 to {TIME_MAX_MS}"),
+        ({"every_ms": 2**48}, "every: 3257812d5h31m50s656ms is given"),
+        ({"cron": "@daily", "jitter_ms": JITTER_MAX_MS + 1}, "jitter: 1h1ms is given, 1h at most is allowed"),
+        ({"cron": "@daily", "jitter_ms": -5}, "jitter: -5ms is given, 0s at least is allowed"),
+        ({"every_ms": 5000, "jitter_ms": 5000}, "jitter: 5s is not shorter than every 5s; one occurrence"),
         (
-            {"cron": "@daily", "jitter_ms": JITTER_MAX_MS + 1},
-            "jitter_ms: 3600001 is not within 0 to 3600000 (0s to 1h)",
+            {"every_ms": 5000, "start_ms": 7, "end_ms": 7},
+            "end: 1970-01-01T00:00:00.007Z is not after the start, 1970-01-01T00:00:00.007Z",
         ),
-        ({"every_ms": 5000, "jitter_ms": 5000}, "jitter_ms: 5000 is not shorter than every_ms, 5000; one occurrence"),
-        ({"every_ms": 5000, "start_ms": 7, "end_ms": 7}, "end_ms: 7 is not after start_ms, 7"),
         ({"every_ms": 5000, "zone": "Europe/Berlin"}, "zone: an interval has none"),
         ({"cron": "@daily", "zone": "Berlin"}, 'zone: "Berlin" is not known; did you mean "Europe/Berlin"?'),
         ({"cron": "61 * * * *"}, 'cron: "61 * * * *": minute: "61" is not understood'),
@@ -139,6 +141,11 @@ def test_jitter_never_changes() -> None:
     fired = [every.fire_ms("orders/nightly", 20_000 * DAY_MS + k * DAY_MS) - (20_000 + k) * DAY_MS for k in range(4)]
     assert fired == [239_003, 203_257, 203_326, 167_592]
     assert Recurrence(every_ms=HOUR_MS, jitter_ms=7).fire_ms("ü", 1_800_000_000_000) == 1_800_000_000_000 + 6
+
+
+def test_jitter_ends_with_time() -> None:
+    last = Recurrence(every_ms=HOUR_MS, start_ms=TIME_MAX_MS, jitter_ms=HOUR_MS - 1)
+    assert [last.fire_ms(name, TIME_MAX_MS) for name in "abc"] == [TIME_MAX_MS] * 3
 
 
 def test_jitter_spreads_evenly_and_is_never_early() -> None:

@@ -48,6 +48,7 @@ def test_of_reads() -> None:
         "view": options.view,
         "includeHeaders": _word(options.extra.headers),
         "includeRaw": _word(options.extra.raw),
+        "includeRank": _word(options.extra.rank),
         "minPartitions": _word(options.min_partitions),
         "failOnDataLoss": _word(options.fail_on_data_loss),
         "holdTtl": format_duration(options.hold_ttl_ms),

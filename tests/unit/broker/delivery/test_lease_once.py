@@ -42,9 +42,11 @@ class Led:
         self.host = self
         self.stalled = None
         self.watchers: list[Callable[[Any, SandqError | None], None]] = []
-        self.groups: dict[str, Any] = {"g": SimpleNamespace(next_ms=None, paused=paused)}
+        self.groups: dict[str, Any] = {"g": SimpleNamespace(due_ms=None, paused=paused)}
 
     # What a leader of a partition and its host have.
+
+    knows_limits, limits_wanted = True, None
 
     def watch(self, group: str, watcher: Callable[[Any, SandqError | None], None]) -> None:
         self.watchers.append(watcher)
@@ -92,7 +94,7 @@ class Led:
 
     def changed(self) -> None:
         if "g" in self.groups:
-            self.groups["g"].next_ms = min(self.due_ms, default=None)
+            self.groups["g"].due_ms = min(self.due_ms, default=None)
         for watcher in list(self.watchers):
             watcher(self, None)
 
@@ -256,7 +258,7 @@ async def test_a_message_comes_at_its_time(room: Room) -> None:
 async def test_what_another_has_is_looked_at_again_in_a_moment(room: Room) -> None:
     (led,) = room.partitions
     await room.wait("a")
-    led.groups["g"].next_ms = room.clock.ms  # due, and not to be had
+    led.groups["g"].due_ms = room.clock.ms  # due, and not to be had
     led.watchers[0](led, None)
     await room.settle()
     assert led.asked == ["a"] and room.got == {}

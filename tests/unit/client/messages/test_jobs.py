@@ -301,7 +301,7 @@ def test_forecasts_and_groups_are_summed_over_leaders(run: Any) -> None:
             await client.produce("t", b"v", partition=0)
             forecast = await client.admin.forecast("t")
             first_ms = NOW_MS // MINUTE_MS * MINUTE_MS
-            assert forecast == (NOW_MS + 5, [(first_ms, 1), (first_ms + 10 * MINUTE_MS, 3)], 1)
+            assert forecast == (NOW_MS + 5, [(first_ms, 1), (first_ms + 10 * MINUTE_MS, 3)], 1, [], True)
             hours = await client.admin.forecast("t", unit="hour", count=3)
             assert sum(count for _, count in hours.buckets) == 5 and hours.later == 0
             for wrong in ({"unit": "day"}, {"count": 0}, {"count": 3601}, {"count": True}):

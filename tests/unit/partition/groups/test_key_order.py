@@ -44,6 +44,12 @@ def why(bench: Bench, offset: bytes) -> str:
     return reason
 
 
+def shown(bench: Bench) -> tuple[int, int]:
+    """How many messages are ready, and how many of them wait for their key, as a list of groups tells it."""
+    (row,) = PartitionQueries(bench.machine, bench.view).group_rows()
+    return row["ready"], row["blocked_by_key"]
+
+
 @BOTH
 def test_a_group_has_so_many_of_a_key_at_once_in_order(restart: bool) -> None:
     bench = of_key(5)
@@ -244,6 +250,37 @@ def test_it_is_said_why_one_waits() -> None:
     assert why(bench, ids[3]) == "it waits for an earlier message of its key"
 
 
+@BOTH
+def test_how_many_wait_for_their_keys(restart: bool) -> None:
+    """Of the messages that the group has looked at: neither those whose turn has come, nor what is not due."""
+    bench = of_key(5, restart=restart)
+    bench.put("later", due=9_000, key="k")
+    other = bench.put("other", key="l")
+    assert shown(bench) == (6, 0), "it has looked at none yet"
+    lease = bench.one(limit=10)
+    assert bench.lease() == [] and bench.values([lease]) == ["0", "1", "other"]
+    assert shown(bench) == (3, 3)
+    bench.ack(lease.token, [[other, 1]])
+    assert shown(bench) == (3, 3)
+    bench.ack(lease.token)
+    assert shown(bench) == (3, 1), "two of them wait for a consumer alone"
+    bench.lease()
+    assert shown(bench) == (1, 1)
+
+
+def test_without_a_limit_nothing_is_said_of_keys() -> None:
+    bench = Bench()
+    bench.open()
+    assert "blocked_by_key" not in PartitionQueries(bench.machine, bench.view).group_rows()[0]
+    bench = Bench(ordering="key")
+    bench.open()
+    bench.put("0", key="k")
+    bench.put("1", key="k")
+    bench.one()
+    bench.lease()
+    assert shown(bench) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("settings", "level"), [({}, 1), ({"max_attempts": 3}, 1), ({"max_in_flight_per_key": 2}, KEY_LIMIT_LEVEL)]
 )
@@ -309,6 +346,7 @@ def test_turns_are_those_that_one_finds_by_looking(seed: int) -> None:
         free = plain.free(order.limit)
         assert order.first_free() == (free[0] if free else None)
         assert [one for one in sorted(plain.blocked) if order.is_free(one)] == free
+        assert order.waiting == len(plain.blocked) - len(free)
         assert order.blocked == plain.blocked
         assert order.lowest() == min(plain.blocked, default=None)
         assert [order.busy_of(key) for key in range(3)] == [Counter(plain.busy.values())[key] for key in range(3)]

@@ -103,6 +103,19 @@ def test_group_show_adds_up(ctl: Ctl, two_groups: None) -> None:
     assert len(result.stdout.splitlines()) == 3 and "only the first 2" in result.stderr
 
 
+def test_group_list_and_show_tell_how_many_wait_for_their_keys(ctl: Ctl, client: FakeClient, two_groups: None) -> None:
+    assert "BLOCKED BY KEY" not in ctl("group", "list", "t").stdout
+    assert "blocked_by_key" not in ctl("group", "show", "t", "a").stdout.replace(" ", "_").lower()
+    assert "blocked_by_key" not in json.loads(ctl("group", "show", "t", "a", "-o", "json").stdout)
+    for row, blocked in zip(client.groups, (3, 1, 0), strict=True):
+        row["blocked_by_key"] = blocked
+    assert json.loads(ctl("group", "show", "t", "a", "-o", "json").stdout)["blocked_by_key"] == 4
+    heading, *rows = ctl("group", "list", "t").stdout.splitlines()
+    at = heading.index("BLOCKED BY KEY")
+    assert [row[at:].split()[0] for row in rows] == ["3", "1", "0"]
+    assert "blocked by key  4" in ctl("group", "show", "t", "a").stdout.replace("_", " ")
+
+
 def test_group_seek(ctl: Ctl, client: FakeClient, answers: None) -> None:
     result = ctl("group", "seek", "t", "g", "--to", "-2h", input="y\n")
     assert result.exit_code == 0 and result.stdout.splitlines()[1].split() == ["0", text(NOW_MS, 1)]
@@ -260,7 +273,7 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_every_command_has_help() -> None:
-    assert len(commands(main)) == 55
+    assert len(commands(main)) == 65
     for path in commands(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output

@@ -128,6 +128,8 @@ def test_report(tmp_path: Path) -> None:
         (["--map", "key"], "NAME=VALUE is expected"),
         (["--value-json", "a,b"], "what the value is"),
         (["--unique-key", "u", "--map", "unique_key=w"], "unique_key is given twice"),
+        (["--priority", "p", "--map", "priority=q"], "priority is given twice"),
+        (["--tenant", "a", "--map", "tenant=b"], "tenant is given twice"),
         (["--max-rejected", "many"], "max_rejected"),
         (["--time-zone", "Wien"], "time_zone"),
         (["--conf", "spark.x"], "--conf"),

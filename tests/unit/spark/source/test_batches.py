@@ -8,6 +8,7 @@ import pytest
 
 from sandq.errors import InvalidRequest, UnknownTopic
 from sandq.model import offsets
+from sandq.model.names import RANKED
 from sandq.spark.source.batches import plan_batch
 from sandq.spark.source.latest import LatestTask, plan_latest
 from sandq.spark.source.options import parse_options
@@ -117,12 +118,26 @@ def test_patterns_and_partitions(brokers: FakeBrokers) -> None:
 def test_views_are_of_kinds(brokers: FakeBrokers) -> None:
     brokers.add("kv", 2, "compacted")
     assert planned(brokers, subscribe="kv") == []
-    with pytest.raises(InvalidRequest, match="'kv' is none"):
+    with pytest.raises(InvalidRequest, match="of timer, priority and fair topics; 'kv' is none"):
         planned(brokers, subscribe="t,kv", view="all")
     options = parse_options({"subscribe": "kv", "view": "latest"})
     assert plan_latest(options, brokers) == [LatestTask("kv", 2, 0), LatestTask("kv", 2, 1)]
-    with pytest.raises(InvalidRequest, match="'t' is none"):
+    with pytest.raises(InvalidRequest, match="of compacted topics; 't' is none"):
         plan_latest(parse_options({"subscribe": "t", "view": "latest"}), brokers)
+
+
+@pytest.mark.parametrize("kind", RANKED)
+def test_views_of_priority_and_fair_topics(brokers: FakeBrokers, kind: str) -> None:
+    brokers.add("ranked", 1, kind)
+    brokers.append("ranked", 5)
+    brokers.append("ranked", 60_000)
+    assert [
+        rows_of(brokers, planned(brokers, subscribe="ranked", view=view)) for view in ("log", "pending", "all")
+    ] == [
+        [[at(5)]],
+        [[at(60_000)]],
+        [[at(5), at(60_000)]],
+    ]
 
 
 def test_tasks_are_of_the_epoch_in_which_they_were_planned(brokers: FakeBrokers) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from sandq.errors import HistoryGone, InvalidRequest
 from sandq.model import offsets
+from sandq.model.names import COMPACTED, RANKED, TIMER
 from sandq.spark.source.options import parse_options
 from sandq.spark.source.planning import Task
 from sandq.spark.source.positions import Place, Positions
@@ -217,6 +218,16 @@ def test_what_is_to_be_read_is_held(brokers: FakeBrokers) -> None:
     brokers.holds.clear()
     stream(brokers, holdName="mine").latest(end, None)
     assert ("mine", 0) in brokers.holds
+
+
+@pytest.mark.parametrize("kind", [TIMER, *RANKED])
+def test_all_kinds_of_topics_that_are_trimmed_are_held(brokers: FakeBrokers, kind: str) -> None:
+    brokers.topics["t"].kind = kind
+    brokers.add("kv", 3, COMPACTED)
+    reader = stream(brokers, holdName="mine", subscribePattern=".*")
+    start = reader.initial()
+    reader.tasks(start, reader.latest(start, None))
+    assert sorted(brokers.holds) == [("mine", partition) for partition in range(len(brokers.topics["t"].logs))]
 
 
 def test_a_stream_that_finds_nothing_has_a_first_batch(brokers: FakeBrokers) -> None:

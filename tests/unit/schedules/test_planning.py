@@ -1,0 +1,46 @@
+"""Which occurrence comes after one that fires, late or in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.schedules import planning
+from sandq.schedules.planning import Plan
+from sandq.schedules.recurrence import Recurrence
+
+HOUR_MS = 3_600_000
+T = 500_000 * HOUR_MS
+"""A full hour."""
+GRACE_MS = 60_000
+SECONDS = Recurrence(every_ms=1000, anchor_ms=T)
+
+
+def following(recurrence: Recurrence, late_ms: int, **settings: Any) -> Plan:
+    """What comes after the occurrence at T, which fires so much later."""
+    return planning.following("s", recurrence, settings, 1, T, T + late_ms, (), GRACE_MS)
+
+
+@pytest.mark.parametrize("misfire", ["one", "skip", "all"])
+def test_what_is_late_by_a_minute_is_not_missed(misfire: str) -> None:
+    for late_ms in (0, 999, 1000, 2500, GRACE_MS + 1000):
+        assert following(SECONDS, late_ms, misfire=misfire, misfire_most=1) == Plan(T + 1000, T + 1000, 0)
+
+
+def test_what_is_later_is_missed_as_it_is_told() -> None:
+    late_ms = GRACE_MS + 1001
+    assert following(SECONDS, late_ms) == Plan(T + 62_000, T + 62_000, 61)
+    assert following(SECONDS, late_ms, misfire="all", misfire_most=3) == Plan(T + 59_000, T + 59_000, 58)
+    assert following(SECONDS, late_ms, count=1) == Plan(None, None, 0)
+
+
+@pytest.mark.parametrize("misfire", ["one", "skip"])
+def test_what_its_jitter_has_yet_to_deliver_is_not_missed(misfire: str) -> None:
+    hourly = Recurrence(cron="0 * * * *", jitter_ms=HOUR_MS)
+    for at in range(1, 20):
+        occurrence_ms = T + at * HOUR_MS
+        fire_ms = hourly.fire_ms("s", occurrence_ms)
+        # Nobody could fire until just before.
+        found = following(hourly, fire_ms - 1 - T, misfire=misfire)
+        assert found == Plan(occurrence_ms, fire_ms, at - 1)
