@@ -70,7 +70,9 @@ class Walk(Holding):
     @precondition(lambda self: self.model.groups)
     @rule(number=numbers, most=st.sampled_from([None, 1, 3, 6]))
     def limit_group(self, number: int, most: int | None) -> None:
-        name = self._group(number)
+        self._limit(self._group(number), most)
+
+    def _limit(self, name: str, most: int | None) -> None:
         limit = parse_limit({} if most is None else {"max_in_flight": most})
         self.apply(c.Configure(with_limit(self.bench.machine.settings, name, 1, limit)))
         self.model.most_in_flight.pop(name, None)
@@ -353,6 +355,8 @@ class Walk(Holding):
         """Everything comes out, once, and nothing is left."""
         for number in range(len(self.model.groups)):
             self.pause_group(number, False)
+        for name in list(self.model.most_in_flight):
+            self._limit(name, None)  # also of groups that are gone
         for group in self.model.groups.values():
             group.touched = self.model.now
         self.touch(list(self.model.groups))
