@@ -17,6 +17,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.model.group_limits import parse_limit, with_limit
 from sandq.partition import commands as c
 from tests.support.examples import examples
 from tests.support.partition.bench import FOREVER_MS, T
@@ -65,6 +66,18 @@ class Walk(Holding):
             given["max_in_flight_per_key"] = per_key
         self.apply(c.ConfigureGroup(name, given))
         self.model.groups[name].settings = given
+
+    @precondition(lambda self: self.model.groups)
+    @rule(number=numbers, most=st.sampled_from([None, 1, 3, 6]))
+    def limit_group(self, number: int, most: int | None) -> None:
+        self._limit(self._group(number), most)
+
+    def _limit(self, name: str, most: int | None) -> None:
+        limit = parse_limit({} if most is None else {"max_in_flight": most})
+        self.apply(c.Configure(with_limit(self.bench.machine.settings, name, 1, limit)))
+        self.model.most_in_flight.pop(name, None)
+        if most is not None:
+            self.model.most_in_flight[name] = most
 
     @precondition(lambda self: self.model.groups)
     @rule(number=numbers, paused=st.sampled_from([True, False, False]))
@@ -342,6 +355,8 @@ class Walk(Holding):
         """Everything comes out, once, and nothing is left."""
         for number in range(len(self.model.groups)):
             self.pause_group(number, False)
+        for name in list(self.model.most_in_flight):
+            self._limit(name, None)  # also of groups that are gone
         for group in self.model.groups.values():
             group.touched = self.model.now
         self.touch(list(self.model.groups))

@@ -87,9 +87,11 @@ class LimitHome:
         self._asked: dict[int, tuple[int, int, int]] = {}
         """By partition: the epoch and the version that were asked for last, and when."""
 
-    def heard(self, partition: int, told: Told, now_ms: int) -> None:
-        """A partition says how it stands."""
+    def heard(self, partition: int, told: Told, now_ms: int) -> bool:
+        """A partition says how it stands. Whether that is news, and not what it is believed to be anyhow."""
+        before, heard_ms = self._told.get(partition, (None, 0))
         self._told[partition] = told, now_ms
+        return told != before or not 0 <= now_ms - heard_ms < FRESH_MS
 
     def decide(self, group: str, ledger: LedgerStatus, own: Told, now_ms: int) -> c.ShareLimit | None:
         """What to write into the ledger; None: nothing."""

@@ -143,10 +143,11 @@ class LimitShares:
         """A partition tells the home partition how it stands."""
         if self._topic_of(leader) is None or leader.partition != HOME:
             return
-        known = self._known.setdefault(leader, _Known())
+        known, is_news = self._known.setdefault(leader, _Known()), False
         for told in rows:
-            known.homes.setdefault(told.group, LimitHome()).heard(partition, told, self._clock.now_ms())
-        self.look(leader)
+            is_news |= known.homes.setdefault(told.group, LimitHome()).heard(partition, told, self._clock.now_ms())
+        if is_news:
+            self.look(leader)
 
     # -- the others -----------------------------------------------------------------------------------------------
 

@@ -242,3 +242,48 @@ async def test_beside_the_client(web: Web, web_node: Serving) -> None:
         message: sandq.Message = await anext(subscription)
         body = {"lease_token": message.lease_token, "offset": message.offset}
         assert await web.post("/topics/t/groups/g/ack", body) == {"settled": 1}
+
+
+async def test_limits_of_a_group(web: Web) -> None:
+    await topic(web, *"abcde")
+    limits = "/topics/t/groups/g/limits"
+    await web.ask("PUT", limits, {"max_in_flight": 2, "rate": "3/s"}, 204)
+    assert len(await lease(web, 5)) == 1, "a burst is a tenth of a second's worth, and one at least"
+    found = await web.get("/topics/t/groups/g")
+    stands = {"max_in_flight": 2, "rate": "3/s", "burst": 1, "in_flight": 1, "given": None}
+    assert found["limits"] == stands and found["reason"].startswith("it waits for the rate of the group, 3/s: free in")
+    assert (await web.get("/topics/t"))["group_limits"] == {"g": {"max_in_flight": 2, "rate": "3/s", "burst": 1}}
+    await web.ask("PUT", limits, {"max_in_flight": 2}, 204)
+    assert len(await lease(web, 5)) == 1
+    found = await web.get("/topics/t/groups/g")
+    assert found["reason"] == "it waits for the limit of the group: 2 of 2 in flight"
+    await web.ask("PUT", limits, {}, 204)
+    assert len(await lease(web, 5)) == 3
+    assert (await web.get("/topics/t/groups/g"))["limits"] is None
+
+
+async def test_what_is_no_limit_of_a_group(web: Web) -> None:
+    await topic(web)
+    limits = "/topics/t/groups/g/limits"
+    wrong: list[tuple[str, str, str]] = [
+        ('{"max_in_flight": 0}', "INVALID_SETTING", "max_in_flight"),
+        ('{"max_in_flight": 1180591620717411303424}', "INVALID_SETTING", "max_in_flight"),
+        ('{"rate": 1180591620717411303424}', "INVALID_SETTING", "rate"),
+        ('{"rate": 1e400}', "INVALID", "1e400"),
+        ('{"rate": -1}', "INVALID_SETTING", "rate"),
+        ('{"rate": "\\ud800"}', "INVALID_SETTING", "rate"),
+        ('{"burst": 5}', "INVALID_SETTING", "burst"),
+        ('{"rate": NaN}', "INVALID", ""),
+        ('{"max_in_flight": "5"}', "INVALID", "max_in_flight"),
+        ('{"max_in_flight": true}', "INVALID", "max_in_flight"),
+        ('{"most": 5}', "INVALID", "most"),
+        ("[]", "INVALID", ""),
+    ]
+    for body, code, named in wrong:
+        answer = await web.raw("PUT", limits, content=body, headers={"content-type": "application/json"})
+        told = answer.json()
+        assert (answer.status_code < 500, told["code"]) == (True, code), (body, told)
+        assert named in told["detail"], (body, told)
+    for path in ("/topics/nope/groups/g/limits", "/topics/t/groups/no%20body/limits"):
+        assert (await web.raw("PUT", path, json={"rate": 5})).status_code in (404, 422, 400)
+    assert "group_limits" not in await web.get("/topics/t") or not (await web.get("/topics/t"))["group_limits"]

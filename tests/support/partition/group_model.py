@@ -37,6 +37,8 @@ class GroupModel(Model):
         super().__init__(settings)
         self.step = step
         self.jobs: dict[bytes, Job] = {}
+        self.most_in_flight: dict[str, int] = {}
+        """By group, of those that have such a limit, whether or not they are there."""
 
     # -- groups ---------------------------------------------------------------------------------------------------
 
@@ -112,7 +114,11 @@ class GroupModel(Model):
             return []
         horizon = min(horizon, self.now + AHEAD_MOST)
         taken: list[Taken] = []
-        for number, (_, limit) in enumerate(grants):
+        in_flight, most = len(group.of("leased")), self.most_in_flight.get(name, 1 << 30)
+        for number, (_, asked) in enumerate(grants):
+            limit = min(asked, most - in_flight - len(taken))
+            if limit <= 0:
+                continue
             mine = [(n, group.held[n].attempt + 1) for n in self._waiting(group, horizon, limit)]
             for message, _ in mine:
                 group.held[message].state = "leased"

@@ -205,7 +205,8 @@ class Bed(RuleBasedStateMachine):
         assert not dead
         ahead = [m.offset for m in model.in_log() if m.offset > found.cursor]
         assert ahead == [m.offset for m in model.ahead_of(group)]
-        wanted_ms = model.next_at(group)
+        is_full = len(group.of("leased")) >= model.most_in_flight.get(name, 1 << 30)
+        wanted_ms = None if is_full else model.next_at(group)
         assert next_ms == (None if wanted_ms is None else T + wanted_ms)
         if model.ordered:
             busy = [model.messages[n].key for n, h in group.held.items() if h.state == "leased" and not h.immortal]

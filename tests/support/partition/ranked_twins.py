@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from sandq.model.batch import Column, encode
+from sandq.model.group_limits import GroupLimit, limits_of, parse_limit, with_limit
 from sandq.model.limits import FIXED
 from sandq.model.rates import interval_us
 from sandq.model.settings import parse_settings
@@ -47,6 +48,16 @@ RULES: tuple[Rules, ...] = (
     {"a": {"rate": "10/m", "burst": 2}},
     {"a.x": {"weight": 5}, "a": {"weight": 2, "max_in_flight": 1}},
 )
+LIMITS: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"max_in_flight": 1},
+    {"max_in_flight": 4},
+    {"rate": "2/s", "burst": 3},
+    {"rate": "5/s", "max_in_flight": 2},
+)
+"""Of a group."""
+OF_GROUP = ""
+"""In place of a tenant."""
 DAY_MS = 86_400_000
 DEEDS = {
     "add": 22,
@@ -56,6 +67,7 @@ DEEDS = {
     "expire": 4,
     "release": 3,
     "configure": 5,
+    "limit": 3,
     "pause": 3,
     "seek": 2,
     "change": 4,
@@ -212,7 +224,7 @@ class RankedTwins:
         while not self.grant(group, limit, lease_ms, self.now, horizon):
             living, loaded = self.statuses(group)
             assert living.is_promoting == loaded.is_promoting
-            is_due = any(status.next_ms is not None and status.next_ms <= T + self.now for status in (living, loaded))
+            is_due = any(status.due_ms is not None and status.due_ms <= T + self.now for status in (living, loaded))
             # With a horizon that is behind, what came to be due since is left.
             if not living.is_promoting and (not is_due or horizon < self.now):
                 self.happened["rested"] += 1
@@ -245,8 +257,18 @@ class RankedTwins:
             self.happened["repeated"] += lease.total if lease.attempt > 1 else 0
         self._check_in_flight(group, counts)
         for tenant, count in counts.items():
-            self._check_rate(group, tenant, count)
+            self._check_rate(group, tenant, self._pace_of(tenant), count)
+        limit = self._limit_of(group)
+        if granted and limit is not None:
+            in_flight = self.bench.machine.groups.named(group).in_flight
+            assert limit.max_in_flight is None or in_flight <= limit.max_in_flight
+            self.happened["group_full"] += in_flight == limit.max_in_flight
+            if limit.interval_us is not None and limit.burst is not None:
+                self._check_rate(group, OF_GROUP, Pace(limit.interval_us, limit.burst), counts.total())
         return granted
+
+    def _limit_of(self, group: str) -> GroupLimit | None:
+        return limits_of(self.bench.machine.settings).get(group)
 
     def _check_in_flight(self, group: str, given: Counter[str]) -> None:
         """What is leased is counted, and nothing was given beyond a limit."""
@@ -262,9 +284,8 @@ class RankedTwins:
             assert most is None or in_flight[tenant] <= most, f"{tenant} has {in_flight[tenant]} in flight of {most}"
             self.happened["full"] += in_flight[tenant] == most
 
-    def _check_rate(self, group: str, tenant: str, count: int) -> None:
-        """In no window of time that ends now was a tenant given more than its rate allows."""
-        pace = self._pace_of(tenant)
+    def _check_rate(self, group: str, tenant: str, pace: Pace | None, count: int) -> None:
+        """In no window of time that ends now was a tenant, or the group, given more than its rate allows."""
         if pace is None:
             return
         given, now_us = self.given.setdefault((group, tenant), []), self.bench.machine.now_ms * 1000
@@ -316,13 +337,20 @@ class RankedTwins:
 
     def configure(self) -> None:
         """Give the topic other rules, and another ageing."""
-        before = {key: self._pace_of(key[1]) for key in self.given}
+        before = {key: self._pace_of(key[1]) for key in self.given if key[1] != OF_GROUP}
         self.rules = self.draw.choice(RULES)
         ageing = {"ageing": "1s"} if self.draw.random() < 0.3 else {}
         self.apply(c.Configure(parse_settings(DEFAULTS | {"tenants": self.rules} | ageing, "fair").record()))
         for key, pace in before.items():
             if pace != self._pace_of(key[1]):
                 del self.given[key]
+
+    def limit(self) -> None:
+        """Give a group other limits, or none."""
+        group = self.draw.choice(GROUPS)
+        limit = parse_limit(self.draw.choice(LIMITS))
+        self.apply(c.Configure(with_limit(self.bench.machine.settings, group, 1, limit)))
+        self.given.pop((group, OF_GROUP), None)
 
     def pause(self) -> None:
         self.apply(c.PauseGroup(self.draw.choice(GROUPS), self.draw.random() < 0.25))

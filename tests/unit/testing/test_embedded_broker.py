@@ -17,7 +17,7 @@ import trio.testing
 
 import sandq
 import sandq.testing
-from sandq.errors import ClosedError, InvalidRequest, LeaseLost, SandqError, StartupError, TimedOut
+from sandq.errors import ClosedError, InvalidRequest, InvalidSetting, LeaseLost, SandqError, StartupError, TimedOut
 from sandq.testing import AsyncBroker, Broker
 from sandq.testing.node import LOOK_MOST_S, EmbeddedNode, State
 
@@ -420,3 +420,21 @@ def test_keys_end_in_its_time(b: Broker) -> None:
             assert kv.get("theme") is None
             assert next(changes).deleted
         assert [entry.key for entry in kv.scan()] == [b"port"]
+
+
+def test_limits_of_a_group_by_a_clock_that_stands(b: Broker, client: sandq.sync.Client) -> None:
+    client.admin.create_topic("t")
+    client.admin.limit_group("t", "g", max_in_flight=3, rate="1/m", burst=2)
+    for number in range(6):
+        client.produce("t", b"%d" % number)
+    leases, counts = client.leases("t", "g"), []
+    for _ in range(6):
+        taken = leases.take(5)
+        counts.append(len(taken))
+        leases.ack(taken)
+        b.advance("30s")
+    assert counts == [2, 0, 1, 0, 1, 0]
+    with pytest.raises(InvalidSetting, match="max_in_flight"):
+        client.admin.limit_group("t", "g", max_in_flight=2**70)
+    with pytest.raises(InvalidSetting, match="rate"):
+        client.admin.limit_group("t", "g", rate=float("nan"))

@@ -104,6 +104,14 @@ def test_what_was_heard_long_ago_is_not_believed() -> None:
     assert home.decide() is None
 
 
+def test_what_is_said_again_is_no_news_until_it_was_forgotten() -> None:
+    home, waits = LimitHome(), told(1, wants_in_flight=2)
+    assert home.heard(1, waits, NOW_MS)
+    assert not home.heard(1, waits, NOW_MS + ASK_MS)
+    assert home.heard(1, waits._replace(leased=1), NOW_MS + ASK_MS)
+    assert home.heard(1, waits._replace(leased=1), NOW_MS + ASK_MS + FRESH_MS)
+
+
 def test_more_who_wait_than_there_are_units_take_turns() -> None:
     plan, limit = LimitPlan(), GroupLimit(1, 4, 1, None, None)
     has, used, turns, now_ms = 0, [0, 0, 0, 0], [], NOW_MS
