@@ -27,6 +27,7 @@ from sandq.protocol.requests_admin import ClusterInfo, GroupList, TopicCreate, T
 from sandq.protocol.requests_keys import KvGet, KvScan, KvWatch
 from sandq.protocol.requests_log import Fetch
 from sandq.protocol.requests_messages import Cancel, Forecast, List
+from sandq.protocol.requests_schedules import ScheduleList, SchedulePreview, SchedulePut
 
 VICTIM, FAT, WIDE, KEYS = "victim", "fat", "wide", "keys"
 """Topics: of the victim; with large messages; with many partitions; compacted."""
@@ -187,6 +188,14 @@ def _cancels() -> Iterator[Request]:
         yield Cancel(FAT, 0, [[0, bytes([1, *bytes(12), number % 256, 0, 0])] for number in range(1000)])
 
 
+def _schedules() -> Iterator[Request]:
+    """Each has an expression of its own, which takes long to understand."""
+    batch = encode({Column.VALUE: [bytes(100)]})
+    for number in count(time.perf_counter_ns()):
+        rules = [{"cron": f"{number % 60} {at % 24} 29 2 *", "zone": "Europe/Berlin"} for at in range(100)]
+        yield SchedulePut(FAT, 0, [[f"s{number}-{at}", None, rule, batch, False] for at, rule in enumerate(rules)])
+
+
 def _garbage(at: Target, until_s: float) -> int:
     """Frames whose fields are wrong."""
     frame = encode_frame(3, 7, FAT, "0", [[[0]]] * 100)
@@ -316,6 +325,9 @@ KINDS: dict[str, Abuse] = {
     "produce_large": _read(_LARGE),
     "ack": _read(Ack(1, 0, [[number, None] for number in range(1, 1000)])),
     "cancel": _pounds(_made(_cancels)),
+    "schedules": _pounds(_made(_schedules)),
+    "schedule_list": _read(ScheduleList(FAT, 0, "", 1000, None)),
+    "schedule_preview": _read(SchedulePreview("p", {"cron": "0 0 29 2 *", "zone": "Europe/Berlin"}, None, 1000)),
     "topic_create": _pounds(_made(_topics)),
     "ping": _read(Ping()),
     "garbage": _garbage,

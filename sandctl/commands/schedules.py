@@ -86,7 +86,7 @@ def create(
     _check_recurs(given)
 
     async def work(client: Client) -> Schedule:
-        return await client.schedules(topic).create(name, data, paused=paused, **given)
+        return await client.schedules(topic).create(name, data, paused=paused or None, **given)
 
     _tell("created schedule", run(work))
 

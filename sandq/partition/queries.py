@@ -267,11 +267,11 @@ class PartitionQueries:
 
     def schedules_due(self, until_ms: int, most: int) -> list[schedule_queries.Stored]:
         """Those that fire until an instant."""
-        return schedule_queries.due(self._view, until_ms, most)
+        return schedule_queries.due(self._view, until_ms, most, self._machine.shared.in_turns)
 
     def schedules_named(self, names: Sequence[str]) -> list[bytes | None]:
         """The rows of these schedules; None where there is none."""
-        return schedule_queries.named(self._view, names)
+        return schedule_queries.named(self._view, self._machine.shared.in_turns(names))
 
     def schedule_page(
         self, prefix: str, after: str | None, most: int

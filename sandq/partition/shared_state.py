@@ -52,14 +52,14 @@ class SharedState:
         self.key_limit = key_limit(settings)
         """How many messages of a key may be with consumers of a group at once; None: any number. Never another one."""
 
-    def in_turns(self, items: Sequence[T]) -> Iterable[T]:
-        """Give way now and then between items of an entry."""
-        return items if len(items) <= TURN_ITEMS else self._in_turns(items)
+    def in_turns(self, items: Sequence[T], most: int = TURN_ITEMS) -> Iterable[T]:
+        """Give way now and then between items of an entry: after so many."""
+        return items if len(items) <= most else self._in_turns(items, most)
 
-    def _in_turns(self, items: Sequence[T]) -> Iterator[T]:
-        for at in range(0, len(items), TURN_ITEMS):
+    def _in_turns(self, items: Sequence[T], most: int) -> Iterator[T]:
+        for at in range(0, len(items), most):
             self.give_way()
-            yield from items[at : at + TURN_ITEMS]
+            yield from items[at : at + most]
 
     @property
     def ahead_ms(self) -> int:

@@ -33,6 +33,7 @@ TOKEN_BYTES: Final = 16
 
 PAUSE, RESUME, DELETE, TRIGGER = "pause", "resume", "delete", "trigger"
 ACTIONS: Final = (PAUSE, RESUME, DELETE, TRIGGER)
+_NIL: Final = type(None)
 NEW: Final = 0
 """As the version of an item: there must be no schedule of this name yet."""
 
@@ -72,7 +73,7 @@ def _check_item(item: Any) -> str | None:
         return problem
     if version is not None and (type(version) is not int or version < 0):
         return "the version is a whole number, or nil"
-    if type(settings) is not dict or type(batch) is not bytes or type(paused) is not bool:
+    if type(settings) is not dict or type(batch) is not bytes or type(paused) not in (bool, _NIL):
         return "expected [name, version, settings, batch, paused]"
     return None
 
@@ -83,7 +84,7 @@ ScheduleName = Annotated[str, check_schedule_id]
 
 class SchedulePut(Request, type=Type.SCHEDULE_PUT):
     """Make schedules, or give them other settings. Items: `[name, version, settings, batch, paused]`; version: what it
-    must have (0: there must be none; nil: any); batch: the message, one."""
+    must have (0: there must be none; nil: any); batch: the message, one; paused: nil, as it is, a new one not."""
 
     topic: str
     partition: Partition
@@ -170,7 +171,6 @@ class ScheduleRecord(NamedTuple):
         return cls._make(_read("schedule", row, _SCHEDULE))
 
 
-_NIL = type(None)
 _RESULT: Final[Mapping[str, tuple[type, ...]]] = {
     **{"outcome": (str,), "version": (int,), "next_ms": (int, _NIL), "fire_ms": (int, _NIL), "id": (bytes, _NIL)}
 }

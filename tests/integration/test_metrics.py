@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import sandq
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
+from sandq.schedules.zones import data_version
 from sandq.server import tcp
 from sandq.server.metrics.catalog import EVERY
 from tests.integration.conftest import Dial
@@ -216,11 +217,13 @@ async def test_topics_beyond_the_limit_share_a_label(tmp_path: Path) -> None:
         for topic in ("a", "b", "c"):
             await client.admin.create_topic(topic)
             await client.produce(topic, b"x")
+            await client.schedules(topic).create("s", b"", cron="0 0 29 2 *", paused=True)
             for group in ("g", "h"):
                 await client.leases(topic, group).take()
         found = await scrape(node)
         assert found("messages_in_total", topic="a") == 1
         assert found("messages_in_total", topic="_other") == 2
+        assert (found("topic_schedules", topic="a"), found("topic_schedules", topic="_other")) == (1, 2)
         assert found("group_lag", topic="a", group="g") == 1
         assert found("group_lag", topic="a", group="_other") == 1
         assert found("group_lag", topic="_other", group="_other") == 4
@@ -265,6 +268,11 @@ async def test_openmetrics_parses_with_its_own_parser(walked: tuple[Serving, san
     assert text.endswith(b"# EOF\n")
     families = {family.name: family for family in openmetrics_parser.text_string_to_metric_families(text.decode())}
     assert {metric.name.removesuffix("_total") for metric in EVERY} <= families.keys()
+
+
+async def test_the_zone_data_is_told_of(node: Serving) -> None:
+    text, _ = await node.metrics.render()
+    assert f'zone_data="{data_version()}"' in text.decode()
 
 
 async def test_a_label_may_hold_anything(tmp_path: Path) -> None:

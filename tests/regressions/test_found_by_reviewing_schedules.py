@@ -11,7 +11,7 @@ import pytest
 import sandq.sync
 import sandq.testing
 from sandq.client.transport.requests import call_leader
-from sandq.errors import InvalidRequest
+from sandq.errors import Conflict, InvalidRequest
 from sandq.model.batch import Column, encode
 from sandq.model.times import TIME_MAX_MS
 from sandq.protocol.requests_schedules import SchedulePut
@@ -152,3 +152,17 @@ def test_what_is_wrong_with_many_is_told(broker: Broker, schedules: Schedules, t
 def test_a_preview_is_of_a_name(broker: Broker, schedules: Schedules) -> None:
     with pytest.raises(InvalidRequest, match=r"^the name of a schedule has 1\.\.255 bytes, not 300"):
         schedules.preview(every="1h", name="n" * 300)
+
+
+def test_who_makes_its_schedules_each_time_leaves_them_paused(broker: Broker, schedules: Schedules) -> None:
+    """A program starts again after somebody has paused what it sends."""
+    schedules.create("s", b"", every="1h")
+    schedules.pause("s")
+    assert schedules.create("s", b"", every="1h").paused
+    assert schedules.create_many([ONE]) == (0, 0, 1)
+    assert schedules.create_many([{**ONE, "value": b"new"}]) == (0, 1, 0) and schedules.get("s").paused
+    assert schedules.create_many([{**ONE, "value": b"new", "paused": False}]) == (0, 1, 0)
+    assert schedules.get("s").state == "active"
+    assert schedules.create("t", b"", every="1h", paused=True).paused
+    with pytest.raises(Conflict):
+        schedules.create("t", b"", every="1h", paused=False)

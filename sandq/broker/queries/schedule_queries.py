@@ -64,8 +64,8 @@ ITEM_WORK: Final = 8192
 """To change a schedule costs as much as so many bytes of a batch."""
 
 _Row = dict[str, Any]
-_Wanted = tuple[str, int | None, settings.Checked, Fields, bool]
-"""Name, version that it must have, settings, message, paused."""
+_Wanted = tuple[str, int | None, settings.Checked, Fields, bool | None]
+"""Name, version that it must have, settings, message, paused (None: as it is)."""
 _Seen = tuple[str, int, int | None]
 """Name, version and next occurrence of a schedule."""
 
@@ -300,8 +300,10 @@ def _plan_puts(
             plan = Plan(None, None)
             if not paused:
                 plan = planning.first(name, checked.recurrence, checked.settings, 0, now_ms)
-            planned.append((name, checked.settings, fields, 0, None, plan.next_ms, plan.fire_ms, paused))
+            planned.append((name, checked.settings, fields, 0, None, plan.next_ms, plan.fire_ms, bool(paused)))
             continue
+        if paused is None:
+            paused = old.paused
         is_same = (old.settings, old.fields, old.paused) == (checked.settings, fields, paused)
         if is_same and version in (None, 0, old.version):
             told[name] = _result(UNCHANGED, old.version, old.expected_ms, old.fire_ms)

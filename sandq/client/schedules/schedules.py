@@ -112,7 +112,7 @@ class Schedules:
         ttl: Duration | None = None,
         priority: int | None = None,
         tenant: str | None = None,
-        paused: bool = False,
+        paused: bool | None = None,
     ) -> Schedule:
         """Make a schedule that sends a message at each occurrence, and return it.
 
@@ -123,7 +123,8 @@ class Schedules:
         an occurrence is skipped while the message of the last one is not acked in that group.
 
         The message is that of `produce`; it gets the headers `sandq-schedule` and `sandq-occurrence` (ms). Conflict:
-        there is another schedule of this name; one that is the same is returned as it is.
+        there is another schedule of this name; one that is the same is returned as it is, also if somebody has paused
+        it, unless `paused` is told.
         """
         settings = _settings(
             cron=cron,
@@ -143,7 +144,8 @@ class Schedules:
 
     async def create_many(self, schedules: Iterable[Mapping[str, Any]]) -> SchedulesStored:
         """Make many schedules, or give those that are there these settings: each is a mapping of the arguments of
-        `create`. Return how many were made and changed; all of them are now as they are told."""
+        `create`. Return how many were made and changed; all of them are now as they are told. One that somebody has
+        paused stays so unless `paused` is told."""
         told: list[_Told] = []
         for one in schedules:
             where = f"create_many: schedule {len(told) + 1}"
@@ -306,7 +308,7 @@ class Schedules:
                 batch = self._batch(record, one)
             except SandqError as error:
                 raise (_about(one.name, error) if len(told) > 1 else error) from None
-            item = [schedule_id(one.name, one.tenant), one.version, one.settings, batch, one.paused is True]
+            item = [schedule_id(one.name, one.tenant), one.version, one.settings, batch, one.paused]
             if (one.name, one.tenant or DEFAULT_TENANT) in names:
                 raise InvalidRequest(f"schedule {one.name!r} is told twice: a name is that of one schedule")
             names.add((one.name, one.tenant or DEFAULT_TENANT))

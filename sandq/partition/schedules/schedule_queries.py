@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from sandq.partition import rows
 from sandq.partition.schedules.schedule import fire_key, fire_of, key_of, name_of
-from sandq.partition.view import View
+from sandq.partition.view import Row, View
 
 PAGE_BYTES: Final = 2 << 20
 
@@ -15,13 +15,15 @@ Stored = tuple[str, bytes]
 """A schedule's name and its row."""
 
 
-def due(view: View, until_ms: int, most: int) -> list[Stored]:
-    """Return those that fire until an instant, the first ones first."""
+def due(
+    view: View, until_ms: int, most: int, in_turns: Callable[[Sequence[Row]], Iterable[Row]] = iter
+) -> list[Stored]:
+    """Return those that fire until an instant, the first ones first. `in_turns`: as `SharedState.in_turns`."""
     found = view.scan(rows.FIRE, fire_key(until_ms + 1, ""), limit=most, max_bytes=PAGE_BYTES)
     stored: list[Stored] = []
     size = 0
-    for row in found:
-        _, name = fire_of(row[0])
+    for key, _ in in_turns(found):
+        _, name = fire_of(key)
         value = view.get(key_of(name))
         assert value is not None, "a row leads to a schedule that is not there"
         stored.append((name, value))
@@ -31,7 +33,7 @@ def due(view: View, until_ms: int, most: int) -> list[Stored]:
     return stored
 
 
-def named(view: View, names: Sequence[str]) -> list[bytes | None]:
+def named(view: View, names: Iterable[str]) -> list[bytes | None]:
     """Return the rows of these; None where there is none."""
     return [view.get(key_of(name)) for name in names]
 

@@ -46,6 +46,10 @@ FIRED: Final = "fired"
 EARLY: Final = "early"
 
 
+TURN_ITEMS: Final = 16
+"""Each takes some 50 us."""
+
+
 class ScheduleTable:
     def __init__(self, shared: SharedState, groups: GroupTable, log: MessageLog, pending: Pending) -> None:
         self._shared = shared
@@ -63,6 +67,8 @@ class ScheduleTable:
         """It is the first of them, or behind all there may be."""
         self.used = 0
         """Places that the last command used."""
+        self._place = 0
+        """The first place of the command in its entry."""
         self._floor_ms = 0
 
     def state(self) -> tuple[int, int | None, str | None]:
@@ -88,7 +94,7 @@ class ScheduleTable:
 
     def apply(self, command: c.ScheduleCommand, index: int, place: int, floor_ms: int, view: View) -> list[Any]:
         """Do what a command says; a result for each of its items. `used` tells how many places that took."""
-        self.used, self._floor_ms = 0, floor_ms
+        self.used, self._place, self._floor_ms = 0, place, floor_ms
         one = {
             c.PutSchedules: self._put,
             c.FireSchedules: self._fire,
@@ -98,9 +104,9 @@ class ScheduleTable:
             c.PlanSchedules: self._plan_anew,
         }[type(command)]
         results: list[Any] = []
-        for item in self._shared.in_turns(command.items):
+        for item in self._shared.in_turns(command.items, TURN_ITEMS):
             try:
-                results.append(one(item, index, place + self.used, view))
+                results.append(one(item, index, view))
             except (NotFound, InvalidRequest) as refusal:
                 results.append(refusal)
         if isinstance(command, c.PlanSchedules):
@@ -108,7 +114,7 @@ class ScheduleTable:
         self._look_next(view)
         return results
 
-    def _put(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+    def _put(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
         """Make a schedule, or give one other settings; what it made ahead of its time is taken back."""
         name, settings, fields, seen_version, seen_ms, next_ms, fire_ms, paused = item
         old = self.find(name, view)
@@ -126,11 +132,11 @@ class ScheduleTable:
             made.changed_ms, made.paused = now_ms, paused
             if made.recurrence != before:
                 made.last_ms, made.gap, made.done = None, None, []
-        self._plan(made, next_ms, fire_ms, index, place, view)
+        self._plan(made, next_ms, fire_ms, index, view)
         view.put(key_of(name), made.row())
         return [CREATED if old is None else CHANGED, made.version]
 
-    def _pause(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+    def _pause(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
         """Let it fire no more, or again from the occurrence on that the leader names."""
         name, seen_version, seen_ms, paused, next_ms, fire_ms = item
         schedule = self._named(name, view)
@@ -141,11 +147,11 @@ class ScheduleTable:
         if not self._take_back(schedule, next_ms, view):
             return [TAKEN]
         schedule.paused, schedule.version, schedule.changed_ms = paused, self._new_version(), self._shared.now_ms
-        self._plan(schedule, next_ms, fire_ms, index, place, view)
+        self._plan(schedule, next_ms, fire_ms, index, view)
         view.put(key_of(name), schedule.row())
         return [CHANGED, schedule.version]
 
-    def _delete(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+    def _delete(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
         """Forget a schedule. What it made ahead of its time is cancelled, unless that has come."""
         (name,) = item
         schedule = self._named(name, view)
@@ -156,7 +162,7 @@ class ScheduleTable:
         self.count -= 1
         return [CHANGED, schedule.version]
 
-    def _trigger(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+    def _trigger(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
         """Make a message at once, beside all occurrences; once for each token."""
         name, token = item
         schedule = self._named(name, view)
@@ -165,13 +171,13 @@ class ScheduleTable:
             return [TRIGGERED, known]
         at_ms = self._shared.stamp_ms
         fields = schedule.fields_of(at_ms, is_triggered=True)
-        message_id = self._store(fields, at_ms, index, place, view)
+        message_id = self._store(fields, at_ms, index, view)
         schedule.triggers = [*schedule.triggers, [token, message_id]][-TRIGGERS:]
         schedule.note(at_ms, at_ms, TRIGGERED, message_id)
         view.put(key_of(name), schedule.row())
         return [TRIGGERED, message_id]
 
-    def _plan_anew(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+    def _plan_anew(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
         """Have another occurrence be the next."""
         name, seen_version, seen_ms, next_ms, fire_ms, last_ms, done = item
         schedule = self.find(name, view)
@@ -180,11 +186,11 @@ class ScheduleTable:
         if not self._take_back(schedule, None, view):
             return [TAKEN]
         schedule.last_ms, schedule.gap, schedule.done = last_ms, None, done
-        self._plan(schedule, next_ms, fire_ms, index, place, view)
+        self._plan(schedule, next_ms, fire_ms, index, view)
         view.put(key_of(name), schedule.row())
         return [CHANGED, schedule.version]
 
-    def _fire(self, item: Sequence[Any], index: int, place: int, view: View) -> list[Any]:
+    def _fire(self, item: Sequence[Any], index: int, view: View) -> list[Any]:
         """One occurrence is over: it has its message, and the next is that which the leader names."""
         name, seen_version, seen_ms, next_ms, fire_ms, missed = item
         schedule = self.find(name, view)
@@ -198,12 +204,12 @@ class ScheduleTable:
         if message_id is None:
             outcome = self._fate(schedule, stamp_ms, view)
             if outcome == SENT:
-                message_id = self._store(schedule.fields_of(seen_ms), schedule.fire_ms, index, place, view)
+                message_id = self._store(schedule.fields_of(seen_ms), schedule.fire_ms, index, view)
         schedule.missed += missed + (outcome == MISSED)
         self._is_over(schedule, outcome, message_id)
         if next_ms is not None and (missed or outcome == MISSED):
             schedule.gap = [seen_ms - (outcome == MISSED), next_ms]
-        self._plan(schedule, next_ms, fire_ms, index, place + self.used, view)
+        self._plan(schedule, next_ms, fire_ms, index, view)
         view.put(key_of(name), schedule.row())
         return [FIRED, outcome]
 
@@ -270,9 +276,7 @@ class ScheduleTable:
         outcome, _ = self._pending.cancel(target, U48_MAX, self._shared.now_ms, self._floor_ms, view)
         return bool(outcome != "too_late")
 
-    def _plan(
-        self, schedule: Schedule, next_ms: int | None, fire_ms: int | None, index: int, place: int, view: View
-    ) -> None:
+    def _plan(self, schedule: Schedule, next_ms: int | None, fire_ms: int | None, index: int, view: View) -> None:
         """Have an occurrence be the next one, and make its message if that is made ahead of its time."""
         self._unplan(schedule, view)
         if schedule.paused or next_ms is None or fire_ms is None:
@@ -283,7 +287,7 @@ class ScheduleTable:
         if key < self._from_key:
             self._from_key, self._is_first = key, True
         if schedule.is_ahead:
-            schedule.made = self._store(schedule.fields_of(next_ms), fire_ms, index, place, view)
+            schedule.made = self._store(schedule.fields_of(next_ms), fire_ms, index, view)
 
     def _unplan(self, schedule: Schedule, view: View) -> None:
         if schedule.fire_ms is not None:
@@ -293,8 +297,9 @@ class ScheduleTable:
                 self._is_first = False
         schedule.expected_ms = schedule.fire_ms = schedule.made = None
 
-    def _store(self, fields: Fields, at_ms: int, index: int, place: int, view: View) -> bytes:
-        """Store a message. Its id."""
+    def _store(self, fields: Fields, at_ms: int, index: int, view: View) -> bytes:
+        """Store a message. Its id, for which it takes the next place."""
+        place = self._place + self.used
         self.used += 1
         return self._log.store(fields, at_ms, index, place, self._floor_ms, view)
 

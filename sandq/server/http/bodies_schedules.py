@@ -77,7 +77,9 @@ class ScheduleIn(_Told):
 
     name: str = Field(description="Printable text of 255 bytes at most.")
     tenant: str | None = Field(default=None, description="Of a fair topic: whose messages they are.")
-    paused: bool | None = Field(default=None, description="Whether it fires nothing until it is resumed.")
+    paused: bool | None = Field(
+        default=None, description="Fires nothing until it is resumed; null: as it is, a new one not."
+    )
 
     @model_validator(mode="before")
     @classmethod

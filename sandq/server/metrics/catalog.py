@@ -23,7 +23,12 @@ class Metric(NamedTuple):
 
 
 NODE: Final = (
-    Metric("sandq_build_info", GAUGE, ("version", "python", "node", "cluster"), "1; the labels say what runs here."),
+    Metric(
+        "sandq_build_info",
+        GAUGE,
+        ("version", "python", "zone_data", "node", "cluster"),
+        "1; the labels say what runs here.",
+    ),
     Metric("sandq_storage_failed", GAUGE, (), "1: the disk failed, and nothing is written any more."),
     Metric("sandq_node_sick", GAUGE, (), "1: the disk failed, is full or stands still: this node cannot work."),
     Metric("sandq_damage_found", GAUGE, (), "1: log or tables are not what was written."),
@@ -92,6 +97,7 @@ HTTP_PROCESS: Final = (
 TOPICS: Final = (
     Metric("sandq_topic_messages", GAUGE, TOPIC, "Messages in the log, delayed ones included."),
     Metric("sandq_topic_delayed", GAUGE, TOPIC, "Of these, messages whose time has not come."),
+    Metric("sandq_topic_schedules", GAUGE, TOPIC, "Schedules, those that are paused or have ended included."),
     Metric("sandq_topic_keys", GAUGE, TOPIC, "Keys that have a value, of a compacted topic."),
     Metric("sandq_topic_bytes", GAUGE, TOPIC, "Bytes of the log's rows."),
     Metric("sandq_messages_in_total", COUNTER, TOPIC, "Messages stored for producers."),

@@ -32,6 +32,7 @@ from sandq.broker.turns import Turn
 from sandq.membership.discovery import Seen
 from sandq.model.errors import StorageFailed, Unavailable
 from sandq.model.names import FAIR
+from sandq.schedules import zones
 from sandq.server import logs
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
@@ -240,7 +241,7 @@ class Metrics:
 
     def _tell_node(self, seen: _Seen, told: Exposition) -> None:
         about = self._about
-        labels = (about.version, platform.python_version(), about.node, about.cluster)
+        labels = (about.version, platform.python_version(), zones.data_version(), about.node, about.cluster)
         told.value("sandq_build_info", 1, told.labels("sandq_build_info", *labels))
         told.value("sandq_storage_failed", self._broker.node_log.failed is not None)
         told.value("sandq_node_sick", self._health.reason is not None)
@@ -337,6 +338,7 @@ def _tell_topics(topics: dict[str, TopicNumbers], told: Exposition) -> None:
         labels = told.labels("sandq_topic_messages", topic)
         told.value("sandq_topic_messages", numbers.messages, labels)
         told.value("sandq_topic_delayed", numbers.delayed, labels)
+        told.value("sandq_topic_schedules", numbers.schedules, labels)
         told.value("sandq_topic_keys", numbers.keys, labels)
         told.value("sandq_topic_bytes", numbers.bytes, labels)
         for name, counted in _OF_TOPIC:

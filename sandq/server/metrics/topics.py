@@ -37,13 +37,14 @@ class TopicNumbers:
         self.counted = [0] * len(Counted._fields)
         self.sent = self.sent_bytes = self.redelivered = 0
         self.lateness = Histogram(LATENESS)
-        self.messages = self.delayed = self.keys = self.bytes = 0
+        self.messages = self.delayed = self.schedules = self.keys = self.bytes = 0
 
     def see(self, topic: TopicSeen) -> None:
         for status, came_due, _ in topic.partitions:
             self.counted = [one + more for one, more in zip(self.counted, status.counted, strict=True)]
             self.messages += status.messages
             self.delayed += max(status.later - came_due, 0)
+            self.schedules += status.schedules
             self.keys += status.keys
             self.bytes += status.bytes
         self.sent += topic.stats.sent
@@ -152,6 +153,8 @@ class Board:
             total.add_counts(numbers)
             total.messages += numbers.messages
             total.delayed += numbers.delayed
+            total.schedules += numbers.schedules
+            total.keys += numbers.keys
             total.bytes += numbers.bytes
         return total
 

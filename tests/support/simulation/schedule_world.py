@@ -49,13 +49,14 @@ class ScheduleWorld(MembershipWorld):
             every_ms = self.rng.choice(EVERY_MS)
             misfire = ("one", "all")[at % 2]
             settings = {"every_ms": every_ms, "start_ms": start_ms, "end_ms": start_ms + LIVE_MS, "misfire": misfire}
-            await self._put(f"s{at}", settings)
-            for ms in range(start_ms, start_ms + LIVE_MS, every_ms):
+            # What was over before it was made is not to come.
+            first_ms = await self._put(f"s{at}", settings)
+            for ms in range(first_ms, start_ms + LIVE_MS, every_ms):
                 # It is to come, as what was acknowledged is.
                 self.stored.add(b"s%d %d" % (at, ms))
 
-    async def _put(self, name: str, settings: dict[str, Any]) -> None:
-        """Make a schedule, however often that takes."""
+    async def _put(self, name: str, settings: dict[str, Any]) -> int:
+        """Make a schedule, however often that takes. Its next occurrence."""
         partition = partition_for(name.encode(), PARTITIONS)
         item = [name, None, settings, encode({Column.VALUE: [name.encode()]}), False]
         request = SchedulePut(TOPIC, partition, [item])
@@ -68,7 +69,8 @@ class ScheduleWorld(MembershipWorld):
                         try:
                             (result,) = await ScheduleQueries(broker, Room()).put(request, NODE)
                             assert result["outcome"] in ("created", "unchanged")
-                            return
+                            next_ms: int = result["next_ms"]
+                            return next_ms
                         except SandqError as error:
                             self.note(f"no schedule yet: {error.message}")
             await trio.sleep(0.1)

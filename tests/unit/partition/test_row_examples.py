@@ -436,7 +436,7 @@ def test_schedules() -> None:
     assert (key_of(name), schedule.row()) == (example("schedule-key"), example("schedule-row"))
     assert Schedule.load(name, example("schedule-row")) == schedule
     assert fire_key(fire_ms, name) == example("fire-key")
-    assert fire_of((example("fire-key"), b"")) == (fire_ms, name)
+    assert fire_of(example("fire-key")) == (fire_ms, name)
 
 
 def test_the_page_has_every_row_and_command() -> None:

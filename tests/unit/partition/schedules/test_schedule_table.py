@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from sandq.errors import InvalidRequest, NotFound
 from sandq.model.batch import Column
 from sandq.model.headers import headers_unpack
 from sandq.partition import commands as c
+from sandq.partition.queries import PartitionQueries
 from sandq.partition.schedules.schedule import GRACE_MS, Schedule
-from tests.support.partition.bench import Bench, T
+from tests.support.partition.bench import Bench, T, batch_of
 from tests.support.partition.key_bench import KeyBench
 
 MINUTE = 60_000
@@ -202,6 +204,52 @@ def test_many_in_one_entry(bench: Bench) -> None:
     assert len({*taken}) == 301
 
 
+def test_what_is_late_has_a_place_of_its_own(bench: Bench) -> None:
+    """Whatever an entry stores for the moment of its stamp: of schedules of each kind, triggers, and producers."""
+    bench.open()
+    kinds: list[dict[str, str]] = [
+        {},
+        {"overlap_group": "nobody"},
+        {},
+        {"misfire": "skip"},
+        {"overlap_group": "nobody"},
+    ]
+    kinds += [{}, {}]
+    names = [f"s{at}" for at in range(len(kinds))]
+    puts = [
+        (name, {"every_ms": 1000, **kind}, {Column.VALUE: name.encode()}, 0, None, T + 1000, T + 1000, False)
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    versions = [result[1] for result in bench.apply(0, c.PutSchedules(puts))[0]]
+    for ms in (1000, 2000, 3000):
+        following = T + ms + 1000
+        fires = [(names[at], versions[at], T + ms, following, following, 0) for at in range(len(names))]
+        triggers = [(name, b"%d" % ms) for name in names]
+        batch = batch_of(["p", "q"])
+        bench.apply(9000, c.FireSchedules(fires), c.Append(batch), c.TriggerSchedules(triggers))
+    leases = bench.lease(1000, at=9000)
+    found = Counter([message.fields[Column.VALUE].decode() for lease in leases for message in bench.messages(lease)])
+    # Three occurrences and three triggers of each; of those that are made ahead the fourth occurrence is due as well.
+    wanted = {name: 6 if kind else 7 for name, kind in zip(names, kinds, strict=True)}
+    assert found == wanted | {"p": 3, "q": 3}
+
+
 def test_a_compacted_topic_has_none() -> None:
     with pytest.raises(InvalidRequest, match="no schedules"):
         raise KeyBench().apply(0, c.DeleteSchedules([("s",)]))[0]
+
+
+def test_many_give_way(bench: Bench) -> None:
+    """Commands and questions about many schedules let other partitions of the node have their turns."""
+    schedules = Schedules(bench)
+    names = [f"n{number:03}" for number in range(200)]
+    items = [(name, schedules.settings, {Column.VALUE: b"v"}, 0, None, T + MINUTE, T + MINUTE, False) for name in names]
+    gave_way: list[bool] = []
+    bench.machine.shared.give_way = lambda: gave_way.append(True)
+    bench.apply(0, c.PutSchedules(items))
+    assert len(gave_way) >= 12
+    queries = PartitionQueries(bench.machine, bench.view)
+    gave_way.clear()
+    assert all(queries.schedules_named(names)) and len(gave_way) == 4
+    gave_way.clear()
+    assert len(queries.schedules_due(T + MINUTE, 256)) == 201 and len(gave_way) == 4
