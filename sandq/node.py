@@ -62,6 +62,7 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError, StorageFailed
 from sandq.model.features import KNOWN, Levels
 from sandq.model.limits import Limits
+from sandq.schedules.zones import data_version
 from sandq.server import logs, open_files
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
@@ -399,6 +400,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             await _take_part(member, broker, serving)
         info = ServerInfo(
             sandq.__version__,
+            data_version(),
             this_node.name,
             config.cluster.name,
             this_node.own.store_uuid,
@@ -465,6 +467,7 @@ def _discovery(parts: _Parts, addresses: dict[str, str]) -> Discovery:
             store_uuid=this_node.own.store_uuid,
             zone=config.node.zone,
             version=sandq.__version__,
+            zone_data=data_version(),
             addresses=addresses,
             # It is to found the cluster, unless it finds one, and has not yet.
             founder=is_meeting and this_node.cluster_uuid is None,

@@ -15,12 +15,13 @@ STORE_UUID: Final = "store"
 NODE: Final = "id"
 ZONE: Final = "zone"
 VERSION: Final = "version"
+ZONE_DATA: Final = "tz"
 FOUNDER: Final = "founder"
 """Of a node that is to found the cluster and has not yet: nothing but its being there counts."""
 SERVED: Final = ("client", "http", "peer")
 """Tags that are addresses, "host:port"."""
 
-OURS: Final = frozenset({CLUSTER, CLUSTER_UUID, STORE_UUID, NODE, ZONE, VERSION, FOUNDER, *SERVED})
+OURS: Final = frozenset({CLUSTER, CLUSTER_UUID, STORE_UUID, NODE, ZONE, VERSION, ZONE_DATA, FOUNDER, *SERVED})
 
 
 def node_tags(
@@ -31,12 +32,14 @@ def node_tags(
     store_uuid: str,
     zone: str,
     version: str,
+    zone_data: str,
     addresses: Mapping[str, str],
     founder: bool = False,
 ) -> dict[str, str]:
-    """The tags of a node. `addresses`: what is served -> "host:port". `founder`: it is to found the cluster, and has
+    """The tags of a node. `zone_data`: which version of it schedules go by here. `addresses`: what is served ->
+    "host:port". `founder`: it is to found the cluster, and has
     not; so it has no `cluster_uuid` then, and of the two tags only one takes up room."""
-    tags = {NODE: node, CLUSTER: cluster, STORE_UUID: store_uuid, ZONE: zone, VERSION: version}
+    tags = {NODE: node, CLUSTER: cluster, STORE_UUID: store_uuid, ZONE: zone, VERSION: version, ZONE_DATA: zone_data}
     if cluster_uuid is not None:
         tags[CLUSTER_UUID] = cluster_uuid
     elif founder:

@@ -11,6 +11,9 @@ from sandq.schedules.recurrence import Recurrence
 MISSED_MOST: Final = 100
 """Occurrences that a schedule may catch up on, at most."""
 _COUNT_MOST: Final = 1_000
+"""So many that were missed stand for so many or more, ..."""
+_COUNT_CRON_MOST: Final = 100
+"""... and of an expression so many: 2 to 15 ms of work, for each schedule after a long time without a leader."""
 
 
 class Plan(NamedTuple):
@@ -54,7 +57,8 @@ def following(
     if found.fire_ms is None or found.fire_ms >= now_ms - grace_ms:
         return found
     if settings.get("misfire") != "all":
-        latest_ms, missed = recurrence.latest_ms(now_ms, occurrence_ms, _COUNT_MOST)
+        counted = _COUNT_MOST if recurrence.cron is None else _COUNT_CRON_MOST
+        latest_ms, missed = recurrence.latest_ms(now_ms, occurrence_ms, counted)
         if latest_ms is not None and delivery_ms(name, recurrence, latest_ms) > now_ms:
             # It is over on the clock, and by its jitter yet to come.
             return _plan(name, recurrence, settings, fired, _next_ms(recurrence, latest_ms - 1, done), missed - 1)

@@ -51,6 +51,8 @@ class PlacedReplicas:
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     version: str
+    zone_data: str
+    """By which schedules are planned here."""
     node_id: str
     cluster_name: str
     store_uuid: str
@@ -116,6 +118,8 @@ class ServerInfo:
             "node": self.node_id,
             "store_uuid": self.store_uuid,
             "version": self.version,
+            "zone_data": self.zone_data,
+            "other_zone_data": self._other_zone_data(nodes),
             "waiting": waiting,
             "metadata_leader": broker.metadata_host.leader if waiting is None else None,
             "feature_level": None if waiting is not None else broker.metadata.feature_level,
@@ -154,6 +158,10 @@ class ServerInfo:
         found = [(places[group], nodes) for group, nodes in self.digests.different.items() if group in places]
         return [{"topic": topic, "partition": at, "nodes": list(nodes)} for (topic, at), nodes in found]
 
+    def _other_zone_data(self, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Nodes by whose zone data a schedule may fire at other times than by this node's."""
+        return [node["node"] for node in nodes if node.get("zone_data") not in (None, self.zone_data)]
+
     def _nodes_and_others(self, registered: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The registered ones, with what is believed of them; and members that are not: nodes that are still outside,
         or machines of the same Serf cluster."""
@@ -171,6 +179,7 @@ class ServerInfo:
                 "gossip": str(member.address),
                 "zone": member.tags.get(tags.ZONE),
                 "version": member.tags.get(tags.VERSION),
+                "zone_data": member.tags.get(tags.ZONE_DATA),
             }
             if node_id in registered and node_id not in believed:
                 believed[node_id] = row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -11,7 +12,9 @@ import trio
 from sandq.broker import cluster
 from sandq.broker.bootstrap import joining
 from sandq.broker.controller.metadata_members import VOTERS_MOST
+from sandq.gossip.tags import node_tags
 from sandq.model.membership import State
+from sandq.schedules.zones import data_version
 from tests.support.nodes.found import FoundNodes, Looks, found_nodes, refusals
 from tests.support.nodes.working import take, values
 from tests.support.waiting import until_answer, until_holds
@@ -153,3 +156,19 @@ async def test_a_crash_while_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.
         await nodes.start("node3")
         await nodes.until_registered(*THREE)
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
+
+
+async def test_nodes_with_other_zone_data_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules may fire at other times when those lead."""
+
+    def tags(**told: Any) -> dict[str, str]:
+        return node_tags(**told | ({"zone_data": "2020.1"} if told["node"] == "node2" else {}))
+
+    monkeypatch.setattr("sandq.node.node_tags", tags)
+    async with found_nodes(tmp_path, "node1", "node2") as nodes, nodes.connect("node1") as client:
+        info = await until_answer(client.admin.cluster, lambda info: info["other_zone_data"] == ["node2"])
+        assert {row["node"]: row["zone_data"] for row in info["nodes"]} == {
+            "node1": info["zone_data"],
+            "node2": "2020.1",
+        }
+        assert info["zone_data"] == data_version()

@@ -19,6 +19,7 @@ def test_the_tags_of_a_node() -> None:
         store_uuid="s",
         zone="z",
         version="1.2.3",
+        zone_data="2026.6",
         addresses={"client": "10.0.0.1:7170", "unserved": "x"},
     )
     assert tags == {
@@ -27,6 +28,7 @@ def test_the_tags_of_a_node() -> None:
         "store": "s",
         "zone": "z",
         "version": "1.2.3",
+        "tz": "2026.6",
         "client": "10.0.0.1:7170",
     }
 
@@ -41,6 +43,7 @@ def long_tags(cluster_uuid: str | None) -> dict[str, str]:
         store_uuid=OURS_UUID,
         zone="z" * 64,
         version="12.34.56.dev1234",
+        zone_data="2026.12.post1",
         addresses={"client": address, "http": address, "peer": address},
         founder=True,
     )

@@ -29,6 +29,7 @@ def discovery(files: MemoryFiles | None = None, zone: str = "a", **environ: str)
             store_uuid="0" * 36,
             zone=zone,
             version="1",
+            zone_data="1",
             addresses={},
         )
 

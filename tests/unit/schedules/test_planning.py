@@ -44,3 +44,16 @@ def test_what_its_jitter_has_yet_to_deliver_is_not_missed(misfire: str) -> None:
         # Nobody could fire until just before.
         found = following(hourly, fire_ms - 1 - T, misfire=misfire)
         assert found == Plan(occurrence_ms, fire_ms, at - 1)
+
+
+def test_of_an_expression_few_that_were_missed_are_counted() -> None:
+    """Each takes some 20 us: a hundred thousand schedules would hold a node up for long."""
+    next_ms = T + 10 * HOUR_MS + 60_000
+    for recurrence, missed in (
+        (Recurrence(cron="* * * * *"), 100),
+        (Recurrence(every_ms=60_000, anchor_ms=T), 600),
+        (Recurrence(every_ms=1000, anchor_ms=T), 1000),
+    ):
+        found = following(recurrence, 10 * HOUR_MS)
+        assert found.missed == missed
+        assert found.next_ms == (next_ms if missed < 1000 else T + 10 * HOUR_MS + 1000)
