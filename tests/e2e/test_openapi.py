@@ -83,7 +83,7 @@ def examine(directory: Path, examples: int, seed: int) -> None:
 
 
 def test_no_server_error_and_no_undocumented_answer(tmp_path: Path) -> None:
-    examine(tmp_path, 5, 1)
+    examine(tmp_path, 3, 1)
 
 
 @pytest.mark.long

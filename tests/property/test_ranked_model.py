@@ -61,7 +61,7 @@ def small_steps() -> Iterator[None]:
 def test_ranked_partition_does_what_the_model_says(topic: str) -> None:
     kind, options = TOPICS[topic]
 
-    @settings(max_examples=examples(45), deadline=None)
+    @settings(max_examples=examples(32), deadline=None)
     @given(steps=STEPS, evicts=st.one_of(st.none(), st.integers(0, 9)), looked_up=st.booleans())
     def run(steps: list[tuple[str, int]], evicts: int | None, looked_up: bool) -> None:
         with ExitStack() as patches:

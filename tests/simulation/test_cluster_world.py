@@ -129,10 +129,10 @@ def run_plain_world(seed: int) -> ClusterWorld:
     ("fault", "seed"),
     [
         (nothing_is_remembered, 0),
-        (leads_at_once, 4),
+        (leads_at_once, 9),
         (ends_in_silence, 9),
         (snapshots_of_ready_leaders, 3),
-        (swept_while_it_comes, 10),
+        (swept_while_it_comes, 29),
         (answers_before_the_sync, 47),
     ],
 )
