@@ -18,7 +18,7 @@ from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
 from sandq.partition.jobs import jobs
 from sandq.partition.kv import key_table
 from sandq.server import caller_requests, connection, tcp
-from sandq.server.http import bodies, bounds, event_streams, guards, lines, strict, supervisor, worker_pipe
+from sandq.server.http import bodies, bounds, connections, event_streams, guards, lines, strict, supervisor, worker_pipe
 from sandq.server.places import Places
 from tests.support.paths import ROOT
 
@@ -79,6 +79,9 @@ def test_fixed_limits_are_those_of_the_code() -> None:
         ),
         "an HTTP connection without a request": (f"{bounds.IDLE_S:g} s",),
         "an HTTP body": (f"{guards.BODY_S:g} s {slow}", size(guards.CONTROL_BYTES)),
+        "small pieces of HTTP requests that have not come whole": (
+            f"less than {size(connections.SMALL_BYTES)}: {connections.PIECES_PER_S:,} a second",
+        ),
         "JSON": (
             f"{strict.PARTS_MOST:,} parts",
             f"{strict.ARRAYS_MOST:,} arrays",

@@ -58,6 +58,10 @@ log = structlog.get_logger("sandq.http")
 
 READ_AHEAD: Final = 1
 """Pieces that were received and are not looked at, while a request is under way: those of the requests behind it."""
+SMALL_BYTES: Final = 16_384
+PIECES_PER_S: Final = 1000
+"""Pieces smaller than that, of requests that have not come whole, which are read of all connections together. Who sends
+byte by byte has its bytes gather meanwhile: each read costs some 60 us."""
 READ_S = 120
 """A connection on which nothing is said for so long, while no request is under way, is closed."""
 
@@ -93,6 +97,18 @@ class _Stream:
     async def cut(self) -> None:
         """Whoever is sending, or waiting for more, is told that it is closed."""
         await trio.aclose_forcefully(self._stream)
+
+
+class SmallPieces:
+    """The turns of those who send in small pieces."""
+
+    def __init__(self) -> None:
+        self._next_s = -math.inf
+
+    async def wait(self) -> None:
+        """Wait for the next turn, behind all who wait already."""
+        self._next_s = max(self._next_s + 1 / PIECES_PER_S, trio.current_time())
+        await trio.sleep_until(self._next_s)
 
 
 class _Requests(h11.Connection):
@@ -152,6 +168,11 @@ class _Http1(H11Protocol):
         """Whether something came that is no whole request yet."""
         return bool(self.connection.trailing_data[0])
 
+    @property
+    def has_half_body(self) -> bool:
+        """Whether a request came whose body has not come whole."""
+        return bool(self.connection.their_state is h11.SEND_BODY)
+
     async def _check_protocol(self, event: h11.Request) -> None:
         """No other protocol is begun, whatever is asked for."""
 
@@ -161,9 +182,10 @@ class _Connection(TCPServer):
 
     protocol: _Http1  # type: ignore[assignment]
 
-    def __init__(self, *args: Any, on_idle: Callable[[bool], None]) -> None:
+    def __init__(self, *args: Any, on_idle: Callable[[bool], None], small_pieces: SmallPieces) -> None:
         super().__init__(*args)
         self._on_idle = on_idle
+        self._small_pieces = small_pieces
         self._is_idle = True
         self._head_begun = False
         self._has_ended = False
@@ -229,6 +251,8 @@ class _Connection(TCPServer):
                 if self._is_idle and not self._head_begun and self.protocol.has_half:
                     self._head_begun = True
                     await self.idle_task.restart(self._task_group, self._head_timeout)
+                if len(data) < SMALL_BYTES and (self._head_begun or self.protocol.has_half_body):
+                    await self._small_pieces.wait()
         async for _ in pieces:
             pass  # it is of no request that is looked at
 
@@ -248,6 +272,7 @@ class HttpServer:
         self._config = _config()
         self._context = WorkerContext(None)
         self._open: OpenConnections[_Stream] = OpenConnections(connections, SPARE_PLACES)
+        self._small_pieces = SmallPieces()
         self._refused = 0
         """Connections without a place that take their answer."""
         self._none_left = trio.Event()
@@ -291,7 +316,9 @@ class HttpServer:
 
         try:
             state = ConnectionState({NO_PLACE: self._open.is_spare(stream)})
-            await _Connection(self._app, self._config, self._context, state, stream, on_idle=on_idle).run()
+            of_server = self._app, self._config, self._context
+            connection = _Connection(*of_server, state, stream, on_idle=on_idle, small_pieces=self._small_pieces)
+            await connection.run()
         except Exception:
             # A fault in one connection must not take the others with it; the log has it whole.
             log.exception("an HTTP connection ended with an unexpected error")
