@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from sandq.model.errors import Corruption, SandqError
+from sandq.model.errors import Corruption, DiskFull, SandqError
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from sandq.storage.faulty_files import FaultyFiles, Plan
@@ -18,6 +18,7 @@ from sandq.storage.files import RealFiles
 from tests.integration.conftest import Dial
 from tests.support.nodes.raw_client import RawClient, values_of
 from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take
 from tests.support.waiting import PATIENCE_S
 
 
@@ -147,6 +148,31 @@ async def test_a_disk_that_is_nearly_full_takes_what_makes_room(tmp_path: Path, 
         plan.budget_bytes = None
         while answer[0] != 0:
             answer = await client.produce(b"new")
+
+
+async def test_schedules_wait_while_the_disk_has_no_room(tmp_path: Path) -> None:
+    """What is to come is planned once there is room again: none is left out, and none comes twice."""
+    plan = Plan()
+    config = small_config(tmp_path, STORAGE__RESERVE_BYTES="64MiB")
+    async with run_node(config, files=faulty(tmp_path, plan)) as node, connected(node) as client:
+        await client.admin.create_topic("t")
+        schedules = client.schedules("t")
+        await schedules.create("s", b"", every="1s", misfire="all")
+        async with client.subscribe("t", group="g") as subscription:
+            came = [message.headers["sandq-occurrence"] for message in await take(subscription, 2)]
+            plan.budget_bytes = 32 << 20
+            with pytest.raises(DiskFull, match=r"storage\.reserve_bytes"):
+                while True:
+                    await schedules.trigger("s")
+            with pytest.raises(DiskFull):
+                await schedules.create("another", b"", every="1h")
+            assert [schedule.name async for schedule in schedules.list()] == ["s"]
+            plan.budget_bytes = None
+            while len(came) < 6:
+                for message in await take(subscription, 1):
+                    if "sandq-triggered" not in message.headers:
+                        came.append(message.headers["sandq-occurrence"])
+    assert came == [came[0] + 1000 * number for number in range(6)]
 
 
 async def test_a_full_disk_at_the_start_is_named(tmp_path: Path) -> None:

@@ -166,3 +166,21 @@ async def test_limits_for_keys_that_not_every_node_knows_are_refused(tmp_path: P
         with pytest.raises(Conflict, match="needs feature level 7, and the cluster is at 6"):
             await client.admin.update_group("t", "g", max_in_flight_per_key=1)
         await client.admin.update_group("t", "g", max_attempts=1)
+
+
+async def test_schedules_and_limits_of_groups_that_not_every_node_knows_are_refused(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, "node1", levels=Levels(1, 7)) as nodes, nodes.connect() as client:
+        await until_at(nodes, 7)
+        await client.admin.create_topic("t")
+        for ask in (
+            lambda: client.schedules("t").create("s", b"", every="1h"),
+            lambda: client.admin.limit_group("t", "g", max_in_flight=1),
+        ):
+            with pytest.raises(Conflict, match="needs feature level 8, and the cluster is at 7"):
+                await ask()
+        assert [row async for row in client.schedules("t").list()] == []
+        await restart(nodes, "node1")
+        await until_at(nodes, KNOWN.highest)
+        await nodes.until_led()
+        await client.schedules("t").create("s", b"", every="1h")
+        await client.admin.limit_group("t", "g", max_in_flight=1)
