@@ -154,7 +154,7 @@ async def test_schedules_wait_while_the_disk_has_no_room(tmp_path: Path) -> None
     """What is to come is planned once there is room again: none is left out, and none comes twice."""
     plan = Plan()
     config = small_config(tmp_path, STORAGE__RESERVE_BYTES="64MiB")
-    async with run_node(config, files=faulty(tmp_path, plan)) as node, connected(node) as client:
+    async with run_node(config, files=faulty(tmp_path, plan)) as node, connected(node, timeout="3s") as client:
         await client.admin.create_topic("t")
         schedules = client.schedules("t")
         await schedules.create("s", b"", every="1s", misfire="all")
