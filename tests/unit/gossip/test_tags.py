@@ -43,7 +43,7 @@ def long_tags(cluster_uuid: str | None) -> dict[str, str]:
         store_uuid=OURS_UUID,
         zone="z" * 64,
         version="12.34.56.dev1234",
-        zone_data="2026.12.post1",
+        zone_data="2026.12",
         addresses={"client": address, "http": address, "peer": address},
         founder=True,
     )
