@@ -53,6 +53,7 @@ def shell(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     directory = tmp_path_factory.mktemp("shell")
     (directory / "photo.jpg").write_bytes(bytes(range(256)))
     (directory / "words.txt").write_text("one\ntwo\n")
+    (directory / "schedules.jsonl").write_text('{"name": "daily", "text": "", "every": "1h"}\n')
     return Shell(directory, SANDCTL_SERVERS=node.address)
 
 
@@ -95,6 +96,13 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
     if "--max 5" in line or "--follow" in line:
         for _ in range(5):
             client.produce("orders", b"x")
+    if line.startswith("sandctl schedule") and " orders" in line:
+        schedules = client.schedules("orders")
+        if line.startswith("sandctl schedule create"):
+            for schedule in list(schedules.list()):
+                schedules.delete(schedule.name)
+        else:
+            schedules.create_many({"name": name, "value": b"", "every": "1h"} for name in ("daily", "poll", "trial"))
     if line.startswith("sandctl kv"):
         keys = client.kv("config")
         if "--absent" in line:
