@@ -201,8 +201,13 @@ class DeliverySection(schema.Section):
     lease_ahead_ms: Annotated[int, schema.duration(0, 50)] = Field(default=5, alias="lease_ahead")
 
 
-# What formats allow at most, whatever the configuration says.
-_LIMIT_BOUNDS = {
+_MOST_ENTRY = 48 * _MIB
+"""A link between nodes carries an entry of a request of this size, or of requests merged up to it, beside what else may
+be in its frame (`broker/peers/stream.py`). One beyond it would never reach another replica."""
+# What formats and links allow at most, whatever the configuration says.
+LIMIT_BOUNDS = {
+    "frame_bytes": _MOST_ENTRY,
+    "entry_bytes": _MOST_ENTRY,
     "batch_bytes": DEFAULT.batch_bytes,
     "batch_messages": DEFAULT.batch_messages,
     "entry_messages": DEFAULT.entry_messages,
@@ -224,7 +229,7 @@ def _fits(value: int, info: ValidationInfo) -> int:
 def _limits_section() -> type[schema.Section]:
     fields: dict[str, Any] = {}
     for limit in dataclasses.fields(Limits):
-        most = _LIMIT_BOUNDS.get(limit.name, _GIB)
+        most = LIMIT_BOUNDS.get(limit.name, _GIB)
         least = _LEAST_MEMORY if limit.name == "memory_bytes" else 1
         checked = schema.size(least, most) if "bytes" in limit.name else schema.integer(1, most)
         fields[limit.name] = (Annotated[int, checked], Field(default=limit.default, validate_default=True))

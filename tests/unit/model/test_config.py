@@ -125,7 +125,7 @@ def test_the_environment_lies_over_the_file(write) -> None:  # type: ignore[no-u
         "SANDQ_CLUSTER__BOOTSTRAP": "true",
         "SANDQ_CLUSTER__SEEDS": "a:1, b:2",
         "SANDQ_LIMITS__CONNECTIONS": "99",
-        "SANDQ_LIMITS__FRAME_BYTES": "64MiB",
+        "SANDQ_LIMITS__FRAME_BYTES": "48MiB",
         "SANDQ_SHUTDOWN_GRACE": "2m",
         "SANDQ_NODE__ZONE": "1",
         "SANDQ_NODE__DATA_DIR": "[x]",
@@ -133,7 +133,7 @@ def test_the_environment_lies_over_the_file(write) -> None:  # type: ignore[no-u
     config = load_config(write(GOOD), environ)
     assert (config.node.id, config.node.zone, config.node.data_dir) == ("node8", "1", Path("[x]"))
     assert (config.cluster.bootstrap, config.cluster.seeds) == (True, [("a", 1), ("b", 2)])
-    assert config.limits == Limits(connections=99, message_bytes=1 << 20, frame_bytes=64 << 20)
+    assert config.limits == Limits(connections=99, message_bytes=1 << 20, frame_bytes=48 << 20)
     assert config.shutdown_grace_ms == 120_000
     assert config.clock.max_drift_ms == 250  # of the file
 
@@ -283,6 +283,10 @@ FOUND = "cluster: {bootstrap: true}\n"
         (
             FOUND + "limits: {frame_bytes: 1}",
             ["bad.yaml:2:23: limits.frame_bytes: 1 is less than batch_bytes, which must fit in it"],
+        ),
+        (
+            FOUND + "limits: {frame_bytes: 49MiB}",
+            ["bad.yaml:2:23: limits.frame_bytes: 51380224 is not within 1 to 50331648"],
         ),
         (
             FOUND + "storage: {segment_bytes: 64mb}",

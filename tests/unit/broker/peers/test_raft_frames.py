@@ -9,7 +9,7 @@ import pytest
 from sandq.broker.peers import raft_frames, stream
 from sandq.broker.peers.raft_frames import send_messages
 from sandq.broker.peers.stream import encode
-from sandq.model.limits import DEFAULT
+from sandq.model.config_schema import LIMIT_BOUNDS
 from sandq.protocol.peer import PeerFrame
 from sandq.raft import wire
 from sandq.raft.core import MAX_APPEND_BYTES
@@ -29,10 +29,11 @@ def test_a_frame_is_sent_once_it_is_large_enough(
     assert sent == [("b", PeerFrame.RAFT, frame) for frame in frames]
 
 
-def test_a_link_takes_the_largest_frame_that_the_defaults_allow() -> None:
-    """Messages that just do not fill a frame, and one of entries that just do not fill it and the largest one."""
-    entry_bytes = max(DEFAULT.frame_bytes, DEFAULT.entry_bytes)
-    entry = (bytes(entry_bytes), 1, 1)
+def test_a_link_takes_the_largest_frame_that_the_configuration_allows() -> None:
+    """Messages that just do not fill a frame, and one of entries that just do not fill it and the largest one: an entry
+    is less than the frame that asked for it, or than what is merged, and 1 MiB more."""
+    most = max(LIMIT_BOUNDS["frame_bytes"], LIMIT_BOUNDS["entry_bytes"])
+    entry = (bytes(most + (1 << 20)), 1, 1)
     before = (bytes(MAX_APPEND_BYTES - 1), 1, 1)
     head = (wire.APPEND, 1, 1, 1, 1, 0, 0, 0)
     first = (*head, ((bytes(raft_frames.FRAME_BYTES - 100), 1, 1),), 1)
