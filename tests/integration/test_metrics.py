@@ -324,6 +324,21 @@ async def test_a_scrape_while_everything_changes(node: Serving, api: sandq.Clien
     assert len(scrapes) > 5 and all(found("build_info") is None for found in scrapes)
 
 
+async def test_a_group_that_waits_for_its_limits(node: Serving, api: sandq.Client) -> None:
+
+    def limited(found: Found) -> list[float | None]:
+        return [found("group_limited", topic="l", group="g", limit=limit) for limit in ("max_in_flight", "rate")]
+
+    await api.admin.create_topic("l")
+    await api.produce_many("l", [{"value": b"v"}] * 3)
+    async with api.subscribe("l", group="g", credit=10) as subscription:
+        await take(subscription, 3, ack=False)
+        assert limited(await scrape(node)) == [None, None], "it has no limits"
+        await api.admin.limit_group("l", "g", max_in_flight=3)
+        await api.produce("l", b"v")
+        await until_answer(partial(scrape, node), lambda found: limited(found) == [1, 0])
+
+
 async def test_tenants_of_a_fair_topic(node: Serving, api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await api.admin.create_topic("f", kind="fair", tenants={"acme": {"max_in_flight": 1}})
     await api.produce_many("f", [{"value": b"v", "tenant": tenant} for tenant in ("acme", "acme", "shop")])

@@ -143,6 +143,12 @@ GROUPS: Final = (
     Metric("sandq_group_consumers", GAUGE, GROUP, "Subscriptions that take part."),
     Metric("sandq_group_paused", GAUGE, GROUP, "1: it gets nothing because somebody paused it."),
     Metric("sandq_group_stalled", GAUGE, GROUP, "1: it gets nothing new, for a reason `sandctl group show` names."),
+    Metric(
+        "sandq_group_limited",
+        GAUGE,
+        (*GROUP, "limit"),
+        "1: something that is due waits for this limit of the group, max_in_flight or rate.",
+    ),
 )
 TENANTS: Final = (
     Metric("sandq_tenant_ready", GAUGE, TENANT, "Messages of a fair topic's tenant that a consumer may have now."),

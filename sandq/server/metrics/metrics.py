@@ -51,6 +51,7 @@ GROUPS_OF_WORK = 32
 """Looked at with one unit of work."""
 REFRESH_FAIR_PARTITIONS = 10
 """The same, of questions about tenants, of whom there may be many."""
+GROUP_LIMITS = ("max_in_flight", "rate")
 DEAD_REASONS = ("nacked", "lease_expired", "expired")
 _OF_TOPIC = (
     ("sandq_messages_in_total", "stored"),
@@ -367,3 +368,7 @@ def _tell_groups(groups: dict[tuple[str, str], GroupNumbers], now_ms: int, told:
         told.value("sandq_group_consumers", group.consumers, labels)
         told.value("sandq_group_paused", group.paused, labels)
         told.value("sandq_group_stalled", group.stalled, labels)
+        if (held_up := group.held_up(now_ms)) is not None:
+            for limit, is_held_up in zip(GROUP_LIMITS, held_up, strict=True):
+                of_limit = told.labels("sandq_group_limited", topic, name, limit)
+                told.value("sandq_group_limited", is_held_up, of_limit)

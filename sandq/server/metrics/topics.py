@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sandq.broker.stats import LATENESS, Histogram, TopicStats
-from sandq.partition.group_status import GroupStatus
+from sandq.partition.group_status import GroupStatus, Limited
 from sandq.partition.groups.group import PAUSED
 from sandq.partition.metrics import Counted
 from sandq.partition.state_machine import Status
@@ -68,12 +68,25 @@ class TopicNumbers:
 class GroupNumbers:
     """Sums over partitions, or over groups."""
 
-    __slots__ = ("consumers", "dead", "delayed", "leased", "oldest_ms", "paused", "ready", "stalled", "waiting")
+    __slots__ = (
+        "consumers",
+        "dead",
+        "delayed",
+        "leased",
+        "limits",
+        "oldest_ms",
+        "paused",
+        "ready",
+        "stalled",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self.ready = self.delayed = self.leased = self.waiting = self.dead = self.consumers = 0
         self.paused = self.stalled = 0
         self.oldest_ms: int | None = None
+        self.limits: list[Limited] = []
+        """How its limits stand in each partition, where it has some."""
 
     def see(self, partition: PartitionSeen, group: GroupStatus) -> None:
         status, came_due, consumers = partition
@@ -84,6 +97,8 @@ class GroupNumbers:
         self.dead += group.dead
         self.paused |= group.is_paused
         self.stalled |= group.paused not in (None, PAUSED)
+        if group.limit is not None:
+            self.limits.append(group.limit)
         # A subscription takes part in all partitions.
         self.consumers = max(self.consumers, consumers.get(group.name, 0))
         oldest_ms = group.oldest_ms
@@ -97,8 +112,17 @@ class GroupNumbers:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.paused |= other.paused
         self.stalled |= other.stalled
+        self.limits += other.limits
         if other.oldest_ms is not None and (self.oldest_ms is None or other.oldest_ms < self.oldest_ms):
             self.oldest_ms = other.oldest_ms
+
+    def held_up(self, now_ms: int) -> tuple[bool, bool] | None:
+        """Whether something that is due waits for messages in flight to be settled, and for the rate; None: it has no
+        limits."""
+        if not self.limits:
+            return None
+        found = [limit.holds_up(now_ms) for limit in self.limits]
+        return any([by_room for by_room, _ in found]), any([by_rate for _, by_rate in found])
 
 
 class Board:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandq.broker.stats import NodeStats, TopicStats
-from sandq.partition.group_status import GroupStatus
+from sandq.partition.group_status import GroupStatus, Limited
 from sandq.partition.metrics import Counted
 from sandq.partition.state_machine import Status
 from sandq.server.metrics.topics import OTHER, Board, PartitionSeen, TopicNumbers, TopicSeen
@@ -41,6 +41,23 @@ def test_partitions_are_summed_up() -> None:
     found = groups["t1", "g"]
     assert (found.ready, found.leased, found.delayed, found.oldest_ms) == (8, 1, 5, 60)
     assert found.stalled and found.consumers == 2, "a subscription takes part in every partition"
+
+
+def test_a_group_waits_for_a_limit_where_something_is_due() -> None:
+    now_ms = 1000
+    free, full = Limited(900, True, 0), Limited(900, False, 0)
+    at_rate, later = Limited(900, True, 2000), Limited(1100, False, 2000)
+    for limits, wanted in (
+        ([None, None], None),
+        ([free, later], (False, False)),
+        ([free, full], (True, False)),
+        ([at_rate, full], (True, True)),
+        ([None, Limited(900, True, None)], (False, True)),
+    ):
+        _, groups = Board(10, 10).sums([topic(1, *[partition(group("g", limit=limit)) for limit in limits])])
+        assert groups["t1", "g"].held_up(now_ms) == wanted
+    others = Board(10, 1).sums([topic(1, partition(group("a"), group("b", limit=full), group("c", limit=at_rate)))])[1]
+    assert others["t1", OTHER].held_up(now_ms) == (True, True)
 
 
 def test_what_came_due_since_is_ready_not_delayed() -> None:
