@@ -147,13 +147,8 @@ def answer_key(producer_id: int, number: int) -> bytes:
 
 
 def of_group(tag: bytes, group_id: int, offset: bytes = b"") -> bytes:
-    """Key of a row that a group has of its own for a message (`DEAD`, `KEPT`, `BLOCKED`)."""
+    """Key of a row that a group has of its own, for a message (`DEAD`, `KEPT`, `BLOCKED`) or what else the tag says."""
     return tag + group_id.to_bytes(4, "big") + offset
-
-
-def ready_key(group_id: int, queue: bytes, offset: bytes) -> bytes:
-    """Key of an entry of a ready queue."""
-    return READY + group_id.to_bytes(4, "big") + queue + offset
 
 
 def group_bounds(tag: bytes, group_id: int) -> tuple[bytes, bytes]:

@@ -25,21 +25,22 @@ def is_overgrown(entries: int, living: int) -> bool:
 
 class LeastOf(Generic[V]):
     """The least of values of which each number (of a group, say) has one at most; of equal ones, that of the lowest
-    number."""
+    number. That a value rises costs nothing until the old one comes to the top."""
 
     def __init__(self) -> None:
         self._values: dict[int, V] = {}
         self._heap: list[tuple[V, int]] = []
-        """Values as they were when they were put."""
+        """Values as they were when they were put, or lower than they are by now."""
 
     def put(self, number: int, value: V | None) -> None:
         """Give a number another value, or (None) none."""
         if value is None:
             self._values.pop(number, None)
             return
-        if self._values.get(number) == value:
-            return
+        before = self._values.get(number)
         self._values[number] = value
+        if before is not None and before <= value:
+            return
         if is_overgrown(len(self._heap), len(self._values)):
             self._heap = [(value, number) for number, value in self._values.items()]
             heapq.heapify(self._heap)
@@ -50,10 +51,14 @@ class LeastOf(Generic[V]):
         """The least value, and its number; None: there is none."""
         heap, values = self._heap, self._values
         while heap:
-            value, number = heap[0]
-            if values.get(number) == value:
+            noted, number = heap[0]
+            value = values.get(number)
+            if value == noted:
                 return heap[0]
-            heapq.heappop(heap)
+            if value is None or value < noted:
+                heapq.heappop(heap)  # where it fell it was put anew
+            else:
+                heapq.heapreplace(heap, (value, number))
         return None
 
     def up_to(self, value: V) -> list[int]:

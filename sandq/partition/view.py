@@ -64,10 +64,8 @@ class View:
         """Rows of one first byte."""
         self.bytes += sum([len(value) for _, value in rows])
         if rows[0][0][0] in self._order:
-            for key, value in rows:
-                self._change(key, value)
-        else:
-            self._changes.update(rows)
+            self._note_order([key for key, _ in rows])
+        self._changes.update(rows)
 
     def delete(self, key: bytes) -> None:
         self._change(key, None)
@@ -75,10 +73,14 @@ class View:
     def delete_all(self, keys: Sequence[bytes]) -> None:
         """Delete rows of one first byte."""
         if keys[0][0] in self._order:
-            for key in keys:
-                self._change(key, None)
-        else:
-            self._changes.update(dict.fromkeys(keys))
+            self._note_order(keys)
+        self._changes.update(dict.fromkeys(keys))
+
+    def _note_order(self, keys: Sequence[bytes]) -> None:
+        """These, of a first byte whose changes are in order, are going to be changed."""
+        order = self._order[keys[0][0]]
+        order += {key for key in keys if key not in self._changes}
+        order.sort()  # most of it is sorted
 
     def _change(self, key: bytes, value: bytes | None) -> None:
         if self._order and key not in self._changes and (keys := self._order.get(key[0])) is not None:

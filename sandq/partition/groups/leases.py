@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -57,8 +58,8 @@ class Lease:
     """0 while it lives; then the sequence number of its end (kept a while to answer repeated acks)."""
     counted: int = 0
     """How many of its live messages the group's metrics have counted."""
-    flying: dict[str, int] = field(default_factory=dict)
-    """By tenant, where messages are ranked: how many of them are counted as in flight."""
+    flying: int = 0
+    """Those of its messages that are counted as in flight of their tenants, where messages are ranked."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
     _past: list[tuple[bytes, int, History]] | None = field(init=False, default=None)
@@ -67,6 +68,8 @@ class Lease:
     """`ranges` and `past` as its row has them, ..."""
     _places: dict[bytes, int] | None = field(init=False, default=None)
     """... and the position of each message, where every range has one; likewise."""
+    _queue_ends: list[int] | None = field(init=False, default=None)
+    """Behind which position the messages of each of `queues` end; made when it is wanted."""
     _in_order: tuple[list[Range], list[int]] = field(init=False)
     """Ranges in the order of the log, and where they start in the lease."""
 
@@ -78,7 +81,7 @@ class Lease:
         counts = [r.length for r in self.ranges]
         self.total = sum(counts)
         self.starts = list(accumulate(counts, initial=0))[:-1]
-        self._past = self._packed = self._places = None
+        self._past = self._packed = self._places = self._queue_ends = None
         if self.queues and any([one.base > other.base for one, other in pairwise(self.ranges)]):
             places = sorted(range(len(self.ranges)), key=self.ranges.__getitem__)
             self._in_order = [self.ranges[at] for at in places], [self.starts[at] for at in places]
@@ -92,7 +95,7 @@ class Lease:
     def end(self, number: int) -> None:
         """None of it is live any more: forget what was made for speed alone. `number`: see `ended`."""
         self.ended = number
-        self._past = self._packed = self._places = None
+        self._past = self._packed = self._places = self._queue_ends = None
 
     @property
     def live(self) -> int:
@@ -107,8 +110,8 @@ class Lease:
             return (1 << self.total) - 1, []
         left = 2 * self.total + 64
         mask = 0
-        if MANY <= len(what) <= left and self.total == len(self.ranges) and all(length == 1 for _, length in what):
-            mask, what = self._named_each(what)  # so few, and one each, that none of them is beyond `left`
+        if len(what) >= MANY and self.total == len(self.ranges) and _count(what) <= left:
+            mask, what = self._named_each(what)  # so few that none of them is beyond `left`
         foreign = []
         for base, named in what:
             bits = (1 << named) - 1 if isinstance(named, int) else int.from_bytes(named, "little")
@@ -127,12 +130,12 @@ class Lease:
         return mask, foreign
 
     def _named_each(self, what: list[list[Any]]) -> tuple[int, list[list[Any]]]:
-        """The mask of single messages that are ranges by themselves, as all of the lease are, and the others of `what`,
-        which names one in each part."""
+        """The mask of single messages that are ranges by themselves, as all of the lease are, and the others of
+        `what`."""
         if self._places is None:
             self._places = {base: place for place, (base, _) in enumerate(self.ranges)}
         places = self._places
-        named = [places.get(base) for base, _ in what]
+        named = [places.get(base) if length == 1 else None for base, length in what]
         mask = _mask([place for place in named if place is not None])
         return mask, [part for part, place in zip(what, named, strict=True) if place is None]
 
@@ -184,6 +187,19 @@ class Lease:
                 chosen.append(Range(offsets.shift(base, behind), length))
                 place, left, at = place + length, left - length, at + 1
         return chosen
+
+    def count_by_queue(self, mask: int) -> Iterator[tuple[bytes, int]]:
+        """Yield the ready queues that the messages of `mask` came from, and how many of them: one may come again."""
+        ends = self._queue_ends
+        if ends is None:
+            ends = self._queue_ends = list(accumulate([length for _, length in self.queues]))
+        for first, length in _runs(mask):
+            place, stop = first, first + length
+            at = bisect_right(ends, place)
+            while place < stop:
+                end = min(ends[at], stop)
+                yield self.queues[at][0], end - place
+                place, at = end, at + 1
 
     def by_queue(self, mask: int) -> list[tuple[bytes | None, list[Range]]]:
         """The messages of `mask` by the ready queues that they came from, in the order of the log; where there are no
@@ -354,6 +370,11 @@ class Waiting:
         entry.made = Made(*made[0]) if made else None
         entry.queue = made[1] if len(made) > 1 else None
         return entry
+
+
+def _count(what: list[list[Any]]) -> float:
+    """How many messages are named; infinite where bitmaps name some."""
+    return sum([length if isinstance(length, int) else math.inf for _, length in what])
 
 
 def _mask(places: list[int]) -> int:

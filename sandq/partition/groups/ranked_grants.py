@@ -134,6 +134,14 @@ class RankedGrants:
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
+            is_first = not lease.ranges or (lease.attempt, lease.kept) == (1, False)
+            if is_first and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
+                turns, size = ready.take_turns(left, max_bytes - taken_bytes, view)
+                if turns:
+                    _note_turns(lease, turns)
+                    left -= len(turns)
+                    taken_bytes += size
+                    continue
             turn = ready.next_back() if is_stopped else ready.next(ageing_ms)
             if turn is None:
                 break
@@ -155,7 +163,7 @@ class RankedGrants:
                 count, size = self._take_returned(group, lease, returned, most, max_bytes - taken_bytes, view)
             else:
                 assert head is not None, "a queue that has a turn has something"
-                if lease.ranges and (lease.attempt, lease.kept) != (1, False):
+                if not is_first:
                     break
                 count, size = self._take_head(group, ready, queue, lease, head, most, max_bytes - taken_bytes, view)
             if count:
@@ -227,3 +235,11 @@ def _note_queue(lease: Lease, key: bytes, count: int) -> None:
         lease.queues[-1] = key, lease.queues[-1][1] + count
     else:
         lease.queues.append((key, count))
+
+
+def _note_turns(lease: Lease, turns: list[tuple[bytes, bytes]]) -> None:
+    """The next messages of a lease are these, each of a queue."""
+    for key, _ in turns:
+        _note_queue(lease, key, 1)
+    lease.ranges += [Range(first, 1) for _, first in turns]
+    lease.due_ms = max(lease.due_ms, offsets.deliver_ms(max([first for _, first in turns])))

@@ -26,6 +26,8 @@ SCAN_RANGES = 8
 SCAN_BYTES = 8 << 20
 NEAR_OF = 3
 """Rows that are read together for one that is wanted."""
+PROBE_ROWS = 64
+"""By so many it is seen whether those that are wanted stand near one another."""
 
 
 class Wanted(NamedTuple):
@@ -154,6 +156,10 @@ class MessageReader:
         if len(ranges) < SCAN_RANGES or ranges[-1].base < ranges[0].base:
             return []
         start, stop = rows.log_key(ranges[0].base), rows.after(rows.log_key(ranges[-1].base))
+        if len(ranges) > PROBE_ROWS and all([one.length == 1 for one in ranges]):
+            first = view.scan(start, stop, limit=PROBE_ROWS, max_bytes=SCAN_BYTES)
+            if first and first[-1][0] != rows.log_key(ranges[len(first) - 1].base):
+                return first
         return view.scan(start, stop, limit=len(ranges), max_bytes=SCAN_BYTES)
 
     def messages(
@@ -256,9 +262,12 @@ def _are_apart(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
 
 
 def _look_up(view: View, ranges: Sequence[Range]) -> dict[bytes, bytes]:
-    """Rows at which ranges begin that are in no order: most often they stand near one another."""
-    keys = [rows.LOG + one.base for one in ranges]
-    found = dict(view.scan(min(keys), rows.after(max(keys)), limit=NEAR_OF * len(keys), max_bytes=SCAN_BYTES))
+    """Rows at which ranges begin that are in no order: where they stand near one another they are read together."""
+    keys = sorted([rows.LOG + one.base for one in ranges])
+    stop = rows.after(keys[-1])
+    found = dict(view.scan(keys[0], stop, limit=PROBE_ROWS, max_bytes=SCAN_BYTES))
+    if NEAR_OF * len(found.keys() & set(keys)) >= len(found) == PROBE_ROWS:
+        found = dict(view.scan(keys[0], stop, limit=NEAR_OF * len(keys), max_bytes=SCAN_BYTES))
     for key in keys:
         if key not in found and (value := view.get(key)) is not None:
             found[key] = value

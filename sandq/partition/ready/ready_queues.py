@@ -14,6 +14,7 @@ they do not depend on what was in memory before, and a replica that was restarte
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -37,6 +38,8 @@ from sandq.partition.view import View
 HEAD_ENTRIES: Final = 8
 """That the first look into a queue reads; each further one twice as many."""
 MOST_ENTRIES: Final = 1024
+HELD_SHARE: Final = 1 / 2
+"""Of what all look-aheads of a node may take, what one group's queues read or keep together, beyond `HEAD_ENTRIES`."""
 _NO_LIMIT = 1 << 40
 READ_BYTES: Final = 1 << 20
 ENTRY_BYTES: Final = 300
@@ -81,6 +84,9 @@ class ReadyQueues:
         the topic's tenants, as they are."""
         self.rank = rank
         self._group_id = group_id
+        self._entry_rows = rows.of_group(rows.READY, group_id)
+        self._queue_rows = rows.of_group(rows.QUEUE, group_id)
+        self._turn_rows = rows.of_group(rows.TURNS, group_id)
         self._waiting = waiting
         self._rules = rules
         self._turns = Turns(self._weight_of)
@@ -108,6 +114,8 @@ class ReadyQueues:
         """Queues whose last message was taken out by others than those who take turns."""
         self._unsaved: dict[bytes, tuple[ReadyQueue, LogEntry]] = {}
         """By first offset: entries that have no row yet."""
+        self._gone: list[bytes] = []
+        """Keys of rows of entries that were taken, and are to be deleted."""
         self._changed: dict[bytes, ReadyQueue] = {}
         """Queues whose rows say something else."""
         self._firsts: LeastOf[bytes] = LeastOf()
@@ -122,6 +130,8 @@ class ReadyQueues:
         self._look_aheads = look_aheads
         self._entries = 0
         """In memory."""
+        self._most_entries = MOST_ENTRIES
+        """That a queue reads or keeps at once."""
         self.held_bytes = self.used = 0
         """As in `LookAhead`."""
 
@@ -154,8 +164,8 @@ class ReadyQueues:
             self._firsts.put(queue.number, entry.first)
         queue.messages += entry.length
         self.messages += entry.length
-        self._note(queue)
-        if queue.covered == offsets.LAST and len(queue.entries) < MOST_ENTRIES:
+        self._changed[queue.key] = queue
+        if queue.covered == offsets.LAST and len(queue.entries) < self._most_entries:
             queue.entries.append(entry)
             self._entries += 1
             self._unsaved[entry.first] = queue, entry
@@ -189,6 +199,7 @@ class ReadyQueues:
         of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
         if len(of_tenant) == 1:
             self._freed.add(queue.tenant)  # as soon as turns are taken
+        self._share_memory()
         return queue
 
     # -- who may have turns ---------------------------------------------------------------------------------------
@@ -239,21 +250,20 @@ class ReadyQueues:
         """Count what is in flight of a lease that is new, or some of which is not live any more."""
         if self.rank != queue_keys.FAIR:
             return
-        live, start = lease.live, 0
-        flying: Counter[str] = Counter()
-        for queue, length in lease.queues:
-            count = (live >> start & ((1 << length) - 1)).bit_count() if live else 0
-            if count:
-                flying[queue_keys.tenant_of(queue)] += count
-            start += length
-        for tenant in {**flying, **lease.flying}:
-            more = flying[tenant] - lease.flying.get(tenant, 0)
-            self.in_flight[tenant] += more
-            if not self.in_flight[tenant]:
-                del self.in_flight[tenant]
-            if more < 0 and self._held_up.get(tenant, 0) is None:
+        live, in_flight = lease.live, self.in_flight
+        for queue, count in lease.count_by_queue(live & ~lease.flying):
+            tenant = queue_keys.tenant_of(queue)
+            in_flight[tenant] = in_flight.get(tenant, 0) + count
+        for queue, count in lease.count_by_queue(lease.flying & ~live):
+            tenant = queue_keys.tenant_of(queue)
+            left = in_flight[tenant] - count
+            if left:
+                in_flight[tenant] = left
+            else:
+                in_flight.pop(tenant)
+            if self._held_up.get(tenant, 0) is None:
                 self._freed.add(tenant)
-        lease.flying = dict(flying)
+        lease.flying = live
 
     # -- out ------------------------------------------------------------------------------------------------------
 
@@ -284,6 +294,7 @@ class ReadyQueues:
 
     def _end(self, queue: ReadyQueue) -> None:
         del self._queues[queue.key], self._by_number[queue.number]
+        self._share_memory()
         of_tenant = self._by_tenant[queue.tenant]
         of_tenant.remove(queue)
         if not of_tenant:
@@ -364,30 +375,60 @@ class ReadyQueues:
         """Have the first of a queue's entries in memory."""
         if queue.entries or not queue.messages:
             return
-        prefix = rows.of_group(rows.READY, self._group_id) + queue.key
+        prefix = self._entry_rows + queue.key
         start = prefix + max(queue.first, queue.covered)
         if queue.covered >= queue.first:
             start = rows.after(start)
         stop = prefix + offsets.LAST + b"\0"
-        found = view.scan(start, stop, limit=queue.window, max_bytes=READ_BYTES)
+        window = min(queue.window, self._most_entries)
+        found = view.scan(start, stop, limit=window, max_bytes=READ_BYTES)
         queue.entries.extend([_load(key[-offsets.OFFSET_BYTES :], value) for key, value in found])
         self._entries += len(found)
         assert queue.entries, "a queue that has messages has rows of them"
         is_all = sum([entry.length for entry in queue.entries]) == queue.messages
         queue.covered = offsets.LAST if is_all else rows.last_of(queue.entries[-1])
-        queue.window = min(2 * queue.window, MOST_ENTRIES)
+        queue.window = 2 * window
 
     def take(self, queue: ReadyQueue, count: int, view: View) -> None:
         """Take the first `count` messages of a queue's first entry out of it."""
         entry = queue.entries.popleft()
         self._entries -= 1
-        self._forget(queue, entry, view)
+        if self._unsaved.pop(entry.first, None) is None:
+            self._gone.append(self._entry_rows + queue.key + entry.first)
         if count < entry.length:
             rest = entry.part(count, entry.length)
             queue.entries.appendleft(rest)
             self._entries += 1
             self._unsaved[rest.first] = queue, rest
         self._uncount(queue, count, view)
+
+    def take_turns(self, limit: int, max_bytes: int, view: View) -> tuple[list[tuple[bytes, bytes]], int]:
+        """Take one message of each tenant whose turn it is, as long as others are to have theirs after it, none of them
+        has limits, and it is an entry by itself of which nothing is to be looked at: so many at most, and none behind
+        the one that reaches `max_bytes`. Queues and messages, and their bytes."""
+        turns, by_tenant, has_rules = self._turns, self._by_tenant, bool(self._rules())
+        taken: list[tuple[bytes, bytes]] = []
+        size = 0
+        while len(taken) < limit and size < max_bytes:
+            turn = turns.next()
+            if turn is None or not turn[1]:
+                break
+            tenant = turn[0]
+            queue = by_tenant[tenant][0]
+            if queue.returned or (has_rules and self._limit_of(tenant) is not None):
+                break
+            if not queue.entries:
+                self._look(queue, view)
+            first, length, its_size, extra, unit = queue.entries[0]
+            if length > 1 or extra is not None:
+                break
+            self.take(queue, 1, view)
+            turns.serve(tenant, 1)
+            taken.append((queue.key, first))
+            size += unit or its_size
+            if not queue.messages:
+                self.settle(queue)
+        return taken, size
 
     def take_singles(self, queue: ReadyQueue, limit: int, max_bytes: int, view: View) -> tuple[list[Range], int]:
         """Take messages of a queue out that are entries by themselves, of which nothing is to be looked at, as long as
@@ -402,10 +443,8 @@ class ReadyQueues:
             return [], 0
         firsts = [entries.popleft().first for _ in range(taken)]
         self._entries -= taken
-        prefix = rows.of_group(rows.READY, self._group_id) + queue.key
-        saved = [prefix + first for first in firsts if self._unsaved.pop(first, None) is None]
-        if saved:
-            view.delete_all(saved)
+        prefix = self._entry_rows + queue.key
+        self._gone += [prefix + first for first in firsts if self._unsaved.pop(first, None) is None]
         self._uncount(queue, taken, view)
         return [Range(first, 1) for first in firsts], size
 
@@ -418,7 +457,8 @@ class ReadyQueues:
         parts = without(found, [offset])
         held = queue.entries
         at = next((at for at, entry in enumerate(held) if entry.first == found.first), None)
-        self._forget(queue, found, view)
+        if self._unsaved.pop(found.first, None) is None:
+            view.delete(self._entry_rows + key + found.first)
         for part in parts:
             self._save(queue, part, view)
         if at is not None:
@@ -487,7 +527,7 @@ class ReadyQueues:
         for queue in self._queues.values():
             if not queue.messages or queue.first > last:
                 continue
-            prefix = rows.of_group(rows.READY, self._group_id) + queue.key
+            prefix = self._entry_rows + queue.key
             start, stop = prefix + max(first, queue.first), rows.after(prefix + last)
             entries = [
                 _load(key[-offsets.OFFSET_BYTES :], value)
@@ -507,7 +547,7 @@ class ReadyQueues:
             near: Any = [entry for entry in queue.entries if entry.first <= offset]
             entry = near[-1] if near else None
         else:
-            prefix = rows.of_group(rows.READY, self._group_id) + queue.key
+            prefix = self._entry_rows + queue.key
             found = view.scan(prefix, rows.after(prefix + offset), limit=1, max_bytes=1, reverse=True)
             entry = _load(found[0][0][-offsets.OFFSET_BYTES :], found[0][1]) if found else None
         behind = None if entry is None else offsets.distance(entry.first, offset)
@@ -516,7 +556,7 @@ class ReadyQueues:
     def _uncount(self, queue: ReadyQueue, count: int, view: View) -> None:
         queue.messages -= count
         self.messages -= count
-        self._note(queue)
+        self._changed[queue.key] = queue
         if queue.messages:
             self._look(queue, view)
             queue.first = queue.entries[0].first
@@ -528,21 +568,15 @@ class ReadyQueues:
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    def _note(self, queue: ReadyQueue) -> None:
-        self._changed[queue.key] = queue
-
     def _save(self, queue: ReadyQueue, entry: LogEntry, view: View) -> None:
-        view.put(rows.ready_key(self._group_id, queue.key, entry.first), _row(entry))
-
-    def _forget(self, queue: ReadyQueue, entry: LogEntry, view: View) -> None:
-        if self._unsaved.pop(entry.first, None) is None:
-            view.delete(rows.ready_key(self._group_id, queue.key, entry.first))
+        view.put(self._entry_rows + queue.key + entry.first, _row(entry))
 
     def end(self, view: View) -> None:
         """Turns were taken: put all that has changed into rows."""
-        for queue, entry in self._unsaved.values():
-            self._save(queue, entry, view)
-        self._unsaved.clear()
+        if self._unsaved:
+            prefix = self._entry_rows
+            view.put_all([(prefix + queue.key + first, _row(entry)) for first, (queue, entry) in self._unsaved.items()])
+            self._unsaved.clear()
         self._store_queues(view)
         if not self._queues:
             self._turns.rest()
@@ -553,7 +587,7 @@ class ReadyQueues:
             else:
                 view.put(key, rows.pack(arrival_us))
         for path, times in self._turns.changes():
-            key = rows.of_group(rows.TURNS, self._group_id, path.encode())
+            key = self._turn_rows + path.encode()
             if times is None:
                 view.delete(key)
             else:
@@ -563,12 +597,15 @@ class ReadyQueues:
             self._count()
 
     def _store_queues(self, view: View) -> None:
-        for queue in self._changed.values():
-            key = rows.of_group(rows.QUEUE, self._group_id, queue.key)
+        if self._gone:
+            view.delete_all(self._gone)
+            self._gone = []
+        prefix = self._queue_rows
+        for key, queue in self._changed.items():
             if queue.messages:
-                view.put(key, rows.pack(queue.messages, queue.first))
+                view.put(prefix + key, rows.pack(queue.messages, queue.first))
             else:
-                view.delete(key)
+                view.delete(prefix + key)
         self._changed.clear()
 
     def clear(self, view: View) -> None:
@@ -580,7 +617,7 @@ class ReadyQueues:
         self.is_promoting = False
         for held in (self._queues, self._by_number, self._by_tenant, self._with_returned, self._emptied):
             held.clear()
-        for others in (self._unsaved, self._changed, self._held_up):
+        for others in (self._unsaved, self._gone, self._changed, self._held_up):
             others.clear()
         self._freed.clear()
         self._firsts = LeastOf()
@@ -604,6 +641,12 @@ class ReadyQueues:
             held_bytes = self._entries * ENTRY_BYTES
             self._look_aheads.bytes += held_bytes - self.held_bytes
             self.held_bytes = held_bytes
+
+    def _share_memory(self) -> None:
+        """There are more queues, or fewer: among many each has few entries in memory, rather than some none."""
+        share_bytes = math.inf if self._look_aheads is None else self._look_aheads.share_bytes
+        held = HELD_SHARE * share_bytes / ENTRY_BYTES / max(len(self._queues), 1)
+        self._most_entries = int(min(max(held, HEAD_ENTRIES), MOST_ENTRIES))
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -642,7 +685,7 @@ class ReadyQueues:
             if stop == offsets.LAST:
                 count += queue.messages
             elif left > 0:
-                prefix = rows.of_group(rows.READY, self._group_id) + queue.key
+                prefix = self._entry_rows + queue.key
                 found = view.scan(prefix + queue.first, prefix + stop, limit=left, max_bytes=READ_BYTES)
                 left -= max(len(found), 1)
                 for key, row in found:

@@ -15,13 +15,18 @@ Integers and names alone decide. PERSISTED: `SCALE`, and what is charged when.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from sandq.partition.stale_heaps import FEW, is_overgrown
 
 SCALE: Final = 1 << 20
 OWN: Final = ""
 """What stands for a tenant's own messages beside those of tenants whose names go on from its own."""
+
+T = TypeVar("T", str, tuple[int, str])
 
 
 class Times(NamedTuple):
@@ -33,10 +38,37 @@ class Times(NamedTuple):
     """Its own time: that of its children."""
 
 
+class Line(Generic[T]):
+    """A sorted list that is taken from at its front, and mostly put to at its end: both without moving the others, as
+    a heap would do."""
+
+    __slots__ = ("items", "start")
+
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self.start = 0
+        """What is before it is gone."""
+
+    def put(self, item: T) -> None:
+        """Put one in where it belongs."""
+        insort(self.items, item, self.start)
+
+    def drop(self, count: int = 1) -> None:
+        """Drop the first ones."""
+        self.start += count
+        if self.start > FEW and 2 * self.start > len(self.items):
+            del self.items[: self.start]
+            self.start = 0
+
+    def __len__(self) -> int:
+        return len(self.items) - self.start
+
+
 class Node:
     """A tenant, or what the names of several begin with."""
 
     __slots__ = (
+        "active",
         "ahead",
         "children",
         "due",
@@ -59,17 +91,15 @@ class Node:
         self.finish = self.virtual = 0
         self.is_active = False
         self.children: dict[str, Node] = {}
-        self.due: list[str] = []
-        """Names of active children whose turn may start at once, in order."""
-        self.ahead: list[tuple[int, str]] = []
-        """(finish, name) of active children that have had more than their share, in order."""
+        self.active = 0
+        """How many children are."""
+        # What is not so any more is skipped when it comes first.
+        self.due: Line[str] = Line()
+        """Names of active children whose turn may start at once."""
+        self.ahead: Line[tuple[int, str]] = Line()
+        """(finish, name) of active children that have had more than their share."""
         self.idle: list[tuple[int, str]] = []
-        """The same of children that have nothing."""
-
-    @property
-    def is_contended(self) -> bool:
-        """Whether more than one child has something."""
-        return len(self.due) + len(self.ahead) > 1
+        """Heap of the same of children that have nothing."""
 
 
 class Turns:
@@ -89,11 +119,9 @@ class Turns:
         node = self._root
         for name in _names(path):
             node = self._child(node, name)
-        if node.parent is not None:
-            self._take_out(node)
         node.finish, node.virtual = times
         if node.parent is not None:
-            self._put_in(node)
+            _put_in(node, node.parent)
 
     def next(self) -> tuple[str, bool] | None:
         """The tenant whose turn it is, and whether it has to share with others; None: nobody has anything."""
@@ -101,25 +129,27 @@ class Turns:
         if not node.is_active:
             return None
         while node.tenant is None:
-            is_shared = is_shared or node.is_contended
-            node = node.children[_least(node)]
+            if len(node.children) == 1:
+                (node,) = node.children.values()
+            else:
+                is_shared = is_shared or node.active > 1
+                node = _first(node)
         return node.tenant, is_shared
 
     def serve(self, tenant: str, messages: int) -> None:
         """A tenant, which is active, has had its turn, with so many messages."""
         node = self._leaves[tenant]
-        while node.parent is not None:
-            parent = node.parent
-            if parent.is_contended:
+        while (parent := node.parent) is not None:
+            if parent.active > 1:
                 start = max(node.finish, parent.virtual)
-                self._take_out(node)
                 if start > parent.virtual:
                     parent.virtual = start
                     self._changed[parent.path] = parent
                 node.finish = start + max(messages * SCALE // self._weight_of(node.path), 1)
                 self._changed[node.path] = node
-                self._put_in(node)
-                self._forget_idle(parent)
+                _put_in(node, parent)
+                if parent.idle:
+                    self._forget_idle(parent)
             node = parent
 
     def set_active(self, tenant: str, is_active: bool) -> None:
@@ -132,15 +162,14 @@ class Turns:
         node: Node | None = leaf
         while node is not None and node.is_active != is_active:
             parent = node.parent
-            if parent is not None:
-                self._take_out(node)
             node.is_active = is_active
             if parent is None:
                 break
-            self._put_in(node)
+            parent.active += 1 if is_active else -1
+            _put_in(node, parent)
             if not is_active:
                 self._forget_idle(parent)
-                if parent.due or parent.ahead:
+                if parent.active:
                     break
             node = parent
 
@@ -181,45 +210,21 @@ class Turns:
         node = parent.children.get(name)
         if node is None:
             node = parent.children[name] = Node(name, parent)
-            insort(parent.idle, (0, name))
+            _put_in(node, parent)
             if name == OWN and node.path.endswith("."):
                 # A leaf that is loaded: it stands for the tenant whose name its parent has.
                 node.tenant = parent.path
                 self._leaves[parent.path] = node
         return node
 
-    def _put_in(self, node: Node) -> None:
-        """Put a child among those of its parent where it belongs."""
-        parent = node.parent
-        assert parent is not None
-        if not node.is_active:
-            insort(parent.idle, (node.finish, node.name))
-        elif node.finish <= parent.virtual:
-            insort(parent.due, node.name)
-        else:
-            insort(parent.ahead, (node.finish, node.name))
-
-    def _take_out(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        ordered = (node.finish, node.name)
-        if not node.is_active:
-            del parent.idle[bisect_left(parent.idle, ordered)]
-            return
-        at = bisect_left(parent.ahead, ordered)
-        if at < len(parent.ahead) and parent.ahead[at] == ordered:
-            del parent.ahead[at]
-        else:
-            del parent.due[bisect_left(parent.due, node.name)]
-
     def _forget_idle(self, parent: Node) -> None:
         """Forget children that have nothing, and have had no more than their share."""
-        idle = parent.idle
-        count = 0
-        while count < len(idle) and idle[count][0] <= parent.virtual:
-            self._forget(parent.children.pop(idle[count][1]))
-            count += 1
-        del idle[:count]
+        idle, children = parent.idle, parent.children
+        while idle and idle[0][0] <= parent.virtual:
+            finish, name = heappop(idle)
+            node = children.get(name)
+            if node is not None and not node.is_active and node.finish == finish:
+                self._forget(children.pop(name))
 
     def _forget(self, node: Node) -> None:
         if node.tenant is not None:
@@ -230,15 +235,52 @@ class Turns:
             self._forget(child)
 
 
-def _least(node: Node) -> str:
-    """The name of the child whose turn starts first; the node is active."""
-    ahead, virtual = node.ahead, node.virtual
-    count = 0
-    while count < len(ahead) and ahead[count][0] <= virtual:
-        insort(node.due, ahead[count][1])
-        count += 1
-    del ahead[:count]
-    return node.due[0] if node.due else ahead[0][1]
+def _put_in(node: Node, parent: Node) -> None:
+    """Put a child among those of its parent where it belongs by now."""
+    if not node.is_active:
+        heappush(parent.idle, (node.finish, node.name))
+        if is_overgrown(len(parent.idle), len(parent.children)):
+            parent.idle = [(one.finish, one.name) for one in parent.children.values() if not one.is_active]
+            heapify(parent.idle)
+        return
+    if node.finish > parent.virtual:
+        parent.ahead.put((node.finish, node.name))
+    else:
+        parent.due.put(node.name)
+    if is_overgrown(len(parent.due) + len(parent.ahead), len(parent.children)):
+        active = [one for one in parent.children.values() if one.is_active]
+        parent.ahead.items = sorted([(one.finish, one.name) for one in active if one.finish > parent.virtual])
+        parent.due.items = sorted([one.name for one in active if one.finish <= parent.virtual])
+        parent.ahead.start = parent.due.start = 0
+
+
+def _first(parent: Node) -> Node:
+    """The child whose turn starts first; one of them is active."""
+    due, ahead, children, virtual = parent.due, parent.ahead, parent.children, parent.virtual
+    if ahead.start < len(ahead.items) and ahead.items[ahead.start][0] <= virtual:
+        stop = bisect_right(ahead.items, virtual, ahead.start, key=_finish)
+        names = [name for _, name in ahead.items[ahead.start : stop]]
+        ahead.drop(len(names))
+        if len(names) < FEW:
+            for name in names:
+                due.put(name)
+        else:
+            due.items, due.start = sorted(due.items[due.start :] + names), 0
+    while due.start < len(due.items):
+        node = children.get(due.items[due.start])
+        if node is not None and node.is_active and node.finish <= virtual:
+            return node
+        due.drop()
+    while True:
+        finish, name = ahead.items[ahead.start]
+        node = children.get(name)
+        if node is not None and node.is_active and node.finish == finish:
+            return node
+        ahead.drop()
+
+
+def _finish(item: tuple[int, str]) -> int:
+    return item[0]
 
 
 def _names(path: str) -> list[str]:

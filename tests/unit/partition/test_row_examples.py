@@ -175,7 +175,7 @@ def test_waiting() -> None:
 def test_what_is_ranked() -> None:
     queue = queue_keys.pack("acme.mail", 5)
     assert rows.of_group(rows.QUEUE, 1, queue) == example("queue-key")
-    assert rows.ready_key(1, queue, OFFSET) == example("ready-key")
+    assert rows.of_group(rows.READY, 1, queue + OFFSET) == example("ready-key")
     assert rows.of_group(rows.TURNS, 1, b"acme") == example("turns-key")
     bench = RankedBench("fair")
     bench.open()

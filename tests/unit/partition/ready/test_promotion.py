@@ -9,7 +9,9 @@ import pytest
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.groups import ranked_grants
+from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.ready import ready_queues
+from sandq.partition.ready.ready_queues import ENTRY_BYTES, HEAD_ENTRIES
 from tests.support.partition.ranked_bench import RankedBench
 
 
@@ -72,3 +74,33 @@ def test_what_was_due_by_a_wrong_clock_alone_waits_when_it_is_right() -> None:
     assert bench.take(1, at=5000) == ["a"]  # "back" stands in its queue
     assert bench.lease(1, at=1000) == []
     assert bench.take(1, at=4000) == ["back"]
+
+
+def test_many_queues_share_what_may_be_held_in_memory() -> None:
+    look_aheads = LookAheads(100 * ENTRY_BYTES)
+    bench = RankedBench("fair", look_aheads=look_aheads)
+    bench.open()
+    sent = [f"{n}" for n in range(600)]
+    bench.add(*sent, tenant=[f"t{int(n) % 5}" for n in sent])
+    taken = bench.take(5, at=1)
+    assert taken == sent[:5]
+    assert 5 * HEAD_ENTRIES <= look_aheads.bytes // ENTRY_BYTES <= 50
+    for start in range(5, 600, 5):
+        assert bench.take(5, at=1) == sent[start : start + 5]
+        assert look_aheads.bytes <= 100 * ENTRY_BYTES
+
+
+def test_what_stands_far_apart_in_the_log_is_delivered_whole() -> None:
+    bench = RankedBench("priority")
+    bench.open()
+    sent = [f"{n}" for n in range(1200)]
+    for start in range(0, 1200, 100):
+        bench.add(*sent[start : start + 100], priority=[int(n) % 7 for n in sent[start : start + 100]])
+    in_order = sorted(sent, key=lambda value: (int(value) % 7, int(value)))
+    leases = bench.lease(1000)
+    assert bench.values(leases) == in_order[:1000]
+    assert bench.values(bench.lease(1000)) == in_order[1000:]
+    # Named one by one, by runs that are none in the log, and some twice.
+    (lease,) = leases
+    assert bench.ack(lease.token, [[one.base, 1] for one in lease.ranges[:500]] + [[lease.ranges[3].base, 1]]) is None
+    assert bench.ack(lease.token, [[one.base, 1] for one in reversed(lease.ranges)]) is None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.ready.turns import SCALE, Times, Turns
+from sandq.partition.stale_heaps import FEW
+from tests.support.partition.fair_model import FairModel
 
 
 def turns_of(*tenants: str, weights: dict[str, int] | None = None) -> Turns:
@@ -143,6 +148,39 @@ def test_nobody_waits_longer_than_the_shares_of_the_others(
             since[name] += 1
             own = weight if top == "b" else 1
             assert since[name] <= (weight if name == "b" else 1) // own + 2
+
+
+@pytest.mark.parametrize("weights", [{}, {"t1.*": 3, "t2.*": 7, "*": 2}])
+def test_turns_of_hundreds_are_those_of_a_look_at_all_of_them(weights: dict[str, int]) -> None:
+    chance = random.Random(7)
+    queues = {f"t{n % 4}.{n}": [f"{n}/{at}" for at in range(chance.randrange(1, 5))] for n in range(300)}
+    model = FairModel()
+    model.weights = weights
+    turns = turns_of(*queues)
+    rules = TenantRules([[pattern, weight, None] for pattern, weight in weights.items()])
+    turns._weight_of = lambda path: 1 if path.endswith(".") else rules.find(path).weight
+    left = {tenant: list(queue) for tenant, queue in queues.items()}
+    found = []
+    while (turn := turns.next()) is not None:
+        found.append(left[turn[0]].pop(0))
+        turns.serve(turn[0], 1)
+        if not left[turn[0]]:
+            turns.set_active(turn[0], False)
+    assert found == model.take(queues, sum(map(len, queues.values())))
+
+
+def test_what_comes_and_goes_does_not_gather() -> None:
+    turns = turns_of("a", "b")
+    for _ in range(5000):
+        turns.set_active("c", True)
+        turns.serve("c", 1)
+        turns.set_active("c", False)
+        turns.set_active("a", False)
+        turns.set_active("a", True)
+        taken(turns, 1)
+    root = turns._root
+    held = [len(root.due.items), len(root.ahead.items), len(root.idle)]
+    assert max(held) < 10 * FEW, f"of three tenants: {held}"
 
 
 def test_scale_is_what_rows_were_written_by() -> None:
