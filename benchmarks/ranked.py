@@ -31,6 +31,12 @@ def _change(setting: Setting) -> Measured:
         return measure(node.metered, "ranked_change", port=node.port, messages=messages, size=BATCH)
 
 
+def _change_all(setting: Setting) -> Measured:
+    spec = {"messages": setting.count(MESSAGES, QUICK_MESSAGES), "size": BATCH}
+    with node_with(setting, TOPIC, kind="priority", lease=LEASE) as node:
+        return measure(node.metered, "ranked_change_all", address=node.address, port=node.port, **spec)
+
+
 def _backlog(setting: Setting) -> Measured:
     """The value is the node's CPU for a message that goes first while a million wait, over that while few do."""
     first, took = setting.count(FIRST, QUICK_FIRST), []
@@ -72,6 +78,7 @@ ROWS = (
     ),
     Row("fair_out", "ranked", "the same, out", partial(_run, "consume", "fair", TENANTS), further=_goal(25)),
     Row("priority_change", "ranked", "another priority, each by a request of its own", _change, further=_goal(40)),
+    Row("priority_change_all", "ranked", "another priority for all of them, by one job", _change_all, further=_goal(8)),
     Row(
         "priority_backlog",
         "ranked",

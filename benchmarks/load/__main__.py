@@ -28,6 +28,7 @@ WORKS: dict[str, Work] = {
     "ranked_consume": ranked.consume,
     "ranked_backlog": ranked.backlog,
     "ranked_change": ranked.change,
+    "ranked_change_all": ranked.change_all,
     "schedules_create": schedules.create,
     "schedules_fire": schedules.fire,
     "kv_put": keys.put,

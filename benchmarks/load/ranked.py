@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import count
 
+import anyio
+
+import sandq
 from benchmarks.load.consume import subscribe, take
 from benchmarks.load.work import Done, Ready
 from benchmarks.process import cpu_s
@@ -98,6 +101,21 @@ def change(port: int, messages: int, size: int) -> Ready:
     def run(began_s: float) -> Done:
         driven = drive([flow])
         return Done(Told(messages, driven.seconds), lambda: Latency.of(HANDED, driven.answer_s))
+
+    return Ready(run)
+
+
+def change_all(address: str, port: int, messages: int, size: int) -> Ready:
+    """Give all ready messages another priority, by one bulk job."""
+    _fill(Wire(port), batches_of(messages // size, size, 0, random.Random(1)))
+
+    async def work() -> sandq.JobResult:
+        async with sandq.connect(address) as client:
+            return await client.messages(TOPIC).move_all(priority=PRIORITIES)
+
+    def run(began_s: float) -> Done:
+        found = anyio.run(work, backend="trio")
+        return Done(Told(messages, time.perf_counter() - began_s, errors=messages - found.done))
 
     return Ready(run)
 

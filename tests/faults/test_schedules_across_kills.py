@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from tests.support.processes.cluster import ClusterProcess
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until_led
 
 SCHEDULES = 60
 OCCURRENCES = 9
@@ -63,8 +63,7 @@ def test_a_leader_is_killed_when_schedules_fire(tmp_path: Path) -> None:
                 nursery.start_soon(consume, done)
                 for second in KILLS_AT:
                     await until_ms(cluster, first_ms + 1000 * second)
-                    leader = (await client.admin.topic("t")).partitions[0].leader
-                    assert leader is not None
+                    leader = await until_led(client)
                     await trio.to_thread.run_sync(cluster.kill, leader)
                     await trio.to_thread.run_sync(cluster.start, leader)
                 with trio.fail_after(PATIENCE_S):

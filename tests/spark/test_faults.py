@@ -167,8 +167,12 @@ with jobs.session() as spark:
         frame.writeStream.format("sandq").options(topic="b", checkpointLocation=checkpoint, **options)
         .trigger(availableNow=True).start()
     )
-    jobs.archive(spark, ["a"], archive, servers=servers.split(","), batch_messages=10000)
-    query.awaitTermination()
+    try:
+        jobs.archive(spark, ["a"], archive, servers=servers.split(","), batch_messages=10000)
+        query.awaitTermination()
+    except Exception as error:
+        print(error, flush=True)  # which Spark cannot say any more once its session has ended
+        raise
 """
 
 

@@ -39,6 +39,9 @@ V = TypeVar("V")
 
 _NOTHING_DONE = (NotLeader, Overloaded, Unavailable)
 _STALE = (NotLeader, ConnectionLost, Unavailable, UnknownTopic, UnknownPartition)
+_LAST_SHARE = 0.02
+"""Of the time that a request has: with less than that left it is not sent again. Hardly answered in time, it would hide
+the answer that there was behind one that was not waited for."""
 _AT_ONCE = 16
 """Requests of one `each` that are under way together."""
 
@@ -251,8 +254,8 @@ async def _call(
     timeout_s = cluster.options.timeout_s
     deadline = anyio.current_time() + (timeout_s if patience_s is None else patience_s)
     last: SandqError | None = None
-    attempt = 0
-    while (left_s := deadline - anyio.current_time()) > 0:
+    attempt, least_s = 0, 0.0
+    while (left_s := deadline - anyio.current_time()) > least_s:
         connection = await _wait_for(cluster, route, attempt, left_s)
         if connection is None:
             break
@@ -269,7 +272,7 @@ async def _call(
             at_once = route.failed(error)
             if not error.retriable or not (idempotent or isinstance(error, _NOTHING_DONE)):
                 raise
-            last = error
+            last, least_s = error, _LAST_SHARE * timeout_s
         if at_once:
             continue
         await anyio.sleep(min(cluster.options.back_off_s(attempt), max(0.0, deadline - anyio.current_time())))

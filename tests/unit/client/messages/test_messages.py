@@ -255,6 +255,26 @@ def test_closing_the_client_ends_a_cancel(run: Any) -> None:
     run(main)
 
 
+def test_an_answer_is_told_rather_than_asked_for_once_more_in_no_time(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    pause = {"back_off_first_s": 0.99, "back_off_max_s": 0.99, "timeout_s": 1.0}
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            server = FakeServer()
+            server.add_topic("t", 1)
+            await server.start(tasks)
+            async with connect_with(Options(**QUICK | pause), (server.address,), "test") as client:
+                server.script[Type.CANCEL] += [Overloaded("later"), SILENCE]
+                with pytest.raises(Overloaded, match="later"):
+                    await client.messages("t").cancel("0" * 26)
+            tasks.cancel_scope.cancel()
+
+    run(main)
+
+
 @pytest.mark.parametrize("problem", [CUT, NotLeader("moved"), Overloaded("later"), Unavailable("soon"), TimedOut("?")])
 def test_what_may_pass_is_tried_again(with_client: Any, problem: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
