@@ -7,6 +7,7 @@ from where to go on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from sandq.model import offsets
@@ -27,7 +28,7 @@ from sandq.partition.log.reader import AnswerReader, cursor_before
 from sandq.partition.ready.queue_keys import FAIR
 from sandq.partition.rows import Fields, Range
 from sandq.partition.schedules import schedule_queries
-from sandq.partition.shared_state import TURN_ITEMS
+from sandq.partition.shared_state import TURN_ITEMS, TURN_READS
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 
@@ -267,11 +268,12 @@ class PartitionQueries:
 
     def schedules_due(self, until_ms: int, most: int) -> list[schedule_queries.Stored]:
         """Those that fire until an instant."""
-        return schedule_queries.due(self._view, until_ms, most, self._machine.shared.in_turns)
+        in_turns = partial(self._machine.shared.in_turns, most=TURN_READS)
+        return schedule_queries.due(self._view, until_ms, most, in_turns)
 
     def schedules_named(self, names: Sequence[str]) -> list[bytes | None]:
         """The rows of these schedules; None where there is none."""
-        return schedule_queries.named(self._view, self._machine.shared.in_turns(names))
+        return schedule_queries.named(self._view, self._machine.shared.in_turns(names, TURN_READS))
 
     def schedule_page(
         self, prefix: str, after: str | None, most: int

@@ -14,6 +14,9 @@ T = TypeVar("T")
 
 TURN_ITEMS = 64
 """Of an entry, after which it may give way: they take some milliseconds where each is a look-up."""
+TURN_READS = 8
+"""The same of look-ups of which others make many while a thread computes: each hands the interpreter over, and may have
+to wait for it for half a millisecond."""
 
 
 def _go_on() -> None:

@@ -25,8 +25,9 @@ Done = Callable[[Any], None]
 
 AFTER_STALL_MOST = 10_000
 PASS_WORK: Final = 4 << 20
-"""Of the entries of a group in one pass, but for the last: others wait for all of it to be synced, and may wait for as
-much again."""
+PASS_BYTES: Final = 1 << 20
+"""Of the entries of a group in one pass, but for the last: others wait for all of it to be written and synced, and may
+wait for as much again."""
 
 BACKLOG_SHARE: Final = 1 / 2
 """Of what may wait to be stored on a node, what may wait for one group: others have room beside it."""
@@ -420,16 +421,16 @@ class RaftGroup:
         self.notify_status()
 
     def flush(self) -> None:
-        """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_WORK`. Runs at the
-        start of a tick."""
+        """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_WORK` and
+        `PASS_BYTES`. Runs at the start of a tick."""
         if self._pending and not self.group.is_leader:
             self._answer_all(self._pending.take_all(), NotLeader("this node does not lead it any more"))
         reason = self._reason_to_wait(self) if self._pending else None
         if reason is not None:  # only here are entries stamped
             self._answer_all(self._pending.take_all(), _not_taken(reason))
-        left = PASS_WORK
+        left, left_bytes = PASS_WORK, PASS_BYTES
         while self._pending:
-            if left <= 0:
+            if left <= 0 or left_bytes <= 0:
                 self._group_commit.mark(self.group)
                 return
             if not self._has_room(self):
@@ -440,6 +441,7 @@ class RaftGroup:
             self.unapplied_work += work
             self.unapplied_bytes += sum([request.size for request in requests])
             entry = self._encode([request.command for request in requests])
+            left_bytes -= len(entry)
             for request in requests:
                 request.command = None
             self._proposed_count = number = self._proposed_count + 1

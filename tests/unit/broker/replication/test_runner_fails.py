@@ -12,7 +12,7 @@ import trio.testing
 from sandq.broker.replication import runner as runner_module
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import KEPT_BYTES, Hooks, NodeLog
-from sandq.broker.replication.raft_group import PASS_WORK, RaftGroup
+from sandq.broker.replication.raft_group import PASS_BYTES, PASS_WORK, RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.metadata.commands import RegisterNode
@@ -164,6 +164,19 @@ async def test_so_much_of_a_group_is_in_one_pass() -> None:
         host.flush()
         assert len(host._proposals) == 8, "no more before some of it is applied"
         await until_holds(lambda: len(done) == 10)
+
+
+async def test_so_many_bytes_of_a_group_are_in_one_pass() -> None:
+    """What is large is written, and synced, a part at a time."""
+    size = PASS_BYTES // 2
+    async with bed() as node:
+        host, done = node.metadata, list[object]()
+        for _ in range(6):
+            host.submit(RegisterNode("n1", "s" * size, {}, highest_level=1), done.append, size=size)
+        for proposed in (2, 4, 6):
+            host.flush()
+            assert sum(map(len, host._proposals.values())) == proposed
+        await until_holds(lambda: len(done) == 6)
 
 
 async def test_who_asks_for_much_lets_others_of_the_group_have_turns() -> None:

@@ -250,6 +250,6 @@ def test_many_give_way(bench: Bench) -> None:
     assert len(gave_way) >= 12
     queries = PartitionQueries(bench.machine, bench.view)
     gave_way.clear()
-    assert all(queries.schedules_named(names)) and len(gave_way) == 4
+    assert all(queries.schedules_named(names)) and len(gave_way) == 25
     gave_way.clear()
-    assert len(queries.schedules_due(T + MINUTE, 256)) == 201 and len(gave_way) == 4
+    assert len(queries.schedules_due(T + MINUTE, 256)) == 201 and len(gave_way) == 26
