@@ -29,36 +29,40 @@ class LeastOf(Generic[V]):
 
     def __init__(self) -> None:
         self._values: dict[int, V] = {}
+        self._noted: dict[int, V] = {}
+        """As the one entry of a number in the heap that counts has them: they may have risen since."""
         self._heap: list[tuple[V, int]] = []
-        """Values as they were when they were put, or lower than they are by now."""
 
     def put(self, number: int, value: V | None) -> None:
         """Give a number another value, or (None) none."""
         if value is None:
             self._values.pop(number, None)
+            self._noted.pop(number, None)
             return
-        before = self._values.get(number)
         self._values[number] = value
-        if before is not None and before <= value:
+        noted = self._noted.get(number)
+        if noted is not None and noted <= value:
             return
         if is_overgrown(len(self._heap), len(self._values)):
             self._heap = [(value, number) for number, value in self._values.items()]
+            self._noted = dict(self._values)
             heapq.heapify(self._heap)
         else:
+            self._noted[number] = value
             heapq.heappush(self._heap, (value, number))
 
     def first(self) -> tuple[V, int] | None:
         """The least value, and its number; None: there is none."""
-        heap, values = self._heap, self._values
+        heap, noted = self._heap, self._noted
         while heap:
-            noted, number = heap[0]
-            value = values.get(number)
-            if value == noted:
+            value, number = heap[0]
+            if noted.get(number) != value:
+                heapq.heappop(heap)
+                continue
+            if (risen := self._values[number]) == value:
                 return heap[0]
-            if value is None or value < noted:
-                heapq.heappop(heap)  # where it fell it was put anew
-            else:
-                heapq.heapreplace(heap, (value, number))
+            noted[number] = risen
+            heapq.heapreplace(heap, (risen, number))
         return None
 
     def up_to(self, value: V) -> list[int]:

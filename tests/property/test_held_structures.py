@@ -217,6 +217,17 @@ def test_values_that_change_do_not_gather() -> None:
     assert len(least._heap) <= 2 * 2 + FEW + 1
 
 
+def test_a_value_that_falls_and_rises_leaves_nothing_behind() -> None:
+    least: LeastOf[int] = LeastOf()
+    for number in range(1000):
+        least.put(number, 10_000_000 + number)
+    for value in range(0, 50_000, 20):
+        for now in (value + 10, value + 5, None, value + 7, value + 12):
+            least.put(1, now)
+            assert least.first() == ((now, 1) if now is not None else (10_000_000, 0))
+        assert len([number for _, number in least._heap if number == 1]) <= 2
+
+
 @settings(max_examples=examples(200), deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from(["add", "rise", "rise", "end"]), numbers)))
 def test_the_least_of_values_that_rise(steps: list[tuple[str, int]]) -> None:
