@@ -210,9 +210,7 @@ async def test_nodes_that_are_named_found_nothing_alone(tmp_path: Path) -> None:
         nursery.start_soon(nodes.start, "node1", "node2")
         await until_it_answers(nodes, "node1")
         async with nodes.connect("node1") as client:
-            with trio.fail_after(PATIENCE_S):
-                while "missing: node3" not in (await client.admin.cluster())["waiting"]:  # noqa: ASYNC110 - over there
-                    await trio.sleep(0.05)
+            await until_answer(client.admin.cluster, lambda found: "missing: node3" in found["waiting"])
             with pytest.raises(Conflict, match="missing: node3"):
                 await client.admin.init_cluster()
         await nodes.start("node3")
