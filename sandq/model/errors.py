@@ -344,3 +344,16 @@ def from_wire(code: str, message: str, retriable: bool, details: Mapping[str, ob
 def to_wire(error: SandqError) -> tuple[str, str, bool, dict[str, object]]:
     """`(code, message, retriable, details)` for an error frame."""
     return error.code, error.message, error.retriable, dict(error.details)
+
+
+def let_go(error: BaseException) -> None:
+    """Of where an error that is answered was raised, and what caused it. A frame there may have the error itself: in
+    that cycle what was refused, and what was made of it, would be left to the collector, which looks rarely."""
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()  # one that is raised again, alone, causes what it comes from
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += one.__cause__, one.__context__

@@ -18,7 +18,16 @@ from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import SHARED_WORK, Turn
 from sandq.model.caller import NODE, Caller
-from sandq.model.errors import Conflict, Overloaded, ProtocolError, SandqError, TimedOut, Unavailable, WrongPort
+from sandq.model.errors import (
+    Conflict,
+    Overloaded,
+    ProtocolError,
+    SandqError,
+    TimedOut,
+    Unavailable,
+    WrongPort,
+    let_go,
+)
 from sandq.model.limits import Limits
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
@@ -316,6 +325,7 @@ class Connection:
         self._tell(request_id, mark, error)
         self.add_hint(error)
         self.send(encode_error(request_id, error))
+        let_go(error)
 
     def _tell(self, request_id: int, mark: Mark | None, error: SandqError) -> None:
         """To the log: what is our fault to everybody, the rest to who looks for it."""

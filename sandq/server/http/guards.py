@@ -115,9 +115,11 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = dict(scope)  # the server's own goes on telling what was asked
+        # The server's own goes on telling what was asked, and has nothing of what comes below: with the exchange in it,
+        # which has the server's `send`, each request would be left to the collector, with its body.
+        state = dict(scope.get("state", ()))
+        scope = {**scope, "state": state}
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of several the first
-        state = scope.setdefault("state", {})
         once = state.get(NO_PLACE, False)
         address = str((scope.get("client") or ("?",))[0])
         # As nodes write the addresses of their own clients.

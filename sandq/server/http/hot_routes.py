@@ -72,6 +72,7 @@ def _meant(route: APIRoute, message: Message) -> Any:
     except (JSONDecodeError, TooLarge):
         return None
     meant, mistakes = route.body_field.validate(said)
+    problems.let_go_of(mistakes)
     return None if mistakes else meant
 
 

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from sandq.model.errors import SandqError, VersionChanged
+from sandq.model.errors import SandqError, VersionChanged, let_go
 from sandq.model.offsets import to_text
 
 MEDIA_TYPE = "application/problem+json"
@@ -88,6 +88,7 @@ def of_error(request_id: str, error: SandqError) -> Response:
     version = details.get("version")
     if isinstance(error, VersionChanged) and version is not None:
         response.headers["etag"] = f'"{version}"'
+    let_go(error)
     return response
 
 
@@ -100,10 +101,13 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
+        let_go(error)
+        let_go_of(error.errors())
         return _invalid(request.state.request_id, error.errors())
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        let_go(error)
         return _http_error(request, error)
 
     async def fault(request: Request, error: Exception) -> Response:
@@ -118,6 +122,14 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(SandqError, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http_error)
+
+
+def let_go_of(mistakes: Sequence[Mapping[str, Any]]) -> None:
+    """Of what made each a mistake, which Pydantic and FastAPI tell in different ways."""
+    for one in mistakes:
+        error = (one.get("ctx") or {}).get("error")
+        if isinstance(error, BaseException):
+            let_go(error)
 
 
 def _invalid(request_id: str, found: Sequence[Mapping[str, Any]]) -> Response:

@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from sandq.model.errors import SandqError, TooLarge
+from sandq.server.http.problems import let_go_of
 
 PARTS_MOST: Final = 250_000
 """Of a body: its objects, arrays, and the commas between what stands in them. They are what reading it costs ..."""
@@ -65,6 +66,7 @@ def _read_large(body: bytes, field: ModelField | None) -> Any:
     if field is None:
         return said
     meant, mistakes = field.validate(said)
+    let_go_of(mistakes)
     return said if mistakes else meant
 
 
