@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from sandq.model.overlay import Change, Row, scan_over
 
@@ -48,6 +48,8 @@ class View:
         """All stored rows from one key to another, that `get_ahead` read since the last drain."""
         self._vacant: set[Bounds] = set()
         """Ranges without a stored row, that `note_vacant` found since the last drain."""
+        self._made: tuple[bytes, Any] | None = None
+        """What `note_made` was told last since the last drain."""
         self.bytes = 0
         """Of values that were put, or read ahead, since the last drain: what is kept in memory until then, at most."""
 
@@ -94,6 +96,7 @@ class View:
         self._order.clear()
         self._ahead.clear()
         self._vacant.clear()
+        self._made = None
         self.bytes = 0
         return changes
 
@@ -116,6 +119,16 @@ class View:
     def forget_vacant(self) -> None:
         """Forget what `note_vacant` remembered, before other ranges are looked at."""
         self._vacant.clear()
+
+    def note_made(self, key: bytes, made: Any) -> None:
+        """Keep what was made of a row, alone of all, until the next drain or a change of the row."""
+        self._made = key, made
+
+    @property
+    def made_last(self) -> tuple[bytes, Any] | None:
+        """What was made of a row last, and its key; None: nothing, or the row is another by now."""
+        made = self._made
+        return None if made is None or made[0] in self._changes else made
 
     def _scan(self, start: bytes, stop: bytes, limit: int, max_bytes: int, reverse: bool) -> list[Row]:
         """Stored rows alone."""

@@ -232,16 +232,17 @@ async def test_redriving_at_a_rate(timed: Serving, hand: HandClock) -> None:
     hand.hold()
     async with connected(timed) as api, with_topic(api, max_attempts=1):
         ids = await bury(api, 21)
-        told: list[sandq.JobResult] = []
+        told: list[int] = []
 
         def progress(result: sandq.JobResult) -> None:
-            told.append(result)
-            hand.forward(0.25)
+            if result.done not in told:  # time goes on when what may be done by then is done, or will be soon
+                told.append(result.done)
+                hand.forward(0.25)
 
         begun_ms = hand.now_ms()
         assert await api.dead("t", "g").redrive(rate=20, progress=progress) == (21, 21, 0)
         assert hand.now_ms() - begun_ms >= 1000, "twenty in the second after the first"
-        assert len({result.done for result in told}) > 3, "bit by bit"
+        assert len(told) > 3, "bit by bit"
         async with api.subscribe("t", group="g", credit=100) as subscription:
             assert {message.id for message in await take(subscription, 21)} == set(ids)
 

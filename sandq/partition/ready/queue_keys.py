@@ -70,15 +70,28 @@ def is_one(rank: str, raw: bytes) -> bool:
 
 def of_message(rank: str, view: View, offset: bytes) -> bytes | None:
     """Return the key of the queue that a message of the log belongs to; None: the log has it not."""
-    row = row_holding(view, offset)
-    if row is None:
-        return None
-    key, value = row
-    if value[0] == rows.KIND_MESSAGE:
-        return _of_row(rank, value)
+    made = view.made_last
+    if made is None or (fields := _cells(made[0], made[1], offset)) is None:
+        key = rows.log_key(offset)
+        value = view.get(key)  # most are in rows of their own: no need to look for the one that they may be in
+        if value is None:
+            row = row_holding(view, offset)
+            if row is None:
+                return None
+            key, value = row
+        if value[0] == rows.KIND_MESSAGE:
+            return _of_row(rank, value)
+        batch = Batch.parse(value[rows.LOG_HEADER.size :])
+        view.note_made(key, batch)
+        fields = _cells(key, batch, offset)
+    assert fields is not None
+    return of_fields(rank, fields)
+
+
+def _cells(key: bytes, batch: Batch, offset: bytes) -> Fields | None:
+    """The fields of a message of the batch in a row; None: it is not in it."""
     behind = offsets.distance(key[1:], offset)
-    assert behind is not None
-    return of_fields(rank, Batch.parse(value[rows.LOG_HEADER.size :]).cells_at(behind))
+    return batch.cells_at(behind) if behind is not None and 0 <= behind < batch.count else None
 
 
 def split(rank: str, entries: Sequence[LogEntry], view: View) -> Iterator[tuple[bytes, LogEntry]]:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from sandq.model import offsets
 from sandq.model.limits import FIXED
@@ -456,12 +456,12 @@ class ReadyQueues:
             return False
         parts = without(found, [offset])
         held = queue.entries
-        at = next((at for at, entry in enumerate(held) if entry.first == found.first), None)
+        at = bisect_left(held, found.first, key=_first)
         if self._unsaved.pop(found.first, None) is None:
             view.delete(self._entry_rows + key + found.first)
         for part in parts:
             self._save(queue, part, view)
-        if at is not None:
+        if at < len(held) and held[at].first == found.first:
             del held[at]
             for part in reversed(parts):
                 held.insert(at, part)
@@ -544,8 +544,8 @@ class ReadyQueues:
         if not queue.messages or offset < queue.first:
             return None
         if offset <= queue.covered:
-            near: Any = [entry for entry in queue.entries if entry.first <= offset]
-            entry = near[-1] if near else None
+            before = bisect_right(queue.entries, offset, key=_first) - 1
+            entry = queue.entries[before] if before >= 0 else None
         else:
             prefix = self._entry_rows + queue.key
             found = view.scan(prefix, rows.after(prefix + offset), limit=1, max_bytes=1, reverse=True)
@@ -696,6 +696,10 @@ class ReadyQueues:
             if count >= most:
                 return count, True
         return count, left > 0
+
+
+def _first(entry: LogEntry) -> bytes:
+    return entry.first
 
 
 def _priority(queue: ReadyQueue) -> int:

@@ -68,6 +68,8 @@ class CountedStores(MemoryStores):
     """How often it was asked: each time a block may be read, which is as large as the largest row in it."""
 
     reads = 0
+    scans = 0
+    """Of these."""
 
     def get(self, key: bytes) -> bytes | None:
         self.reads += 1
@@ -75,12 +77,13 @@ class CountedStores(MemoryStores):
 
     def scan(self, *args: Any, **options: Any) -> list[Row]:
         self.reads += 1
+        self.scans += 1
         return super().scan(*args, **options)
 
     def vacant(self, ranges: Sequence[Bounds]) -> list[bool]:
-        before = self.reads
+        before, scans = self.reads, self.scans
         found = super().vacant(ranges)
-        self.reads = before + 1
+        self.reads, self.scans = before + 1, scans
         return found
 
 

@@ -308,3 +308,15 @@ def test_jobs_of_one_entry_run_in_the_same_order_after_a_restart() -> None:
             bench.upkeep()
         assert benches[0].rows(b"j") == benches[1].rows(b"j")
     assert benches[0].everything() == benches[1].everything()
+
+
+@pytest.mark.parametrize("priority", [5, [5, 6] * 250])
+def test_what_is_ready_is_found_in_its_queue_without_a_scan_for_each(priority: int | list[int]) -> None:
+    bench = RankedBench()
+    bench.open()
+    bench.add(*["x"] * 500, priority=priority)
+    assert bench.take(1) == ["x"]
+    scans = bench.stores.scans
+    assert bench.job("move", priority=1)[:2] == (499, 499)
+    assert bench.stores.scans - scans < 50
+    assert bench.take(500) == ["x"] * 499
