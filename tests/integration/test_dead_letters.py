@@ -235,7 +235,7 @@ async def test_redriving_at_a_rate(timed: Serving, hand: HandClock) -> None:
         told: list[int] = []
 
         def progress(result: sandq.JobResult) -> None:
-            if result.done not in told:  # time goes on when what may be done by then is done, or will be soon
+            if result.done not in told:  # what may be done by now is done, or soon will be
                 told.append(result.done)
                 hand.forward(0.25)
 
