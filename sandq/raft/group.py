@@ -36,6 +36,8 @@ class ProposalFailed(enum.Enum):
     """A change of members that may not be made now; it was not appended."""
     UNKNOWN = "unknown"
     """Leadership was lost: it may or may not be committed later."""
+    LOST = "lost"
+    """Another entry was committed where it stood, or in a later term below it: it never will be."""
 
 
 Proposed = Callable[[int | None, ProposalFailed | None], None]
@@ -61,11 +63,13 @@ class Group:
         room: Callable[[str], bool] = lambda node: True,
         takes_entries: Callable[[], bool] = lambda: True,
         on_leadership: Callable[[Group], None] = lambda group: None,
+        settles: bool = False,
     ) -> None:
         """`committed(index, command)` is called inside a tick and must not raise; the command is empty for the
         library's own entries. `room(node)`: whether the queue to a node takes more. `takes_entries`: whether this
-        replica applies fast enough to be sent more. `on_leadership(self)`: this member begins or ceases to lead. Raises
-        Corruption."""
+        replica applies fast enough to be sent more. `on_leadership(self)`: this member begins or ceases to lead.
+        `settles`: what it has proposed when it ceases to waits until it is certain what became of it, for as long as
+        that takes, rather than be answered at once. Raises Corruption."""
         if max(applied, journal.first_index) > journal.last_index:
             raise Corruption(
                 f"raft group {number}: its state machine has applied entry {applied}, its log ends at "
@@ -81,6 +85,7 @@ class Group:
         self.journal = journal
         self.reads = ReadIndex()
         self._on_leadership = on_leadership
+        self._settles = settles
         self._transport = GroupTransport(number, member, send, lambda: self.term, room)
         self._transport.reset_at = lambda index: guards.conflict_start(journal, index, self.commit_index)
         self._core = core = Core(
@@ -228,7 +233,7 @@ class Group:
             elif error == FAIL_REASON.REQUEST_DENIED:
                 done(None, ProposalFailed.REFUSED)
             elif error == FAIL_REASON.DISCARDED:
-                done(None, ProposalFailed.UNKNOWN)
+                done(None, ProposalFailed.LOST)
             else:
                 done(None, ProposalFailed.NOT_LEADER)
 
@@ -263,6 +268,8 @@ class Group:
         with nullcontext() if self.is_leader else self._election.tick(self._members):
             core._onTick(0.0)
         self._reconcile()
+        if self._settles:
+            self._settle()
         if self.is_leader:
             # One round of messages confirms all reads of a pass: those that came before them.
             began = self.commit_index >= self.term_start and self.reads.begin(self.commit_index, self._transport.seq)
@@ -378,8 +385,10 @@ class Group:
         """Guards L5, L6: the library would leave a deposed leader's proposals waiting for ever, and its election
         deadline where it was, long past."""
         waiting = self._core._SyncObj__commandsWaitingCommit
-        pending = [callback for entries in waiting.values() for _, callback in entries]
-        waiting.clear()
+        pending: list[Proposed] = []
+        if not self._settles:
+            pending = [callback for entries in waiting.values() for _, callback in entries]
+            waiting.clear()
         self._message_filter.resend = False  # a tick of a follower would never do it, and be called for again and again
         self._transport.lagging.clear()
         for node in list(self._transport.paused):
@@ -388,3 +397,14 @@ class Group:
         for callback in pending:
             callback(None, ProposalFailed.UNKNOWN)
         self.reads.fail()
+
+    def _settle(self) -> None:
+        """Tell who waits for what was proposed in an earlier term that it is lost: once an entry of a later term is
+        committed below it, no leader can have it. What is committed, or another entry in its place, the library tells
+        of, whoever leads."""
+        waiting = self._core._SyncObj__commandsWaitingCommit
+        term = self.journal.term_at(self.commit_index) or 0
+        lost = [index for index, entries in waiting.items() if index > self.commit_index and entries[-1][0] < term]
+        for index in sorted(lost):
+            for _, callback in waiting.pop(index):
+                callback(None, ProposalFailed.LOST)

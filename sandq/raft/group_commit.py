@@ -92,11 +92,12 @@ class GroupCommit:
         *,
         applied: int,
         before_tick: Callable[[], None],
+        settles: bool = False,
     ) -> Group:
         """Run a group from now on.
 
         `applied`: the last index its state machine holds. `before_tick`: where the group's owner proposes what has
-        gathered since the last pass. Raises Corruption.
+        gathered since the last pass. `settles`: as `Group` says. Raises Corruption.
         """
 
         def committed(index: int, command: bytes) -> None:
@@ -112,6 +113,7 @@ class GroupCommit:
             room=self._room,
             takes_entries=partial(self._takes_entries, number),
             on_leadership=self._on_leadership,
+            settles=settles,
         )
         self.groups[number] = group
         self._before_tick[number] = before_tick

@@ -190,9 +190,7 @@ async def test_leaving_a_job_stops_it(timed: Serving, hand: HandClock) -> None:
         with trio.fail_after(PATIENCE_S), trio.CancelScope() as scope:
 
             def progress(result: sandq.JobResult) -> None:
-                if (
-                    not seen or result != seen[-1]
-                ):  # what may be done by now is done, or soon will be
+                if not seen or result != seen[-1]:  # what may be done by now is done, or soon will be
                     seen.append(result)
                     hand.forward(0.1)
                 if result.done >= 5:

@@ -277,6 +277,7 @@ class NodeLog:
             self._reason_to_wait,
             self._has_room,
             what,
+            number == METADATA_GROUP,
         )
         self.hosts[number] = host
         self._loads[number] = load
@@ -339,6 +340,7 @@ class NodeLog:
             open_journal(self.group_commit.records, pointer, old.journal.recovered(), replica.applied_index),
             applied=replica.applied_index,
             before_tick=host.flush,
+            settles=host.number == METADATA_GROUP,
         )
         host.replace(replica, status)
 

@@ -97,11 +97,13 @@ class RaftGroup:
         reason_to_wait: Callable[[RaftGroup], str | None],
         has_room: Callable[[RaftGroup], bool],
         what: str,
+        settles: bool,
     ) -> None:
         """Run a group from now on. `check_level(level)` raises when the cluster has not come to a feature level;
         `reason_to_wait(self)` says why nothing may be stamped now, or None; `has_room(self)`: whether more may be
-        proposed, else the group is marked once it may be; `what` it is a group of, for messages.
-        Raises Corruption."""
+        proposed, else the group is marked once it may be; `what` it is a group of, for messages;
+        `settles`: what waits when this node ceases to lead is answered once it is certain what became of it. Raises
+        Corruption."""
         self.number = number
         self.what = what
         self.replica = replica
@@ -145,7 +147,7 @@ class RaftGroup:
         self._expiring = (0, 0, 0)
         """What has no higher number, index or count was there when it was looked last."""
         self.group: Group = group_commit.add(
-            number, member, journal, applied=replica.applied_index, before_tick=self.flush
+            number, member, journal, applied=replica.applied_index, before_tick=self.flush, settles=settles
         )
 
     def listen(
@@ -221,7 +223,7 @@ class RaftGroup:
             self._changers.discard(finished)
         if not outcome:
             raise self._closed or TimedOut("this node cannot write (any more): the outcome is unknown")
-        if outcome[0] is ProposalFailed.NOT_LEADER:
+        if outcome[0] in (ProposalFailed.NOT_LEADER, ProposalFailed.LOST):
             raise self.not_leader()
         if outcome[0] is ProposalFailed.REFUSED:
             raise Unavailable("the members cannot be changed now: the change before is not finished")
@@ -416,7 +418,9 @@ class RaftGroup:
     def replace(self, replica: Replica, status: Any) -> None:
         """Go on with another state of the same group: that of a snapshot."""
         self.replica, self.status = replica, status
-        self._drop(self._in_flight, TimedOut("the group was installed anew: the outcome is unknown"))
+        unknown = TimedOut("the group was installed anew: the outcome is unknown")
+        self._drop(self._proposals, unknown)
+        self._drop(self._in_flight, unknown)
         self.look()
         self.notify_status()
 
@@ -466,7 +470,7 @@ class RaftGroup:
         self._proposals.pop(number, None)
         if index is not None:
             self._in_flight[index] = requests
-        elif failure is ProposalFailed.NOT_LEADER:
+        elif failure in (ProposalFailed.NOT_LEADER, ProposalFailed.LOST):
             self._answer_all(requests, NotLeader("this node does not lead it any more"))
         else:
             self._answer_all(requests, TimedOut("leadership was lost meanwhile: the outcome is unknown"))

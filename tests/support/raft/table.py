@@ -23,7 +23,8 @@ def entry(index: int, term: int, command: bytes = b"\0x") -> LogEntry:
 class Table:
     """`members` of one group, all connected. Use it as a context: the library's clock is the table's meanwhile."""
 
-    def __init__(self, *names: str, learners: tuple[str, ...] = ()) -> None:
+    def __init__(self, *names: str, learners: tuple[str, ...] = (), settles: bool = False) -> None:
+        self.settles = settles
         self.now_s = 100.0
         self.members = Members(tuple(member_id(n, 1) for n in names), tuple(member_id(n, 1) for n in learners))
         self.names = (*names, *learners)
@@ -55,6 +56,7 @@ class Table:
             committed=lambda index, command: self.applied[name].append((index, command)),
             send=lambda to, message: self.queue.append((name, to, message)),
             takes_entries=lambda: self.takes[name],
+            settles=self.settles,
         )
         for other in self.names:
             if other != name:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandq.model.errors import Corruption
-from sandq.raft import Members, ProposalFailed, guards, hooks, wire
+from sandq.raft import Group, Members, ProposalFailed, guards, hooks, wire
 from sandq.raft import transport as transport_module
 from sandq.raft.core import LEADER_FALLBACK_S, MAX_APPEND_BYTES
 from tests.support.raft.table import GROUP, NO_OP, Table, entry
@@ -540,6 +540,62 @@ def test_l6_what_waits_is_told_when_leadership_is_lost(table: Table, monkeypatch
     group.tick()
     assert not group.is_leader
     assert outcomes == [ProposalFailed.UNKNOWN]
+
+
+@pytest.fixture
+def settling() -> Iterator[Table]:
+    """Of members that tell what became of what they proposed, also when they lead no more."""
+    with Table(*ABC, settles=True) as table:
+        yield table
+
+
+def proposed(group: Group, count: int) -> list[tuple[int | None, ProposalFailed | None]]:
+    """Have a leader append so many commands; where its answers will be."""
+    outcomes: list[tuple[int | None, ProposalFailed | None]] = []
+    for number in range(count):
+        group.propose(b"%d" % number, lambda index, failure: outcomes.append((index, failure)))
+    group.tick()
+    return outcomes
+
+
+def test_l6_what_the_next_leader_has_is_answered_as_committed(settling: Table) -> None:
+    group = settling.elect("a")
+    outcomes = proposed(group, 2)
+    settling.deliver(only_to=("b",))
+    settling.queue.clear()  # that b has it is never said
+    settling.elect("b")
+    settling.settle()
+    assert not group.is_leader
+    assert outcomes == [(3, None), (4, None)]
+
+
+def test_l6_what_the_next_leader_has_not_is_lost_and_never_comes(settling: Table) -> None:
+    group = settling.elect("a")
+    outcomes = proposed(group, 3)
+    settling.queue.clear()
+    settling.groups["a"].disconnected("b")
+    settling.groups["a"].disconnected("c")
+    settling.elect("b")
+    for name in "bc":
+        settling.groups["a"].connected(name)
+        settling.groups[name].connected("a")
+    settling.heartbeat("b")
+    settling.settle()
+    assert not group.is_leader
+    assert outcomes == [(None, ProposalFailed.LOST)] * 3, "also those at places where nothing else is yet"
+    for name in ABC:
+        assert b"\x000" not in [command for command, _, _ in settling.groups[name].journal]
+
+
+def test_l6_while_nobody_leads_nothing_is_said(settling: Table) -> None:
+    group = settling.elect("a")
+    outcomes = proposed(group, 1)
+    settling.queue.clear()
+    settling.send("b", "a", wire.ALIVE, 7, 1, False)
+    assert not group.is_leader and outcomes == []
+    settling.elect("a")
+    settling.settle()
+    assert outcomes == [(3, None)], "it leads again, and has it still"
 
 
 def test_m1_a_peer_that_does_not_answer_gets_a_window_and_signs_of_life(table: Table) -> None:

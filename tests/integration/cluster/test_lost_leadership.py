@@ -1,0 +1,37 @@
+"""Who changes what the cluster is, and leads no more before it is known what became of it, hears of it all the same."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+
+from sandq.protocol.frames import Type
+from tests.integration.cluster.test_unknown_topics import code_of, connected, hearing_nothing
+from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
+    async with three_nodes(tmp_path) as nodes:
+        for serving in nodes.running.values():
+            await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
+        yield nodes
+
+
+async def test_a_topic_that_the_next_leader_has_is_there(nodes: ThreeNodes) -> None:
+    leader = (await leading(nodes)).broker.node_log.node_id
+    others = [nodes.running[name] for name in NAMES if name != leader]
+    async with connected(nodes, leader) as raw:
+        with hearing_nothing(nodes, leader):
+            await raw.send(Type.TOPIC_CREATE, 100, "t", "timer", 1, 3, {})
+            await until_holds(lambda: any(other.broker.metadata_host.ready for other in others))
+            await until_holds(lambda: not nodes.running[leader].broker.metadata_host.group.is_leader)
+        with trio.fail_after(PATIENCE_S):
+            answer = await raw.receive()
+        assert answer[:2] == [Type.REPLY, 100], answer
+        await until_answer(partial(code_of, raw, Type.METADATA, ["t"]), lambda code: code == "ok")
