@@ -64,7 +64,9 @@ def post(setting: Setting, *, connections: int, size: int, messages: int, proces
 def wait(setting: Setting, *, polls: int, processes: int) -> Measured:
     """Long polls for which there is nothing: what the node and its processes take meanwhile, of a core."""
     polls, seconds = setting.count(polls, 50), setting.count(10, 1)
-    with node_with(setting, TOPIC, PARTITIONS, node_settings={"HTTP__WORKERS": str(processes)}) as node:
+    waiting = str(2 * polls)  # of which one address has three quarters
+    settings = {"HTTP__WORKERS": str(processes), "LIMITS__HTTP_WAITING": waiting}
+    with node_with(setting, TOPIC, PARTITIONS, node_settings=settings) as node:
         ((_, http_port),) = node.metered
         with Load("small_wait", http=f"127.0.0.1:{http_port}", polls=polls) as load:
             load.ready()
@@ -95,7 +97,7 @@ ROWS = (
     _row(
         "small_ack",
         "async for message in subscription: await message.ack()",
-        partial(consume, way="message", messages=4_000, partitions=PARTITIONS),
+        partial(consume, way="message", messages=20_000, partitions=PARTITIONS),
         400,
     ),
     _row(

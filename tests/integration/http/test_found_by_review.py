@@ -15,6 +15,7 @@ from sandq.model.limits import DEFAULT, Limits
 from sandq.node import Serving, run_node
 from sandq.server import open_files
 from sandq.server.http import connections
+from tests.support.nodes.gateway import by_both
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
@@ -152,6 +153,7 @@ async def test_a_fault_of_ours_is_a_problem(web: Web, monkeypatch: pytest.Monkey
     assert await web.get("/healthz") == {"status": "ok"}
 
 
+@by_both
 async def test_settings_that_are_no_settings(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     await web.post("/topics/t/groups/g/lease")
@@ -160,6 +162,7 @@ async def test_settings_that_are_no_settings(web: Web) -> None:
             assert (await web.patch(path, {"settings": {name: 1}}, 400))["code"] == "INVALID_SETTING", name
 
 
+@by_both
 async def test_what_is_there_twice(web: Web) -> None:
     response = await web.raw("POST", "/topics", content=b'{"name": "a", "name": "b"}')
     assert response.status_code == 400 and "'name' is there twice" in response.json()["detail"]
@@ -234,6 +237,7 @@ NO_SETTINGS: list[tuple[str, str]] = [
 ]
 
 
+@by_both
 async def test_settings_that_no_frame_can_carry(web: Web) -> None:
     await web.post("/topics", {"name": "t"})
     await web.post("/topics/t/groups/g/lease")

@@ -11,6 +11,7 @@ import trio
 
 import sandq
 from sandq.node import Serving, run_node
+from tests.support.nodes.gateway import by_both
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
@@ -187,6 +188,7 @@ BAD_BODIES: list[tuple[str, object, str]] = [
 ]
 
 
+@by_both
 async def test_bad_bodies(web: Web) -> None:
     await topic(web, "a")
     await lease(web)
@@ -195,6 +197,7 @@ async def test_bad_bodies(web: Web) -> None:
         assert words in found["detail"], (path, body, found["detail"])
 
 
+@by_both
 async def test_no_such_group_or_topic(web: Web) -> None:
     await topic(web)
     for path, body in (("seek", {"to": "latest"}), ("dead/redrive", {}), ("dead/purge", {})):
@@ -262,6 +265,7 @@ async def test_limits_of_a_group(web: Web) -> None:
     assert (await web.get("/topics/t/groups/g"))["limits"] is None
 
 
+@by_both
 async def test_what_is_no_limit_of_a_group(web: Web) -> None:
     await topic(web)
     limits = "/topics/t/groups/g/limits"

@@ -117,6 +117,7 @@ async def test_what_is_no_json(web: Web) -> None:
         assert (await web.get("/topics"))["topics"] == []
 
 
+@by_both
 @pytest.mark.parametrize(
     "content",
     [
@@ -133,6 +134,7 @@ async def test_json_of_too_many_parts(web: Web, content: bytes) -> None:
     assert (response.status_code, response.json()["code"]) == (413, "TOO_LARGE"), response.text
 
 
+@by_both
 async def test_a_name_twice_is_found_at_once(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [b'"%d":0' % at for at in range(9_999)]
     looks = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.nodes.gateway import by_both
 from tests.support.nodes.http_requests import Web
 
 
@@ -66,6 +67,7 @@ async def test_many(web: Web) -> None:
     assert sorted(int(message["text"]) for message in await taken(web, 1000)) == list(range(500))
 
 
+@by_both
 async def test_some_of_many_are_refused(web: Web) -> None:
     await topic(web)
     first = await web.post("/topics/t", {"text": "a", "unique_key": "k", "delay": "1h"})
@@ -114,6 +116,7 @@ NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@by_both
 async def test_what_is_no_message(web: Web) -> None:
     await topic(web)
     for body, words in NO_MESSAGES:
@@ -225,6 +228,7 @@ async def test_pages_have_every_message_once(web: Web) -> None:
     assert len({json.loads(line)["id"] for line in lines.text.splitlines()}) == 60
 
 
+@by_both
 async def test_what_is_no_list(web: Web) -> None:
     await topic(web)
     wrong: list[dict[str, object]] = [
