@@ -35,6 +35,7 @@ def test_worlds() -> None:
     assert all(len(world.stored) > 20 for world in worlds)
     assert sum(world.counts["crashes"] + world.counts["hangs"] + world.counts["cuts"] for world in worlds) > 5
     assert sum(world.counts["compared"] for world in worlds) > 20
+    assert sum(machine.applied_on_loop for world in worlds for machine in world.machines.values()) > 100
 
 
 async def an_hour_ahead(world: MembershipWorld) -> None:

@@ -55,6 +55,8 @@ class Machine:
     life: Life | None = None
     hangs: dict[str, trio.Event] = field(default_factory=dict)
     """What hangs: an event that ends it."""
+    applied_on_loop: int = 0
+    """Entries, over all its lives."""
 
     def crash(self, rng: random.Random, *, power_loss: bool) -> None:
         self.memory = self.memory.crash(rng) if power_loss else self.memory.kill()
@@ -207,6 +209,7 @@ class FairTaskWorker(TaskWorker):
             count = self._handle_here(items)
 
         self._guarded(run)
+        self._life.machine.applied_on_loop += count
         return count
 
     def beside(self) -> Sequence[Any]:
