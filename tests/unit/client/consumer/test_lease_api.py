@@ -91,8 +91,9 @@ def test_it_is_asked_who_leads_before_a_node_is_asked_again(with_client: Any) ->
         server.script[Type.LEASE] += [NotLeader("another leads more by now"), nothing]
         assert await client.leases("t", "g").take(1) == []
         asked = [frame[0] for frame in server.frames if frame[0] in kinds][before:]
-        first, *between, last = asked
-        assert first == last == Type.LEASE and set(between) == {Type.METADATA}
+        # Beside them it is asked when time has passed, which on a slow machine may be at any moment.
+        refused, again = [at for at, kind in enumerate(asked) if kind == Type.LEASE]
+        assert Type.METADATA in asked[refused:again]
 
     with_client(body)
 
