@@ -45,6 +45,29 @@ Proposed = Callable[[int | None, ProposalFailed | None], None]
 entry twice."""
 
 
+class _Waiter:
+    """Who waits for a proposal. `settles`: also when this member leads no more."""
+
+    __slots__ = ("_done", "settles")
+
+    def __init__(self, done: Proposed, settles: bool) -> None:
+        self._done = done
+        self.settles = settles
+
+    def __call__(self, index: int | None, error: int | ProposalFailed) -> None:
+        """Called by the library, with its own reasons, and here."""
+        if isinstance(error, ProposalFailed):
+            self._done(None, error)
+        elif error == FAIL_REASON.SUCCESS and index is not None:
+            self._done(index, None)
+        elif error == FAIL_REASON.REQUEST_DENIED:
+            self._done(None, ProposalFailed.REFUSED)
+        elif error == FAIL_REASON.DISCARDED:
+            self._done(None, ProposalFailed.LOST)
+        else:
+            self._done(None, ProposalFailed.NOT_LEADER)
+
+
 class Group:
     """`tick` counts, commits and appends; what it appended counts only in a later tick, so the caller syncs the WAL in
     between (`GroupCommit` does), and only then sends what `send(node, message)` was given. Nothing here pickles, and
@@ -218,26 +241,12 @@ class Group:
 
     def propose(self, command: bytes, done: Proposed) -> None:
         """Append in the next tick."""
-        self._apply(_REGULAR + command, done)
+        self._core._applyCommand(_REGULAR + command, _Waiter(done, self._settles))
 
     def change_members(self, members: Members, done: Proposed) -> None:
-        """One step: a learner comes, is promoted (once it has caught up) or goes; a voter goes, but not the leader."""
-        self._apply(_MEMBERSHIP + members.encode(), done)
-
-    def _apply(self, command: bytes, done: Proposed) -> None:
-        def finished(index: int | None, error: int | ProposalFailed) -> None:
-            if isinstance(error, ProposalFailed):
-                done(None, error)
-            elif error == FAIL_REASON.SUCCESS and index is not None:
-                done(index, None)
-            elif error == FAIL_REASON.REQUEST_DENIED:
-                done(None, ProposalFailed.REFUSED)
-            elif error == FAIL_REASON.DISCARDED:
-                done(None, ProposalFailed.LOST)
-            else:
-                done(None, ProposalFailed.NOT_LEADER)
-
-        self._core._applyCommand(command, finished)
+        """One step: a learner comes, is promoted (once it has caught up) or goes; a voter goes, but not the leader. Who
+        ceases to lead meanwhile is told at once."""
+        self._core._applyCommand(_MEMBERSHIP + members.encode(), _Waiter(done, settles=False))
 
     def read_index(self, done: ReadDone) -> None:
         """`done(index)` once it is certain that nothing was acknowledged above that index before this call;
@@ -385,17 +394,19 @@ class Group:
         """Guards L5, L6: the library would leave a deposed leader's proposals waiting for ever, and its election
         deadline where it was, long past."""
         waiting = self._core._SyncObj__commandsWaitingCommit
-        pending: list[Proposed] = []
-        if not self._settles:
-            pending = [callback for entries in waiting.values() for _, callback in entries]
-            waiting.clear()
+        pending: list[_Waiter] = []
+        for index, entries in list(waiting.items()):
+            pending += [waiter for _, waiter in entries if not waiter.settles]
+            waiting[index] = [(term, waiter) for term, waiter in entries if waiter.settles]
+            if not waiting[index]:
+                del waiting[index]
         self._message_filter.resend = False  # a tick of a follower would never do it, and be called for again and again
         self._transport.lagging.clear()
         for node in list(self._transport.paused):
             self._transport.connected(node)
         self._election.postpone()
-        for callback in pending:
-            callback(None, ProposalFailed.UNKNOWN)
+        for waiter in pending:
+            waiter(None, ProposalFailed.UNKNOWN)
         self.reads.fail()
 
     def _settle(self) -> None:
@@ -406,5 +417,5 @@ class Group:
         term = self.journal.term_at(self.commit_index) or 0
         lost = [index for index, entries in waiting.items() if index > self.commit_index and entries[-1][0] < term]
         for index in sorted(lost):
-            for _, callback in waiting.pop(index):
-                callback(None, ProposalFailed.LOST)
+            for _, waiter in waiting.pop(index):
+                waiter(None, ProposalFailed.LOST)

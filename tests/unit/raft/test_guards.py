@@ -587,6 +587,17 @@ def test_l6_what_the_next_leader_has_not_is_lost_and_never_comes(settling: Table
         assert b"\x000" not in [command for command, _, _ in settling.groups[name].journal]
 
 
+def test_l6_a_change_of_members_is_told_at_once(settling: Table) -> None:
+    """It is the cluster's own, which looks again: it must not wait for a leader that may never come."""
+    group = settling.elect("a")
+    outcomes: list[ProposalFailed | None] = []
+    group.change_members(Members(settling.members.voters, ("d#1",)), lambda index, failure: outcomes.append(failure))
+    group.tick()
+    settling.queue.clear()
+    settling.send("b", "a", wire.ALIVE, 7, 1, False)
+    assert outcomes == [ProposalFailed.UNKNOWN]
+
+
 def test_l6_while_nobody_leads_nothing_is_said(settling: Table) -> None:
     group = settling.elect("a")
     outcomes = proposed(group, 1)
