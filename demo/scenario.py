@@ -258,6 +258,8 @@ async def accidents(scene: Scene, join: Join) -> None:
 async def kill_a_leader(scene: Scene) -> None:
     """SIGKILL to who leads most; later a new process over its data."""
     ledger, placement = scene.ledger, scene.placement
+    while not all(placement.leaders.values()):  # noqa: ASYNC110 - while one is elected, nobody leads most
+        await anyio.sleep(POLL_S)
     victim = scene.cluster.nodes[max(scene.cluster.nodes, key=lambda name: len(placement.led_by(name)))]
     failover = Failover(victim.name, placement.led_by(victim.name), now_ms())
     ledger.failovers.append(failover)

@@ -84,8 +84,10 @@ def test_a_lost_disk_takes_part_in_nothing(make_cluster: MakeCluster) -> None:
         await trio.to_thread.run_sync(cluster.start, leader)
         async with cluster.connect() as client:
             assert (await client.messages("t").get(kept)).value == b"on two of three"
-            rows = {row["node"]: row["up"] for row in (await client.admin.cluster())["nodes"]}
-            assert rows == {leader: True, behind: True, wiped: False}
+            up = {leader: True, behind: True, wiped: False}
+            await until_answer(
+                client.admin.cluster, lambda info: {row["node"]: row["up"] for row in info["nodes"]} == up
+            )
         assert cluster.nodes[wiped].runs, "it waits to be let in, and says so"
 
     trio.run(scenario)

@@ -92,6 +92,8 @@ def members(times: int) -> str:
     return "{" + ",".join(f'"k{number}":0' for number in range(times)) + "}"
 
 
+TAKEN = '{"messages":[' + ",".join(f'{{"unique_key":"u{n:0150}","delay":"1h","text":"x"}}' for n in range(1000)) + "]}"
+"""The first time it is stored, and after that nothing of it."""
 BODIES = {
     "stored": ("/topics/t", many('{"text":"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}', 5000), "201"),
     "of a name twice": ("/topics", members(9000)[:-1] + ',"z":0,"z":0' + " " * SIZE + "}", "400"),
@@ -101,6 +103,8 @@ BODIES = {
     "of other types": ("/topics/t", '{"json":1,"text":' + "9" * 30 + ',"key":"' + "k" * SIZE + '"}', "400"),
     "nested too deep": ("/topics/t", '{"json":' + "[" * 40_000 + " " * SIZE, "400"),
     "of too many parts": ("/topics/t", '{"json":[' + ",".join(["[]"] * 60_000) + "]}", "413"),
+    "each refused": ("/topics/t", TAKEN, "409"),
+    "all but one refused": ("/topics/t", TAKEN.replace("]}", ',{"text":"new"}]}'), "207"),
     "for no topic": ("/topics/none", many('{"text":"xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"}', 5000), "404"),
     "for no route": ("/nowhere/at/all", "x" * SIZE, "404"),
     "small, and wrong": ("/topics/t", '{"json":' + "9" * 50_000 + "}", "400"),
@@ -124,6 +128,8 @@ async def test_bodies(node: Serving, dial: Dial, what: str) -> None:
                 answered = b"".join([piece async for piece in stream])
         return answered.split()[1].decode()
 
+    if "u0" in body:
+        assert await ask() == "201"
     await asked_again_and_again(node, ask, answer)
 
 

@@ -154,7 +154,11 @@ async def test_schedules_wait_while_the_disk_has_no_room(tmp_path: Path) -> None
     """What is to come is planned once there is room again: none is left out, and none comes twice."""
     plan = Plan()
     config = small_config(tmp_path, STORAGE__RESERVE_BYTES="64MiB")
-    async with run_node(config, files=faulty(tmp_path, plan)) as node, connected(node, timeout="3s") as client:
+    async with (
+        run_node(config, files=faulty(tmp_path, plan)) as node,
+        connected(node) as client,
+        connected(node, timeout="3s") as hasty,
+    ):
         await client.admin.create_topic("t")
         schedules = client.schedules("t")
         await schedules.create("s", b"", every="1s", misfire="all")
@@ -164,11 +168,11 @@ async def test_schedules_wait_while_the_disk_has_no_room(tmp_path: Path) -> None
             with pytest.raises(DiskFull, match=r"storage\.reserve_bytes"):
                 while True:
                     with suppress(TimedOut):
-                        await schedules.trigger("s")
+                        await hasty.schedules("t").trigger("s")
             with pytest.raises(DiskFull):
                 while True:  # were it made, it would be there already the next time
                     with suppress(TimedOut):
-                        await schedules.create("another", b"", every="1h")
+                        await hasty.schedules("t").create("another", b"", every="1h")
             assert [schedule.name async for schedule in schedules.list()] == ["s"]
             plan.budget_bytes = None
             while len(came) < 6:

@@ -28,6 +28,7 @@ from sandq.model.errors import (
     NotFound,
     NotLeader,
     Overloaded,
+    SandqError,
     TimedOut,
     TooLarge,
     TopicExists,
@@ -495,8 +496,11 @@ class Administration:
 
         async def run() -> None:
             try:
-                async with self._one:
+                await self._take_turn()
+                try:
                     answer.append(await change())
+                finally:
+                    self._one.release()
             except Exception as error:  # a fault, too, is for who asked, and not for the node
                 answer.append(error)
             finished.set()
@@ -506,6 +510,31 @@ class Administration:
         if isinstance(answer[0], Exception):
             raise answer[0]
         return answer[0]
+
+    async def _take_turn(self) -> None:
+        """Hold `_one`. Raises as `_check_ready` as soon as it does: the change before may wait until it is known what
+        became of it, by when somebody else leads."""
+        lost: list[SandqError] = []
+        is_held = False
+
+        async def watch() -> None:
+            try:
+                while True:
+                    self._check_ready()
+                    await self._metadata.changed()
+            except SandqError as error:
+                lost.append(error)
+                waiting.cancel_scope.cancel()
+
+        async with trio.open_nursery() as waiting:
+            waiting.start_soon(watch)
+            await self._one.acquire()
+            is_held = True
+            waiting.cancel_scope.cancel()
+        if lost:
+            if is_held:
+                self._one.release()
+            raise lost[0]
 
 
 def _fullness(held: Mapping[str, int]) -> str:

@@ -222,7 +222,8 @@ class NodeLog:
         if needed in self._levels and (group.age_s() is None or applied < group.commit_index):
             raise Unavailable("this node does not know yet what the cluster's feature level is; ask again in a moment")
         nodes = self.metadata.status.nodes.values()
-        if nodes and all([needed in node.levels for node in nodes]):
+        # Of a cluster that is being formed there may be none yet.
+        if needed in self._levels and all([needed in node.levels for node in nodes]):
             raise Unavailable(f"the cluster is about to come to feature level {needed}; ask again in a moment")
         raise Conflict(
             f"this needs feature level {needed}, and the cluster is at {level}: it comes there by itself once all of "

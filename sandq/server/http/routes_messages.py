@@ -15,7 +15,7 @@ from sandq.client import Client, Receipts, StoredMessage
 from sandq.client.json_format import at_once, content_fields, rank_fields, stored_json, value_fields, when, why_json
 from sandq.client.producer import MessageValidation, check_rank, rank_of, time_of
 from sandq.model import offsets
-from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.errors import InvalidRequest, SandqError, let_go
 from sandq.server.http import answers, bodies
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
@@ -280,14 +280,15 @@ async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any
         try:
             results += [_stored(offset) for offset in await receipts]
             continue
-        except SandqError:
-            pass  # some of them were not stored, and each tells
+        except SandqError as error:
+            let_go(error)  # some of them were not stored, and each tells
         for receipt in receipts:
             try:
                 results.append(_stored(await receipt))
             except SandqError as error:
                 first = first or error
                 results.append({"error": _error(error)})
+                let_go(error)
     failed = sum("error" in result for result in results)
     if first is not None and failed == len(results):
         raise first

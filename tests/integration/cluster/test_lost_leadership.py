@@ -35,3 +35,18 @@ async def test_a_topic_that_the_next_leader_has_is_there(nodes: ThreeNodes) -> N
             answer = await raw.receive()
         assert answer[:2] == [Type.REPLY, 100], answer
         await until_answer(partial(code_of, raw, Type.METADATA, ["t"]), lambda code: code == "ok")
+
+
+async def test_what_waits_behind_it_is_refused(nodes: ThreeNodes) -> None:
+    """Nothing of it was done: who asked is to ask the next leader."""
+    leader = (await leading(nodes)).broker.node_log.node_id
+    async with connected(nodes, leader) as first, connected(nodes, leader) as second:
+        with hearing_nothing(nodes, leader):
+            await first.send(Type.TOPIC_CREATE, 100, "t", "timer", 1, 3, {})
+            await first.call(Type.PING)
+            with trio.fail_after(PATIENCE_S):
+                await second.send(Type.TOPIC_CREATE, 101, "u", "timer", 1, 3, {})
+                answer = await second.receive()
+            assert answer[:3] == [Type.ERROR, 101, "NOT_LEADER"], answer
+        with trio.fail_after(PATIENCE_S):
+            assert (await first.receive())[:2] == [Type.REPLY, 100]
