@@ -16,7 +16,7 @@ import sandq
 from tests.support.paths import ROOT
 from tests.support.ports import free_host
 from tests.support.processes.node import NodeProcess
-from tests.support.waiting import PATIENCE_S, until_answer
+from tests.support.waiting import PATIENCE_S, until_answer, wait_until
 
 HOST = free_host()
 """The usual ports are free there; to curl it is "localhost"."""
@@ -65,10 +65,17 @@ def test_its_calls_word_for_word(tmp_path: Path) -> None:
         trio.run(until_two)
         made = json.loads(shell(CREATE, tmp_path))
         assert made["name"] == "payments" and made["replicas"] == 2 and made["partitions"] == 6
-        json.loads(shell(PUBLISH, tmp_path))
         lease = """curl http://localhost:2108/topics/payments/groups/billing/lease -d '{"wait": "10s", "ack": true}'"""
-        (message,) = json.loads(shell(lease, tmp_path))["messages"]
-        assert message["text"].encode() == PAYLOAD
+        messages: list[dict[str, str]] = []
+
+        def leased() -> bool:
+            """It is delivered once at most, so not at all if the leader is deposed on its way."""
+            json.loads(shell(PUBLISH, tmp_path))
+            messages.extend(json.loads(shell(lease, tmp_path)).get("messages", ()))
+            return bool(messages)
+
+        wait_until(leased)
+        assert messages[0]["text"].encode() == PAYLOAD
         # Once more, and by the other node, with the command line client.
         shell(PUBLISH, tmp_path)
         sandctl = [sys.executable, "-m", "sandctl", "--server", f"{HOST}:{NODES['gossip2']}"]

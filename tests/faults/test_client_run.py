@@ -15,7 +15,7 @@ from tests.support.processes.node import NodeProcess
 from tests.support.waiting import PATIENCE_S
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
-LEASE_S = 15
+LEASE_S = 10
 """A third of it, with which it is extended, is longer than a loaded machine stands still."""
 
 
