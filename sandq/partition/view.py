@@ -121,8 +121,10 @@ class View:
         self._vacant.clear()
 
     def note_made(self, key: bytes, made: Any) -> None:
-        """Keep what was made of a row, alone of all, until the next drain or a change of the row."""
-        self._made = key, made
+        """Keep what was made of a row, alone of all, until the next drain or a change of the row. Nothing is kept while
+        nothing is changed: who only asks brings no drain, and rows of each partition would stay in memory."""
+        if self._changes:
+            self._made = key, made
 
     @property
     def made_last(self) -> tuple[bytes, Any] | None:

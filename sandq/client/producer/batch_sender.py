@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from itertools import takewhile
@@ -52,7 +53,7 @@ _QUIET: Final = (Overloaded, TimedOut, OutOfSequence)
 """Errors that tell nothing about who leads."""
 
 
-class NumberedBatch:
+class NumberedBatch(ABC):
     """A batch under its number, and what became of it: it is *done* once it has offsets or an error."""
 
     __slots__ = (
@@ -84,9 +85,9 @@ class NumberedBatch:
         self.error: SandqError | None = None
         self.event: anyio.Event | None = None
 
+    @abstractmethod
     def __len__(self) -> int:
         """The messages in it."""
-        raise NotImplementedError
 
     @property
     def done(self) -> bool:

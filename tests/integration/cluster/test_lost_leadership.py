@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 
-import pytest
 import trio
 
 from sandq.protocol.frames import Type
 from tests.integration.cluster.test_unknown_topics import code_of, connected, hearing_nothing
-from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
+from tests.support.nodes.three import NAMES, ThreeNodes, leading
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
-
-
-@pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
-    async with three_nodes(tmp_path) as nodes:
-        for serving in nodes.running.values():
-            await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
-        yield nodes
 
 
 async def test_a_topic_that_the_next_leader_has_is_there(nodes: ThreeNodes) -> None:

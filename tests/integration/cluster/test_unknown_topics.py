@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +13,8 @@ import trio
 from sandq.broker.controller import administration
 from sandq.protocol.frames import Type
 from tests.support.nodes.raw_client import RawClient
-from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
-from tests.support.waiting import until_answer, until_holds
-
-
-@pytest.fixture
-async def nodes(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
-    async with three_nodes(tmp_path) as nodes:
-        for serving in nodes.running.values():
-            await until_holds(lambda serving=serving: len(serving.broker.metadata.nodes) == 3)  # type: ignore[misc]
-        yield nodes
+from tests.support.nodes.three import NAMES, ThreeNodes, leading
+from tests.support.waiting import until_answer
 
 
 @asynccontextmanager

@@ -99,3 +99,17 @@ def test_changes_keep_their_order_however_often_a_key_changes() -> None:
     assert view.scan(b"a", b"b", limit=9, max_bytes=9) == [(b"a0", b"y"), (b"a1", b"z")]
     assert view.drain() == [(b"a1", b"z"), (b"a0", b"y")]
     assert view.scan(b"a", b"b", limit=9, max_bytes=9) == []
+
+
+def test_what_was_made_of_a_row_is_kept_while_the_row_is_as_it_was_and_a_drain_will_come() -> None:
+    view = View(MemoryStores())
+    view.note_made(b"a", 1)
+    assert view.made_last is None, "who only asks leaves nothing in memory"
+    view.put(b"b", b"")
+    view.note_made(b"a", 1)
+    assert view.made_last == (b"a", 1)
+    view.delete(b"a")
+    assert view.made_last is None
+    view.note_made(b"c", 2)
+    view.drain()
+    assert view.made_last is None
