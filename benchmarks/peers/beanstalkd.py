@@ -13,7 +13,7 @@ from typing import Final
 from benchmarks.peers import server
 from benchmarks.peers.loop import value
 from benchmarks.peers.peer import REPLY_BYTES, Client, Consumer, Lines, Link, Peer, PeerError, connect
-from benchmarks.peers.workloads import DUE_PER_S, LEAD_MS, PREFETCH, VALUE_BYTES
+from benchmarks.peers.workloads import DUE_PER_S, LEAD_MS, VALUE_BYTES
 
 RUN_S: Final = 600
 """For so long a reserved job is its consumer's."""
@@ -75,9 +75,9 @@ class BeanstalkdClient(Client):
     def link(self, at: int, size: int, scheduled: bool) -> Link:
         return BeanstalkdLink(self.port, size)
 
-    def consumer(self, messages: int, scheduled: bool) -> Consumer:
+    def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
         # A reserve without a job holds up all that follows on its connection, deletes too: one at a time, then.
-        return BeanstalkdConsumer(self.port, messages, 1 if scheduled else PREFETCH)
+        return BeanstalkdConsumer(self.port, messages, 1 if scheduled else window)
 
     def stored(self) -> int:
         return sum(map(int, _COUNTED.findall(self._stats())))

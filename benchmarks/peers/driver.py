@@ -131,7 +131,7 @@ def produce(client: Client, workload: Workload, task: Task, seconds: float, mess
 
 def consume(client: Client, workload: Workload, task: Task) -> Sample:
     """Fill it, then take everything, once it is due."""
-    fill = FILL_DUE if workload.scheduled else FILL
+    fill = FILL_DUE if workload.scheduled else FILL if workload.window > 1 else FILL_FEW
     due_s = time.time() + fill.soon_ms / 1000
     filled = produce(client, fill, task, QUICK_S if task.quick else FILL_S, _messages(workload, task))
     messages = filled.messages + fill.connections * fill.size
@@ -139,7 +139,7 @@ def consume(client: Client, workload: Workload, task: Task) -> Sample:
         if time.time() > due_s:
             raise PeerError("the preparation took too long: messages were due before all were stored")
         time.sleep(due_s + (fill.within_ms + LEAD_MS) / 1000 - time.time())
-    consumer = client.consumer(messages, workload.scheduled)
+    consumer = client.consumer(messages, workload.scheduled, workload.window)
     meter = Meter(task.pid)
     seconds = drain(consumer, messages)
     server_s, client_s = meter.read()
@@ -169,7 +169,7 @@ def usual_consume(client: Client, workload: Workload, task: Task) -> Sample:
     filled = produce(client, FILL_FEW, task, QUICK_S if task.quick else FILL_S, _messages(workload, task))
     messages = filled.messages + FILL_FEW.connections * FILL_FEW.size
     meter = Meter(task.pid)
-    seconds = asyncio.run(take_all(opened_by(task.peer), task.port, messages))
+    seconds = asyncio.run(take_all(opened_by(task.peer), task.port, messages, workload.connections))
     server_s, client_s = meter.read()
     return Sample(messages, seconds, server_s, client_s)
 
@@ -183,7 +183,7 @@ def lateness(client: Client, workload: Workload, task: Task) -> Sample:
         link = client.link(0, messages, scheduled=True)
         values = [value(due_ms, number) for number, due_ms in enumerate(dues_ms)]
         drive([Flow(link, [link.request(1, values, dues_ms)], 1, 1)])
-    consumer = client.consumer(messages, scheduled=True)
+    consumer = client.consumer(messages, True, workload.window)
     late_ms: list[float] = []
     meter = Meter(task.pid)
     seconds = drain(consumer, messages, late_ms)

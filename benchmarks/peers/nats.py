@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from benchmarks.peers import server
 from benchmarks.peers.peer import REPLY_BYTES, Client, Consumer, Lines, Link, Peer, PeerError, connect
-from benchmarks.peers.workloads import POLL_S, PREFETCH, VALUE_BYTES
+from benchmarks.peers.workloads import POLL_S, VALUE_BYTES
 
 STREAM = "bench"
 CONSUMER = "workers"
@@ -96,10 +96,10 @@ class NatsClient(Client):
     def link(self, at: int, size: int, scheduled: bool) -> Link:
         return NatsLink(self.port, at, size)
 
-    def consumer(self, messages: int, scheduled: bool) -> Consumer:
+    def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
         settings = {"durable_name": CONSUMER, "deliver_subject": _DELIVERY, "ack_policy": "explicit"}
         connection = NatsConnection(self.port)
-        config = {**settings, "deliver_policy": "all", "max_ack_pending": PREFETCH}
+        config = {**settings, "deliver_policy": "all", "max_ack_pending": window}
         connection.ask(f"CONSUMER.DURABLE.CREATE.{STREAM}.{CONSUMER}", {"stream_name": STREAM, "config": config})
         return NatsConsumer(connection)
 

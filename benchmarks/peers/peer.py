@@ -103,8 +103,8 @@ class Client(ABC):
         """The producer's connection number `at`, for requests of `size` messages."""
 
     @abstractmethod
-    def consumer(self, messages: int, scheduled: bool) -> Consumer:
-        """For so many messages, and no more."""
+    def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
+        """For so many messages, and no more; it has at most `window` that are not acked."""
 
     @abstractmethod
     def stored(self) -> int:

@@ -16,7 +16,6 @@ from typing import Final
 
 from benchmarks.peers import server
 from benchmarks.peers.peer import REPLY_BYTES, Client, Consumer, Link, Peer, PeerError, connect
-from benchmarks.peers.workloads import PREFETCH
 
 LIBRARY: Final = Path("/usr/lib/postgresql/15/bin")
 USERS: Final = ("postgres", "nobody")
@@ -28,10 +27,6 @@ _SCHEDULED = (
     "CREATE TABLE bench (id bigserial PRIMARY KEY, due bigint NOT NULL, value bytea NOT NULL)",
     "CREATE INDEX bench_due ON bench (due)",
 )
-_TAKE = (
-    "DELETE FROM bench WHERE id = ANY (ARRAY(SELECT id FROM bench {where} FOR UPDATE SKIP LOCKED"
-    f" LIMIT {PREFETCH})) RETURNING value"
-)
 _HEAD = struct.Struct(">cI")
 
 
@@ -42,8 +37,8 @@ class Postgres(Peer):
     durability = "fdatasync before each commit"
     notes = (
         "one table, defaults but for the connections; INSERT of 100 rows or of one, prepared, a transaction each, "
-        f"pipelined in the protocol; DELETE of {PREFETCH} rows FOR UPDATE SKIP LOCKED, RETURNING, a transaction each; "
-        "scheduled: an indexed due column, polled each ms"
+        "pipelined in the protocol; DELETE of as many rows as it may have FOR UPDATE SKIP LOCKED, RETURNING, a "
+        "transaction each; scheduled: an indexed due column, polled each ms"
     )
 
     def __init__(self) -> None:
@@ -174,10 +169,9 @@ class PostgresClient(Client):
         session.ask(parse("put", insert(size, scheduled)) + message(b"S", b""))
         return PostgresLink(session.socket)
 
-    def consumer(self, messages: int, scheduled: bool) -> Consumer:
+    def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
         session = Session(self.port)
-        where = f"WHERE due <= {_NOW} ORDER BY due" if scheduled else "ORDER BY id"
-        session.ask(parse("take", _TAKE.format(where=where)) + message(b"S", b""))
+        session.ask(parse("take", take(scheduled, window)) + message(b"S", b""))
         return PostgresConsumer(session.socket)
 
     def stored(self) -> int:
@@ -193,6 +187,13 @@ def insert(size: int, scheduled: bool) -> str:
         rows = ", ".join(f"(${2 * at + 1}, ${2 * at + 2})" for at in range(size))
         return f"INSERT INTO bench (due, value) VALUES {rows}"
     return f"INSERT INTO bench (value) VALUES {', '.join(f'(${at + 1})' for at in range(size))}"
+
+
+def take(scheduled: bool, most: int) -> str:
+    """Of the next rows, or of the next that are due, at most so many."""
+    where = f"WHERE due <= {_NOW} ORDER BY due" if scheduled else "ORDER BY id"
+    found = f"SELECT id FROM bench {where} FOR UPDATE SKIP LOCKED LIMIT {most}"
+    return f"DELETE FROM bench WHERE id = ANY (ARRAY({found})) RETURNING value"
 
 
 class PostgresLink(Link):

@@ -14,7 +14,6 @@ from typing import ClassVar, Final
 
 from benchmarks.peers import server
 from benchmarks.peers.peer import REPLY_BYTES, Client, Consumer, Link, Peer, PeerError, connect
-from benchmarks.peers.workloads import PREFETCH
 
 QUEUE: Final = "bench"
 SCRIPT: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -199,9 +198,9 @@ class RabbitClient(Client):
         channel.ask(_SELECT, b"\0", _SELECT_OK)
         return RabbitLink(channel.socket, size)
 
-    def consumer(self, messages: int, scheduled: bool) -> Consumer:
+    def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
         channel = Channel(self.port)
-        channel.ask(_QOS, struct.pack(">IHB", 0, PREFETCH, 0), _QOS_OK)
+        channel.ask(_QOS, struct.pack(">IHB", 0, window, 0), _QOS_OK)
         return RabbitConsumer(channel)
 
     def stored(self) -> int:

@@ -11,13 +11,11 @@ from typing import Final
 
 from benchmarks.peers import server
 from benchmarks.peers.peer import REPLY_BYTES, Client, Consumer, Lines, Link, Peer, PeerError, connect
-from benchmarks.peers.workloads import PREFETCH, VALUE_BYTES
+from benchmarks.peers.workloads import VALUE_BYTES
 
 STREAM: Final = b"bench"
 DELAYED: Final = b"bench:delayed"
 GROUP: Final = b"workers"
-ENTRIES: Final = PREFETCH // 2
-"""Of one read; two are on the way."""
 _ENTRY = re.compile(
     rb"\$\d+\r\n(\d+-\d+)\r\n\*2\r\n\$1\r\nv\r\n\$%d\r\n.{%d}\r\n|:(\d+)\r\n" % (VALUE_BYTES, VALUE_BYTES)
 )
@@ -39,8 +37,8 @@ class Redis(Peer):
         self.durability = _DURABILITY[appendfsync]
         self.syncs_first = appendfsync == "always"
         self.notes = (
-            f"append-only file, appendfsync {appendfsync}, never rewritten; a stream, XREADGROUP of {ENTRIES}, one "
-            "XACK with their ids; scheduled: ZADD to a sorted set, a script polls each ms and takes what is due"
+            f"append-only file, appendfsync {appendfsync}, never rewritten; a stream, two XREADGROUP on the way, one "
+            "XACK with the ids of each; scheduled: ZADD to a sorted set, a script polls each ms and takes what is due"
         )
         self._appendfsync = appendfsync
 
@@ -84,9 +82,9 @@ class RedisClient(Client):
     def link(self, at: int, size: int, scheduled: bool) -> Link:
         return DelayedLink(connect(self.port)) if scheduled else StreamLink(self.port, size)
 
-    def consumer(self, messages: int, scheduled: bool) -> Consumer:
+    def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
         connection = connect(self.port)
-        return DelayedConsumer(connection) if scheduled else StreamConsumer(connection, messages)
+        return DelayedConsumer(connection, window) if scheduled else StreamConsumer(connection, messages, window)
 
     def stored(self) -> int:
         return int(self._ask(b"XLEN", STREAM)) + int(self._ask(b"ZCARD", DELAYED))
@@ -138,20 +136,23 @@ def check(lines: bytes) -> None:
 
 
 class StreamConsumer(Consumer):
-    """Two reads on the way; the ids of each are acked together with the next read."""
+    """Two reads on the way, if it may have more than one message; the ids of each are acked together with the next."""
 
-    def __init__(self, connection: socket.socket, messages: int) -> None:
+    def __init__(self, connection: socket.socket, messages: int, window: int) -> None:
         super().__init__(connection)
+        self._at_once = min(window, 2)
+        self._entries = window // self._at_once
+        """Of one read."""
         self._unread = messages
         self._reads: list[int] = []
         self._ids: list[bytes] = []
         self._kept = b""
 
     def start(self) -> bytes:
-        return self._read() + self._read()
+        return b"".join([self._read() for _ in range(self._at_once)])
 
     def _read(self) -> bytes:
-        entries = min(ENTRIES, self._unread)
+        entries = min(self._entries, self._unread)
         if not entries:
             return b""
         self._unread -= entries
@@ -179,12 +180,13 @@ class StreamConsumer(Consumer):
 class DelayedConsumer(Consumer):
     """Takes what is due, again and again."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, window: int) -> None:
         super().__init__(connection)
+        self._window = window
         self._kept = b""
 
     def start(self) -> bytes:
-        return command(b"EVAL", _TAKE, b"1", DELAYED, b"%d" % PREFETCH)
+        return command(b"EVAL", _TAKE, b"1", DELAYED, b"%d" % self._window)
 
     def receive(self, data: bytes) -> bytes:
         self._kept += data

@@ -22,18 +22,20 @@ FAIRNESS: Final = (
     "interleaved: a round runs each load on each peer, in another order each time; in between everything is synced.",
     "The client is one Python process with one selector loop over raw sockets, the same for all peers: it sends "
     "prepared bytes and counts answers, and an answer that is an error ends the measurement. Afterwards the messages "
-    "are compared with the peer's own count. Client libraries would be slower, each in its own measure. Server and "
-    "client share the cores: where the client's CPU time is near one core's, the client is the limit.",
+    "are compared with the peer's own count. In the loads named `usual_*` it is the Python library that is most used "
+    "with each peer instead, in the way in which its documents show it. Server and client share the cores: where the "
+    "client's CPU time is near one core's, the client is the limit.",
     "The server's CPU time is of all its processes and threads, user and system, while the load runs; what it puts off "
     "until later (compaction, syncs every second, vacuum) is not in it. In `lateness` it is also what it costs to wait "
     "and to be polled.",
     "`stolen` is the share of the machine's CPU time that its host gave to other machines while the load ran, at the "
     "median of the rounds: rates and times are those of such a machine; rounds and ratios even it out in part.",
-    f"Consumers ack each message as soon as it has come, and have at most {PREFETCH} unacked. An ack names the "
-    "message; several travel together where the protocol lets them (sandq: entries of one request; Redis: ids of one "
-    "XACK). PostgreSQL, and Redis' sorted set, hand messages out and forget them in one step: a consumer that dies has "
-    "lost what it took (in PostgreSQL unless its transaction stays open). Acks of NATS and RabbitMQ have no answer: "
-    "the time ends when NATS has none pending, and with RabbitMQ when its channel has taken the last one.",
+    f"Consumers ack each message as soon as it has come, and have at most {PREFETCH} unacked (one in `consume_one`). "
+    "An ack names the message; several travel together where the protocol lets them (sandq: entries of one request; "
+    "Redis: ids of one XACK). PostgreSQL, and Redis' sorted set, hand messages out and forget them in one step: a "
+    "consumer that dies has lost what it took (in PostgreSQL unless its transaction stays open). Acks of NATS and "
+    "RabbitMQ have no answer: the time ends when NATS has none pending, and with RabbitMQ when its channel has taken "
+    "the last one.",
     f"Polling consumers look each {POLL_S * 1000:g} ms, which gives them their best lateness, at their highest cost.",
     "Not compared: replication, many consumers, large messages, memory, long backlogs, recovery after a crash, and "
     "what else a peer can do.",

@@ -12,7 +12,6 @@ from typing import Any
 
 import sandq
 from benchmarks.peers.peer import Client, Consumer, Link, Peer, PeerError
-from benchmarks.peers.workloads import PREFETCH
 from benchmarks.wire import Wire
 from demo.node import Node
 from sandq.model import offsets
@@ -72,8 +71,8 @@ class SandqClient(Client):
     def link(self, at: int, size: int, scheduled: bool) -> Link:
         return SandqLink(self.port, at % PARTITIONS)
 
-    def consumer(self, messages: int, scheduled: bool) -> Consumer:
-        return SandqConsumer(Wire(self.port))
+    def consumer(self, messages: int, scheduled: bool, window: int) -> Consumer:
+        return SandqConsumer(Wire(self.port), window)
 
     def stored(self) -> int:
         return sum(row["messages"] for row in self._rows(TopicStats(TOPIC)))
@@ -117,14 +116,15 @@ class SandqLink(Link):
 
 
 class SandqConsumer(Consumer):
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Wire, credit: int) -> None:
         super().__init__(wire.socket)
+        self._credit = credit
         self._reader = FrameReader()
         self._requests = _SUBSCRIBED
         self._unanswered: dict[int, int] = {}
 
     def start(self) -> bytes:
-        request = Subscribe(SUBSCRIPTION, TOPIC, GROUP, "benchmarks-1", PREFETCH, LEASE_MS, "earliest", [])
+        request = Subscribe(SUBSCRIPTION, TOPIC, GROUP, "benchmarks-1", self._credit, LEASE_MS, "earliest", [])
         return request.frame(_SUBSCRIBED)
 
     def receive(self, data: bytes) -> bytes:

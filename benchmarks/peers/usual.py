@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
+import anyio
+
 from benchmarks.peers import rabbitmq, redis, sandq_node
 from benchmarks.peers.loop import TIMEOUT_S, Driven, value
 from benchmarks.peers.nats import STREAM
@@ -35,8 +37,8 @@ class Usual(ABC):
         """Something that sends for each of so many tasks, over as many connections as is usual."""
 
     @abstractmethod
-    async def consume(self, messages: int) -> None:
-        """Take so many messages, and ack each of them."""
+    async def consume(self, messages: int, workers: int) -> None:
+        """Take so many messages by so many workers, each of which acks one before it takes its next."""
 
 
 class SandqClient(Usual):
@@ -57,13 +59,26 @@ class SandqClient(Usual):
 
         return [produce] * count
 
-    async def consume(self, messages: int) -> None:
+    async def consume(self, messages: int, workers: int) -> None:
+        if workers > 1:
+            await self._work(messages, workers)
+            return
         async with self._client.subscribe(sandq_node.TOPIC, group=sandq_node.GROUP) as subscription:
             async for message in subscription:
                 await message.ack()
                 messages -= 1
                 if not messages:
                     return
+
+    async def _work(self, messages: int, workers: int) -> None:
+        async def handle(_: object) -> None:
+            nonlocal messages
+            messages -= 1
+            if not messages:
+                scope.cancel()
+
+        with anyio.CancelScope() as scope:
+            await self._client.run(sandq_node.TOPIC, sandq_node.GROUP, handle, concurrency=workers)
 
 
 class RedisClient(Usual):
@@ -87,12 +102,14 @@ class RedisClient(Usual):
 
         return [produce] * count
 
-    async def consume(self, messages: int) -> None:
+    async def consume(self, messages: int, workers: int) -> None:
+        parts = shares(messages, workers)
+        await asyncio.gather(*[self._work(f"c{at}", part, PREFETCH // workers) for at, part in enumerate(parts)])
+
+    async def _work(self, name: str, messages: int, prefetch: int) -> None:
         while messages:
-            streams = {redis.STREAM: ">"}
-            found = await self._client.xreadgroup(
-                redis.GROUP, "c", streams, count=PREFETCH, block=int(TIMEOUT_S * 1000)
-            )
+            streams, most = {redis.STREAM: ">"}, min(prefetch, messages)
+            found = await self._client.xreadgroup(redis.GROUP, name, streams, count=most, block=int(TIMEOUT_S * 1000))
             for entry_id, _ in found[0][1]:
                 await self._client.xack(redis.STREAM, redis.GROUP, entry_id)
                 messages -= 1
@@ -124,44 +141,52 @@ class BeanstalkdClient(Usual):
 
         return [one(self._client()) for _ in range(count)]
 
-    async def consume(self, messages: int) -> None:
-        client = self._client()
-        for _ in range(messages):
-            client.delete(client.reserve())
+    async def consume(self, messages: int, workers: int) -> None:
+        def work(client: Any, messages: int) -> None:
+            for _ in range(messages):
+                client.delete(client.reserve())
+
+        works = [asyncio.to_thread(work, self._client(), part) for part in shares(messages, workers)]
+        await asyncio.gather(*works)
 
 
 class RabbitClient(Usual):
-    """aio-pika: a channel with publisher confirms; an iterator over the queue."""
+    """aio-pika: a channel with publisher confirms; for each worker a channel with an iterator over the queue."""
 
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, port: int) -> AsyncIterator[Usual]:
         connection = await _package("aio_pika", "aio-pika").connect(host="127.0.0.1", port=port)
         async with connection:
-            yield cls(await connection.channel())
+            yield cls(connection)
 
     async def producers(self, count: int) -> list[Produce]:
         package = _package("aio_pika", "aio-pika")
+        channel = await self._connection.channel()
 
         async def produce(text: bytes) -> object:
             message = package.Message(text, delivery_mode=package.DeliveryMode.PERSISTENT)
-            return await self._channel.default_exchange.publish(message, routing_key=rabbitmq.QUEUE)
+            return await channel.default_exchange.publish(message, routing_key=rabbitmq.QUEUE)
 
         return [produce] * count
 
-    async def consume(self, messages: int) -> None:
-        await self._channel.set_qos(prefetch_count=PREFETCH)
-        queue = await self._channel.get_queue(rabbitmq.QUEUE)
+    async def consume(self, messages: int, workers: int) -> None:
+        await asyncio.gather(*[self._work(part, PREFETCH // workers) for part in shares(messages, workers)])
+        await asyncio.sleep(rabbitmq.QUEUE_S)  # acks have no answer: else what is on its way would come back
+
+    async def _work(self, messages: int, prefetch: int) -> None:
+        channel = await self._connection.channel()
+        await channel.set_qos(prefetch_count=prefetch)
+        queue = await channel.get_queue(rabbitmq.QUEUE)
         async with queue.iterator() as incoming:
             async for message in incoming:
                 await message.ack()
                 messages -= 1
                 if not messages:
-                    break
-        await asyncio.sleep(rabbitmq.QUEUE_S)  # acks have no answer: else what is on its way would come back
+                    break  # what it has beyond that goes back to the queue
 
 
 class NatsClient(Usual):
@@ -185,10 +210,14 @@ class NatsClient(Usual):
 
         return [produce] * count
 
-    async def consume(self, messages: int) -> None:
+    async def consume(self, messages: int, workers: int) -> None:
+        parts = shares(messages, workers)
+        await asyncio.gather(*[self._work(part, PREFETCH // workers) for part in parts])
+
+    async def _work(self, messages: int, prefetch: int) -> None:
         consumer = await self._stream.pull_subscribe(f"{STREAM}.*", durable="usual", stream=STREAM)
         while messages:
-            for message in await consumer.fetch(min(PREFETCH, messages), timeout=TIMEOUT_S):
+            for message in await consumer.fetch(min(prefetch, messages), timeout=TIMEOUT_S):
                 await message.ack_sync()
                 messages -= 1
 
@@ -221,8 +250,10 @@ class PostgresClient(Usual):
 
         return [one(await self._connection()) for _ in range(count)]
 
-    async def consume(self, messages: int) -> None:
-        connection = await self._connection()
+    async def consume(self, messages: int, workers: int) -> None:
+        await asyncio.gather(*[self._work(await self._connection(), part) for part in shares(messages, workers)])
+
+    async def _work(self, connection: Any, messages: int) -> None:
         take = (
             "DELETE FROM bench WHERE id = (SELECT id FROM bench ORDER BY id FOR UPDATE SKIP LOCKED LIMIT 1) "
             "RETURNING value"
@@ -242,6 +273,11 @@ def _package(module: str, name: str | None = None) -> ModuleType:
         return importlib.import_module(module)
     except ImportError:
         raise PeerError(f"its Python client {name or module} is not installed: make bench-peers installs it") from None
+
+
+def shares(messages: int, workers: int) -> list[int]:
+    """How many of so many messages each worker takes."""
+    return [len(range(at, messages, workers)) for at in range(workers)]
 
 
 async def lock_step(opened: Opened, port: int, tasks: int, most: int, seconds: float) -> tuple[int, Driven]:
@@ -268,12 +304,12 @@ async def lock_step(opened: Opened, port: int, tasks: int, most: int, seconds: f
     return len(producers), driven
 
 
-async def take_all(opened: Opened, port: int, messages: int) -> float:
+async def take_all(opened: Opened, port: int, messages: int, workers: int) -> float:
     """Consume so many messages; seconds."""
     async with opened(port) as client:
         began = time.perf_counter()
         async with asyncio.timeout(TIMEOUT_S):
-            await client.consume(messages)
+            await client.consume(messages, workers)
         return time.perf_counter() - began
 
 

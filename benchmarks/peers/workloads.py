@@ -34,7 +34,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """At most `messages`, `size` in a request, over each of `connections`, `window` requests of each unanswered."""
+    """At most `messages`, `size` in a request, over each of `connections`, `window` requests of each unanswered; of a
+    consumer, `window` messages that are not acked."""
 
     name: str
     what: str
@@ -63,7 +64,7 @@ FILL_DUE: Final = Workload(
 )
 """The same with messages that come due once all are there, before they are consumed."""
 FILL_FEW: Final = Workload("fill", "", Kind.PRODUCE, 20_000, 1_000, 10, 1, 16)
-"""The same, before its usual client consumes it."""
+"""The same, before its messages are consumed one by one, or by its usual client."""
 
 WORKLOADS: Final = (
     Workload(
@@ -109,6 +110,13 @@ WORKLOADS: Final = (
         *(20_000, 1_000),
     ),
     Workload(
+        "usual_workers",
+        "each peer's usual Python client: everything that is there, by ten workers, each of which acks a message "
+        "before its next",
+        Kind.USUAL_CONSUME,
+        *(20_000, 1_000, 1, 10),
+    ),
+    Workload(
         "produce_scheduled",
         "requests of 100 messages, each with a random due time within the next hour; 16 connections, 16 requests on "
         "the way on each",
@@ -121,6 +129,13 @@ WORKLOADS: Final = (
         f"everything that is there, every message named in an ack, one connection, at most {PREFETCH} unacked",
         Kind.CONSUME,
         *(FILL.messages, FILL.quick_messages),
+        window=PREFETCH,
+    ),
+    Workload(
+        "consume_one",
+        "everything that is there, one message after the other: taken, acked (or deleted), then the next",
+        Kind.CONSUME,
+        *(FILL_FEW.messages, FILL_FEW.quick_messages),
     ),
     Workload(
         "scheduled_out",
@@ -128,6 +143,7 @@ WORKLOADS: Final = (
         f"are due, one connection, at most {PREFETCH} unacked",
         Kind.CONSUME,
         *(FILL_DUE.messages, FILL_DUE.quick_messages),
+        window=PREFETCH,
         scheduled=True,
     ),
     Workload(
@@ -135,6 +151,7 @@ WORKLOADS: Final = (
         f"{DUE_PER_S} messages due a second, nothing else: received after the due time, by one clock",
         Kind.LATENESS,
         *(5 * DUE_PER_S, DUE_PER_S),
+        window=PREFETCH,
         scheduled=True,
     ),
 )

@@ -14,7 +14,6 @@ import pytest
 from benchmarks.peers import beanstalkd, nats, postgres, rabbitmq, redis, sandq_node
 from benchmarks.peers.loop import Flow, drain, drive, value
 from benchmarks.peers.peer import Consumer, Lines, Link, PeerError
-from benchmarks.peers.workloads import PREFETCH
 from sandq.model.piece import LeasedPieces, Piece
 from sandq.protocol.frames import encode_frame
 from sandq.protocol.replies import encode_deliver
@@ -172,16 +171,24 @@ def test_nats_acks_each_message(step: int) -> None:
 def test_redis_acks_a_read_and_reads_on(pair: tuple[socket.socket, socket.socket], step: int) -> None:
     entry = b"*2\r\n$3\r\n%d-0\r\n*2\r\n$1\r\nv\r\n$100\r\n" + VALUE + b"\r\n"
     stream = b"*1\r\n*2\r\n$5\r\nbench\r\n*2\r\n" + b"".join(entry % at for at in (7, 8)) + b":2\r\n"
-    consumer = redis.StreamConsumer(pair[0], 2)
+    consumer = redis.StreamConsumer(pair[0], 2, 1000)
     assert consumer.start().count(b"XREADGROUP") == 1  # there is no second read's worth
     answer = consume(consumer, stream, step)
     assert answer == redis.command(b"XACK", redis.STREAM, redis.GROUP, b"7-0", b"8-0")
     assert consumer.done == 2
 
 
+def test_redis_reads_one_after_the_other(pair: tuple[socket.socket, socket.socket]) -> None:
+    entry = b"*1\r\n*2\r\n$5\r\nbench\r\n*2\r\n*2\r\n$3\r\n7-0\r\n*2\r\n$1\r\nv\r\n$100\r\n" + VALUE + b"\r\n"
+    consumer = redis.StreamConsumer(pair[0], 2, 1)
+    read = consumer.start()
+    assert read.count(b"XREADGROUP") == 1 and b"COUNT\r\n$1\r\n1\r\n" in read
+    assert consumer.receive(entry) == redis.command(b"XACK", redis.STREAM, redis.GROUP, b"7-0") + read
+
+
 @pytest.mark.parametrize("step", [1, 60, 10_000])
 def test_redis_polls_for_what_is_due(pair: tuple[socket.socket, socket.socket], step: int) -> None:
-    consumer = redis.DelayedConsumer(pair[0])
+    consumer = redis.DelayedConsumer(pair[0], 1000)
     poll = consumer.start()
     assert consume(consumer, b"*0\r\n", step) == poll
     assert consumer.idle and not consumer.done
@@ -222,7 +229,7 @@ def test_postgres_takes_until_nothing_is_left(pair: tuple[socket.socket, socket.
     assert consumer.done == 2 and not consumer.idle
     assert consume(consumer, postgres.message(b"C", b"DELETE 0\0") + ready, step) == consumer.start()
     assert consumer.idle
-    assert f"LIMIT {PREFETCH}" in postgres._TAKE
+    assert "ORDER BY id FOR UPDATE SKIP LOCKED LIMIT 7)" in postgres.take(False, 7)
 
 
 def test_sandq_names_every_message_in_its_ack() -> None:
@@ -313,7 +320,7 @@ def test_drive_raises_when_the_server_goes(pair: tuple[socket.socket, socket.soc
 
 
 def test_drain_tells_the_lateness_of_each(pair: tuple[socket.socket, socket.socket]) -> None:
-    consumer = redis.DelayedConsumer(pair[0])
+    consumer = redis.DelayedConsumer(pair[0], 1000)
     due_ms = 1_700_000_000_000
     late_ms: list[float] = []
     pair[1].sendall(b"*2\r\n" + b"".join(b"$100\r\n%s\r\n" % value(due_ms + at, at) for at in range(2)))

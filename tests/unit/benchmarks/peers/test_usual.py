@@ -31,7 +31,7 @@ class Counting(usual.Usual):
 
         return [produce] * count
 
-    async def consume(self, messages: int) -> None:
+    async def consume(self, messages: int, workers: int) -> None:
         self.taken += messages
 
     @contextlib.asynccontextmanager
@@ -56,8 +56,12 @@ def test_after_its_time_nothing_more_is_sent() -> None:
 
 def test_everything_is_taken() -> None:
     client = Counting()
-    assert asyncio.run(usual.take_all(client.open, 1, 7)) >= 0
+    assert asyncio.run(usual.take_all(client.open, 1, 7, 1)) >= 0
     assert client.taken == 7
+
+
+def test_workers_share_messages() -> None:
+    assert usual.shares(10, 3) == [4, 3, 3] and usual.shares(2, 3) == [1, 1, 0]
 
 
 @pytest.mark.parametrize("peer", PEERS)
