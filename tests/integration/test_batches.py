@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import trio
 
 import sandq
 from sandq.node import Serving
+from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.nodes.working import take_until, waits_until_trimmed
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until_answer
 
 MESSAGES = 5000
 
@@ -31,6 +33,30 @@ async def batches_of(subscription: sandq.Subscription, count: int) -> list[sandq
             if sum(map(len, found)) >= count:
                 break
     return found
+
+
+async def test_over_several_nodes_batches_stay_large(tmp_path: Path) -> None:
+    """However many nodes lease to one consumer, which acks as it goes."""
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as api:
+        await until_answer(api.admin.cluster, lambda info: len(info["nodes"]) == 3)
+        await api.admin.create_topic("t", partitions=6, replicas=3)
+        await until_answer(
+            lambda: api.admin.topic("t"), lambda record: {row.leader for row in record.partitions} == {*NAMES}
+        )
+        async with api.producer("t") as producer:
+            await producer.send_many([b"%d" % number for number in range(MESSAGES)])
+        got: list[bytes] = []
+        batches = 0
+        async with api.subscribe("t", group="g") as subscription:
+            with trio.fail_after(PATIENCE_S):
+                async for batch in subscription.batches():
+                    got += batch.values
+                    batches += 1
+                    await batch.ack()
+                    if len(got) == MESSAGES:
+                        break
+        assert sorted(got, key=int) == [b"%d" % number for number in range(MESSAGES)]
+        assert batches <= 60, "not one for each few that are acked"
 
 
 @pytest.mark.parametrize("partitions", [1, 4])

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
 
 import sandq
 from sandq.node import Serving
+from tests.support.nodes.three import NAMES, three_nodes
 from tests.support.nodes.working import connected
-from tests.support.waiting import until_holds
+from tests.support.waiting import until_answer, until_holds
 
 MESSAGES = 3000
 QUICK = 500
 WORKERS = 4
 
+Connect = Callable[[], AbstractAsyncContextManager[sandq.Client]]
 
-@pytest.mark.parametrize("partitions", [1, 4])
-async def test_what_a_slow_consumer_does_not_begin_goes_to_another(
-    node: Serving, api: sandq.Client, partitions: int
-) -> None:
-    """The first one settles 500 at once, and then nothing for as long as there is anything for the second."""
-    await api.admin.create_topic("t", partitions=partitions, lease="1h")
+
+async def fill(api: sandq.Client) -> None:
     async with api.producer("t") as producer:
         await producer.send_many([b"%d" % number for number in range(MESSAGES)])
+
+
+async def leaves_to_others_what_it_does_not_begin(connect: Connect) -> None:
+    """A first consumer settles 500 at once, and then nothing for as long as there is anything for a second one."""
     begun: list[tuple[str, bytes, int]] = []
     stuck, goes_on = 0, trio.Event()
 
@@ -38,7 +43,7 @@ async def test_what_a_slow_consumer_does_not_begin_goes_to_another(
     async def quick(message: sandq.Message) -> None:
         begun.append(("quick", message.value or b"", message.attempt))
 
-    async with connected(node) as one, connected(node) as two, trio.open_nursery() as nursery:
+    async with connect() as one, connect() as two, trio.open_nursery() as nursery:
         nursery.start_soon(partial(one.run, "t", "g", slow, concurrency=WORKERS))
         await until_holds(lambda: stuck == WORKERS)
         nursery.start_soon(partial(two.run, "t", "g", quick, concurrency=WORKERS))
@@ -48,3 +53,24 @@ async def test_what_a_slow_consumer_does_not_begin_goes_to_another(
         nursery.cancel_scope.cancel()
     assert sorted(int(value) for _, value, _ in begun) == [*range(MESSAGES)], "each once"
     assert {attempt for _, _, attempt in begun} == {1}
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_what_a_slow_consumer_does_not_begin_goes_to_another(
+    node: Serving, api: sandq.Client, partitions: int
+) -> None:
+    await api.admin.create_topic("t", partitions=partitions, lease="1h")
+    await fill(api)
+    await leaves_to_others_what_it_does_not_begin(partial(connected, node))
+
+
+async def test_so_it_does_over_several_nodes(tmp_path: Path) -> None:
+    async with three_nodes(tmp_path) as nodes:
+        async with nodes.connect() as api:
+            await until_answer(api.admin.cluster, lambda info: len(info["nodes"]) == 3)
+            await api.admin.create_topic("t", partitions=6, replicas=3, lease="1h")
+            await until_answer(
+                lambda: api.admin.topic("t"), lambda record: {row.leader for row in record.partitions} == {*NAMES}
+            )
+            await fill(api)
+        await leaves_to_others_what_it_does_not_begin(nodes.connect)
