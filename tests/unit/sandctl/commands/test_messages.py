@@ -130,7 +130,7 @@ def test_any_line_is_a_message_or_a_bad_line() -> None:
 
 
 def test_a_refused_line_is_named(ctl: Any, server: FakeServer) -> None:
-    server.script[Type.PRODUCE] += [StorageFailed("disk full")]
+    server.script[Type.PRODUCE] += [StorageFailed("disk full")] * 2  # the two may come in one batch, or in two
     result = ctl("produce", "t", "--lines", input=b"a\nb\n")
     assert result.exit_code == 1 and "line 1: disk full; 1 more failed; 0 messages sent" in result.stderr
     result = ctl("produce", "nope", "--lines", input=b"a\n")
