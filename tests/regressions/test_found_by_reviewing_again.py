@@ -70,7 +70,7 @@ async def test_who_joins_anew_is_no_founder_of_what_its_lost_disk_held(
         await nodes.until_registered(*NAMES)
         await until_holds(lambda: moves.held(nodes)["node3"] > 0 and len(installed) > 0)
         assert nodes.running["node3"].broker.node_log.pointers.metadata_index >= began
-        parts = [p for t in nodes.running["node1"].broker.metadata.topics.values() for p in t.partitions]
+        parts = [p for t in nodes.running["node3"].broker.metadata.topics.values() for p in t.partitions]
         now = {(p.group, member) for p in parts for member in (*p.members, *p.former)}
         assert set(installed) <= now, "of a former life"
 

@@ -14,7 +14,7 @@ from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.replication.runner import Runner
 from tests.support.nodes import moved
 from tests.support.nodes.found import FoundNodes, found_nodes
-from tests.support.waiting import until_holds
+from tests.support.waiting import until_holds, until_led
 
 NAMES = ("node1", "node2", "node3")
 
@@ -46,12 +46,13 @@ async def test_a_partition_moves_while_messages_come_all_the_time(
     async with found_nodes(tmp_path, *NAMES) as nodes, nodes.connect(*NAMES) as client:
         await until_holds(lambda: len(nodes.voters("node1")) == 3)
         await client.admin.create_topic("t", partitions=1, replicas=replicas)
+        leader = await until_led(client)
         (partition,) = (await client.admin.topic("t")).partitions
         slow.update(set(NAMES) - set(partition.nodes))
         async with trio.open_nursery() as producing:
             for _ in range(5):
                 producing.start_soon(_produce, client)
-            await drained(nodes, partition.leader)
+            await drained(nodes, leader)
             producing.cancel_scope.cancel()
 
 

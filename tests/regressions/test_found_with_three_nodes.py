@@ -101,7 +101,7 @@ async def test_a_pointer_file_that_cannot_be_written_once(nodes: ThreeNodes, mon
         monkeypatch.setattr(pointers, "update", sometimes)
         await created(nodes, client)
         await client.admin.create_topic("u", replicas=3)
-        assert not failures
+        await until_holds(lambda: not failures)
         await until_holds(lambda: set(leader.broker.catalog.topics) == {"t", "u"})
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from sandq.model.errors import StorageFailed
 from sandq.storage.stores import Change, MemoryStores
-
-PATIENCE_S = 60.0
+from tests.support.waiting import PATIENCE_S
 
 
 class StallingStores(MemoryStores):

@@ -9,10 +9,11 @@ consumer has no time to extend them.
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.raft import hooks
 
 STEP_S = 0.005
 
@@ -109,8 +111,11 @@ def time_of_this_test() -> StoppedTime:
 
 
 @pytest.fixture(autouse=True)
-def node_time(loop_clock: StoppedClock | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a `conftest.py` beside `loop_clock`: nodes in this process go by the same clock."""
+def node_time(loop_clock: StoppedClock | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a `conftest.py` beside `loop_clock`: nodes in this process go by the same clock, and so do elections."""
     stopped = loop_clock.time if loop_clock is not None else StoppedTime()
     monkeypatch.setattr(f"{__name__}._this_test", stopped)
     monkeypatch.setattr("sandq.node.GuardedClock", partial(GuardedClock, wall=stopped.wall, monotonic=stopped.now))
+    undo = hooks.replace_time(stopped.now, random.Random())
+    yield
+    undo()

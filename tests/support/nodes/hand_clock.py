@@ -28,8 +28,10 @@ class HandClock:
         return (self._time.wall() if self._held_s is None else self._held_s) + self._ahead_s
 
     def hold(self) -> None:
-        """It stands still; `forward` still moves it."""
+        """It stands still, in the middle of a ms; `forward` still moves it. Nodes are some microseconds off: at the
+        beginning of one, what is exactly so many ms later would be a ms less to them now and then."""
         self._held_s = self._time.wall()
+        self.forward_to(self.now_ms() + 1)
 
     def run(self) -> None:
         """It goes on from where it stood."""

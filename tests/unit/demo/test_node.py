@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from demo.node import ROOT, Node, free_port
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 STOPS_SLOWLY = """
 import os, signal, sys, time
@@ -27,8 +29,9 @@ def started(node: Node) -> None:
     wait_until(lambda: node.log_file.read_text().count("ready") > before)
 
 
-def test_a_node_is_told_once_to_stop(tmp_path: Path) -> None:
+def test_a_node_is_told_once_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of a cluster are told before one is waited for; a second signal would end a node at once."""
+    monkeypatch.setattr("demo.node.STOP_S", PATIENCE_S)
     node = Node(tmp_path, program=("-c", STOPS_SLOWLY))
     for told in (1, 2):
         started(node)

@@ -20,7 +20,10 @@ from sandq.server.caller_requests import WAITING_BYTES
 from sandq.server.connection import HELLO_BYTES, Connection
 from sandq.server.sender import Sender
 from tests.support.nodes.one_connection import one_connection
+from tests.support.stopped_time import loop_clock
 from tests.support.waiting import until_holds
+
+__all__ = ["loop_clock"]
 
 LARGE = 1 << 20
 

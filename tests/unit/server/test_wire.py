@@ -20,8 +20,11 @@ from sandq.server.connection import Connection
 from sandq.server.send_queue import Buffer, SendQueue
 from sandq.server.wire import PlainWire, TransformedWire, Wire
 from tests.support.nodes.one_connection import one_connection
+from tests.support.stopped_time import loop_clock
 from tests.support.tls import NAME, TlsTransform, contexts
 from tests.support.waiting import until_holds
+
+__all__ = ["loop_clock"]
 
 LARGE = 300_000
 

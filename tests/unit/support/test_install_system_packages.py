@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.waiting import PATIENCE_S
 
 SCRIPT = ROOT / "tests" / "install-system-packages"
 INSTALL = "apt-get install -y -qq --no-install-recommends serf"
@@ -34,7 +35,7 @@ class Machine:
     def run(self) -> tuple[list[str], str]:
         """The calls in order, and what it said on stderr."""
         environ = {"PATH": str(self._bin), "POLICY_RC_D": str(self.policy)}
-        done = subprocess.run(["/bin/bash", SCRIPT], env=environ, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(["/bin/bash", SCRIPT], env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         calls = self._calls.read_text().splitlines()
         return [call for call in calls if not call.startswith(("id ", "systemctl ", "update-rc.d "))], done.stderr

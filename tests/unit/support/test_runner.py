@@ -6,11 +6,13 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.support.flaky.__main__ import descendants, failed_in, stand_still, tell
+from tests.support.flaky import __main__ as flaky
+from tests.support.flaky.__main__ import descendants, failed_in, tell
 from tests.support.paths import ROOT
 from tests.support.runner.__main__ import BUDGETS_S, SUITES, passed, start
 from tests.support.waiting import wait_until
@@ -73,14 +75,23 @@ def test_each_test_that_fails_is_named(scene: Path) -> None:
     assert json.loads((scene / "costs.json").read_text())["suites"]["unit"]["tests"] >= 3
 
 
-def test_a_process_that_a_test_has_stopped_is_not_continued() -> None:
-    child = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); print('continued', flush=True)"
+def test_a_process_that_a_test_has_stopped_is_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: set[int] = set()
+
+    def telling(processes: Iterable[int], signal_: signal.Signals) -> None:
+        told.update(found := list(processes))
+        tell(found, signal_)
+
+    monkeypatch.setattr(flaky, "tell", telling)
+    # Again: this test may itself be continued so.
+    child = "import os, signal\nwhile True: os.kill(os.getpid(), signal.SIGSTOP)"
     starts = f"subprocess.Popen([sys.executable, '-c', {child!r}])"
-    parent = f"import subprocess, sys; {starts}; print('ready', flush=True); sys.stdin.read()"
+    parent = f"import subprocess, sys; print({starts}.pid, flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        assert process.stdout is not None
+        stopped = int(process.stdout.readline())
         wait_until(lambda: sorted(descendants(process.pid).values()) == ["S", "T"])
-        stand_still(process.pid, 0)
+        flaky.stand_still(process.pid, 0)
         wait_until(lambda: sorted(descendants(process.pid).values()) == ["S", "T"])
+        assert process.pid in told and stopped not in told
         tell(descendants(process.pid), signal.SIGKILL)
-        assert process.stdout.read() == b""
