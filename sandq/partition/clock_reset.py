@@ -34,6 +34,7 @@ from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.levels import ONE_MOMENT
+from sandq.partition.log import priorities
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import CANCELLED, MessageLog
 from sandq.partition.log.pieces import FAR_MS, Message, decode_fields, load_kept, wanted_times
@@ -493,7 +494,7 @@ class _Placing:
                 self._count(at_ms, at_ms)
             return
         passed_each = [self._passed(message) for message in messages]  # while the row is there
-        self._log.delete_row(key, len(value), self._view)
+        self._log.delete_row(key, len(value), self._view, entry.length)
         self._log.state.bytes -= entry.size - entry.unit * (entry.length - len(messages))
         for message, passed in zip(messages, passed_each, strict=True):
             self._log.state.bytes += self._move(message, passed).size
@@ -528,8 +529,9 @@ class _Placing:
         batch = Batch.parse(value[rows.LOG_HEADER.size :])
         wanted = wanted_times(batch, min(created_ms, self._state.new_ms))
         gone = set(tombstones(self._view, entry.first, rows.last_of(entry), FILL_TOMBSTONES))
+        others = priorities.between(self._view, entry.first, entry.length)
         return [
-            _Message(offset, offset, wanted_ms, None, created_ms, fields)
+            _Message(offset, offset, wanted_ms, None, created_ms, priorities.laid_over(others, offset, fields))
             for offset, wanted_ms, fields in zip(
                 offsets.run(entry.first, entry.length), wanted, decode_fields(batch), strict=True
             )

@@ -21,6 +21,9 @@ GROUP_LIMIT: Final = 8
 """Groups may have limits over all partitions. What is applied goes by the settings, not by the level."""
 RANKED: Final = 7
 """There are topics whose messages have priorities, and tenants that share: their partitions are never below it."""
+IN_PLACE: Final = 9
+"""Another priority leaves a pending message at its place, among those of that priority; before, it was moved behind
+them."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

@@ -21,6 +21,7 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "L" group name                     limits of a group: what the partition may have of them
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
+    "y" offset 16                      priority of a message of a batch that has another one than the batch says
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
     "F" fire_ms u48, name              schedule that fires then
     "O" group name, 0, partition u16   what another partition may have of limits: in partition 0 alone
@@ -61,6 +62,7 @@ QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
 JOB = b"j"
 SCHEDULE, FIRE = b"S", b"F"
 HOLD = b"h"
+PRIORITY = b"y"
 LIMIT, SHARE = b"L", b"O"
 PRODUCER, ANSWER = b"q", b"r"
 STATE_KEY = b"s"
@@ -337,6 +339,11 @@ def is_plain(value: bytes) -> bool:
     """Whether a log row is one message at the place it was first given, with its payload, of which the log needs
     nothing: what is done with many of these is done for all at once."""
     return value[:2] in _PLAIN_HEADS and value[PLAIN_FROM - 2 : PLAIN_FROM] == _PLAIN_FIELDS
+
+
+def is_batch_of_one(value: bytes) -> bool:
+    """Whether a log row is a batch with a single message."""
+    return bool(value) and value[0] == KIND_BATCH and LOG_HEADER.unpack_from(value)[2] == 1
 
 
 def are_plain(values: Sequence[bytes]) -> bool:

@@ -44,6 +44,7 @@ from sandq.partition.log.log_state import LogState
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.message_log import MessageLog, Stored
 from sandq.partition.log.pieces import MessageReader
+from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.trim import Trimmer
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.metrics import Counted
@@ -136,8 +137,9 @@ class TimerPartition:
             partition, shared, log_state, reader, group_state, unique, expiring_rows, schedule, ownership
         )
         self._statuses = StatusTable(self.groups, self.log.counts, log_state)
-        self.jobs = Jobs(shared, group_state, self.log)
-        self.pending = Pending(shared, self.groups, self.log, unique, ownership)
+        ranking = Ranking(shared, self.groups, self.log)
+        self.jobs = Jobs(shared, group_state, self.log, ranking)
+        self.pending = Pending(shared, self.groups, self.log, unique, ownership, ranking)
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
         self.producers = Producers(partition)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)

@@ -80,7 +80,7 @@ async def test_pending_messages_are_given_another_priority(api: sandq.Client) ->
         await messages.set_priority(ids[2], priority=-1)
         await messages.set_priority(unique_key="u", tenant="acme", priority=-2)
         found = await messages.get(ids[2])
-        assert (found.id, found.priority, found.tenant, found.moves) == (ids[2], -1, "acme", 1)
+        assert (found.id, found.priority, found.tenant, found.moves) == (ids[2], -1, "acme", 0)
         async with api.subscribe("t", group="g", credit=1) as subscription:
             assert values(await take(subscription, 4)) == [b"named", b"2", b"0", b"1"]
         with pytest.raises(sandq.errors.TooLate):

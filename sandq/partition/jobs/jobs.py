@@ -20,6 +20,7 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
 from sandq.partition.jobs.redrive import Redrive
 from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import LogReader, cursor_before
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
@@ -39,11 +40,12 @@ OWN_IDS = b"sandq\x00\x00\x00"
 
 
 class Jobs:
-    def __init__(self, shared: SharedState, group_state: GroupState, log: MessageLog) -> None:
+    def __init__(self, shared: SharedState, group_state: GroupState, log: MessageLog, ranking: Ranking) -> None:
         self._shared = shared
         self._groups = group_state.groups
         self._kept = group_state.kept
         self._log = log
+        self._ranking = ranking
         self._redrive = Redrive(shared, group_state)
         self._jobs: dict[bytes, Job] = {}
         """In the order in which they began."""
@@ -181,9 +183,14 @@ class Jobs:
             chosen = [m.offset for m in messages if (m.fields.get(Column.KEY) or b"").startswith(prefix)]
         else:
             chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
+        chosen = [offset for offset in chosen if offsets.unpack(offset).index < job.index]
+        if chosen and self._only_ranks(arguments):
+            ranked = self._ranking.rank_each(chosen, arguments["priority"], view, dry_run=arguments["dry_run"])
+            job.matched += ranked.done
+            job.too_late += ranked.too_late
+            job.done += 0 if arguments["dry_run"] else ranked.done
+            chosen = ranked.left
         for offset in chosen:
-            if offsets.unpack(offset).index >= job.index:
-                continue
             if not self._log.is_pending(offset, view):
                 job.too_late += 1
                 continue
@@ -194,6 +201,11 @@ class Jobs:
         job.position = reader.cursor
         return not ranges
 
+    def _only_ranks(self, arguments: dict[str, Any]) -> bool:
+        """Whether a job changes priorities alone, and leaves messages at their places."""
+        stays = arguments.get("to_ms") is None and not arguments.get("shift_ms")
+        return stays and arguments.get("priority") is not None and self._ranking.is_in_place
+
     def _change(self, job: Job, offset: bytes, index: int, place: int, view: View) -> None:
         found = self._log.find(offset, view)
         assert found is not None, "a message that was just read is gone"
@@ -202,8 +214,11 @@ class Jobs:
             return
         arguments = job.arguments
         to_ms, priority = arguments.get("to_ms"), arguments.get("priority")
+        shift_ms = arguments.get("shift_ms", 0)
         if to_ms is None:
-            to_ms = max(offsets.deliver_ms(offset) + arguments.get("shift_ms", 0), 0)
+            if priority is not None and not shift_ms and self._ranking.rank(found, priority, view):
+                return
+            to_ms = max(offsets.deliver_ms(offset) + shift_ms, 0)
         place += self.used
         self._log.move(found, to_ms, index, place, self._now_ms, self._floor_ms, view, priority=priority)
         self.used += 1

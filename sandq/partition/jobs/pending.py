@@ -23,6 +23,7 @@ from sandq.partition.groups.leases import Waiting
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.message_log import CANCELLED, Found, Kept, MessageLog
+from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import holding_bounds
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import Bounds, View
@@ -42,13 +43,20 @@ _FIRST_OF = (LEASED, WAITING, DEAD, READY, DELAYED, ACKED)
 
 class Pending:
     def __init__(
-        self, shared: SharedState, groups: GroupTable, log: MessageLog, unique: UniqueKeys, ownership: Ownership
+        self,
+        shared: SharedState,
+        groups: GroupTable,
+        log: MessageLog,
+        unique: UniqueKeys,
+        ownership: Ownership,
+        ranking: Ranking,
     ) -> None:
         self._shared = shared
         self._ownership = ownership
         self._groups = groups
         self._log = log
         self._unique = unique
+        self._ranking = ranking
         self._inside: list[bytes] = []
         """Those of the messages of the entry that is being applied which may be in a row of others."""
 
@@ -131,6 +139,8 @@ class Pending:
                 return ["moved", self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)]
             # A reset has put it where it waits to a place that has not come: no consumer would go by an earlier time.
         if to_ms is None:
+            if priority is not None and self._ranking.rank(found, priority, view):
+                return ["moved", found.offset]
             to_ms = offsets.deliver_ms(found.offset)
         moved = self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay, priority=priority)
         return ["moved", moved]

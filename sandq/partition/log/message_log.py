@@ -35,6 +35,7 @@ from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.renewal import Change
 from sandq.partition.levels import CLOCK_RESET, ONE_MOMENT, OWNERSHIP
+from sandq.partition.log import priorities
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import (
@@ -433,7 +434,7 @@ class MessageLog:
         if isinstance(found, Kept):
             self._cancel_kept(found, now_ms, view, remember)
             return
-        entry = self._entry(found)
+        entry = self.entry_of(found)
         self._shared.totals.cancelled += 1
         self._take_out(found, entry, CANCELLED, now_ms, floor_ms, view, remember=remember)
         if found.alone and rows.is_apart(found.value):
@@ -478,7 +479,7 @@ class MessageLog:
         news: Fields = {} if priority is None else {Column.PRIORITY: priority}
         if isinstance(found, Kept):
             message = load_kept(found.offset, found.row)
-            entry = self._put_anew(offset, found.id, message.created_ms, message.fields | news, wanted, view)
+            entry = self.put_anew(offset, found.id, message.created_ms, message.fields | news, wanted, view)
             self._ownership.take_back(found.offset, view)
         else:
             entry = self._move_logged(found, offset, wanted, news, now_ms, floor_ms, view)
@@ -502,10 +503,10 @@ class MessageLog:
         """Give a message that waits in all groups another priority there."""
         self._ownership.rank(found.offset, Change(priority), self.reader, view)
 
-    def _put_anew(
-        self, offset: bytes, message_id: bytes, created_ms: int, fields: Fields, wanted: Wanted, view: View
+    def put_anew(
+        self, offset: bytes, message_id: bytes | None, created_ms: int, fields: Fields, wanted: Wanted, view: View
     ) -> LogEntry:
-        """Put a message with this id into a log row of its own."""
+        """Put a message with this id (None: its offset) into a log row of its own."""
         light = rows.needed_of(fields, self._shared.is_ordered, wanted.ms)
         stored, entry = rows.message_rows(offset, created_ms, fields, message_id, light, is_delay=wanted.is_delay)
         for key, value in stored:
@@ -516,20 +517,21 @@ class MessageLog:
         self, found: Found, offset: bytes, wanted: Wanted, news: Fields, now_ms: int, floor_ms: int, view: View
     ) -> LogEntry:
         """Move a message from one place in the log to another. `news`: what it has otherwise from then on."""
-        old = self._entry(found)
+        old = self.entry_of(found)
         if found.alone and not news:
             row = rows.moved_row(found.value, found.id, wanted.ms, is_delay=wanted.is_delay)
             view.put(rows.log_key(offset), row)
             entry = rows.log_entry(rows.log_key(offset), row)
         else:
             message = self.load(found, view)
-            entry = self._put_anew(offset, found.id, message.created_ms, message.fields | news, wanted, view)
+            entry = self.put_anew(offset, found.id, message.created_ms, message.fields | news, wanted, view)
         self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
         return entry
 
-    def delete_row(self, key: bytes, size: int, view: View) -> None:
-        """Delete a log row, of about that many bytes."""
+    def delete_row(self, key: bytes, size: int, view: View, length: int = 1) -> None:
+        """Delete a log row, of about that many bytes, and of so many messages."""
         view.delete(key)
+        priorities.drop(view, key[1:], length)
         self.garbage.deleted(key, size)
         if self._batch_row is not None and self._batch_row.key == key:
             self._batch_row = None
@@ -560,7 +562,8 @@ class MessageLog:
         else:
             view.delete(key)
 
-    def _entry(self, found: Found) -> LogEntry:
+    def entry_of(self, found: Found) -> LogEntry:
+        """What leasing needs of a message."""
         if found.alone:
             return rows.log_entry(found.key, found.value)
         return LogEntry(found.offset, 1, rows.batch_entry(found.key[1:], found.length, found.size).unit)
@@ -576,6 +579,8 @@ class MessageLog:
             self._groups.store(group, view)
         if found.length == 1:
             self.delete_row(found.key, found.size, view)
+        elif not found.alone:
+            priorities.drop(view, offset, 1)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
             self._trim_schedule.note_settled(now_ms)
@@ -611,7 +616,7 @@ class MessageLog:
         left = [Range(part.first, part.length) for part in without(entry, gone)]
         messages = list(self.reader.messages(view, left, timed=True))
         # Before they are put: the first one's row has the same key.
-        self.delete_row(taken.key, taken.size, view)
+        self.delete_row(taken.key, taken.size, view, length)
         self.reader.forget(first)
         self.state.bytes -= entry.size - len(gone) * entry.unit
         for offset, _, created_ms, fields, wanted in self._shared.in_turns(messages):

@@ -11,6 +11,7 @@ from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import Corruption
 from sandq.model.piece import Piece
 from sandq.partition import rows
+from sandq.partition.log import priorities
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import TURN_ITEMS
@@ -124,24 +125,28 @@ class MessageReader:
             key = rows.LOG + base
             value = ahead.get(key)
             row: _BatchRow | None = None
-            message: _Loose | None = None
+            alone: Sequence[_Loose] = ()
             if value is not None and rows.is_plain(value):
                 del ahead[key]
-                message = base, value
+                alone = [(base, value)]
             else:
                 row, message = self._find(view, base)
+                if message is not None:
+                    alone = [message]
+                elif row is not None and priorities.between(view, base, count):
+                    row, alone = None, [*self.messages(view, [Range(base, count)])]
             if row is not picked_row:
                 if picked_row is not None:
                     yield self._piece(picked_row, picked)
                 picked_row, picked = row, []
-            if message is not None:
-                loose.append(message)
-                loose_bytes += _bytes_of(message) if isinstance(message, Message) else len(message[1])
+            for one in alone:
+                loose.append(one)
+                loose_bytes += _bytes_of(one) if isinstance(one, Message) else len(one[1])
                 if len(loose) >= PIECE_MESSAGES or loose_bytes >= PIECE_BYTES:
                     yield _loose_piece(loose, view)
                     loose, loose_bytes = [], 0
+            if row is None:
                 continue
-            assert row is not None
             if loose:
                 yield _loose_piece(loose, view)
                 loose, loose_bytes = [], 0
@@ -177,10 +182,12 @@ class MessageReader:
             assert row is not None
             start = _position(row, base)
             decoded = self._decoded(row, start, count)
+            others = priorities.between(view, base, count)
             wanted: Sequence[Wanted | None] = self._timed(row)[start : start + count] if timed else [None] * count
             for at in range(count):
                 offset = offsets.shift(base, at)
-                yield Message(offset, offset, row.created_ms, decoded[at], wanted[at])
+                fields = priorities.laid_over(others, offset, decoded[at]) if others else decoded[at]
+                yield Message(offset, offset, row.created_ms, fields, wanted[at])
 
     def forget(self, base: bytes) -> None:
         """Let go of the batch row with this base, which is no more."""

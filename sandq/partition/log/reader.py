@@ -115,6 +115,19 @@ class LogReader:
             for part in reversed(without(entry, [offset])):
                 entries.insert(at, part)
 
+    def replace(self, changed: list[LogEntry]) -> None:
+        """The rows of these messages, which are in no other's, are others now; in the order of the log."""
+        entries = self.entries
+        if not entries or changed[0].first > self.covered or changed[-1].first < entries[0].first:
+            return
+        if len(changed) == 1:
+            at = bisect_left(entries, changed[0].first, key=_first)
+            if at < len(entries) and entries[at].first == changed[0].first:
+                entries[at] = changed[0]
+            return
+        by_first = {entry.first: entry for entry in changed}
+        self.entries = deque([by_first.get(entry.first, entry) for entry in entries])
+
     def uncount(self, offset: bytes, count: int = 1) -> None:
         """Messages of one place that were taken from the log are gone from the counts."""
         if self.taken[0] == offsets.deliver_ms(offset) // 1000:

@@ -126,7 +126,7 @@ class Sweeper:
                         return False
                     continue
                 if queues is None:
-                    queues = queue_keys.of_row(group.ready.rank if group.ready is not None else "", value)
+                    queues = queue_keys.of_row(self._shared.rank or "", rows.log_key(first), value, view)
                 behind = offsets.distance(first, offset)
                 assert behind is not None and group.ready is not None
                 if group.ready.holds(queues[behind], offset, view):
@@ -135,7 +135,7 @@ class Sweeper:
 
     def _delete(self, key: bytes, value: bytes, entry: LogEntry, live: list[bytes], now_ms: int, view: View) -> None:
         log, state = self._log, self._log.state
-        log.delete_row(key, len(value), view)
+        log.delete_row(key, len(value), view, entry.length)
         state.messages -= len(live)
         state.bytes -= entry.size if len(live) == entry.length else entry.unit * len(live)
         log.uncount(entry.first, len(live))

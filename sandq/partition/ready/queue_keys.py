@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.partition import rows
+from sandq.partition.log import priorities
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import Fields, LogEntry
 from sandq.partition.view import View
@@ -85,7 +86,8 @@ def of_message(rank: str, view: View, offset: bytes) -> bytes | None:
         view.note_made(key, batch)
         fields = _cells(key, batch, offset)
     assert fields is not None
-    return of_fields(rank, fields)
+    other = priorities.of(view, offset)
+    return of_fields(rank, fields if other is None else fields | {Column.PRIORITY: other})
 
 
 def _cells(key: bytes, batch: Batch, offset: bytes) -> Fields | None:
@@ -123,7 +125,7 @@ def split(rank: str, entries: Sequence[LogEntry], view: View) -> Iterator[tuple[
                 if value[0] == rows.KIND_MESSAGE:
                     yield _of_row(rank, value), entry
                     continue
-            batch_row = key, _of_batch(rank, value)
+            batch_row = key, _of_batch(rank, key, value, view)
             behind = offsets.distance(key[1:], entry.first)
         assert behind is not None
         if entry.length == 1:
@@ -136,9 +138,9 @@ def split(rank: str, entries: Sequence[LogEntry], view: View) -> Iterator[tuple[
             at += length
 
 
-def of_row(rank: str, value: bytes) -> list[bytes]:
+def of_row(rank: str, key: bytes, value: bytes, view: View) -> list[bytes]:
     """Return the keys of the queues that the messages of a log row belong to."""
-    return [_of_row(rank, value)] if value[0] == rows.KIND_MESSAGE else _of_batch(rank, value)
+    return [_of_row(rank, value)] if value[0] == rows.KIND_MESSAGE else _of_batch(rank, key, value, view)
 
 
 def _of_row(rank: str, value: bytes) -> bytes:
@@ -148,12 +150,16 @@ def _of_row(rank: str, value: bytes) -> bytes:
     return of_fields(rank, fields[-1])
 
 
-def _of_batch(rank: str, value: bytes) -> list[bytes]:
+def _of_batch(rank: str, key: bytes, value: bytes, view: View) -> list[bytes]:
     """The queues of the messages of a batch."""
     batch = Batch.parse(value[rows.LOG_HEADER.size :])
-    priorities = batch.int_column(Column.PRIORITY) or [None] * batch.count
+    cells = list(batch.int_column(Column.PRIORITY) or [None] * batch.count)
+    for offset, priority in priorities.between(view, key[1:], batch.count).items():
+        behind = offsets.distance(key[1:], offset)
+        assert behind is not None
+        cells[behind] = priority
     tenants = batch.bytes_column(Column.TENANT) if rank == FAIR else None
     if tenants is None:
-        known = {priority: _key(rank, priority, None) for priority in set(priorities)}
-        return [known[priority] for priority in priorities]
-    return [_key(rank, priority, tenant) for priority, tenant in zip(priorities, tenants, strict=True)]
+        known = {priority: _key(rank, priority, None) for priority in set(cells)}
+        return [known[priority] for priority in cells]
+    return [_key(rank, priority, tenant) for priority, tenant in zip(cells, tenants, strict=True)]

@@ -17,7 +17,7 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -173,6 +173,45 @@ class ReadyQueues:
             if queue.covered == offsets.LAST:
                 queue.covered = rows.last_of(queue.entries[-1])
             self._save(queue, entry, view)
+
+    def takes(self, key: bytes) -> bool:
+        """Whether something may be put into this queue, which may not be there yet."""
+        queue = self._queues.get(key)
+        return self.takes_more or (queue is not None and queue.messages > 0)
+
+    def insert(self, key: bytes, added: Sequence[LogEntry], view: View) -> None:
+        """Put entries into a queue, which are in their order, where they belong there by their places; not while turns
+        are taken."""
+        first = added[0].first
+        queue = self._queues.get(key) or self._queue(key, 0, first)
+        if not queue.messages:
+            self._with_rows += 1
+        if not queue.messages or first < queue.first:
+            queue.first = first
+            self._firsts.put(queue.number, first)
+        messages = sum([entry.length for entry in added])
+        queue.messages += messages
+        self.messages += messages
+        self._changed[key] = queue
+        prefix = self._entry_rows + key
+        view.put_all([(prefix + entry.first, _row(entry)) for entry in added])
+        near = [entry for entry in added if entry.first <= queue.covered]
+        if near:
+            self._hold(queue, near)
+        self._store_queues(view)
+
+    def _hold(self, queue: ReadyQueue, added: Sequence[LogEntry]) -> None:
+        """Have entries in memory, beside those of their queue that are."""
+        held = queue.entries
+        if len(added) == 1:
+            held.insert(bisect_left(held, added[0].first, key=_first), added[0])
+        else:
+            held = queue.entries = deque(sorted([*held, *added], key=_first))
+        self._entries += len(added)
+        if len(held) > 2 * self._most_entries:
+            self._entries -= len(held) - self._most_entries
+            queue.entries = deque(islice(held, self._most_entries))
+            queue.covered = rows.last_of(queue.entries[-1])
 
     def give_back(self, key: bytes, entry: Waiting) -> None:
         """What waits in an entry is due: it stands in its queue again."""
@@ -471,6 +510,29 @@ class ReadyQueues:
             self._emptied[key] = queue
         self._store_queues(view)
         return True
+
+    def remove_singles(self, key: bytes, firsts: Sequence[bytes], view: View) -> None:
+        """Take messages out of a queue that are entries by themselves; not while turns are taken."""
+        queue, gone = self._queues[key], set(firsts)
+        prefix = self._entry_rows + key
+        view.delete_all([prefix + first for first in firsts])
+        before = len(queue.entries)
+        queue.entries = deque([entry for entry in queue.entries if entry.first not in gone])
+        self._entries -= before - len(queue.entries)
+        self._uncount(queue, len(firsts), view)
+        if not queue.messages:
+            self._emptied[key] = queue
+        self._store_queues(view)
+
+    def singles_between(self, key: bytes, first: bytes, last: bytes, view: View) -> set[bytes]:
+        """The messages from `first` to `last` that are entries by themselves in a queue, which no turns are taken of;
+        without what was returned."""
+        queue = self._queues.get(key)
+        if queue is None or not queue.messages or last < queue.first:
+            return set()
+        prefix = self._entry_rows + key
+        found = view.scan(prefix + first, rows.after(prefix + last), limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
+        return {entry_key[-offsets.OFFSET_BYTES :] for entry_key, _ in found}
 
     def holds(self, key: bytes, offset: bytes, view: View) -> bool:
         """Whether a message is in a queue, and was not returned to it."""

@@ -19,6 +19,7 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.levels import IN_PLACE
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import cursor_before
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
@@ -94,13 +95,15 @@ class RankedWalk:
         cut_short: bool = False,
         few_queues: bool = False,
         few_gaps: bool = False,
+        level: int = IN_PLACE,
         **settings: Any,
     ) -> None:
         """`ttls`: messages may die unread. `cut_short`: leases have few bytes. `few_queues`, `few_gaps`: a limit is so
         low that not all that is due is promoted, in its order, at once."""
         self.kind = kind
         self.named = settings
-        self.benches = [RankedBench(kind, **settings) for _ in range(2)]
+        self.is_in_place = level >= IN_PLACE
+        self.benches = [RankedBench(kind, level, **settings) for _ in range(2)]
         self.bench, self.twin = self.benches
         self.ttls, self.cut_short, self.is_limited = ttls, cut_short, few_queues or few_gaps
         self.evict_from: Random | None = None
@@ -241,7 +244,10 @@ class RankedWalk:
                 break
             self.watch_dead()
             ready = self._ready(group)
-        came = [[self._name(m) for m in self.bench.messages(lease)] for lease in leases]
+        found = [list(self.bench.messages(lease)) for lease in leases]
+        for one in [one for together in found for one in together]:
+            assert (one.fields.get(Column.PRIORITY) or 0) == self.messages[self._name(one)].priority
+        came = [[self._name(one) for one in together] for together in found]
         names = [one for together in came for one in together]
         assert len(names) == len(set(names))
         for lease, together in zip(leases, came, strict=True):
@@ -417,6 +423,25 @@ class RankedWalk:
             message.offset = outcome[1]
             assert message.at >= max(to, self.now)
 
+    def rank(self, draw: Random) -> None:
+        if (message := self._pick(draw)) is None:
+            return
+        refusal, waits, pending = self._claim(message.name)
+        priority = draw.choice([-2, -1, 0, 1, 2])
+        outcome = self.apply(c.Move([((c.TARGET_ID, message.id), None, False, priority)]))[0]
+        assert (outcome[0] == "moved") == (refusal is None and not (waits and pending)), (message, outcome)
+        if outcome[0] == "moved":
+            self._ranked(message, priority, outcome[1], stays=waits)
+
+    def _ranked(self, message: Message, priority: int, offset: bytes, *, stays: bool) -> None:
+        """A message has another priority, and stands there now."""
+        message.priority = priority
+        if stays or (self.is_in_place and not self.is_limited):
+            assert offset == message.offset
+            return
+        at, stood, message.offset = message.at, message.offset, offset
+        assert message.at == max(at, self.now) or (self.is_in_place and offset == stood)
+
     # -- groups and jobs ------------------------------------------------------------------------------------------
 
     def pause(self, draw: Random) -> None:
@@ -477,7 +502,7 @@ class RankedWalk:
                 held.state = ACKED
 
     def bulk(self, draw: Random) -> None:
-        kind = draw.choice(["cancel", "move"])
+        kind = draw.choice(["cancel", "move", "rank"])
         window = draw.choice([(-300, 300), (0, 4000), (-4000, 0)])
         first, last = self.now + window[0], self.now + window[1]
         chosen = []
@@ -486,11 +511,14 @@ class RankedWalk:
             if not message.gone and is_pending and first <= message.at < last:
                 chosen.append(message)
         found = {"key_prefix": None, "from_ms": T + first, "until_ms": T + last}
-        done = self._job(kind, **found, **({"shift_ms": 600} if kind == "move" else {}))
+        news = {"cancel": {}, "move": {"shift_ms": 600}, "rank": {"priority": draw.choice([-1, 0, 2])}}[kind]
+        done = self._job("cancel" if kind == "cancel" else "move", **found, **news)
         assert done == len(chosen)
         for message in chosen:
             if kind == "cancel":
                 message.gone = True
+            elif kind == "rank":
+                self._ranked(message, news["priority"], self._stands_at(message), stays=False)
             else:
                 at = message.at
                 message.offset = self._stands_at(message)
@@ -565,6 +593,8 @@ class RankedWalk:
         assert len({message.offset for message in alive}) == len(alive)
         status = self.bench.status()
         assert status.messages == self._count_in_log()
+        beside = {key[1:] for key, _ in self.bench.rows(rows.PRIORITY)}
+        assert beside <= {message.offset for message in alive}, "a priority of nobody"
 
     def _count_in_log(self) -> int:
         machine, view = self.bench.machine, self.bench.view
@@ -677,5 +707,6 @@ DEEDS = (
     *["wait"] * 3,
     *["upkeep"] * 2,
     *["tidy", "tidy", "expire", "release", "extend", "cancel", "cancel", "move", "pause", "seek"],
+    *["rank"] * 3,
     *["dead_letters", "bulk", "configure"],
 )

@@ -42,7 +42,7 @@ from sandq.partition.shared_state import SharedState
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
-from tests.support.partition.bench import Bench, T, batch_of, by_key
+from tests.support.partition.bench import Bench, T, batch_of, by_id, by_key
 from tests.support.partition.ranked_bench import RankedBench
 from tests.unit.storage.test_storage_format import PAGE, example
 
@@ -192,6 +192,15 @@ def test_what_is_ranked() -> None:
     assert rows.of_group(rows.PACE, 1, b"acme") == example("pace-key")
     assert rows.pack(T * 1000) == example("pace-row")
     assert rows.unpack(example("turns-row")) == [3 << 20, 2 << 20]
+
+
+def test_another_priority_of_a_message_of_a_batch() -> None:
+    bench = RankedBench()
+    bench.open()
+    _, one = bench.add("1", "2", priority=5)
+    bench.apply(0, c.Move([(by_id(one), None, False, -5)]))
+    assert example("priority-key") == rows.PRIORITY + OFFSET
+    assert bench.rows(rows.PRIORITY) == [(rows.PRIORITY + one, example("priority-row"))]
 
 
 def test_ranked_leases_and_waiting_entries() -> None:
@@ -444,7 +453,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 32
+    assert len(tags) == 33
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

@@ -1,0 +1,293 @@
+"""Another priority leaves a pending message where it stands: in its row or beside it, and in its groups' queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sandq.model.batch import Batch, Column
+from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.digest import comparable
+from sandq.partition.levels import RANKED
+from sandq.partition.log.pieces import MessageReader
+from sandq.partition.ready import ready_queues
+from sandq.partition.rows import Range
+from tests.support.partition.bench import FOREVER_MS, T, by_id
+from tests.support.partition.ranked_bench import RankedBench
+
+LARGE = "x" * 5000
+
+
+@pytest.fixture
+def bench() -> RankedBench:
+    bench = RankedBench()
+    bench.open()
+    return bench
+
+
+def rank(bench: RankedBench, offset: bytes, priority: int, at: int = 0) -> bytes:
+    """Where it stands then."""
+    ((outcome, where),) = bench.apply(at, c.Move([(by_id(offset), None, False, priority)]))[0]
+    assert outcome == "moved"
+    return bytes(where)
+
+
+def add_alone(bench: RankedBench, value: str, priority: int | None) -> bytes:
+    """In a log row of its own: no batch of one."""
+    return bench.add(value, priority=priority, unique=[None])[0]
+
+
+def start(bench: RankedBench, priority: int, job_id: bytes = bytes(16), *, dry_run: bool = False) -> None:
+    given = {"key_prefix": None, "from_ms": 0, "until_ms": FOREVER_MS, "dry_run": dry_run, "priority": priority}
+    bench.apply(0, c.StartJob(job_id, "move", given))
+
+
+def rank_all(
+    bench: RankedBench, priority: int, job_id: bytes = bytes(16), *, dry_run: bool = False
+) -> tuple[int, int, int]:
+    """A job's matched, done, too late."""
+    start(bench, priority, job_id, dry_run=dry_run)
+    bench.trim()
+    job = bench.machine.jobs.find(job_id)
+    assert job.state == "done"
+    return job.matched, job.done, job.too_late
+
+
+def priorities(bench: RankedBench) -> list[bytes]:
+    """Of whom there is one beside its row."""
+    return [key[1:] for key, _ in bench.rows(rows.PRIORITY)]
+
+
+# -- where it goes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+@pytest.mark.parametrize("alone", [False, True])
+def test_it_goes_by_its_age_among_those_of_its_new_priority(bench: RankedBench, promoted: bool, alone: bool) -> None:
+    a, b, d = [add_alone(bench, name, 5) for name in "abd"] if alone else bench.add("a", "b", "d", priority=5)
+    bench.add("x", "y", priority=1)
+    if promoted:
+        bench.take(0)
+    assert [rank(bench, one, 1) for one in (d, a)] == [d, a], "they stay where they are"
+    assert rank(bench, b, 9) == b
+    bench.restart()
+    assert bench.take(9) == ["a", "d", "x", "y", "b"]
+
+
+def test_before_the_level_it_goes_behind_them() -> None:
+    bench = RankedBench(level=RANKED)
+    bench.open()
+    (a,) = bench.add("a", priority=5)
+    bench.add("x", priority=1)
+    assert rank(bench, a, 1) != a
+    assert bench.take(9) == ["x", "a"]
+
+
+def test_its_time_stays(bench: RankedBench) -> None:
+    (a,) = bench.add("a", priority=5, due=[1000])
+    bench.add("b", priority=3, due=[1000])
+    assert rank(bench, a, 1) == a
+    assert bench.take(5, at=999) == []
+    assert bench.take(5, at=1000) == ["a", "b"]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_whoever_gets_it_is_told(bench: RankedBench, alone: bool) -> None:
+    offsets_ = [add_alone(bench, name, 5) for name in "abcd"] if alone else bench.add(*"abcd", priority=5)
+    rank(bench, offsets_[1], 2)
+    rank(bench, offsets_[3], 5)
+    assert len(priorities(bench)) == (0 if alone else 1)
+    pieces = MessageReader().pieces(bench.view, [Range(offsets_[0], 1), Range(offsets_[1], 2), Range(offsets_[3], 1)])
+    told = [cell for piece in pieces for cell in Batch.parse(piece.batch).int_column(Column.PRIORITY) or ()]
+    if not alone:
+        assert told == [5, 2, 5, 5]
+    (lease,) = bench.lease(1)
+    assert bench.messages(lease)[0].fields == {Column.VALUE: b"b", Column.PRIORITY: 2}
+
+
+def test_again_and_back(bench: RankedBench) -> None:
+    a, b = bench.add("a", "b", priority=5)
+    for priority in (1, 7, 5, 1):
+        assert rank(bench, b, priority) == b
+    assert bench.take(2) == ["b", "a"]
+    bench.trim()
+    assert priorities(bench) == [] and bench.rows(rows.LOG) == []
+    assert bench.status().bytes == 0
+    assert a < b
+
+
+@pytest.mark.parametrize("of", [1, 3])
+def test_what_is_moved_or_cancelled_takes_its_priority_with_it(bench: RankedBench, of: int) -> None:
+    a, b, d = bench.add("a", "b", "d", priority=5)
+    for one in (a, b, d)[:of]:
+        rank(bench, one, 1)
+    moved = bench.apply(0, c.Move([(by_id(a), T + 1000, False)]))[0][0][1]
+    assert bench.apply(0, c.Cancel([by_id(b)]))[0] == [["cancelled", b]]
+    assert priorities(bench) == [d][: max(of - 2, 0)]
+    assert rank(bench, a, 0) == moved, "by its first id"
+    assert bench.take(5) == ["d"]
+    assert [m.fields[Column.PRIORITY] for lease in bench.lease(5, at=1000) for m in bench.messages(lease)] == [0]
+
+
+def test_a_payload_that_is_apart_stays_so_and_says_it(bench: RankedBench) -> None:
+    a, _ = [add_alone(bench, name + LARGE, 5) for name in "ab"]
+    before = bench.status().bytes
+    assert rank(bench, a, -2_000_000) == a
+    assert bench.status().bytes == before + 4, "a longer number"
+    assert len(bench.rows(rows.PAYLOAD)) == 2
+    bench.restart()
+    (lease,) = bench.lease(1)
+    (message,) = bench.messages(lease)
+    assert (message.fields[Column.PRIORITY], message.fields[Column.VALUE][:1]) == (-2_000_000, b"a")
+    bench.ack(lease.token)
+    assert len(bench.take(1)) == 1
+    bench.trim()
+    assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
+
+
+def test_a_payload_comes_to_be_apart_and_back(bench: RankedBench) -> None:
+    """By the bytes of the number."""
+    a = add_alone(bench, "x" * (rows.INLINE_BYTES - 11), None)
+    for priority, apart in ((1_000_000, 1), (1, 0), (-1_000_000, 1)):
+        assert rank(bench, a, priority) == a
+        assert len(bench.rows(rows.PAYLOAD)) == apart
+        bench.restart()
+    (lease,) = bench.lease(1)
+    assert bench.messages(lease)[0].fields[Column.PRIORITY] == -1_000_000
+    bench.ack(lease.token)
+    bench.trim()
+    assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
+
+
+# -- what others have in memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_one_that_goes_on_has_the_rows_of_one_that_was_restarted(bulk: bool) -> None:
+    """What is looked ahead has the size that the row has by now."""
+    benches = [RankedBench() for _ in range(2)]
+    for bench in benches:
+        bench.open()
+        ids = [add_alone(bench, name, None) for name in "abc"] + bench.add("d")
+        bench.add("later", priority=9, due=[500])
+    one, another = benches
+    assert one.machine.groups.named("g").reader.head(one.view) is not None
+    for bench in benches:
+        if bulk:
+            rank_all(bench, 3)
+        else:
+            for offset in ids:
+                rank(bench, offset, 3)
+        if bench is another:
+            bench.restart()
+        bench.take(0)
+        bench.ack(bench.one(limit=1).token)
+        bench.take(0, at=600)
+    assert comparable(one.everything()) == comparable(another.everything())
+    assert one.take(9, at=600) == another.take(9, at=600) == ["b", "c", "d", "later"]
+    one.trim(600)
+    assert one.status().messages == one.status().bytes == 0
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_group_with_as_many_queues_as_it_may_have_gets_no_other(
+    bulk: bool, bench: RankedBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready_queues, "FIXED", replace(FIXED, ready_queues=2))
+    a, b = [bench.add(name, priority=priority)[0] for name, priority in (("a", 5), ("b", 6))]
+    bench.take(0)
+    assert rank(bench, b, 5) == b, "into a queue that is there"
+    bench.add("d", priority=6)
+    bench.take(0)
+    if bulk:
+        assert rank_all(bench, 1) == (3, 3, 0)
+        assert bench.rows(rows.LOG)[0][0] > rows.LOG + a
+    else:
+        assert rank(bench, a, 1) > a, "it is put at the end of the log, and is ranked when there is room"
+    assert sum(len(bench.take(9)) for _ in range(4)) == 3
+
+
+# -- by a job ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("promoted", [False, True])
+def test_a_job_changes_all_that_are_pending(bench: RankedBench, promoted: bool) -> None:
+    bench.add("a", "b", "c", priority=[4, 5, 6])
+    bench.add("d", "e", priority=4)
+    add_alone(bench, "f" + LARGE, 9)
+    bench.add("g", priority=3)
+    bench.add("h", priority=3, unique=["u"])
+    bench.add("k", priority=8, due=[700])
+    moved = bench.apply(0, c.Move([(by_id(bench.add("i", priority=2)[0]), T, False)]))[0][0]
+    assert moved[0] == "moved"
+    lease = bench.one(limit=1, consumer="x") if promoted else None
+    before = {key for key, _ in bench.rows(rows.LOG)}
+    assert rank_all(bench, 7, dry_run=True) == (9 if promoted else 10, 0, 1 if promoted else 0)
+    assert rank_all(bench, 7, b"2" * 16) == (9 if promoted else 10, 9 if promoted else 10, 1 if promoted else 0)
+    assert {key for key, _ in bench.rows(rows.LOG)} == before
+    bench.restart()
+    names = [name[0] for name in bench.take(20, at=700)]
+    assert names == list("abcdefghik" if not promoted else "abcdefghk"), "by age"
+    if lease is not None:
+        assert bench.values([lease]) == ["i"]
+        bench.ack(lease.token)
+    bench.trim(700)
+    assert bench.status().messages == bench.status().bytes == 0
+
+
+def test_a_job_leaves_what_came_while_it_ran(bench: RankedBench) -> None:
+    bench.add("a", priority=5)
+    start(bench, 7)
+    bench.add("b", priority=5)
+    bench.trim()
+    assert bench.take(2) == ["b", "a"]
+
+
+def test_each_group_goes_by_it(bench: RankedBench) -> None:
+    bench.open("h")
+    bench.add("a", "b", priority=[4, 5])
+    assert bench.take(0) == [] and bench.take(0, group="h") == []
+    bench.take(1, group="h")
+    assert rank_all(bench, 1) == (1, 1, 1), "what one of them has is nobody's to change"
+    assert bench.take(2) == ["b", "a"]
+    assert bench.take(2, group="h") == ["b"]
+
+
+def test_tenants_stay_apart() -> None:
+    bench = RankedBench("fair")
+    bench.open()
+    bench.add("a", "b", "c", priority=[4, 5, 6], tenant=["x", "y", "x"])
+    bench.take(0)
+    assert rank_all(bench, 1) == (3, 3, 0)
+    queues = [key[5:] for key, _ in rows.all_of_group(bench.view, rows.QUEUE, 1)]
+    assert [key[:2] for key in queues] == [b"x\0", b"y\0"]
+    assert sorted(bench.take(3)) == ["a", "b", "c"]
+
+
+def test_many_in_one_queue_take_bounded_memory(bench: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_queues, "MOST_ENTRIES", 8)
+    names = [f"{number:03}" for number in range(100)]
+    for name in names:
+        bench.add(name, priority=5)
+    bench.add("last", priority=1)
+    bench.take(0)
+    assert rank_all(bench, 1) == (101, 101, 0)
+    ready = bench.machine.groups.named("g").ready
+    assert ready is not None and ready._entries <= 16
+    assert bench.take(200) == [*names, "last"]
+
+
+# -- beside other things ----------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_is_set_back_takes_nothing_from_it(bench: RankedBench) -> None:
+    """What was stored together gets rows of its own."""
+    _, b, _ = bench.add("a", "b", "d", priority=5, at=100_000)
+    rank(bench, b, 1, at=100_000)
+    bench.apply(0, c.ClockReset(T))
+    bench.trim()
+    assert priorities(bench) == []
+    assert bench.take(9, at=1000) == ["b", "a", "d"]
