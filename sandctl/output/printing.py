@@ -9,6 +9,9 @@ from typing import Any
 from sandctl.options.common import settings
 from sandctl.output.results import to_json
 
+CLOSE_S = 1.0
+"""So long what was begun may take to leave, at the end."""
+
 
 class Printer:
     """Prints rows in the chosen output. Made within the event loop."""
@@ -34,7 +37,7 @@ class Printer:
         """End what was begun: a row that is half out, a JSON array. Unless nobody reads any more."""
         import anyio
 
-        with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+        with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
             await self._writer.finish()
             if self._output == "json" and not self._writer.is_broken:
                 await self._writer.write(b"\n]\n" if self._count else b"[]\n")

@@ -27,6 +27,7 @@ from tests.support.sandctl.patient import LONG_S, patient
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.unit.sandctl.commands.test_groups import commands
 
+ENDLESS = ["bench", "produce", "--rate", "200", "--duration", "500s"]
 HEAVY = ("anyio", "asyncio", "trio", "msgpack", "pydantic", "rich", "sandq", "yaml", "zstandard")
 HOSTILE = ("\x1b[31mred", "a\nb", "a/b", "../../etc", "", " ", "x" * 250, "ü", "\u202e", "%s%n", "$(id)", "\udcff")
 PATHS = sorted(commands(main))
@@ -387,8 +388,8 @@ def test_what_is_ready_now_is_asked_of_the_server(ctl: Any, server: Any) -> None
 @pytest.mark.parametrize(
     ("args", "gap_s"),
     [
-        (["bench", "produce", "--rate", "200"], 0.0),
-        (["bench", "produce", "--rate", "200"], 0.03),
+        (ENDLESS, 0.0),
+        (ENDLESS, 0.03),
         (["consume", "t", "-g", "g", "--follow"], 0.003),
         (["produce", "t", "--lines"], 0.0),
     ],
@@ -415,7 +416,7 @@ def test_interrupted_again_while_it_cleans_up(spawn: Any, server: FakeServer) ->
 
     server.script[Type.TOPIC_DELETE] += [interrupted]
     change = f"sandctl.interrupts.IMPATIENT_S = {2 * PATIENCE_S}"
-    processes.append(spawn("bench", "produce", "--rate", "200", change=change))
+    processes.append(spawn(*ENDLESS, change=change))
     wait_until(lambda: server.produced)
     processes[0].send_signal(signal.SIGINT)
     assert processes[0].wait(PATIENCE_S) == 130
@@ -426,7 +427,9 @@ def test_interrupted_again_while_it_cleans_up(spawn: Any, server: FakeServer) ->
 def test_who_is_impatient_need_not_wait(spawn: Any, server: FakeServer) -> None:
     """It waits for an answer to its cleaning up; the second Ctrl-C ends it at once."""
     server.script[Type.TOPIC_DELETE] += [SILENCE] * 9
-    process = spawn("bench", "produce", "--rate", "200", change="sandctl.interrupts.IMPATIENT_S = 0.0")
+    process = spawn(
+        "bench", "produce", "--rate", "200", "--duration", "500s", change="sandctl.interrupts.IMPATIENT_S = 0.0"
+    )
     wait_until(lambda: server.produced)
     process.send_signal(signal.SIGINT)
     wait_until(lambda: server.of_type(Type.TOPIC_DELETE))

@@ -127,8 +127,8 @@ def test_many_threads_share_a_subscription_and_a_producer(client: sandq.sync.Cli
     def work(subscription: sandq.sync.Subscription) -> None:
         try:
             for message in subscription:
-                seen.append(message.value)
                 message.ack()
+                seen.append(message.value)
                 if len(seen) >= 400:
                     everything.set()
         except ClosedError:
@@ -227,6 +227,7 @@ def test_receipts(client: sandq.sync.Client, server: FakeServer, threaded: Threa
         with pytest.raises(TimedOut, match="unknown"):
             slow.wait(timeout="20ms")
         assert not slow.done
+        wait_until(lambda: not server.script[Type.PRODUCE])  # it has come to the server
         threaded.soon(server.cut_all)
         assert len(slow.wait("10m")) == 26
 

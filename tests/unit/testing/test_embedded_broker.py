@@ -20,6 +20,7 @@ import sandq.testing
 from sandq.errors import ClosedError, InvalidRequest, InvalidSetting, LeaseLost, SandqError, StartupError, TimedOut
 from sandq.testing import AsyncBroker, Broker
 from sandq.testing.node import LOOK_MOST_S, EmbeddedNode, State
+from tests.support.waiting import PATIENCE_S
 
 FIXED = {"kind": "fixed", "first": "10m", "jitter_percent": 0}
 
@@ -344,7 +345,7 @@ def test_two_brokers_at_once_have_nothing_in_common() -> None:
 
 def test_a_test_that_fails_leaves_no_thread_behind() -> None:
     seen = threading.Event()
-    with pytest.raises(ZeroDivisionError), sandq.testing.broker() as b, b.client() as client:
+    with pytest.raises(ZeroDivisionError), sandq.testing.broker(patience="1h") as b, b.client() as client:
         b.create_topic("t")
         client.produce("t", b"x", delay="1s")
         with working(b, "t", lambda message: seen.set()):
@@ -385,11 +386,12 @@ def test_http_is_served_where_it_is_asked_for(b: Broker) -> None:
         assert b.http
     with sandq.testing.broker(http=True) as web:
         web.create_topic("t")
-        httpx.post(f"{web.http}/topics/t", json={"text": "x", "delay": "1h"}).raise_for_status()
-        web.advance("1h")
-        leased = httpx.post(f"{web.http}/topics/t/groups/g/lease", json={}).json()["messages"]
-        assert [message["text"] for message in leased] == ["x"]
-        assert "sandq_early_deliveries_total 0" in httpx.get(f"{web.http}/metrics").text
+        with httpx.Client(base_url=web.http, timeout=PATIENCE_S) as http:
+            http.post("/topics/t", json={"text": "x", "delay": "1h"}).raise_for_status()
+            web.advance("1h")
+            leased = http.post("/topics/t/groups/g/lease", json={}).json()["messages"]
+            assert [message["text"] for message in leased] == ["x"]
+            assert "sandq_early_deliveries_total 0" in http.get("/metrics").text
 
 
 def test_who_does_not_come_is_named(b: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,8 @@ from sandq.model.times import format_instant
 from sandq.testing import broker
 from tests.support.paths import ROOT
 from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient
+from tests.support.sandctl.patient import patient
+from tests.support.waiting import PATIENCE_S
 
 START_MS = NOW_MS - NOW_MS % 60_000
 SCHEDULE = ["pipeline", "schedule", "t", "a.parquet", "--map", "value=v", "--map", "deliver_at=at"]
@@ -91,8 +92,11 @@ def test_report(tmp_path: Path) -> None:
                 next(iter(subscription)).nack(error="no").wait()
         client.produce("orders", b"later", delay="30h")
         node.advance("30s")
+
         # A process of its own: what the broker in this one logs is none of its output.
-        ask = partial(run, "pipeline", "report", SANDCTL_SERVERS=node.address)
+        def ask(*args: str) -> subprocess.CompletedProcess[str]:
+            return run(*patient("pipeline", "report", *args), SANDCTL_SERVERS=node.address)
+
         result = ask("--days", "2", "--csv", str(tmp_path / "r"))
         assert result.returncode == 0, result.stderr
         assert [line.split() for line in result.stdout.splitlines()] == [
@@ -178,14 +182,14 @@ def test_spark_is_missing(ctl: Ctl, monkeypatch: pytest.MonkeyPatch, args: list[
     assert result.stderr.startswith("sandctl: this needs pyspark: pip install 'sandq[spark]'; Java 17"), result.stderr
 
 
-def run(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "sandctl", *args],
+        command,
         cwd=ROOT,
         env=os.environ | environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -193,13 +197,13 @@ def run(*args: str, **environ: str) -> subprocess.CompletedProcess[str]:
 def test_java_is_missing(tmp_path: Path) -> None:
     with broker() as node:
         node.create_topic("t")
-        found = run(*SCHEDULE, SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path))
+        found = run(*patient(*SCHEDULE), SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path))
         assert found.returncode == 1 and "Java 17 or later" in found.stderr, found.stderr
         assert "Traceback" not in found.stderr
         # These are told before Java is asked for.
-        found = run(
-            *(arg if arg != "t" else "u" for arg in SCHEDULE), SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path)
-        )
+        other = [arg if arg != "t" else "u" for arg in SCHEDULE]
+        found = run(*patient(*other), SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path))
         assert found.returncode == 1 and "'u'" in found.stderr and "Java" not in found.stderr
-    found = run(*SCHEDULE, SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path))
+    command = [sys.executable, "-m", "sandctl", *SCHEDULE]
+    found = run(*command, SANDCTL_SERVERS=node.address, JAVA_HOME=str(tmp_path))
     assert found.returncode == 3 and "Java" not in found.stderr
