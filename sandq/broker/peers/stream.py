@@ -9,6 +9,7 @@ the limits forbid ends the connection, for nobody knows where the next one would
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -110,7 +111,7 @@ class PeerStream:
     async def send_bytes(self, data: bytes) -> None:
         """Send what is a frame, or several, already."""
         view = memoryview(data)
-        for start in range(0, len(view), PIECE_BYTES):
+        for start in range(self._send_at_once(view), len(view), PIECE_BYTES):
             with trio.move_on_after(self.silence_s) as scope:
                 try:
                     await self._stream.send_all(view[start : start + PIECE_BYTES])
@@ -118,6 +119,16 @@ class PeerStream:
                     raise ConnectionLost(f"the connection broke: {error}") from None
             if scope.cancelled_caught:
                 raise ConnectionLost(f"the peer took nothing for {self.silence_s:g} s")
+
+    def _send_at_once(self, view: memoryview) -> int:
+        """Send what the socket takes now, of the first piece; how many bytes. Most frames are small, and that is one
+        call into the system, where trio's way takes ten times that. What goes wrong is met again by who goes on."""
+        if not isinstance(self._stream, trio.SocketStream):
+            return 0
+        try:
+            return os.write(self._stream.socket.fileno(), view[:PIECE_BYTES])
+        except OSError:
+            return 0
 
     async def farewell(self, data: bytes) -> None:
         """Send the last bytes, and wait a moment for the other side to read them: a connection that is closed with

@@ -62,6 +62,27 @@ async def test_both_ends() -> None:
         await far.receive()
 
 
+async def test_over_sockets_what_is_not_taken_at_once_follows() -> None:
+    one, other = trio.socket.socketpair()
+    near, far = PeerStream(trio.SocketStream(one)), PeerStream(trio.SocketStream(other))
+    values = [1, b"x" * (3 << 20), 2, b"y" * (1 << 20)]
+    async with trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            for value in values:
+                await near.send(value)
+
+        nursery.start_soon(send)
+        assert [await far.receive() for _ in values] == values
+    await far.aclose()
+    with pytest.raises(ConnectionLost, match="the connection broke"):
+        for _ in range(2):
+            await near.send(3)
+    await near.aclose()
+    with pytest.raises(ConnectionLost):
+        await near.send(4)
+
+
 async def test_a_frame_beyond_the_limit_is_refused_at_its_length() -> None:
     stream, far = pair()
     await far.send_all(struct.pack(">I", FRAME_BYTES + 1))
