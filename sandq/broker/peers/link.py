@@ -48,7 +48,11 @@ class PeerLink:
         """What ended it; empty while it is open."""
         self._stream = stream
         self._stream.silence_s = silence_s
+        self._silence_s = silence_s
         self._ping_s = ping_s
+        self._is_writing = False
+        self._wrote_s = 0.0
+        """When something was sent last."""
         self._queue: deque[bytes] = deque()
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
@@ -80,9 +84,12 @@ class PeerLink:
 
         While `takes_more()` is false nothing is read: what comes waits in the sockets, and then at the other side,
         which closes a link on which nothing is taken."""
+        self._wrote_s = trio.current_time()
+        self._stream.is_watched = True
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write)
+                nursery.start_soon(self._watch)
                 await self._read(on_frame, takes_more)
                 nursery.cancel_scope.cancel()
 
@@ -102,11 +109,9 @@ class PeerLink:
 
     async def _write(self) -> None:
         while True:
-            with trio.move_on_after(self._ping_s) as pause:
-                await self._wake.wait()
+            await self._wake.wait()
             self._wake = trio.Event()
-            if pause.cancelled_caught and not self._queue:
-                self._put(_PING_FRAME)
+            self._is_writing = True
             while self._queue:
                 data = self._take()
                 try:
@@ -115,6 +120,23 @@ class PeerLink:
                     self.close(error.message)
                     return
                 self.waiting_bytes -= len(data)
+            self._is_writing = False
+            self._wrote_s = trio.current_time()
+
+    async def _watch(self) -> None:
+        """Say that this side is alive when it has said nothing for long, and end the link when the other one has."""
+        while True:
+            now_s, since_s = trio.current_time(), self._stream.waits_since
+            if since_s is not None and now_s >= since_s + self._silence_s:
+                self.close(self._stream.silent)
+                return
+            if now_s >= self._wrote_s + self._ping_s:
+                self._wrote_s = now_s
+                if not (self._queue or self._is_writing):
+                    self._put(_PING_FRAME)
+                    self._wake.set()
+            silent_s = (now_s if since_s is None else since_s) + self._silence_s
+            await trio.sleep_until(min(self._wrote_s + self._ping_s, silent_s))
 
     def _put(self, *parts: bytes) -> None:
         for part in parts:

@@ -74,6 +74,10 @@ class PeerStream:
 
     def __init__(self, stream: trio.abc.Stream, silence_s: float = BULK_SILENCE_S) -> None:
         self.silence_s = silence_s
+        self.is_watched = False
+        """Somebody goes by `waits_since`, and ends it when nothing comes for too long: a deadline for each is dear."""
+        self.waits_since: float | None = None
+        """Since when it is waited for bytes; None: it is not."""
         self.frame_bytes = 0
         """Of the body that was received last."""
         self._stream = stream
@@ -165,16 +169,31 @@ class PeerStream:
         return value
 
     async def _more(self, missing: int) -> None:
+        most = max(RECEIVE_BYTES, min(missing, RECEIVE_MORE_BYTES))
+        if self.is_watched:
+            self.waits_since = trio.current_time()
+            await self._take(most)
+            self.waits_since = None
+            return
         with trio.move_on_after(self.silence_s) as scope:
-            try:
-                data = await self._stream.receive_some(max(RECEIVE_BYTES, min(missing, RECEIVE_MORE_BYTES)))
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                raise ConnectionLost(f"the connection broke: {error}") from None
-            if not data:
-                raise ConnectionLost("the peer closed the connection")
-            self._kept += data
+            await self._take(most)
         if scope.cancelled_caught:
-            raise ConnectionLost(f"nothing was received for {self.silence_s:g} s")
+            raise ConnectionLost(self.silent)
+
+    @property
+    def silent(self) -> str:
+        """Why who waits for too long ends it."""
+        return f"nothing was received for {self.silence_s:g} s"
+
+    async def _take(self, most: int) -> None:
+        """Receive some bytes."""
+        try:
+            data = await self._stream.receive_some(most)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionLost(f"the connection broke: {error}") from None
+        if not data:
+            raise ConnectionLost("the peer closed the connection")
+        self._kept += data
 
 
 def _too_large(length: int, limit: int) -> FrameTooLarge:
