@@ -104,8 +104,8 @@ def split(rank: str, entries: Sequence[LogEntry], view: View) -> Iterator[tuple[
     start, stop = rows.log_key(entries[0].first), rows.after(rows.log_key(entries[-1].first))
     found = dict(view.scan(start, stop, limit=len(entries), max_bytes=_SCAN_BYTES))
     values = list(found.values())
-    if len(found) == len(entries) and rows.are_plain(values):
-        # As most are: one each, decoded together.
+    if [*found] == [rows.log_key(entry.first) for entry in entries] and rows.are_plain(values):
+        # As most are: one each, and nothing between them, decoded together.
         for entry, fields in zip(entries, rows.plain_fields(values), strict=True):
             yield of_fields(rank, fields), entry
         return

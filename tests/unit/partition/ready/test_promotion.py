@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 
 from sandq.model.limits import FIXED
+from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
+from sandq.partition.digest import comparable
 from sandq.partition.groups import ranked_grants
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.ready import ready_queues
 from sandq.partition.ready.ready_queues import ENTRY_BYTES, HEAD_ENTRIES
+from tests.support.partition.bench import DEFAULTS, T
 from tests.support.partition.ranked_bench import RankedBench
 
 
@@ -104,3 +107,37 @@ def test_what_stands_far_apart_in_the_log_is_delivered_whole() -> None:
     (lease,) = leases
     assert bench.ack(lease.token, [[one.base, 1] for one in lease.ranges[:500]] + [[lease.ranges[3].base, 1]]) is None
     assert bench.ack(lease.token, [[one.base, 1] for one in reversed(lease.ranges)]) is None
+
+
+def test_what_a_group_had_passed_before_a_clock_reset_is_nobody_else_s_rank() -> None:
+    """Between what is promoted together stand rows that are passed over: each message goes by its own."""
+    bench = RankedBench()
+    bench.open()
+    for name, priority, due in (("m", 5, 10_000), ("a", 0, 9_000), ("b", 0, 11_000)):
+        bench.add(name, priority=priority, due=[due], unique=[None])
+    assert len(bench.take(9, at=60_000)) == 3
+    bench.apply(1000, c.ClockReset(T + 1000))
+    bench.trim(1000)
+    bench.add("x", priority=0, due=[9_500], unique=[None], at=1000)
+    (y,) = bench.add("y", priority=0, due=[12_000], unique=[None], at=1000)
+    bench.apply(13_000, c.Lease("g", T + 13_000, [c.Grant("c", 0, 1000)]))
+    assert bench.state_of(y) == "ready"
+    assert bench.take(9, at=13_000) == ["x", "y"]
+
+
+def test_new_limits_leave_the_same_turns_whether_a_tenant_had_turns_before() -> None:
+    """One that goes on has let a tenant have turns whom the new limit holds up; one that was restarted has not."""
+    benches = [RankedBench("fair") for _ in range(2)]
+    limits = parse_settings(DEFAULTS | {"tenants": {"*": {"max_in_flight": 3}}}, "fair").record()
+    for bench in benches:
+        bench.open()
+        bench.add(*"123456", tenant="a.x")
+        bench.add("p", tenant="a.x.p")
+        bench.lease(2)
+        bench.lease(2)
+        bench.apply(0, c.Configure(limits))
+        bench.add("q", "r", tenant="a.x.p")
+    one, another = benches
+    another.restart()
+    assert one.values(one.lease(1)) == another.values(another.lease(1))
+    assert comparable(one.everything()) == comparable(another.everything())
