@@ -21,7 +21,7 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "L" group name                     limits of a group: what the partition may have of them
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
-    "y" offset 16                      priority of a message of a batch that has another one than the batch says
+    "y" offset 16                      priority that a message of a batch was given later
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
     "F" fire_ms u48, name              schedule that fires then
     "O" group name, 0, partition u16   what another partition may have of limits: in partition 0 alone

@@ -528,10 +528,11 @@ class MessageLog:
         self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
         return entry
 
-    def delete_row(self, key: bytes, size: int, view: View, length: int = 1) -> None:
-        """Delete a log row, of about that many bytes, and of so many messages."""
+    def delete_row(self, key: bytes, size: int, view: View, batch: int = 0) -> None:
+        """Delete a log row, of about that many bytes. `batch`: it is one of so many messages."""
         view.delete(key)
-        priorities.drop(view, key[1:], length)
+        if batch:
+            priorities.drop(view, key[1:], batch)
         self.garbage.deleted(key, size)
         if self._batch_row is not None and self._batch_row.key == key:
             self._batch_row = None
@@ -578,8 +579,8 @@ class MessageLog:
                 group.reader.uncount(offset)
             self._groups.store(group, view)
         if found.length == 1:
-            self.delete_row(found.key, found.size, view)
-        elif not found.alone:
+            self.delete_row(found.key, found.size, view, 0 if found.alone else 1)
+        else:
             priorities.drop(view, offset, 1)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))

@@ -27,6 +27,8 @@ SCAN_RANGES = 8
 SCAN_BYTES = 8 << 20
 NEAR_OF = 3
 """Rows that are read together for one that is wanted."""
+FEW_OTHERS = 16
+"""Messages with another priority than their row says; where there are more of a range, it is decoded as a whole."""
 PROBE_ROWS = 64
 """By so many it is seen whether those that are wanted stand near one another."""
 
@@ -121,7 +123,7 @@ class MessageReader:
         picked: list[tuple[int, int]] = []
         picked_row: _BatchRow | None = None
         ahead = self._ahead
-        for base, count in ranges:
+        for base, count in _around_others(view, ranges):
             key = rows.LOG + base
             value = ahead.get(key)
             row: _BatchRow | None = None
@@ -293,6 +295,26 @@ def _joined(picked: list[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             found.append((start, length))
     return found
+
+
+def _around_others(view: View, ranges: Iterable[Range]) -> Iterator[Range]:
+    """Cut ranges around those few of their messages that have another priority than their row says: the others stay
+    together."""
+    for one in ranges:
+        others = priorities.between(view, one.base, one.length) if one.length > 1 else {}
+        if not 0 < len(others) <= FEW_OTHERS:
+            yield one
+            continue
+        at = 0
+        for offset in sorted(others):
+            behind = offsets.distance(one.base, offset)
+            assert behind is not None
+            if behind > at:
+                yield Range(offsets.shift(one.base, at), behind - at)
+            yield Range(offset, 1)
+            at = behind + 1
+        if at < one.length:
+            yield Range(offsets.shift(one.base, at), one.length - at)
 
 
 def _in_turns(ranges: Sequence[Range], give_way: Callable[[], None]) -> Iterator[Range]:

@@ -51,8 +51,11 @@ def laid_over(others: dict[bytes, int], offset: bytes, fields: Fields) -> Fields
 
 def drop(view: View, first: bytes, length: int) -> None:
     """Forget those of messages that stand in their row no more: so many, from `first` on."""
-    for offset in between(view, first, length):
-        view.delete(rows.PRIORITY + offset)
+    if length > 1:
+        for offset in between(view, first, length):
+            view.delete(rows.PRIORITY + offset)
+    elif of(view, first) is not None:
+        view.delete(rows.PRIORITY + first)
 
 
 def _are_there(view: View) -> bool:

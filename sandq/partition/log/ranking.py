@@ -72,20 +72,21 @@ class Ranking:
         to = queue_keys.pack(queue_keys.tenant_of(queue), priority)
         if to == queue:
             return True
-        passed = [group for group in self._groups.by_id.values() if group.has_passed(offset)]
-        if not all([_takes(group, to) for group in passed]):
+        waits = [group.ready for group in self._groups.by_id.values() if group.is_promoted(offset, view)]
+        if not all([ready is not None and ready.takes([to]) for ready in waits]):
             return False
-        waits = [group for group in passed if group.unready(offset, view)]
         entry = self._put(found, priority, view)
-        for group in waits:
-            assert group.ready is not None
-            group.ready.insert(to, [entry], view)
-            group.note_change()
+        for ready in waits:
+            assert ready is not None
+            ready.remove(queue, offset, view)
+            ready.insert(to, [entry], view)
         for group in self._groups.by_id.values():
             if offset > group.cursor:
                 if found.alone:
                     group.reader.replace([entry])
                 group.note_log_change(offset)
+            else:
+                group.note_change()
         self._shared.totals.moved += 1
         return True
 
@@ -124,7 +125,11 @@ class Ranking:
         pending = [one for one in singles if one.offset not in late]
         if dry_run:
             return Ranked(len(pending), len(late), left)
-        full = {one.to for group, found in waiting for one in found if not _takes(group, one.to)}
+        full: set[bytes] = set()
+        for group, found in waiting:
+            assert group.ready is not None
+            wanted = {one.to for one in found}
+            full |= wanted - group.ready.takes(wanted)
         left += [one.offset for one in pending if one.to in full]
         pending = [one for one in pending if one.to not in full]
         changed = [one for one in pending if one.to != one.queue]
@@ -220,7 +225,3 @@ class Ranking:
 _READ_BYTES = 8 << 20
 _MOST_BYTES = rows.INLINE_BYTES - 8
 """Of a row that another priority may be written into whatever it is."""
-
-
-def _takes(group: Group, queue: bytes) -> bool:
-    return group.ready is not None and group.ready.takes(queue)

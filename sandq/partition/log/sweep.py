@@ -135,7 +135,7 @@ class Sweeper:
 
     def _delete(self, key: bytes, value: bytes, entry: LogEntry, live: list[bytes], now_ms: int, view: View) -> None:
         log, state = self._log, self._log.state
-        log.delete_row(key, len(value), view, entry.length)
+        log.delete_row(key, len(value), view, entry.length if value[0] == rows.KIND_BATCH else 0)
         state.messages -= len(live)
         state.bytes -= entry.size if len(live) == entry.length else entry.unit * len(live)
         log.uncount(entry.first, len(live))

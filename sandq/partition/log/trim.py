@@ -211,7 +211,7 @@ class Trimmer:
     def _delete(self, key: bytes, value: bytes, entry: LogEntry, gone: int, now_ms: int, view: View) -> None:
         """Delete a log row, of which `gone` messages were taken out before."""
         state = self._log.state
-        self._log.delete_row(key, len(value), view, entry.length)
+        self._log.delete_row(key, len(value), view, entry.length if value[0] == rows.KIND_BATCH else 0)
         state.messages -= entry.length - gone
         state.bytes -= entry.size - gone * entry.unit
         state.trimmed = rows.last_of(entry)

@@ -17,7 +17,7 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -174,10 +174,12 @@ class ReadyQueues:
                 queue.covered = rows.last_of(queue.entries[-1])
             self._save(queue, entry, view)
 
-    def takes(self, key: bytes) -> bool:
-        """Whether something may be put into this queue, which may not be there yet."""
-        queue = self._queues.get(key)
-        return self.takes_more or (queue is not None and queue.messages > 0)
+    def takes(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Return those of these queues into which something may be put: those that are there, and of the others, in
+        their order, as many as there may be further ones."""
+        there = {key for key in keys if (queue := self._queues.get(key)) is not None and queue.messages}
+        room = max(FIXED.ready_queues - self._with_rows, 0)
+        return there | set(sorted(set(keys) - there)[:room])
 
     def insert(self, key: bytes, added: Sequence[LogEntry], view: View) -> None:
         """Put entries into a queue, which are in their order, where they belong there by their places; not while turns
@@ -199,6 +201,7 @@ class ReadyQueues:
         if near:
             self._hold(queue, near)
         self._store_queues(view)
+        self._count()
 
     def _hold(self, queue: ReadyQueue, added: Sequence[LogEntry]) -> None:
         """Have entries in memory, beside those of their queue that are."""
@@ -256,8 +259,8 @@ class ReadyQueues:
         rule = rules.find(tenant)
         return rule if rule.is_limit else None
 
-    def _admit(self, tenant: str) -> None:
-        """Let a tenant that has something have turns, unless a limit holds it up."""
+    def _may_have_turns(self, tenant: str) -> bool:
+        """Look whether a limit holds a tenant up that has something."""
         rule = self._limit_of(tenant)
         if rule is not None and rule.pace is not None:
             self._pacing.limit(tenant, rule.pace, self._now_us)
@@ -269,7 +272,7 @@ class ReadyQueues:
             self._held_up[tenant] = until_ms
         else:
             self._held_up.pop(tenant, None)
-        self._turns.set_active(tenant, not is_held_up)
+        return not is_held_up
 
     def _room(self, tenant: str, rule: TenantRule) -> int:
         """How many more messages of a tenant may be put into the lease."""
@@ -311,9 +314,11 @@ class ReadyQueues:
         rules, self._now_us = self._rules(), now_ms * 1000
         self._pacing.forget(self._now_us)
         again = set(self._by_tenant) if rules is not self._seen_rules else self._freed | self._paced_until(now_ms)
-        for tenant in sorted(again):
-            if tenant in self._by_tenant:
-                self._admit(tenant)
+        may = {tenant: self._may_have_turns(tenant) for tenant in sorted(again) if tenant in self._by_tenant}
+        # First those that may: with a tenant that ends go the times of those below its name, unless one of them has
+        # begun by then, as in a replica that was restarted, where this one never had.
+        for tenant in sorted(may, key=may.__getitem__, reverse=True):
+            self._turns.set_active(tenant, may[tenant])
         self._freed.clear()
         for queue in [*self._with_returned.values(), *self._emptied.values()]:
             self.settle(queue)
@@ -369,7 +374,7 @@ class ReadyQueues:
             self._filled[tenant] += messages
             if rule.pace is not None:
                 self._pacing.serve(tenant, rule.pace, messages, self._now_us)
-            self._admit(tenant)
+            self._turns.set_active(tenant, self._may_have_turns(tenant))
 
     def granted(self) -> None:
         """The lease is filled, and was counted."""
@@ -523,6 +528,7 @@ class ReadyQueues:
         if not queue.messages:
             self._emptied[key] = queue
         self._store_queues(view)
+        self._count()
 
     def singles_between(self, key: bytes, first: bytes, last: bytes, view: View) -> set[bytes]:
         """The messages from `first` to `last` that are entries by themselves in a queue, which no turns are taken of;

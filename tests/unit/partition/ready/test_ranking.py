@@ -11,6 +11,7 @@ from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
+from sandq.partition.jobs import jobs
 from sandq.partition.levels import RANKED
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.ready import ready_queues
@@ -54,6 +55,16 @@ def rank_all(
     job = bench.machine.jobs.find(job_id)
     assert job.state == "done"
     return job.matched, job.done, job.too_late
+
+
+def told(bench: RankedBench, ranges: list[Range]) -> list[int | None]:
+    """The priorities that those who get these messages are told."""
+    found: list[int | None] = []
+    for piece in MessageReader().pieces(bench.view, ranges):
+        cells = Batch.parse(piece.batch).int_column(Column.PRIORITY) or [None] * piece.count
+        live = [(0, len(cells))] if piece.live is None else piece.live
+        found += [cell for first, count in live for cell in cells[first : first + count]]
+    return found
 
 
 def priorities(bench: RankedBench) -> list[bytes]:
@@ -100,12 +111,22 @@ def test_whoever_gets_it_is_told(bench: RankedBench, alone: bool) -> None:
     rank(bench, offsets_[1], 2)
     rank(bench, offsets_[3], 5)
     assert len(priorities(bench)) == (0 if alone else 1)
-    pieces = MessageReader().pieces(bench.view, [Range(offsets_[0], 1), Range(offsets_[1], 2), Range(offsets_[3], 1)])
-    told = [cell for piece in pieces for cell in Batch.parse(piece.batch).int_column(Column.PRIORITY) or ()]
-    if not alone:
-        assert told == [5, 2, 5, 5]
+    ranges = [Range(one, 1) for one in offsets_] if alone else [Range(offsets_[0], 4)]
+    assert told(bench, ranges) == [5, 2, 5, 5]
     (lease,) = bench.lease(1)
     assert bench.messages(lease)[0].fields == {Column.VALUE: b"b", Column.PRIORITY: 2}
+
+
+@pytest.mark.parametrize("many", [3, 20])
+def test_of_a_batch_only_those_are_taken_apart(bench: RankedBench, many: int) -> None:
+    column = bench.add(*[f"{number}" for number in range(60)], priority=5)
+    for offset in column[10 : 10 + 2 * many : 2]:
+        rank(bench, offset, 1)
+    wanted = [1 if offset in column[10 : 10 + 2 * many : 2] else 5 for offset in column]
+    assert told(bench, [Range(column[0], 60)]) == wanted
+    assert told(bench, [Range(column[9], 3), Range(column[20], 1), Range(column[2], 2)]) == [5, 1, 5, wanted[20], 5, 5]
+    pieces = MessageReader().pieces(bench.view, [Range(column[0], 60)])
+    assert len(pieces) == (7 if many == 3 else 1)
 
 
 def test_again_and_back(bench: RankedBench) -> None:
@@ -267,6 +288,24 @@ def test_tenants_stay_apart() -> None:
     assert sorted(bench.take(3)) == ["a", "b", "c"]
 
 
+def test_a_job_makes_no_more_queues_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_queues, "FIXED", replace(FIXED, ready_queues=6))
+    monkeypatch.setattr(jobs, "STEP_MESSAGES", 5)
+    bench = RankedBench("fair")
+    bench.open()
+    names = [f"{tenant}{number}" for number in range(2) for tenant in "vwxyz"]
+    for name in names:
+        bench.add(name, priority=4, tenant=name[0])
+    bench.take(0)
+    start(bench, 1)
+    bench.upkeep()
+    queues = rows.all_of_group(bench.view, rows.QUEUE, 1)
+    assert len(queues) == 6, "a new one, and those in which there is something left"
+    bench.trim()
+    assert bench.machine.jobs.find(bytes(16)).done == 10
+    assert sorted(name for _ in range(20) for name in bench.take(3)) == sorted(names)
+
+
 def test_many_in_one_queue_take_bounded_memory(bench: RankedBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready_queues, "MOST_ENTRIES", 8)
     names = [f"{number:03}" for number in range(100)]
@@ -277,6 +316,7 @@ def test_many_in_one_queue_take_bounded_memory(bench: RankedBench, monkeypatch: 
     assert rank_all(bench, 1) == (101, 101, 0)
     ready = bench.machine.groups.named("g").ready
     assert ready is not None and ready._entries <= 16
+    assert ready.held_bytes == ready._entries * ready_queues.ENTRY_BYTES, "it is counted"
     assert bench.take(200) == [*names, "last"]
 
 
