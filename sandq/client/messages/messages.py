@@ -142,8 +142,7 @@ class Messages:
         priority: int,
     ) -> str:
         """Give a message of a topic of the kind priority or fair another priority, the lower of which goes first; its
-        new offset. Its id and its delivery time stay; among those of its new priority that are ready it is the last.
-        One that waits for another attempt keeps its offset, too.
+        offset. That stays, as its id and its delivery time do: among those of its new priority it goes by its age.
 
         TooLate and NotFound as with `move`. Several at the same time share frames.
         """

@@ -117,7 +117,7 @@ TOPICS: Final = (
         "Messages that died: their last attempt was nacked or ran out, or their ttl passed.",
     ),
     Metric("sandq_messages_cancelled_total", COUNTER, TOPIC, "Messages cancelled or replaced while they were pending."),
-    Metric("sandq_messages_moved_total", COUNTER, TOPIC, "Messages given another time."),
+    Metric("sandq_messages_moved_total", COUNTER, TOPIC, "Messages given another time, or another priority."),
     Metric(
         "sandq_delivery_lateness_seconds",
         HISTOGRAM,

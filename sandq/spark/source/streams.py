@@ -2,10 +2,10 @@
 
 A position is a cursor for each partition, and never above the partition's closed time, so that no later message comes
 to lie below it. What lies between two positions is the same whenever it is read, but for what is removed: cancelled
-before anybody was given it, compacted, or trimmed; a hold under the stream's name keeps what it has yet to read from
-being trimmed. The name is drawn when the stream begins and stands in its positions, so that it is found again after a
-restart, and no other stream has it. Nothing is held before Spark has written the name down, with the end of the first
-micro-batch: a stream that never gets so far leaves no hold behind.
+before anybody was given it, compacted, or trimmed, and for the priority of what is pending; a hold under the stream's
+name keeps what it has yet to read from being trimmed. The name is drawn when the stream begins and stands in its
+positions, so that it is found again after a restart, and no other stream has it. Nothing is held before Spark has
+written the name down, with the end of the first micro-batch: a stream that never gets so far leaves no hold behind.
 
 A stream that is new begins where the options say. That start is in no checkpoint until the first micro-batch is done;
 after a failed one Spark asks again, and `latest` would be a later place then. So the default is the earliest.
