@@ -72,7 +72,11 @@ class _Counted:
     def give_back(self, size: int) -> None:
         """It is there no more; whoever waits for room may have it."""
         self.taken -= size
-        if self._has_waiters and self.bytes <= GO_ON_AT * self.share_bytes:
+        if self._has_waiters:
+            self._tell_waiters()
+
+    def _tell_waiters(self) -> None:
+        if self.bytes <= GO_ON_AT * self.share_bytes:
             self._has_waiters = False
             self._room.set()
             self._room = anyio.Event()
@@ -109,13 +113,23 @@ class Account(_Counted):
         return self._has_waiters or bool(self._queue)
 
     def give_back(self, size: int) -> None:
-        super().give_back(size)
+        self.taken -= size
+        if self.is_waited_for:
+            self.give_on()
+
+    def give_on(self) -> None:
+        """Some of it was given back: whoever waits for room may have it."""
+        if self._has_waiters:
+            self._tell_waiters()
         if self._queue:
             self._grant()
 
     async def reserve(self, size: int, share: SourceShare | None = None) -> None:
         """Take so much once there is room for all of it, in the order of those who ask; of a source that has its
         share after others."""
+        if not self._queue and self.fits(size) and (share is None or share.fits(size)):
+            (self if share is None else share).take(size)
+            return
         place = _Place(size, share)
         self._queue.append(place)
         self._grant()
@@ -170,8 +184,13 @@ class SourceShare(_Counted):
         self._account.read += size
 
     def give_back(self, size: int) -> None:
-        super().give_back(size)
-        self._account.give_back(size)
+        account = self._account
+        self.taken -= size
+        account.taken -= size
+        if self._has_waiters:
+            self._tell_waiters()
+        if account.is_waited_for:
+            account.give_on()
 
     async def until_room(self) -> None:
         while self.is_full:

@@ -70,6 +70,8 @@ PARSED_COPIES = 8
 """... which take so many times as much as what they say, but for batches: an item of a few bytes is an object."""
 SAID_BITS = 4
 """A frame is a unit of work, and one more for each 16 bytes of it, which most often are an item; but for batches."""
+RECEIVE_BITS: Final = 12
+"""A unit of work for each 4,096 bytes that are received, beside the frames in them."""
 UNIT_BITS = 10
 """An answer is a unit of work for each 1,024 bytes, beside what it cost to make: a turn gives 1 MiB, and the last."""
 REFUSAL_WORK = 16
@@ -533,13 +535,13 @@ class Connection:
         more = False
         while True:
             try:
-                if more:
+                if not more:
+                    await trio.lowlevel.wait_readable(self._fd)
+                    self.turn.begin()
+                elif self.turn.left <= 0:
                     # There is more, most often, and it waits for its turn here: that is not the client's time.
                     with self._not_counted():
                         await self.turn.end()
-                else:
-                    await trio.lowlevel.wait_readable(self._fd)
-                    self.turn.begin()
                 size = RECEIVE_FEW_BYTES if incoming.is_waited_for else RECEIVE_BYTES
                 data = os.read(self._fd, size)
             except BlockingIOError:
@@ -548,6 +550,7 @@ class Connection:
             except OSError:
                 return
             more = len(data) == size
+            self.turn.left -= len(data) >> RECEIVE_BITS
             stats.received_bytes += len(data)
             try:
                 plain = received(data)
@@ -574,11 +577,13 @@ class Connection:
                     came_bytes = reader.buffered_bytes
                     most = max(self.turn.left, SHARED_WORK)
                     frames = reader.feed(b"", most)
+                self._session.handled()
             except WrongPort as error:
                 self._wrong_port(error)
                 return
             except SandqError as error:
-                # What a client said on its connection concerns that connection only.
+                # What a client said on its connection concerns that connection only; what came before it stands.
+                self._session.handled()
                 self.send_error(0, error)
                 return
             if self.congested:
@@ -591,7 +596,8 @@ class Connection:
                 await self._expect(reader)
 
     async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
-        """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once."""
+        """Handle what has come, in turns: nobody waits longer for as much as one connection can ask at once. What goes
+        together goes together nevertheless, once all of it is handled."""
         session, stats, turn, requests = self._session, self._stats, self.turn, self._requests
         own = counted = self._own
         handle, most_bytes = session.handle, self._most_bytes
@@ -600,11 +606,13 @@ class Connection:
         own.count(all_bytes)
         other_work = 1 + (came_bytes // max(len(frames), 1) >> SAID_BITS)
         for one in frames:
-            if turn.left <= 0 or self._out.bytes > most_bytes or own.is_busy:
-                session.handled()
+            # A PRODUCE is not worked on here, and is answered here when it is refused, which is much work.
+            if turn.left <= 0 or (kind != _PRODUCE and (self._out.bytes > most_bytes or own.is_busy)):
                 if self._out.bytes > most_bytes:
+                    session.handled()
                     await self._until_sent()
                 if own.is_busy:
+                    session.handled()
                     await self._until_worked()
                 await turn.end()
             frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
@@ -634,7 +642,6 @@ class Connection:
                 raise
             except SandqError as error:
                 self.refuse(frame[1], error)
-        session.handled()
         if unasked_bytes:
             own.count(-unasked_bytes)
 

@@ -27,22 +27,23 @@ class KvGetCoalescer:
     def add(self, frame: Frame) -> None:
         """Take a request in. Raises InvalidRequest."""
         asked = KvGet.parse(frame)
-        self._gathered.setdefault(asked[:3], []).append((frame[1], asked))
+        together = self._gathered.setdefault(asked[:3], [])
+        together.append((frame[1], asked))
+        if len(together) == TOGETHER:
+            self.flush()
 
     def flush(self) -> None:
         """Everything that one receive brought was taken in."""
         if not self._gathered:
             return
         gathered, self._gathered = self._gathered, {}
-        for requests in gathered.values():
-            for first in range(0, len(requests), TOGETHER):
-                together = requests[first : first + TOGETHER]
-                ids = [request_id for request_id, _ in together]
-                try:
-                    self._connection.start_many(ids, partial(self._answer, together))
-                except Overloaded as refusal:  # of these alone, not of who else asks by this connection
-                    for request_id in ids:
-                        self._connection.refuse(request_id, refusal)
+        for together in gathered.values():
+            ids = [request_id for request_id, _ in together]
+            try:
+                self._connection.start_many(ids, partial(self._answer, together))
+            except Overloaded as refusal:  # of these alone, not of who else asks by this connection
+                for request_id in ids:
+                    self._connection.refuse(request_id, refusal)
 
     async def _answer(self, requests: list[tuple[int, KvGet]]) -> bytes:
         """The answers of the last of them; those before are answered as they are found."""

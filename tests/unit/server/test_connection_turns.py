@@ -14,7 +14,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from sandq.broker.memory_budget import MemoryBudget
-from sandq.broker.turns import SHARED_WORK, TURN_WORK
+from sandq.broker.turns import SHARED_WORK, TURN_WORK, Turn
 from sandq.model.errors import NotFound, Overloaded
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import FrameReader, Type, encode_reply
@@ -23,6 +23,7 @@ from sandq.server.caller_requests import AT_ONCE, BEGUN_WORK
 from sandq.server.connection import (
     FLUSH_BYTES,
     FRAME_S,
+    RECEIVE_BYTES,
     RECEIVE_FEW_BYTES,
     REFUSAL_WORK,
     SAID_BITS,
@@ -42,11 +43,18 @@ class Session:
     def __init__(self, connection: Connection, handle: Handle) -> None:
         self._connection = connection
         self._handle = handle
+        self._together = 0
+        self.runs: list[int] = []
+        """How many frames were handled before it was said that all were."""
 
     def handle(self, frame: Any) -> Awaitable[None] | None:
+        self._together += 1
         return self._handle(self._connection, frame)
 
-    def handled(self) -> None: ...
+    def handled(self) -> None:
+        if self._together:
+            self.runs.append(self._together)
+            self._together = 0
 
     def drained(self) -> None: ...
 
@@ -81,6 +89,11 @@ def connected(
     return one_connection(lambda connection: Session(connection, handle), memory=memory)
 
 
+def produces_of(count: int, size: int = 0, first_id: int = 1) -> bytes:
+    bodies = [msgpack.packb([int(Type.PRODUCE), first_id + number, bytes(size)]) for number in range(count)]
+    return b"".join(struct.pack(">I", len(body)) + body for body in bodies)
+
+
 def frames_of(count: int, size: int = 0) -> bytes:
     body = msgpack.packb([int(Type.CREDIT), 0, bytes(size)])  # which nobody answers
     return count * (struct.pack(">I", len(body)) + body)
@@ -99,6 +112,52 @@ async def test_many_small_frames_come_in_several_turns(steps: Steps) -> None:
         await client.send_all(frames_of(many))
         await done.wait()
     assert max(at.count(turn) for turn in set(at)) <= TURN_WORK
+
+
+async def test_produces_of_one_receive_go_together_over_several_turns(steps: Steps) -> None:
+    at: list[int] = []
+    sessions: list[Session] = []
+    many = 2 * TURN_WORK
+
+    def make_session(connection: Connection) -> Session:
+        sessions.append(Session(connection, lambda connection, frame: at.append(steps.number)))
+        return sessions[0]
+
+    async with one_connection(make_session) as (_, client):
+        sent = produces_of(many)
+        assert len(sent) <= RECEIVE_BYTES
+        await client.send_all(sent)
+        await until_holds(lambda: len(at) == many)
+        await wait_all_tasks_blocked()
+        assert sessions[0].runs == [many] and len(set(at)) > 2
+
+        await client.send_all(produces_of(many, first_id=many + 1) + b"\xff" * 10)
+        while await client.receive_some(1000):
+            pass
+    assert len(sessions[0].runs) == 2 and sum(sessions[0].runs) == len(at), "what came before it was not handed on"
+
+
+async def test_what_has_come_is_read_on_within_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who has little to do stands in line for each piece that is read of a frame."""
+    piece, pieces = 1024, 50
+    monkeypatch.setattr(connection_module, "RECEIVE_BYTES", piece)
+    stood, got = [], trio.Event()
+    end = Turn.end
+
+    async def counted(turn: Turn) -> None:
+        stood.append(turn)
+        await end(turn)
+
+    monkeypatch.setattr(Turn, "end", counted)
+    def handle(connection: Connection, frame: Any) -> None:
+        if frame[0] == Type.PRODUCE:
+            got.set()
+
+    async with connected(handle) as (_, client):
+        sent = frames_of(1) + produces_of(1, pieces * piece)
+        assert await client.socket.send(sent) == len(sent), "the system has no room for it"
+        await got.wait()
+    assert not stood
 
 
 async def test_a_turn_ends_with_what_was_much_work(steps: Steps) -> None:
