@@ -168,7 +168,8 @@ class SourceShare(_Counted):
 
     @property
     def is_full(self) -> bool:
-        return super().is_full or self._account.is_full
+        account = self._account  # by no calls: it is asked for every answer
+        return self.taken + self.read >= self.share_bytes or account.taken + account.read >= account.share_bytes
 
     @property
     def is_waited_for(self) -> bool:

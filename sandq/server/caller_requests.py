@@ -98,8 +98,8 @@ class CallerRequests:
     @property
     def are_too_many(self) -> bool:
         """So much is not answered yet that nothing more should be taken in."""
-        most = GRANTED_BYTES if self.incoming.is_full else self._most_bytes
-        return self._unanswered_bytes > most
+        unanswered_bytes = self._unanswered_bytes
+        return unanswered_bytes > self._most_bytes or (unanswered_bytes > GRANTED_BYTES and self.incoming.is_full)
 
     async def until_answered(self) -> None:
         """Wait until more may be taken in."""

@@ -165,7 +165,9 @@ class Connection:
         self._reserved_bytes = 0
         """For the frame of which a part has come."""
         self._is_half = False
-        """There is such a frame, and its rest must come in time."""
+        """There is such a frame, and its rest must come in time, ..."""
+        self._due_s = math.inf
+        """... namely until then."""
         self._read_bytes = 0
         """Of answers that the apply thread has read, ever ..."""
         self._let_go_bytes = 0
@@ -179,6 +181,8 @@ class Connection:
         self._room_line = trio.Lock()
         """Of those who wait for room, the first has it."""
         self._reading = trio.CancelScope()
+        self._deadline_s = math.inf
+        """Its deadline: to look at that, and to change it, is not cheap."""
         self._was_told = False
         """Why it is not read any more."""
         self._ending = False
@@ -192,8 +196,11 @@ class Connection:
     @property
     def congested(self) -> bool:
         """So much waits to be sent that nothing more should be made for this client."""
-        most_bytes = ANSWERS_GRANTED_BYTES if self._answers.is_full else self._most_bytes
-        if self.open and self._out.bytes <= most_bytes:
+        waiting_bytes = self._out.bytes
+        is_little = waiting_bytes <= self._most_bytes and (
+            waiting_bytes <= ANSWERS_GRANTED_BYTES or not self._answers.is_full
+        )
+        if self.open and is_little:
             return False
         self._was_congested = True
         return True
@@ -536,6 +543,7 @@ class Connection:
         while True:
             try:
                 if not more:
+                    self._set_deadline(self._due_s)
                     await trio.lowlevel.wait_readable(self._fd)
                     self.turn.begin()
                 elif self.turn.left <= 0:
@@ -666,29 +674,35 @@ class Connection:
     @contextmanager
     def _not_counted(self) -> Iterator[None]:
         """What half a frame waits for here is not taken off the time that its rest has to come."""
-        deadline_s, self._reading.deadline = self._reading.deadline, math.inf
+        self._set_deadline(math.inf)
         began_s = trio.current_time()
         try:
             yield
         finally:
-            self._reading.deadline = deadline_s + trio.current_time() - began_s
+            self._due_s += trio.current_time() - began_s
+
+    def _set_deadline(self, at_s: float) -> None:
+        """End reading then. It is set while the client is waited for: most frames are there."""
+        if at_s != self._deadline_s:
+            self._deadline_s = self._reading.deadline = at_s
 
     async def _expect(self, reader: FrameReader) -> None:
         """A part of a frame has come: there must be room for all of it, and its rest must come in time."""
         wanted = reader.wanted_bytes
         is_large = wanted > GRANTED_BYTES and not self._reserved_bytes
         if is_large:
-            self._reading.deadline = math.inf
+            self._set_deadline(math.inf)
             await self._incoming.reserve(wanted)
             self._reserved_bytes = wanted
         if is_large or not self._is_half:
             self._is_half = True
-            self._reading.deadline = trio.current_time() + FRAME_S + wanted / FRAME_BYTES_PER_S
+            self._due_s = trio.current_time() + FRAME_S + wanted / FRAME_BYTES_PER_S
 
     def _came_whole(self) -> None:
         """What half a frame needed is free again."""
         self._is_half = False
-        self._reading.deadline = math.inf
+        self._due_s = math.inf
+        self._set_deadline(math.inf)
         if self._reserved_bytes:
             self._incoming.give_back(self._reserved_bytes)
             self._reserved_bytes = 0

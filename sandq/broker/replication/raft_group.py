@@ -427,9 +427,12 @@ class RaftGroup:
     def flush(self) -> None:
         """Propose what has gathered, merged into as few entries as the limits allow, up to `PASS_WORK` and
         `PASS_BYTES`. Runs at the start of a tick."""
-        if self._pending and not self.group.is_leader:
+        if not self._pending:
+            return
+        if not self.group.is_leader:
             self._answer_all(self._pending.take_all(), NotLeader("this node does not lead it any more"))
-        reason = self._reason_to_wait(self) if self._pending else None
+            return
+        reason = self._reason_to_wait(self)
         if reason is not None:  # only here are entries stamped
             self._answer_all(self._pending.take_all(), _not_taken(reason))
         left, left_bytes = PASS_WORK, PASS_BYTES

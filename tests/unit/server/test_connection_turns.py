@@ -149,6 +149,7 @@ async def test_what_has_come_is_read_on_within_a_turn(monkeypatch: pytest.Monkey
         await end(turn)
 
     monkeypatch.setattr(Turn, "end", counted)
+
     def handle(connection: Connection, frame: Any) -> None:
         if frame[0] == Type.PRODUCE:
             got.set()
