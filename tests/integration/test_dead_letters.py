@@ -9,7 +9,7 @@ import pytest
 import sandq
 from sandq.errors import InvalidRequest, UnknownGroup
 from sandq.node import Serving
-from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.hand_clock import HandClock, Onward
 from tests.support.nodes.working import connected, take, take_until, values, waits_until_trimmed, with_topic
 from tests.support.waiting import until_answer
 
@@ -232,17 +232,15 @@ async def test_redriving_at_a_rate(timed: Serving, hand: HandClock) -> None:
     hand.hold()
     async with connected(timed) as api, with_topic(api, max_attempts=1):
         ids = await bury(api, 21)
-        told: list[int] = []
+        onward = Onward(hand, 0.25)
 
         def progress(result: sandq.JobResult) -> None:
-            if result.done not in told:  # what may be done by now is done, or soon will be
-                told.append(result.done)
-                hand.forward(0.25)
+            onward.saw(result.done)
 
         begun_ms = hand.now_ms()
         assert await api.dead("t", "g").redrive(rate=20, progress=progress) == (21, 21, 0)
         assert hand.now_ms() - begun_ms >= 1000, "twenty in the second after the first"
-        assert len(told) > 3, "bit by bit"
+        assert onward.different > 3, "bit by bit"
         async with api.subscribe("t", group="g", credit=100) as subscription:
             assert {message.id for message in await take(subscription, 21)} == set(ids)
 

@@ -104,7 +104,7 @@ async def test_priorities_are_not_given_to_other_messages(api: sandq.Client) -> 
 
 
 async def test_why_and_the_tenants_of_a_group(api: sandq.Client) -> None:
-    async with with_topic(api, kind="fair", tenants={"acme": {"max_in_flight": 1, "weight": 2}}):
+    async with with_topic(api, kind="fair", tenants={"acme": {"max_in_flight": 1, "weight": 2}}, retention="1h"):
         ids = [await api.produce("t", b"%d" % n, tenant="acme") for n in range(3)]
         async with api.subscribe("t", group="g", credit=10) as subscription:
             (held,) = await take(subscription, 1, ack=False)

@@ -6,10 +6,14 @@ time pass, not somebody setting it. A node's timers look again whenever it is pu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Final
 
 from sandq.broker.clock.guarded_clock import GuardedClock
 from tests.support.stopped_time import time_of_this_test
+
+LOOKS: Final = 10
 
 
 class HandClock:
@@ -56,3 +60,25 @@ class HandClock:
 
     def now_ms(self) -> int:
         return int(self._now_s() * 1000)
+
+
+class Onward:
+    """Puts a held clock forward for who looks again and again at what a node does bit by bit: when it sees something
+    new, so that the node sets the pace, and after every `LOOKS` looks that saw nothing new. For a node may set a timer
+    for so many ms from now after the clock was put forward, and on a clock that stands that never comes."""
+
+    def __init__(self, hand: HandClock, seconds: float) -> None:
+        self._hand = hand
+        self._seconds = seconds
+        self._looks: Counter[Hashable] = Counter()
+
+    def saw(self, what: Hashable) -> None:
+        """This was seen."""
+        self._looks[what] += 1
+        if self._looks[what] % LOOKS == 1:
+            self._hand.forward(self._seconds)
+
+    @property
+    def different(self) -> int:
+        """How many different things were seen."""
+        return len(self._looks)
