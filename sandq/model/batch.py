@@ -10,9 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from operator import sub
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import google_crc32c
 import zstandard
@@ -75,8 +76,12 @@ class _Stored(NamedTuple):
     bounds: list[int]  # the offsets, once more, as Python's ints; empty for int64
 
 
-_SINGLE = struct.Struct("<4sIBBHIIIQQ II HBBI ii")
-_SINGLE_FIXED = (MAGIC, VERSION, CODEC_NONE, 0, 1, 0, 0, 1, 0, Column.VALUE, TYPE_BYTES, 0, 0)
+_SINGLE_HEAD = struct.Struct("<BBHIIIQQ II HBBI i")
+_SINGLE = struct.Struct(f"<4sI{_SINGLE_HEAD.size}sI")
+"""Magic, crc, what the length of the value tells, and that: the second of its column's offsets."""
+_PADDING: Final = bytes(7)
+_SINGLE_HEADS: Final = 1024
+"""Lengths of values whose heads are remembered."""
 
 
 def plain_single(raw: bytes) -> int | None:
@@ -86,14 +91,22 @@ def plain_single(raw: bytes) -> int | None:
     """
     if len(raw) < _SINGLE.size:
         return None
-    (magic, crc, version, codec, flags, count, size, body, least, most, columns, zero, column, kind, nullable, length,
-     first, last) = _SINGLE.unpack_from(raw)  # fmt: skip
-    fixed = (magic, version, codec, flags, count, least, most, columns, zero, column, kind, nullable, first)
-    if fixed != _SINGLE_FIXED or last < 0 or size != len(raw) or body != size - HEADER_BYTES:
+    magic, crc, head, length = _SINGLE.unpack_from(raw)
+    padding = -length & 7
+    if len(raw) != _SINGLE.size + length + padding or head != _single_head(length) or magic != MAGIC:
         return None
-    if size != _SINGLE.size + _padded(last) or length != 8 + _padded(last) or any(raw[_SINGLE.size + last :]):
+    if padding and raw[-padding:] != _PADDING[:padding]:
         return None
-    return last if google_crc32c.value(raw[CRC_FROM:]) == crc else None
+    return length if google_crc32c.value(raw[CRC_FROM:]) == crc else None
+
+
+@lru_cache(_SINGLE_HEADS)
+def _single_head(length: int) -> bytes:
+    """What stands between the crc and the second offset in a batch of one message with a value of so many bytes."""
+    padded = _padded(length)
+    size = _SINGLE.size + padded
+    header = (VERSION, CODEC_NONE, 0, 1, size, size - HEADER_BYTES, 0, 0)
+    return _SINGLE_HEAD.pack(*header, 1, 0, Column.VALUE, TYPE_BYTES, 0, 8 + padded, 0)
 
 
 def _body(raw: bytes, max_bytes: int) -> memoryview:

@@ -103,6 +103,11 @@ class Session(Protocol):
         Raises SandqError: the request failed (ProtocolError: the connection)."""
         ...
 
+    def gather(self, frames: Sequence[Frame | LargeFrame], requests: dict[int, Mark], mark: Mark) -> int:
+        """Take in as many of the first of these as go together with the PRODUCE before them, and note them among the
+        requests that are not answered yet: how many."""
+        ...
+
     def handled(self) -> None:
         """Everything that came in one turn was handled."""
         ...
@@ -310,8 +315,15 @@ class Connection:
     def reply_each(self, request_ids: Sequence[int], frames: Answer) -> None:
         """Answer several requests."""
         now_s, own, answered_bytes = time.perf_counter(), self._own, 0
-        for request_id in request_ids:
-            mark = self._requests.pop(request_id, None)
+        pop = self._requests.pop
+        marks = [pop(request_id, None) for request_id in request_ids]
+        mark = marks[0] if marks else None
+        if mark is not None and marks.count(mark) == len(marks):  # they came together
+            mark[0].observe(now_s - mark[2], len(marks))
+            mark[4].count(-mark[3] * len(marks))
+            self.send(frames)
+            return
+        for mark in marks:
             if mark is not None:
                 mark[0].observe(now_s - mark[2])
                 if mark[4] is own:
@@ -613,7 +625,8 @@ class Connection:
         produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes)
         own.count(all_bytes)
         other_work = 1 + (came_bytes // max(len(frames), 1) >> SAID_BITS)
-        for one in frames:
+        at, count = 0, len(frames)
+        while at < count:
             # A PRODUCE is not worked on here, and is answered here when it is refused, which is much work.
             if turn.left <= 0 or (kind != _PRODUCE and (self._out.bytes > most_bytes or own.is_busy)):
                 if self._out.bytes > most_bytes:
@@ -623,6 +636,14 @@ class Connection:
                     session.handled()
                     await self._until_worked()
                 await turn.end()
+            if kind == _PRODUCE and mark is not None:
+                together = session.gather(frames[at : at + turn.left], requests, mark)
+                if together:
+                    at += together
+                    turn.left -= together
+                    continue
+            one = frames[at]
+            at += 1
             frame = one if type(one) is list else await self._decode(one)  # type: ignore[arg-type]
             turn.left -= 1 if frame[0] == _PRODUCE else other_work
             if frame[0] != kind:

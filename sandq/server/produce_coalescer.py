@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sandq.model import offsets
 from sandq.model.batch import TYPE_INT64, Batch, Column, encode, plain_single
@@ -17,7 +17,7 @@ from sandq.model.batch_format import HEADER_BYTES, TYPE_OF
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.partition.log.message_log import Stored
 from sandq.partition.produce_validation import is_much
-from sandq.protocol.frames import Frame, encode_replies, encode_reply
+from sandq.protocol.frames import Frame, LargeFrame, Type, encode_replies, encode_reply
 from sandq.protocol.requests import Produce
 
 SMALL_BYTES = 4096
@@ -37,7 +37,10 @@ _ALIKE = (b"\0\0\0", b"\0\1\0")
 _TYPES = [int, int, str, int, int, int, int, int, bytes]
 """Of the fields of a PRODUCE request."""
 
+_PRODUCE: Final = int(Type.PRODUCE)
+
 Done = Callable[[Any], None]
+M = TypeVar("M")
 
 
 @dataclass(slots=True)
@@ -99,6 +102,31 @@ class ProduceCoalescer:
         Produce.parse(frame)  # checks the fields, once for all that are alike
         self._gathered[place] = _Gathered(alike, [frame[1]], [batch])
         return None
+
+    def gather(self, frames: Sequence[Frame | LargeFrame], requests: dict[int, M], mark: M) -> int:
+        """Take in as many of the first of these requests as are just like some that have gathered, and note them among
+        those that are not answered yet: how many. Of many small ones this is most of what they cost."""
+        taken, alike, gathered = 0, None, None
+        for frame in frames:
+            if type(frame) is not list or [*map(type, frame)] != _TYPES or frame[0] != _PRODUCE:
+                break
+            request_id, batch = frame[1], frame[8]
+            if len(batch) > SMALL_BYTES or request_id in requests:
+                break
+            if len(batch) > _VALUE_AT and batch[_COLUMNS_AT] != 1:
+                break  # that is more work
+            this = (frame[2:8], batch[_CODEC_AND_FLAGS])
+            if this != alike:
+                gathered = self._gathered.get((frame[2], frame[3]))
+                if gathered is None or gathered.alike != this:
+                    break
+                alike = this
+            assert gathered is not None
+            gathered.ids.append(request_id)
+            gathered.batches.append(batch)
+            requests[request_id] = mark
+            taken += 1
+        return taken
 
     def flush(self) -> None:
         """Hand on what has gathered."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from sandq.broker.broker import Broker
 from sandq.model.errors import InvalidRequest, ProtocolError
-from sandq.protocol.frames import RESERVED, Frame, Type
+from sandq.protocol.frames import RESERVED, Frame, LargeFrame, Type
+from sandq.server.client_stats import Mark
 from sandq.server.connection import Connection
 from sandq.server.handlers import cluster, connection, consume, groups, jobs, keys, messages, produce, schedules, topics
 from sandq.server.handlers.routes import Context, Handler
@@ -30,6 +31,7 @@ class ClientSession:
         connection.add_hint = info.add_hint
         self._context = Context(broker, connection, info)
         self._flush_produces = self._context.produces.flush
+        self._gather = self._context.produces.gather
         self._startup_gate = StartupGate(HANDLERS, info.waiting)
 
     @property
@@ -51,6 +53,9 @@ class ClientSession:
                 raise InvalidRequest(f"requests of type {kind} are not implemented by this version")
             raise InvalidRequest(f"there are no requests of type {kind}")
         return handler(self._context, frame)
+
+    def gather(self, frames: Sequence[Frame | LargeFrame], requests: dict[int, Mark], mark: Mark) -> int:
+        return self._gather(frames, requests, mark)
 
     def _greet(self, frame: Frame) -> None:
         if frame[0] != Type.HELLO:

@@ -14,6 +14,13 @@ from sandq.server.sender import Sender
 from tests.support.waiting import PATIENCE_S
 
 
+class NothingTogether:
+    """What a session that takes each request alone says of several."""
+
+    def gather(self, frames: Any, requests: Any, mark: Any) -> int:
+        return 0
+
+
 @asynccontextmanager
 async def one_connection(
     make_session: Callable[[Connection], Any], **options: Any

@@ -26,7 +26,7 @@ from sandq.server.caller_requests import AT_ONCE, CONNECTION_REQUESTS_SHARE, GRA
 from sandq.server.connection import PARSED_COPIES, Connection
 from sandq.server.kv_get_coalescer import KvGetCoalescer
 from sandq.server.subscriptions import Subscriptions
-from tests.support.nodes.one_connection import one_connection
+from tests.support.nodes.one_connection import NothingTogether, one_connection
 from tests.support.waiting import until_holds
 
 ADA, BOB = "10.0.0.1", "10.0.0.2"
@@ -34,7 +34,7 @@ GATEWAY = "10.0.0.9"
 SIZE = 4096
 
 
-class Session:
+class Session(NothingTogether):
     """ON_BEHALF says who asks; what is asked is kept, or begun."""
 
     greeted = True

@@ -15,6 +15,7 @@ from sandq.server import tcp
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import SEND_BYTES, Connection
 from sandq.server.tcp import ClientServer
+from tests.support.nodes.one_connection import NothingTogether
 from tests.support.waiting import PATIENCE_S
 
 HERE: Final = "127.0.0.1"
@@ -24,7 +25,7 @@ UNREAD: Final = 64 * SEND_BYTES
 """More than the system takes for a client that does not read."""
 
 
-class Unread:
+class Unread(NothingTogether):
     """A session that sends what its client does not read."""
 
     greeted = True

@@ -14,14 +14,14 @@ from sandq.model.errors import Overloaded
 from sandq.protocol.frames import FrameReader
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import CROWDED_STALL_S, HELLO_S, SEND_BYTES, SEND_STALL_S, Connection
-from tests.support.nodes.one_connection import one_connection
+from tests.support.nodes.one_connection import NothingTogether, one_connection
 
 BUFFER_BYTES = 16 << 10
 """Of a socket; the system doubles it."""
 LARGE = 16 * SEND_BYTES
 
 
-class Session:
+class Session(NothingTogether):
     def __init__(self, greeted: bool) -> None:
         self.greeted = greeted
 

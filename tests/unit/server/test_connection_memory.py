@@ -19,7 +19,7 @@ from sandq.server import connection as connection_module
 from sandq.server.caller_requests import WAITING_BYTES
 from sandq.server.connection import HELLO_BYTES, Connection
 from sandq.server.sender import Sender
-from tests.support.nodes.one_connection import one_connection
+from tests.support.nodes.one_connection import NothingTogether, one_connection
 from tests.support.stopped_time import loop_clock
 from tests.support.waiting import until_holds
 
@@ -28,7 +28,7 @@ __all__ = ["loop_clock"]
 LARGE = 1 << 20
 
 
-class Session:
+class Session(NothingTogether):
     greeted = True
 
     def __init__(self) -> None:

@@ -18,6 +18,7 @@ import trio.testing
 from sandq.model.limits import DEFAULT
 from sandq.server.connection import Connection
 from sandq.server.sender import Sender
+from tests.support.nodes.one_connection import NothingTogether
 from tests.support.waiting import PATIENCE_S
 
 IN_FLIGHT_BYTES = 300_000
@@ -25,7 +26,7 @@ LIMITS = dataclasses.replace(DEFAULT, in_flight_bytes_per_connection=IN_FLIGHT_B
 SMALL = 65_536
 
 
-class Session:
+class Session(NothingTogether):
     greeted = True
 
     def __init__(self) -> None:

@@ -31,13 +31,13 @@ from sandq.server.connection import (
     UNSENT_BYTES,
     Connection,
 )
-from tests.support.nodes.one_connection import one_connection
+from tests.support.nodes.one_connection import NothingTogether, one_connection
 from tests.support.waiting import until_holds
 
 Handle = Callable[[Connection, Any], Awaitable[None] | None]
 
 
-class Session:
+class Session(NothingTogether):
     greeted = True
 
     def __init__(self, connection: Connection, handle: Handle) -> None:

@@ -13,7 +13,7 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import InvalidRequest, Overloaded, SandqError
 from sandq.partition.log.message_log import Stored
-from sandq.protocol.frames import Frame, FrameReader, Type, encode_error
+from sandq.protocol.frames import Frame, FrameReader, LargeFrame, Type, encode_error
 from sandq.protocol.requests import Produce
 from sandq.server.produce_coalescer import SMALL_BYTES, Done, ProduceCoalescer
 
@@ -323,3 +323,44 @@ def test_work_beyond_that_of_a_frame_is_told(broker: Broker) -> None:
     assert with_key > 0
     broker.gathering.add(single(3, bytes(1 << 20)))
     assert broker.spent - with_key > 100
+
+
+def test_requests_like_those_that_have_gathered_are_taken_in_at_once(broker: Broker) -> None:
+    under_way: dict[int, str] = {}
+    frames = [single(number, b"%d" % number, partition=number % 2) for number in range(1, 9)]
+    assert broker.gathering.gather(frames, under_way, "mark") == 0, "the first of each partition is checked"
+    for frame in frames[:2]:
+        assert broker.gathering.add(frame) is None
+    assert broker.gathering.gather(frames[2:], under_way, "mark") == 6
+    assert under_way == dict.fromkeys(range(3, 9), "mark")
+    broker.gathering.flush()
+    assert broker.values() == [[b"1", b"3", b"5", b"7"], [b"2", b"4", b"6", b"8"]]
+    for asked, done in broker.given:
+        done((offsets.pack(1000, 7, asked.partition, 0), 4))
+    assert sorted(broker.codes()) == [(number, "") for number in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        single(5, b"v", topic="other"),
+        single(5, b"v", partition=1),
+        single(5, b"v", key=b"k"),
+        single(5, b"v" * SMALL_BYTES),
+        single(2, b"v"),
+        [int(Type.PRODUCE), 5, "t", 0, 7, 0, 0, 0, encode({Column.VALUE: [b"v"]})],
+        [int(Type.PRODUCE), 5, "t", 0, 0, 0, 0, 0, "text"],
+        [int(Type.PRODUCE), 5, "t", 0],
+        [int(Type.ACK), 5, "t", 0, 0, 0, 0, 0, encode({Column.VALUE: [b"v"]})],
+        LargeFrame(memoryview(bytes(100)), 100),
+    ],
+    ids=lambda frame: str(frame)[:40],
+)
+def test_others_are_not(broker: Broker, other: Any) -> None:
+    """They are looked at alone, behind those that were taken."""
+    under_way = {2: "mark"}
+    broker.gathering.add(single(1, b"1"))
+    assert broker.gathering.gather([single(3, b"3"), other, single(4, b"4")], under_way, "mark") == 1
+    assert [*under_way] == [2, 3]
+    broker.gathering.flush()
+    assert broker.values() == [[b"1", b"3"]]

@@ -19,7 +19,7 @@ from sandq.protocol.frames import FrameReader, Type, encode_frame, encode_reply
 from sandq.server.connection import Connection
 from sandq.server.send_queue import Buffer, SendQueue
 from sandq.server.wire import PlainWire, TransformedWire, Wire
-from tests.support.nodes.one_connection import one_connection
+from tests.support.nodes.one_connection import NothingTogether, one_connection
 from tests.support.stopped_time import loop_clock
 from tests.support.tls import NAME, TlsTransform, contexts
 from tests.support.waiting import until_holds
@@ -130,7 +130,7 @@ def test_bytes_are_held_until_all_that_became_of_them_has_left() -> None:
 # -- a connection -----------------------------------------------------------------------------------------------------
 
 
-class Echo:
+class Echo(NothingTogether):
     """Answers each request with as many bytes as it names."""
 
     greeted = True
