@@ -74,6 +74,7 @@ def _check(what: str, value: int, maximum: int) -> None:
 
 
 def _checked(offset: bytes) -> bytes:
+    """The offset, unless it is none. What is done most often looks itself, and comes here when it is wrong."""
     if len(offset) != OFFSET_BYTES:
         raise InvalidRequest(f"an offset has {OFFSET_BYTES} bytes, not {len(offset)}")
     return offset
@@ -113,12 +114,16 @@ def pack_run(times_ms: Sequence[int], index: int, place: int, partition: int) ->
 
 def deliver_ms(offset: bytes) -> int:
     """The delivery time in an offset, epoch milliseconds."""
-    return int.from_bytes(_checked(offset)[:6], "big")
+    if len(offset) != OFFSET_BYTES:
+        _checked(offset)
+    return int.from_bytes(offset[:6], "big")
 
 
 def shift(offset: bytes, n: int) -> bytes:
     """The offset `n` places on (or back, when negative); InvalidRequest when the place leaves its 20 bits."""
-    number = int.from_bytes(_checked(offset), "big")
+    if len(offset) != OFFSET_BYTES:
+        _checked(offset)
+    number = int.from_bytes(offset, "big")
     place = (number >> 12 & PLACE_MAX) + n
     if not 0 <= place <= PLACE_MAX:
         _check("place", place, PLACE_MAX)
@@ -136,7 +141,10 @@ def behind(offset: bytes) -> bytes:
 
 def distance(base: bytes, offset: bytes) -> int | None:
     """How many places `offset` is after `base` (negative: before); None when more than the place differs."""
-    if _checked(base)[:_PREFIX_BYTES] != _checked(offset)[:_PREFIX_BYTES]:
+    if not len(base) == len(offset) == OFFSET_BYTES:
+        _checked(base)
+        _checked(offset)
+    if base[:_PREFIX_BYTES] != offset[:_PREFIX_BYTES]:
         return None
     places, rest = divmod(int.from_bytes(offset[12:], "big") - int.from_bytes(base[12:], "big"), PLACE_STEP)
     return None if rest else places

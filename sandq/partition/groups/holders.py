@@ -57,7 +57,7 @@ class Holders:
             else:
                 prefix, start, stop = _bounds(base, length)
                 spans = self._spans.setdefault(prefix, [])
-                at = _cut(spans, start, stop, None)
+                at = _cut(spans, start, stop, None) if spans else 0
                 spans.insert(at, _Span(start, stop, holder))
 
     def drop(self, ranges: Iterable[Range], holder: Holder) -> None:
@@ -70,7 +70,10 @@ class Holders:
             prefix, start, stop = _bounds(base, length)
             spans = self._spans.get(prefix)
             if spans is not None:
-                _cut(spans, start, stop, holder)
+                if len(spans) == 1 and spans[0] == (start, stop, holder):  # most often
+                    spans.clear()
+                else:
+                    _cut(spans, start, stop, holder)
                 if not spans:
                     del self._spans[prefix]
 
