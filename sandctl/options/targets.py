@@ -75,7 +75,7 @@ def one(message_id: str | None, unique_key: str | None, tenant: str | None) -> T
 
 def _check_tenant(tenant: str | None, unique_key: str | None) -> None:
     if tenant is not None and unique_key is None:
-        raise click.UsageError("--tenant tells where a unique key lies: it goes with --unique-key")
+        raise click.UsageError("--tenant says whose a unique key is: it goes with --unique-key")
 
 
 def named_or_window(

@@ -17,6 +17,7 @@ level  since    what it adds
 7      v0.3.0   topics of the kinds priority and fair; `max_in_flight_per_key` of timer topics and their groups
 8      v0.3.0   schedules, messages that recur; limits of groups over all partitions (ADR 31)
 9      v0.3.0   rows that say another priority, in place (ADR 33)
+10     v0.3.0   unique keys of fair topics by tenant (ADR 34)
 =====  =======  ===========================================================
 """
 
@@ -40,7 +41,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=9)
+KNOWN: Final = Levels(lowest=1, highest=10)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""

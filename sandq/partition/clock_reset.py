@@ -47,6 +47,7 @@ from sandq.partition.view import Row, View
 LEAST_MS: Final = FAR_MS
 """A floor that is less far ahead is left alone: it is reached before anybody could have done something about it."""
 STEP_ROWS = 1000
+_UNIQUE_TAGS = (rows.UNIQUE, rows.SCOPED_UNIQUE)
 STEP_MESSAGES = 1000
 """Of one step; one row, at least, is gone through as a whole."""
 STEP_BYTES = 8 << 20
@@ -416,7 +417,7 @@ class ClockResets:
         window_ms = max(self._shared.settings["dedup_window_ms"], CANCEL_MEMORY_MS)
         for index_key, _ in found:
             due_ms, key = int.from_bytes(index_key[1:7], "big"), index_key[7:]
-            until_ms = state.new_ms + (window_ms if key[:1] == rows.UNIQUE else CANCEL_MEMORY_MS)
+            until_ms = state.new_ms + (window_ms if key[:1] in _UNIQUE_TAGS else CANCEL_MEMORY_MS)
             if due_ms <= until_ms:
                 continue
             view.delete(index_key)

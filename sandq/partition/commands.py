@@ -19,7 +19,7 @@ from sandq.model.features import FIRST_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.sequence import number_of
-from sandq.partition.levels import GROUP_LIMIT, KEY_LIMIT, RANKED, SCHEDULES
+from sandq.partition.levels import GROUP_LIMIT, KEY_LIMIT, RANKED, SCHEDULES, SCOPED_KEYS
 
 ENTRY_VERSION = 1
 
@@ -63,7 +63,8 @@ What = list[list[Any]] | None
 """Messages of a lease: None (all), or `[[base offset, count | bitmap], ...]`."""
 
 Target = Sequence[Any]
-"""A message by its id, `[TARGET_ID, 16 bytes]`, or by its unique key, `[TARGET_KEY, bytes]`."""
+"""A message by its id, `[TARGET_ID, 16 bytes]`, or by its unique key, `[TARGET_KEY, bytes]`; in a fair topic, from the
+level `SCOPED_KEYS` on, with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`."""
 
 TARGET_ID, TARGET_KEY = 0, 1
 REJECT, REPLACE, IGNORE = 0, 1, 2
@@ -231,6 +232,10 @@ class Cancel(Command):
     type: ClassVar[int] = CommandType.CANCEL
     targets: Sequence[Target]
 
+    @property
+    def needed_level(self) -> int:
+        return SCOPED_KEYS if any([len(target) > 2 for target in self.targets]) else self.feature_level
+
 
 @dataclass(frozen=True, slots=True)
 class Move(Command):
@@ -243,6 +248,8 @@ class Move(Command):
 
     @property
     def needed_level(self) -> int:
+        if any([len(item[0]) > 2 for item in self.items]):
+            return SCOPED_KEYS
         return RANKED if any([len(item) > 3 for item in self.items]) else self.feature_level
 
 

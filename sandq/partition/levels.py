@@ -24,6 +24,8 @@ RANKED: Final = 7
 IN_PLACE: Final = 9
 """Another priority leaves a pending message at its place, among those of that priority; before, it was moved behind
 them."""
+SCOPED_KEYS: Final = 10
+"""A unique key of a fair topic is its tenant's: other tenants may have the same."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

@@ -21,6 +21,7 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "L" group name                     limits of a group: what the partition may have of them
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
+    "U" tenant, 0, unique key          the same in a fair topic, of a message of level 10 and later
     "y" offset 16                      priority that a message of a batch was given later
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
     "F" fire_ms u48, name              schedule that fires then
@@ -56,7 +57,8 @@ from sandq.model.errors import Corruption
 from sandq.model.partitioning import ordering_hash
 from sandq.partition.view import Row, View
 
-LOG, PAYLOAD, TOMBSTONE, MOVED, UNIQUE, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"u", b"n", b"e"
+LOG, PAYLOAD, TOMBSTONE, MOVED, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"n", b"e"
+UNIQUE, SCOPED_UNIQUE = b"u", b"U"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b"w", b"d", b"k", b"b", b"z"
 QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
 JOB = b"j"
@@ -96,12 +98,14 @@ class Range(NamedTuple):
 
 
 class Extra(NamedTuple):
-    """What the log must know of a message beyond its place. `order`: hash of the key in a topic ordered by key."""
+    """What the log must know of a message beyond its place. `order`: hash of the key in a topic ordered by key;
+    `tenant`: None stands for `default`."""
 
     id: bytes
     ttl_ms: int | None
     unique_key: bytes | None
     order: int | None
+    tenant: bytes | None = None
 
 
 class LogEntry(NamedTuple):
@@ -134,6 +138,11 @@ def group_key(group_id: int) -> bytes:
 
 def waiting_key(group_id: int, due_ms: int, seq: int) -> bytes:
     return WAITING + group_id.to_bytes(4, "big") + due_ms.to_bytes(6, "big") + seq.to_bytes(8, "big")
+
+
+def scoped_unique_key(tenant: bytes, unique_key: bytes) -> bytes:
+    """Key of the row of a tenant's unique key. No name of a tenant has a zero byte."""
+    return SCOPED_UNIQUE + tenant + b"\0" + unique_key
 
 
 def hold_key(name: str) -> bytes:
@@ -241,7 +250,7 @@ def message_rows(
     `light`: what the log needs of it (`needed_of`). `is_delay`: its time counts from now on."""
     flags = (FLAG_EXTRA if light else 0) | (FLAG_DELAY if is_delay else 0)
     header = LOG_HEADER.pack(KIND_MESSAGE, flags, 1, created_ms)
-    extra = _extra(original_id or offset, light) if light else None
+    extra = extra_of(original_id or offset, light, fields) if light else None
     whole = fields
     if Column.ORDERING_HASH in light:
         fields = whole = fields | {Column.ORDERING_HASH: light[Column.ORDERING_HASH]}
@@ -255,7 +264,7 @@ def message_rows(
     if ranked:
         light = light | ranked
         header = LOG_HEADER.pack(KIND_MESSAGE, flags | FLAG_EXTRA, 1, created_ms)
-        extra = _extra(original_id or offset, light)
+        extra = extra_of(original_id or offset, light, fields)
     row = header + pack(original_id, None, len(payload), light)
     return [(PAYLOAD + (original_id or offset), payload), (LOG + offset, row)], LogEntry(offset, 1, len(payload), extra)
 
@@ -289,8 +298,11 @@ def is_apart(value: bytes) -> bool:
     return unpack(value[LOG_HEADER.size :])[1] is None
 
 
-def _extra(message_id: bytes, fields: Fields) -> Extra:
-    return Extra(message_id, fields.get(Column.TTL_MS), fields.get(Column.UNIQUE_KEY), fields.get(Column.ORDERING_HASH))
+def extra_of(message_id: bytes, light: Fields, fields: Fields | None = None) -> Extra:
+    """What the log must know of a message. `fields`: all of it, when its tenant may be missing in `light`."""
+    tenant = (light if fields is None else fields).get(Column.TENANT)
+    ttl_ms, unique_key = light.get(Column.TTL_MS), light.get(Column.UNIQUE_KEY)
+    return Extra(message_id, ttl_ms, unique_key, light.get(Column.ORDERING_HASH), tenant)
 
 
 def kept_row(
@@ -318,8 +330,7 @@ def is_immortal(kept: bytes) -> bool:
 def kept_entry(offset: bytes, row: bytes) -> LogEntry:
     """What leasing needs of a message that a group keeps."""
     message_id, _, fields, *_ = unpack(row)
-    extra = Extra(message_id, fields.get(Column.TTL_MS), fields.get(Column.UNIQUE_KEY), order_of(fields))
-    return LogEntry(offset, 1, len(row), extra)
+    return LogEntry(offset, 1, len(row), extra_of(message_id, fields)._replace(order=order_of(fields)))
 
 
 def log_entry(key: bytes, value: bytes) -> LogEntry:
@@ -331,7 +342,7 @@ def log_entry(key: bytes, value: bytes) -> LogEntry:
     # Apart: the row is short and names the payload's size, which is what byte limits go by.
     fields = unpack(value[LOG_HEADER.size :])
     apart = fields[1] is None
-    extra = _extra(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags & FLAG_EXTRA else None
+    extra = extra_of(fields[0] or key[1:], fields[3] if apart else fields[1]) if flags & FLAG_EXTRA else None
     return LogEntry(key[1:], 1, fields[2] if apart else len(value), extra)
 
 

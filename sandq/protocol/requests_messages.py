@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, Self
 
+from sandq.model.errors import InvalidRequest
 from sandq.model.limits import DEFAULT, FIXED
+from sandq.model.names import check_tenant
 from sandq.protocol.fields import OFFSET_BYTES, U32_MAX, U48_MAX, kind_name, one_of
 from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import U48, Bounds, Offset, Partition, Request, choice, each, length
@@ -16,6 +18,7 @@ BY_ID: Final = 0
 BY_UNIQUE_KEY: Final = 1
 PAGE_MAX: Final = 1000
 """Rows of one LIST or DEAD_LIST, items of one MOVE or CANCEL."""
+_TARGETS: Final = ([int, bytes], [int, bytes, str])
 BUCKETS_MAX: Final = 3600
 JOB_ID_BYTES: Final = 16
 
@@ -26,8 +29,14 @@ UNITS: Final = ("second", "minute", "hour")
 
 def check_target(target: Any) -> str | None:
     """What is wrong with the name of a message, if anything."""
-    if type(target) is not list or [*map(type, target)] != [int, bytes] or target[0] not in (BY_ID, BY_UNIQUE_KEY):
-        return f"expected [{BY_ID}, id] or [{BY_UNIQUE_KEY}, unique key]"
+    kinds = [*map(type, target)] if type(target) is list else []
+    if kinds not in _TARGETS or target[0] not in (BY_ID, BY_UNIQUE_KEY) or target[0] == BY_ID < len(target) - 2:
+        return f"expected [{BY_ID}, id], [{BY_UNIQUE_KEY}, unique key] or [{BY_UNIQUE_KEY}, unique key, tenant]"
+    if len(target) > 2:
+        try:
+            check_tenant(target[2])
+        except InvalidRequest as error:
+            return error.message
     size = len(target[1])
     if target[0] == BY_ID and size != OFFSET_BYTES:
         return f"an id has {OFFSET_BYTES} bytes, not {size}"
@@ -56,7 +65,8 @@ def _check_move(item: Any) -> str | None:
 
 
 Target = Annotated[Sequence[Any], check_target]
-"""How a message is named: `[BY_ID, 16 bytes]` or `[BY_UNIQUE_KEY, bytes]`."""
+"""How a message is named: `[BY_ID, 16 bytes]`, `[BY_UNIQUE_KEY, bytes]` or, in a fair topic, `[BY_UNIQUE_KEY, bytes,
+tenant]`: without one it is that of the tenant `default`."""
 PageSize = Annotated[int, Bounds(1, PAGE_MAX)]
 JobId = Annotated[bytes, length(JOB_ID_BYTES)]
 

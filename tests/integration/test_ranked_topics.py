@@ -91,6 +91,41 @@ async def test_pending_messages_are_given_another_priority(api: sandq.Client) ->
         assert later.priority == -3 and later.deliver_at_ms == later.due_ms
 
 
+async def test_tenants_have_unique_keys_of_their_own(api: sandq.Client) -> None:
+    async with with_topic(api, kind="fair"):
+        messages = api.messages("t")
+        ids = {name: await api.produce("t", name, tenant=name, unique_key="k", delay="1h") for name in ("acme", "beta")}
+        ids["default"] = await api.produce("t", "default", unique_key="k", delay="1h")
+        for name in ("acme", "beta"):
+            with pytest.raises(sandq.errors.DuplicateKey):
+                await api.produce("t", "again", tenant=name, unique_key="k")
+        for name, message_id in ids.items():
+            assert (await messages.get(unique_key="k", tenant=name)).id == message_id
+            assert (await messages.why(unique_key="k", tenant=name))["id"] == message_id
+        assert (await messages.get(unique_key="k")).id == ids["default"]
+        with pytest.raises(sandq.errors.NotFound, match="of unique key b'k' of tenant gamma"):
+            await messages.cancel(unique_key="k", tenant="gamma")
+        assert await messages.cancel(unique_key="k", tenant="beta") == ids["beta"]
+        await messages.move(unique_key="k", tenant="acme", delay="2h")
+        assert {one.id async for one in messages.list()} == {ids["acme"], ids["default"]}
+
+
+async def test_other_topics_have_no_tenants_to_name_a_message_by(api: sandq.Client, node: Any, dial: Dial) -> None:
+    async with with_topic(api, kind="priority"):
+        await api.produce("t", b"a", unique_key="k")
+        with pytest.raises(sandq.errors.InvalidRequest, match="priority topic"):
+            await api.messages("t").get(unique_key="k", tenant="acme")
+        raw, named = await dial(node), [1, b"k", "acme"]
+        for kind, asked in (
+            (Type.GET, named),
+            (Type.WHY, named),
+            (Type.CANCEL, [named]),
+            (Type.MOVE, [[named, 0, True]]),
+        ):
+            refused = await raw.call(kind, "t", 0, asked)
+            assert refused[0] == Type.ERROR and "only messages of fair topics have tenants" in refused[3]
+
+
 async def test_priorities_are_not_given_to_other_messages(api: sandq.Client) -> None:
     async with with_topic(api):
         message_id = await api.produce("t", b"a", delay="1h")

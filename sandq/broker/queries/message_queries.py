@@ -27,12 +27,14 @@ from sandq.model.errors import (
     UnknownGroup,
     UnknownPartition,
 )
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import incarnation_of, node_of
-from sandq.model.names import check_name
+from sandq.model.names import FAIR, check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOTHING
+from sandq.partition.levels import SCOPED_KEYS
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.queries import UNITS_S, PartitionQueries
 from sandq.protocol.request import PartitionRequest
@@ -48,7 +50,18 @@ from sandq.protocol.requests_admin import (
     TopicStats,
 )
 from sandq.protocol.requests_log import Fetch, Measure
-from sandq.protocol.requests_messages import Cancel, Forecast, Get, JobStart, JobStatus, JobStop, List, Move, Why
+from sandq.protocol.requests_messages import (
+    Cancel,
+    Forecast,
+    Get,
+    JobStart,
+    JobStatus,
+    JobStop,
+    List,
+    Move,
+    Target,
+    Why,
+)
 
 T = TypeVar("T")
 log = structlog.get_logger("sandq.broker")
@@ -83,9 +96,10 @@ class MessageQueries:
     def cancel(self, request: Cancel, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each target."""
         host = self._host(request)
-        count = len(request.targets)
+        targets = self._known(request, request.targets)
+        count = len(targets)
         size, work = 64 + 96 * count, TARGET_WORK * max(count, 1)
-        host.submit(c.Cancel(request.targets), done, size=size, work=work, line=caller.line)
+        host.submit(c.Cancel(targets), done, size=size, work=work, line=caller.line)
 
     def move(self, request: Move, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each item. Raises InvalidTime."""
@@ -96,15 +110,36 @@ class MessageQueries:
             if not relative and at_ms is not None and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
         host = self._host(request)
+        targets = [item[0] for item in items]
+        known = self._known(request, targets)
+        if known is not targets:
+            items = [[target, *rest] for target, (_, *rest) in zip(known, items, strict=True)]
         count = len(items)
         size, work = 64 + 128 * count, TARGET_WORK * max(count, 1)
         host.submit(c.Move(items), done, size=size, work=work, messages=count, line=caller.line)
 
+    def _known(self, request: PartitionRequest, targets: Sequence[Target]) -> Sequence[Target]:
+        """Names of messages as the cluster knows them: without tenants, below the level at which unique keys are
+        theirs. Raises InvalidRequest where messages have no tenant."""
+        if all([len(target) == 2 for target in targets]):
+            return targets
+        kind = self._broker.topic(request.topic).record.kind
+        if kind != FAIR:
+            raise InvalidRequest(
+                f"topic {request.topic!r} is a {kind} topic: only messages of fair topics have tenants",
+                topic=request.topic,
+            )
+        if (self._broker.node_log.feature_level or FIRST_LEVEL) >= SCOPED_KEYS:
+            return targets
+        return [target[:2] for target in targets]
+
     async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
+        self._known(request, [request.target])
         await self._time.advance_for_states(self._host(request))
         return _found(await self._ask(request, lambda queries: queries.get(request.target), _bytes_of_message))
 
     async def why(self, request: Why, caller: Caller) -> dict[str, Any]:
+        self._known(request, [request.target])
         await self._time.advance_for_states(self._host(request))
         told = _found(await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK))
         delivery = self._broker.partition(request.topic, request.partition)

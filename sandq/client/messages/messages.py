@@ -217,7 +217,7 @@ class Messages:
     async def _partition(self, target: Target, tenant: str | None) -> int:
         """Where a message is: its id tells, or its unique key chose it; in a fair topic, its tenant did."""
         record = await self._cluster.topic(self.topic)
-        kind, data = target
+        kind, data, *_ = target
         if tenant is not None and record.kind != FAIR:
             raise InvalidRequest(
                 f"tenant: topic {self.topic!r} is a {record.kind} topic; one of the kind fair has them"

@@ -11,7 +11,7 @@ from sandq.client.producer.validation import Value, as_unique_key
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest
-from sandq.model.names import check_tenant
+from sandq.model.names import DEFAULT_TENANT, check_tenant
 from sandq.protocol.replies_messages import DeadRecord, MessageRecord
 from sandq.protocol.requests_messages import BY_ID, BY_UNIQUE_KEY, Target
 
@@ -162,7 +162,7 @@ class JobResult(NamedTuple):
 
 
 def target_of(id_text: str | None, unique_key: Value | None, tenant: str | None = None) -> Target:
-    """How the wire names a message that is given by one of the first two. A tenant tells where a unique key lies."""
+    """How the wire names a message, by its id or its unique key, which is a tenant's in a fair topic."""
     if (id_text is None) is (unique_key is None):
         raise InvalidRequest("a message is named by its id or by unique_key=..., one of them")
     if tenant is not None:
@@ -171,10 +171,13 @@ def target_of(id_text: str | None, unique_key: Value | None, tenant: str | None 
             raise InvalidRequest("tenant: it goes with unique_key; an id tells by itself where its message lies")
     if unique_key is None:
         return [BY_ID, offset_model.from_text(str(id_text))]
-    return [BY_UNIQUE_KEY, as_unique_key(unique_key)]
+    key = as_unique_key(unique_key)
+    return [BY_UNIQUE_KEY, key] if tenant in (None, DEFAULT_TENANT) else [BY_UNIQUE_KEY, key, tenant]
 
 
 def target_text(target: Target) -> str:
     """A target, for messages to people."""
-    kind, data = target
+    kind, data, *tenant = target
+    if tenant:
+        return f"of unique key {data[:80]!r} of tenant {tenant[0]}"
     return offset_model.to_text(data) if kind == BY_ID else f"of unique key {data[:80]!r}"

@@ -1,4 +1,4 @@
-"""Unique keys: a producer's own names for its pending messages.
+"""Unique keys: a producer's own names for its pending messages; in a fair topic, those of each tenant.
 
 Row of a key: `[state, id, sender | nil, forgotten at ms | nil]`. A key is *held* until a group makes an attempt at its
 message, then *attempted* until every other group has passed the message too: from then on it is *delivered*, and still
@@ -9,6 +9,9 @@ delivers it.
 A group passes a message also by a seek, by its end, or by being made above it, and no key is looked up then: that an
 attempted one has been passed by all is found by whoever asks for it next, or when the message leaves the log.
 
+Below the level `SCOPED_KEYS` a key was all tenants', and its row did not say whose it is. One that was taken by then
+stays taken for all of them until it is forgotten.
+
 The sender is `[producer id, epoch, sequence, position in the batch]`: a producer that sends a batch again because it
 had no answer meets its own message, which is no conflict. What becomes of a message whose key is taken says
 `resolve_conflict`.
@@ -16,16 +19,18 @@ had no answer meets its own message, which is no conflict. What becomes of a mes
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
+from sandq.model.names import DEFAULT_TENANT, FAIR
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
 from sandq.partition.groups.claim import ACKED, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.levels import OWNERSHIP
+from sandq.partition.levels import OWNERSHIP, SCOPED_KEYS
 from sandq.partition.rows import Extra, LogEntry
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -36,6 +41,7 @@ STORED, REPLACES, IGNORED, REFUSED = 0, 1, 2, 3
 if it is pending; it is not stored, and answered with the id of the other one; it is refused."""
 
 Sender = tuple[int, int, int, int]
+_DEFAULT_TENANT: Final = DEFAULT_TENANT.encode()
 
 
 class Named(NamedTuple):
@@ -44,6 +50,8 @@ class Named(NamedTuple):
     state: int
     id: bytes
     sender: Sender | None
+    row_key: bytes
+    """Of its row."""
 
 
 def resolve_conflict(named: Named, is_pending: bool, on_conflict: int, sender: Sender | None) -> int:
@@ -97,18 +105,22 @@ class UniqueKeys:
         self._groups = groups
         self._expiring_rows = expiring_rows
 
-    def find(self, key: bytes, now_ms: int, view: View) -> Named | None:
-        row = view.get(rows.UNIQUE + key)
-        if row is None:
-            return None
-        state, message_id, sender, forgotten_ms = rows.unpack(row)
-        if forgotten_ms is not None and forgotten_ms <= now_ms:
-            return None
-        return Named(state, message_id, None if sender is None else tuple(sender))
+    def find(self, unique_key: bytes, tenant: bytes | None, now_ms: int, view: View) -> Named | None:
+        """What a key of a tenant (None: `default`) stands for; None: it is free."""
+        for row_key in self._row_keys(unique_key, tenant):
+            row = view.get(row_key)
+            if row is None:
+                continue
+            state, message_id, sender, forgotten_ms = rows.unpack(row)
+            if forgotten_ms is None or forgotten_ms > now_ms:
+                return Named(state, message_id, None if sender is None else tuple(sender), row_key)
+        return None
 
-    def hold(self, key: bytes, message_id: bytes, sender: Sender | None, view: View) -> None:
+    def hold(
+        self, unique_key: bytes, tenant: bytes | None, message_id: bytes, sender: Sender | None, view: View
+    ) -> None:
         """The message of this id is pending under the key."""
-        view.put(rows.UNIQUE + key, rows.pack(HELD, message_id, sender, None))
+        view.put(self._row_keys(unique_key, tenant)[0], rows.pack(HELD, message_id, sender, None))
 
     def mark_delivered(self, group: Group, entry: LogEntry, now_ms: int, view: View) -> None:
         """A group leases the message of a log entry, or it dies there: once every group has passed it, the key refuses
@@ -116,45 +128,57 @@ class UniqueKeys:
         extra = entry.extra
         if extra is None or extra.unique_key is None:
             return
+        row_keys = self._row_keys(extra.unique_key, extra.tenant)
         if self._shared.level < OWNERSHIP:
-            self._end(extra.unique_key, extra.id, (HELD,), DELIVERED, now_ms, self._window_ms, view)
+            self._end(row_keys, extra.id, (HELD,), DELIVERED, now_ms, self._window_ms, view)
         elif not self._groups.is_pending_elsewhere(group, entry.first, view):
-            self._end(extra.unique_key, extra.id, (HELD, ATTEMPTED), DELIVERED, now_ms, self._window_ms, view)
+            self._end(row_keys, extra.id, (HELD, ATTEMPTED), DELIVERED, now_ms, self._window_ms, view)
         else:
-            key = rows.UNIQUE + extra.unique_key
-            found = self._row(key, extra.id, (HELD,), now_ms, view)
-            if found is not None:
-                view.put(key, rows.pack(ATTEMPTED, extra.id, found[2], None))
+            row_key, sender = self._row(row_keys, extra.id, (HELD,), now_ms, view)
+            if row_key is not None:
+                view.put(row_key, rows.pack(ATTEMPTED, extra.id, sender, None))
 
-    def end_attempted(self, key: bytes, named: Named, now_ms: int, view: View) -> None:
-        """Refuse others for `dedup_window` still: every group has passed the message of an attempted key by now."""
-        self._end(key, named.id, (ATTEMPTED,), DELIVERED, now_ms, self._window_ms, view)
+    def end_attempted(self, named: Named, now_ms: int, view: View) -> bool:
+        """Refuse others for `dedup_window` still: every group has passed the message of an attempted key by now.
+        Whether there is such a window."""
+        window_ms = self._window_ms
+        self._end((named.row_key,), named.id, (ATTEMPTED,), DELIVERED, now_ms, window_ms, view)
+        return window_ms > 0
 
     def mark_cancelled(self, extra: Extra, now_ms: int, view: View) -> None:
         """Free the key, and remember it so that a repeated cancel is answered likewise."""
         if extra.unique_key is not None:
             states = (HELD,) if self._shared.level < OWNERSHIP else (HELD, ATTEMPTED, DELIVERED)
-            self._end(extra.unique_key, extra.id, states, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
+            row_keys = self._row_keys(extra.unique_key, extra.tenant)
+            self._end(row_keys, extra.id, states, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
 
-    def release(self, message_id: bytes, unique_key: bytes | None, offset: bytes, now_ms: int, view: View) -> None:
+    def release(self, extra: Extra, offset: bytes, now_ms: int, view: View) -> None:
         """Let go of the key of a message that leaves the log, and no group keeps: free it, if no group ever leased it
         (a seek passed it)."""
-        if unique_key is None:
+        if extra.unique_key is None:
             return
+        row_keys = self._row_keys(extra.unique_key, extra.tenant)
         if self._shared.level >= OWNERSHIP:
             if self._shared.is_ordered and self._groups.is_blocked(offset):
                 return  # a group has it yet to take, from a row of its own
-            self._end(unique_key, message_id, (ATTEMPTED,), DELIVERED, now_ms, self._window_ms, view)
-        self._end(unique_key, message_id, (HELD,), DELIVERED, now_ms, 0, view)
+            self._end(row_keys, extra.id, (ATTEMPTED,), DELIVERED, now_ms, self._window_ms, view)
+        self._end(row_keys, extra.id, (HELD,), DELIVERED, now_ms, 0, view)
 
     @property
     def _window_ms(self) -> int:
         window_ms: int = self._shared.settings["dedup_window_ms"]
         return window_ms
 
+    def _row_keys(self, unique_key: bytes, tenant: bytes | None) -> Sequence[bytes]:
+        """Of the rows that a tenant's key may have; the first is that of one that is taken now."""
+        plain = rows.UNIQUE + unique_key
+        if self._shared.rank != FAIR or self._shared.level < SCOPED_KEYS:
+            return (plain,)
+        return rows.scoped_unique_key(tenant or _DEFAULT_TENANT, unique_key), plain
+
     def _end(
         self,
-        unique_key: bytes,
+        row_keys: Sequence[bytes],
         message_id: bytes,
         states: tuple[int, ...],
         state: int,
@@ -163,22 +187,26 @@ class UniqueKeys:
         view: View,
     ) -> None:
         """Bring the key into another state for `window_ms`, and then forget it, if it is in one of `states`."""
-        key = rows.UNIQUE + unique_key
-        found = self._row(key, message_id, states, now_ms, view)
-        if found is None:
+        row_key, sender = self._row(row_keys, message_id, states, now_ms, view)
+        if row_key is None:
             return
         if window_ms:
-            self._expiring_rows.put(key, now_ms + window_ms, view, state, message_id, found[2])
+            self._expiring_rows.put(row_key, now_ms + window_ms, view, state, message_id, sender)
         else:
-            view.delete(key)
+            view.delete(row_key)
 
     @staticmethod
-    def _row(key: bytes, message_id: bytes, states: tuple[int, ...], now_ms: int, view: View) -> list[Any] | None:
-        """The fields of a key's row, if it is in one of these states, and this message's: another one may have the key
-        by now, or another group have leased the message before."""
-        row = view.get(key)
-        if row is None:
-            return None
-        state, named_id, _, forgotten_ms = fields = rows.unpack(row)
-        is_forgotten = forgotten_ms is not None and forgotten_ms <= now_ms
-        return fields if state in states and named_id == message_id and not is_forgotten else None
+    def _row(
+        row_keys: Sequence[bytes], message_id: bytes, states: tuple[int, ...], now_ms: int, view: View
+    ) -> tuple[bytes | None, Any]:
+        """The key of the row that is in one of these states, and this message's, and its sender; (None, None): another
+        one has the unique key by now, or another group had leased the message before."""
+        for row_key in row_keys:
+            row = view.get(row_key)
+            if row is None:
+                continue
+            state, named_id, sender, forgotten_ms = rows.unpack(row)
+            is_forgotten = forgotten_ms is not None and forgotten_ms <= now_ms
+            if state in states and named_id == message_id and not is_forgotten:
+                return row_key, sender
+        return None, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sandq.model import offsets
-from sandq.model.batch import Column
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import ExpiringRows
 from sandq.partition.dedup.unique_keys import UniqueKeys
@@ -77,7 +76,7 @@ class KeptMessages:
         message_id, _, fields, *_ = rows.unpack(row)
         self.expire_move(offset, message_id, now_ms, view)
         if self._shared.level >= OWNERSHIP and not self.is_in_log(offset, view):
-            self._unique.release(message_id, fields.get(Column.UNIQUE_KEY), offset, now_ms, view)
+            self._unique.release(rows.extra_of(message_id, fields), offset, now_ms, view)
 
     def expire_move(self, offset: bytes, message_id: bytes, now_ms: int, view: View) -> None:
         """Remember only for a while where a message had been moved, once neither the log nor a group has it."""

@@ -65,7 +65,7 @@ class Pending:
         as long to say that there is none as to read that row, once more for each row that a message might have."""
         view.forget_vacant()
         self._inside = []
-        named = {bytes(name) for kind, name in targets if kind == c.TARGET_ID and len(name) == offsets.OFFSET_BYTES}
+        named = {bytes(name) for kind, name, *_ in targets if kind == c.TARGET_ID and len(name) == offsets.OFFSET_BYTES}
         ids = sorted(named)[:AHEAD_IDS]
         if len(ids) < AHEAD_FROM:
             return
@@ -199,10 +199,10 @@ class Pending:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def id_of(self, target: c.Target, now_ms: int, view: View) -> bytes | None:
-        kind, name = target
+        kind, name, *tenant = target
         if kind == c.TARGET_ID:
             return bytes(name)
-        named = self._unique.find(name, now_ms, view)
+        named = self._unique.find(name, tenant[0].encode() if tenant else None, now_ms, view)
         return None if named is None else named.id
 
     def state_of(self, offset: bytes, now_ms: int, view: View) -> str:

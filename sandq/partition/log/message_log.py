@@ -269,13 +269,17 @@ class MessageLog:
             unique_key = fields.get(Column.UNIQUE_KEY)
             if unique_key is not None:
                 sender = (*command.numbers, at) if command.producer_id else None
-                other = self._resolve_conflict(unique_key, command.on_conflict, sender, now_ms, floor_ms, view)
+                tenant = fields.get(Column.TENANT)
+                named = self._unique.find(unique_key, tenant, now_ms, view)
+                other = None
+                if named is not None:
+                    other = self._resolve_conflict(named, command.on_conflict, sender, now_ms, floor_ms, view)
                 if other is not None:
                     column[at], state = other
                     if state is not None:
                         refused.append((at, state))
                     continue
-                self._unique.hold(unique_key, offset, sender, view)
+                self._unique.hold(unique_key, tenant, offset, sender, view)
             self._store_one(offset, fields, AS_PLACED if wanted is None else wanted[at], view)
         return refused
 
@@ -308,15 +312,12 @@ class MessageLog:
         return entry
 
     def _resolve_conflict(
-        self, unique_key: bytes, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
+        self, named: Named, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
     ) -> tuple[bytes, str | None] | None:
         """The id of the message that has the unique key and stays, and how it is if the new one is refused; None when
         the new one may be stored: one that it replaces is cancelled."""
-        named = self._unique.find(unique_key, now_ms, view)
-        if named is None:
-            return None
         if self._shared.level >= OWNERSHIP:
-            return self._resolve_owned(unique_key, named, on_conflict, sender, now_ms, floor_ms, view)
+            return self._resolve_owned(named, on_conflict, sender, now_ms, floor_ms, view)
         found = self.find(named.id, view) if named.state == HELD else None
         is_pending = found is not None and self.is_pending(found.offset, view)
         resolution = resolve_conflict(named, is_pending, on_conflict, sender)
@@ -329,22 +330,14 @@ class MessageLog:
         return None
 
     def _resolve_owned(
-        self,
-        unique_key: bytes,
-        named: Named,
-        on_conflict: int,
-        sender: Sender | None,
-        now_ms: int,
-        floor_ms: int,
-        view: View,
+        self, named: Named, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
     ) -> tuple[bytes, str | None] | None:
         """The same, from the level `OWNERSHIP` on."""
         owned = self.find_owned(named.id, view)
         claim = None if owned is None else self._ownership.claim(owned.offset, view)
-        if named.state == ATTEMPTED and not (claim is not None and claim.pending):
-            self._unique.end_attempted(unique_key, named, now_ms, view)
-            if self._unique.find(unique_key, now_ms, view) is None:
-                return None  # there is no window
+        is_over = named.state == ATTEMPTED and not (claim is not None and claim.pending)
+        if is_over and not self._unique.end_attempted(named, now_ms, view):
+            return None  # there is no window
         resolution = resolve_owned(named, claim, on_conflict, sender)
         if resolution == REFUSED:
             if on_conflict == c.REPLACE and claim is not None:

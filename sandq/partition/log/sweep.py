@@ -147,4 +147,4 @@ class Sweeper:
             view.delete(rows.PAYLOAD + message_id)
             self._kept_messages.expire_move(entry.first, message_id, now_ms, view)
         if entry.extra is not None:
-            self._unique.release(entry.extra.id, entry.extra.unique_key, entry.first, now_ms, view)
+            self._unique.release(entry.extra, entry.first, now_ms, view)

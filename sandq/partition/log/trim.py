@@ -172,8 +172,7 @@ class Trimmer:
             here = bisect_right(gone, last) - bisect_left(gone, entry.first) if gone else 0
             self._delete(key, value, entry, here, now_ms, view)
             if entry.extra is not None:
-                extra = entry.extra
-                self._unique.release(extra.id, extra.unique_key, entry.first, now_ms, view)
+                self._unique.release(entry.extra, entry.first, now_ms, view)
         for offset in gone[: bisect_right(gone, state.trimmed)]:
             self._log.drop_tombstone(offset, now_ms, view)
         self._log.counts.drop_before(offsets.deliver_ms(state.trimmed) // 1000, view)

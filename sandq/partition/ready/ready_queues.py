@@ -426,7 +426,7 @@ class ReadyQueues:
         stop = prefix + offsets.LAST + b"\0"
         window = min(queue.window, self._most_entries)
         found = view.scan(start, stop, limit=window, max_bytes=READ_BYTES)
-        queue.entries.extend([_load(key[-offsets.OFFSET_BYTES :], value) for key, value in found])
+        queue.entries.extend([_load(queue, key, value) for key, value in found])
         self._entries += len(found)
         assert queue.entries, "a queue that has messages has rows of them"
         is_all = sum([entry.length for entry in queue.entries]) == queue.messages
@@ -598,8 +598,7 @@ class ReadyQueues:
             prefix = self._entry_rows + queue.key
             start, stop = prefix + max(first, queue.first), rows.after(prefix + last)
             entries = [
-                _load(key[-offsets.OFFSET_BYTES :], value)
-                for key, value in view.scan(start, stop, limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
+                _load(queue, key, value) for key, value in view.scan(start, stop, limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
             ]
             if (before := self._find(queue, first, view)) is not None:
                 entries.append(before)
@@ -617,7 +616,7 @@ class ReadyQueues:
         else:
             prefix = self._entry_rows + queue.key
             found = view.scan(prefix, rows.after(prefix + offset), limit=1, max_bytes=1, reverse=True)
-            entry = _load(found[0][0][-offsets.OFFSET_BYTES :], found[0][1]) if found else None
+            entry = _load(queue, *found[0]) if found else None
         behind = None if entry is None else offsets.distance(entry.first, offset)
         return entry if entry is not None and behind is not None and 0 <= behind < entry.length else None
 
@@ -757,7 +756,7 @@ class ReadyQueues:
                 found = view.scan(prefix + queue.first, prefix + stop, limit=left, max_bytes=READ_BYTES)
                 left -= max(len(found), 1)
                 for key, row in found:
-                    entry = _load(key[-offsets.OFFSET_BYTES :], row)
+                    entry = _load(queue, key, row)
                     behind = offsets.distance(entry.first, stop)
                     # Messages of one entry have offsets that follow one another; the last may be beyond the bound.
                     count += entry.length if behind is None else min(entry.length, behind)
@@ -789,7 +788,7 @@ def _row(entry: LogEntry) -> bytes:
     return rows.pack(entry.length, entry.size, entry.unit, extra.id, extra.ttl_ms, extra.unique_key)
 
 
-def _load(first: bytes, row: bytes) -> LogEntry:
+def _load(queue: ReadyQueue, key: bytes, row: bytes) -> LogEntry:
     length, size, unit, *fields = rows.unpack(row)
-    extra = Extra(fields[0], fields[1], fields[2], None) if fields else None
-    return LogEntry(first, length, size, extra, unit)
+    extra = Extra(fields[0], fields[1], fields[2], None, queue.tenant.encode()) if fields else None
+    return LogEntry(key[-offsets.OFFSET_BYTES :], length, size, extra, unit)

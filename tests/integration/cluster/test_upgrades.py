@@ -10,10 +10,11 @@ import trio
 
 from sandq.broker.replication.node_log import METADATA_GROUP
 from sandq.metadata.commands import Balance
-from sandq.model.errors import Conflict, StartupError, TooLate
+from sandq.model.errors import Conflict, DuplicateKey, StartupError, TooLate
 from sandq.model.features import KNOWN, Levels
 from sandq.node import run_node
 from sandq.partition.commands import Touch
+from sandq.partition.levels import SCOPED_KEYS
 from tests.support.nodes.found import FoundNodes, found_nodes, refusals
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.three import leading
@@ -90,6 +91,27 @@ async def test_partitions_come_to_the_level_with_the_last_node(tmp_path: Path) -
             assert await client.messages("t").cancel(waiting) == waiting, "it is its producer's while it waits"
         await restart(nodes, "node1")
         await until_holds(lambda: levels_of(nodes) == {KNOWN.highest})
+
+
+async def test_unique_keys_are_their_tenants_once_it_is_known(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, NAMES[0], levels=Levels(1, SCOPED_KEYS - 1)) as nodes, nodes.connect() as client:
+        await client.admin.create_topic("t", kind="fair")
+        messages = client.messages("t")
+        named = [await client.produce("t", "a", tenant="acme", unique_key=key, delay="1h") for key in ("k", "l", "m")]
+        with pytest.raises(DuplicateKey):
+            await client.produce("t", "b", tenant="beta", unique_key="k", delay="1h")
+        assert await messages.cancel(unique_key="l", tenant="acme") == named[1]
+        await messages.move(unique_key="m", tenant="acme", delay="2h")
+
+        await restart(nodes, NAMES[0])
+        await until_holds(lambda: levels_of(nodes) == {KNOWN.highest})
+        with pytest.raises(DuplicateKey):
+            await client.produce("t", "b", tenant="beta", unique_key="k", delay="1h")
+        assert await messages.cancel(unique_key="k", tenant="acme") == named[0]
+        for tenant in ("acme", "beta"):
+            named.append(await client.produce("t", tenant, tenant=tenant, unique_key="k", delay="1h"))
+            assert (await messages.get(unique_key="k", tenant=tenant)).value == tenant.encode()
+        assert len({*named}) == 5
 
 
 def levels_of(nodes: FoundNodes) -> set[int]:

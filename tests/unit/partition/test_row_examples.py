@@ -131,21 +131,22 @@ def test_moved() -> None:
 
 
 def test_unique_keys() -> None:
+    assert rows.scoped_unique_key(b"acme", b"k") == example("scoped-unique-key")
     shared = SharedState({"dedup_window_ms": 600_000, "ordering": "none"})
     groups = GroupTable(shared, LookAheads())
     unique, view = UniqueKeys(shared, groups, ExpiringRows()), view_of()
     first, second = groups.create("g", offsets.FIRST), groups.create("h", offsets.FIRST)
     entry = LogEntry(OFFSET, 1, 100, EXTRA)
-    unique.hold(b"k", OFFSET, SENDER, view)
+    unique.hold(b"k", None, OFFSET, SENDER, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-row")
-    assert unique.find(b"k", T, view) == Named(HELD, OFFSET, SENDER)
-    unique.hold(b"k", OFFSET, None, view)
+    assert unique.find(b"k", None, T, view) == Named(HELD, OFFSET, SENDER, b"uk")
+    unique.hold(b"k", None, OFFSET, None, view)
     unique.mark_delivered(first, entry, T, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-delivered-row")
-    assert unique.find(b"k", T + 599_999, view) == Named(DELIVERED, OFFSET, None)
-    assert unique.find(b"k", T + 600_000, view) is None
+    assert unique.find(b"k", None, T + 599_999, view) == Named(DELIVERED, OFFSET, None, b"uk")
+    assert unique.find(b"k", None, T + 600_000, view) is None
     shared.level = 2
-    unique.hold(b"k", OFFSET, None, view)
+    unique.hold(b"k", None, OFFSET, None, view)
     unique.mark_delivered(first, entry, T, view)
     assert view.get(rows.UNIQUE + b"k") == example("unique-attempted-row")
     first.reader.seek(OFFSET)
@@ -453,7 +454,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 33
+    assert len(tags) == 34
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

@@ -43,13 +43,13 @@ def test_another_message_has_the_key(
 ) -> None:
     for on_conflict, expected in ((c.REJECT, reject), (c.REPLACE, replace), (c.IGNORE, ignore)):
         for before in (FIRST, None):
-            assert resolve_conflict(Named(state, bytes(16), before), is_pending, on_conflict, sender) == expected
+            assert resolve_conflict(Named(state, bytes(16), before, b"uk"), is_pending, on_conflict, sender) == expected
 
 
 @pytest.mark.parametrize("on_conflict", [c.REJECT, c.REPLACE, c.IGNORE])
 def test_a_message_that_is_sent_again_is_answered_and_neither_refused_nor_replaced(on_conflict: int) -> None:
-    assert resolve_conflict(Named(HELD, bytes(16), FIRST), True, on_conflict, FIRST) == IGNORED
-    assert resolve_conflict(Named(DELIVERED, bytes(16), FIRST), False, on_conflict, FIRST) == IGNORED
+    assert resolve_conflict(Named(HELD, bytes(16), FIRST, b"uk"), True, on_conflict, FIRST) == IGNORED
+    assert resolve_conflict(Named(DELIVERED, bytes(16), FIRST, b"uk"), False, on_conflict, FIRST) == IGNORED
 
 
 def test_state_of_the_message_that_keeps_the_key() -> None:
