@@ -58,7 +58,7 @@ def test_keys(ctl: Ctl) -> None:
 
 
 def test_the_log_is_valid_input(ctl: Ctl) -> None:
-    ctl("topic create from --kind compacted")
+    ctl("topic create from --kind compacted --history 1h")
     ctl("kv put from a 1 --header by=ada")
     ctl("kv put from b 2")
     ctl("kv delete from a")
@@ -103,7 +103,7 @@ def test_a_watch_until_it_is_interrupted(ctl: Ctl, output: str) -> None:
 
 
 def test_a_watch_of_some(ctl: Ctl) -> None:
-    ctl("topic create some --kind compacted")
+    ctl("topic create some --kind compacted --history 1h")
     first = ctl("kv put some a 1").out.strip()
     ctl("kv put some a 2")
     ctl("kv put some b 1")

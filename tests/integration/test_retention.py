@@ -8,7 +8,7 @@ import pytest
 
 import sandq
 from sandq.node import Serving
-from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.hand_clock import HandClock, Onward
 from tests.support.nodes.working import (
     connected,
     stored_messages,
@@ -26,9 +26,12 @@ HOUR_MS = 3_600_000
 async def trimmed_in_time(api: sandq.Client, hand: HandClock, topic: str = "t", left: int = 0) -> int:
     """Put the clock forward by minutes until no more is left; when that was."""
 
+    onward = Onward(hand, 300)
+
     async def ask() -> int:
-        hand.forward(300)
-        return await stored_messages(api, topic)
+        count = await stored_messages(api, topic)
+        onward.saw(count)  # and no faster: leases are to live as long as there is nothing to be seen
+        return count
 
     await until_answer(ask, lambda count: count == left)
     return hand.now_ms()

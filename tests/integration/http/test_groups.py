@@ -250,12 +250,12 @@ async def test_beside_the_client(web: Web, web_node: Serving) -> None:
 async def test_limits_of_a_group(web: Web) -> None:
     await topic(web, *"abcde")
     limits = "/topics/t/groups/g/limits"
-    await web.ask("PUT", limits, {"max_in_flight": 2, "rate": "3/s"}, 204)
+    await web.ask("PUT", limits, {"max_in_flight": 2, "rate": "3/m"}, 204)
     assert len(await lease(web, 5)) == 1, "a burst is a tenth of a second's worth, and one at least"
     found = await web.get("/topics/t/groups/g")
-    stands = {"max_in_flight": 2, "rate": "3/s", "burst": 1, "in_flight": 1, "given": None}
-    assert found["limits"] == stands and found["reason"].startswith("it waits for the rate of the group, 3/s: free in")
-    assert (await web.get("/topics/t"))["group_limits"] == {"g": {"max_in_flight": 2, "rate": "3/s", "burst": 1}}
+    stands = {"max_in_flight": 2, "rate": "3/m", "burst": 1, "in_flight": 1, "given": None}
+    assert found["limits"] == stands and found["reason"].startswith("it waits for the rate of the group, 3/m: free in")
+    assert (await web.get("/topics/t"))["group_limits"] == {"g": {"max_in_flight": 2, "rate": "3/m", "burst": 1}}
     await web.ask("PUT", limits, {"max_in_flight": 2}, 204)
     assert len(await lease(web, 5)) == 1
     found = await web.get("/topics/t/groups/g")

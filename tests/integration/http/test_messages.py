@@ -152,7 +152,7 @@ async def test_where_there_is_nothing(web: Web) -> None:
 
 
 async def test_cancel_and_move(web: Web) -> None:
-    await topic(web)
+    await topic(web, settings={"retention": "1h"})
     one = await web.post("/topics/t", {"text": "1", "delay": "1h"})
     two = await web.post("/topics/t", {"text": "2", "delay": "1h", "unique_key": "two"})
     assert await web.delete(f"/topics/t/messages/{one['id']}") == {"id": one["id"]}
