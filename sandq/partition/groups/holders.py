@@ -57,8 +57,11 @@ class Holders:
             else:
                 prefix, start, stop = _bounds(base, length)
                 spans = self._spans.setdefault(prefix, [])
-                at = _cut(spans, start, stop, None) if spans else 0
-                spans.insert(at, _Span(start, stop, holder))
+                span = _Span(start, stop, holder)
+                if not spans or spans[-1].stop <= start:  # most often: a row is leased from its beginning to its end
+                    spans.append(span)
+                else:
+                    spans.insert(_cut(spans, start, stop, None), span)
 
     def drop(self, ranges: Iterable[Range], holder: Holder) -> None:
         """This holder has these messages no longer, if nobody else got them from it before."""
@@ -70,8 +73,8 @@ class Holders:
             prefix, start, stop = _bounds(base, length)
             spans = self._spans.get(prefix)
             if spans is not None:
-                if len(spans) == 1 and spans[0] == (start, stop, holder):  # most often
-                    spans.clear()
+                if spans[0] == (start, stop, holder):  # and is acked likewise
+                    del spans[0]
                 else:
                     _cut(spans, start, stop, holder)
                 if not spans:

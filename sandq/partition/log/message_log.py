@@ -198,9 +198,10 @@ class MessageLog:
         give_way, stamp_ms = self._shared.give_way, self._shared.stamp_ms
         batch = Batch.parse(command.batch)
         give_way()
-        times, column = placed_each(batch, index, place, self.partition, stamp_ms, floor_ms)
+        wanted_ms = wanted_times(batch, stamp_ms)
+        times, column = _placed(wanted_ms, index, place, self.partition, floor_ms)
         give_way()
-        wanted = wanted_each(batch, stamp_ms, times) if self._shared.level >= CLOCK_RESET else None
+        wanted = wanted_each(batch, stamp_ms, wanted_ms, times) if self._shared.level >= CLOCK_RESET else None
         give_way()
         messages = decode_fields(batch)
         give_way()
@@ -226,7 +227,7 @@ class MessageLog:
         self, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, view: View
     ) -> None:
         stamp_ms = self._shared.stamp_ms
-        kinds = {AS_PLACED} if wanted is None else set(wanted)
+        kinds = {AS_PLACED} if wanted is None else _different(wanted)
         stored = None
         if kinds <= {AS_PLACED} or kinds <= {FROM_STAMP}:
             stored = rows.plain_rows(column, stamp_ms, messages, is_delay=kinds == {FROM_STAMP})
@@ -644,8 +645,19 @@ def placed_each(
     batch: Batch, index: int, place: int, partition: int, stamp_ms: int, floor_ms: int
 ) -> tuple[list[int], list[bytes]]:
     """Times and offsets of a batch's messages, each at a time of its own; `place` is the first one's."""
-    times = [min(max(at_ms, floor_ms), offsets.U48_MAX) for at_ms in wanted_times(batch, stamp_ms)]
+    return _placed(wanted_times(batch, stamp_ms), index, place, partition, floor_ms)
+
+
+def _placed(wanted: list[int], index: int, place: int, partition: int, floor_ms: int) -> tuple[list[int], list[bytes]]:
+    times = wanted
+    if wanted and (min(wanted) < floor_ms or max(wanted) > offsets.U48_MAX):
+        times = [min(max(at_ms, floor_ms), offsets.U48_MAX) for at_ms in wanted]
     return times, offsets.pack_run(times, index, place, partition)
+
+
+def _different(wanted: list[Wanted]) -> set[Wanted]:
+    """Which there are: most often one."""
+    return {wanted[0]} if wanted.count(wanted[0]) == len(wanted) else set(wanted)
 
 
 def _first(entry: LogEntry) -> bytes:

@@ -122,8 +122,8 @@ class MessageReader:
         loose_bytes = 0
         picked: list[tuple[int, int]] = []
         picked_row: _BatchRow | None = None
-        ahead = self._ahead
-        for base, count in _around_others(view, ranges):
+        ahead, has_others = self._ahead, priorities.are_there(view)
+        for base, count in _around_others(view, ranges) if has_others else ranges:
             key = rows.LOG + base
             value = ahead.get(key)
             row: _BatchRow | None = None
@@ -135,7 +135,7 @@ class MessageReader:
                 row, message = self._find(view, base)
                 if message is not None:
                     alone = [message]
-                elif row is not None and priorities.between(view, base, count):
+                elif has_others and row is not None and priorities.between(view, base, count):
                     row, alone = None, [*self.messages(view, [Range(base, count)])]
             if row is not picked_row:
                 if picked_row is not None:
@@ -240,7 +240,8 @@ class MessageReader:
         known = self._wanted if row is self._row else None
         if known is None:
             batch = self._parsed(row)
-            known = wanted_each(batch, row.created_ms, [offsets.deliver_ms(row.base)] * batch.count)
+            wanted = wanted_times(batch, row.created_ms)
+            known = wanted_each(batch, row.created_ms, wanted, [offsets.deliver_ms(row.base)] * batch.count)
             if row is self._row:
                 self._wanted = known
         return known
@@ -335,12 +336,11 @@ def wanted_times(batch: Batch, stamp_ms: int) -> list[int]:
     return [start_ms + (asked_ms or 0) for asked_ms in asked]
 
 
-def wanted_each(batch: Batch, stamp_ms: int, times: list[int]) -> list[Wanted]:
-    """What rows say of when each message of a batch was wanted, which is placed at these times."""
-    asked = [0] * batch.count if batch.relative else batch.int_column(Column.DELIVER_MS) or [0] * batch.count
-    wanted = wanted_times(batch, stamp_ms)
-    if wanted == times and (batch.relative or all(asked)):
+def wanted_each(batch: Batch, stamp_ms: int, wanted: list[int], times: list[int]) -> list[Wanted]:
+    """What rows say of when each message of a batch was wanted (`wanted_times`), which is placed at these times."""
+    if wanted == times and (batch.relative or batch.min_deliver_ms > 0):  # no time is missing
         return [FROM_STAMP if batch.relative else AS_PLACED] * batch.count  # as ever, while the floor is not ahead
+    asked = [0] * batch.count if batch.relative else batch.int_column(Column.DELIVER_MS) or [0] * batch.count
     return [
         Wanted.of(at_ms if asked_ms else max(at_ms, stamp_ms), placed_ms, not asked_ms)
         for asked_ms, at_ms, placed_ms in zip(asked, wanted, times, strict=True)

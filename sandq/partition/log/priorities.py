@@ -23,7 +23,7 @@ def put(view: View, offset: bytes, priority: int) -> None:
 
 def of(view: View, offset: bytes) -> int | None:
     """Return the priority that a message has beside its row; None: what that says counts."""
-    if not _are_there(view):
+    if not are_there(view):
         return None
     value = view.get(rows.PRIORITY + offset)
     return None if value is None else _load(value)
@@ -32,12 +32,14 @@ def of(view: View, offset: bytes) -> int | None:
 def between(view: View, first: bytes, length: int) -> dict[bytes, int]:
     """Return the priorities, by offset, of those messages of a row that have another one than it says: of so many of
     them, from `first` on."""
+    if view.has_priorities is False:  # most often
+        return {}
     return among(view, first, offsets.shift(first, length - 1))
 
 
 def among(view: View, first: bytes, last: bytes) -> dict[bytes, int]:
     """As `between`, of messages of several rows."""
-    if not _are_there(view):
+    if not are_there(view):
         return {}
     found = view.scan(rows.PRIORITY + first, rows.after(rows.PRIORITY + last), limit=_ALL, max_bytes=_ALL)
     return {key[1:]: _load(value) for key, value in found}
@@ -58,7 +60,8 @@ def drop(view: View, first: bytes, length: int) -> None:
         view.delete(rows.PRIORITY + first)
 
 
-def _are_there(view: View) -> bool:
+def are_there(view: View) -> bool:
+    """Return whether there may be some at all."""
     if view.has_priorities is None:
         view.has_priorities = bool(view.scan(*rows.tag_bounds(rows.PRIORITY), limit=1, max_bytes=1))
     return view.has_priorities
