@@ -103,9 +103,11 @@ class Session(Protocol):
         Raises SandqError: the request failed (ProtocolError: the connection)."""
         ...
 
-    def gather(self, frames: Sequence[Frame | LargeFrame], requests: dict[int, Mark], mark: Mark) -> int:
-        """Take in as many of the first of these as go together with the PRODUCE before them, and note them among the
-        requests that are not answered yet: how many."""
+    def gather(
+        self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, Mark], mark: Mark
+    ) -> int:
+        """Take in so many from the `first` on, as long as they go together with the PRODUCE before them, and note them
+        among the requests that are not answered yet: how many."""
         ...
 
     def handled(self) -> None:
@@ -637,7 +639,7 @@ class Connection:
                     await self._until_worked()
                 await turn.end()
             if kind == _PRODUCE and mark is not None:
-                together = session.gather(frames[at : at + turn.left], requests, mark)
+                together = session.gather(frames, at, turn.left, requests, mark)
                 if together:
                     at += together
                     turn.left -= together

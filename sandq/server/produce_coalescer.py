@@ -22,6 +22,8 @@ from sandq.protocol.requests import Produce
 
 SMALL_BYTES = 4096
 """A larger batch gains nothing from company."""
+TOGETHER: Final = 512
+"""Requests that are handed on as one: where that is refused they are looked at, and answered, one by one in one go."""
 ALONE_WORK: Final = 16
 """Of a batch that does not go with others, beside its bytes."""
 COLUMNS_WORK: Final = 12
@@ -96,6 +98,8 @@ class ProduceCoalescer:
         if gathered is not None and gathered.alike == alike:
             gathered.ids.append(frame[1])
             gathered.batches.append(batch)
+            if len(gathered.ids) >= TOGETHER:
+                self.flush()
             return None
         if gathered is not None:
             self.flush()
@@ -103,11 +107,15 @@ class ProduceCoalescer:
         self._gathered[place] = _Gathered(alike, [frame[1]], [batch])
         return None
 
-    def gather(self, frames: Sequence[Frame | LargeFrame], requests: dict[int, M], mark: M) -> int:
-        """Take in as many of the first of these requests as are just like some that have gathered, and note them among
-        those that are not answered yet: how many. Of many small ones this is most of what they cost."""
-        taken, alike, gathered = 0, None, None
-        for frame in frames:
+    def gather(
+        self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, M], mark: M
+    ) -> int:
+        """Take in so many requests from the `first` on, as long as they are just like some that have gathered, and note
+        them among those that are not answered yet: how many. Of many small ones this is most of what they cost."""
+        alike, gathered = None, None
+        stop = min(first + most, len(frames))
+        for at in range(first, stop):
+            frame = frames[at]
             if type(frame) is not list or [*map(type, frame)] != _TYPES or frame[0] != _PRODUCE:
                 break
             request_id, batch = frame[1], frame[8]
@@ -122,11 +130,14 @@ class ProduceCoalescer:
                     break
                 alike = this
             assert gathered is not None
+            if len(gathered.ids) >= TOGETHER - 1:
+                break  # the last of them
             gathered.ids.append(request_id)
             gathered.batches.append(batch)
             requests[request_id] = mark
-            taken += 1
-        return taken
+        else:
+            return stop - first
+        return at - first
 
     def flush(self) -> None:
         """Hand on what has gathered."""

@@ -171,7 +171,7 @@ class LogReader:
         """Note how large the largest of these entries is."""
         for entry in added:
             if entry.extra is not None:
-                size = 2 * ENTRY_BYTES + len(entry.extra.unique_key or b"")
+                size = 2 * ENTRY_BYTES + len(entry.extra.unique_key or b"") + len(entry.extra.tenant or b"")
                 self._entry_bytes = max(self._entry_bytes, size)
 
     def _count(self) -> None:

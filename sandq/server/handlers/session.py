@@ -54,8 +54,10 @@ class ClientSession:
             raise InvalidRequest(f"there are no requests of type {kind}")
         return handler(self._context, frame)
 
-    def gather(self, frames: Sequence[Frame | LargeFrame], requests: dict[int, Mark], mark: Mark) -> int:
-        return self._gather(frames, requests, mark)
+    def gather(
+        self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, Mark], mark: Mark
+    ) -> int:
+        return self._gather(frames, first, most, requests, mark)
 
     def _greet(self, frame: Frame) -> None:
         if frame[0] != Type.HELLO:

@@ -17,7 +17,7 @@ from tests.support.waiting import PATIENCE_S
 class NothingTogether:
     """What a session that takes each request alone says of several."""
 
-    def gather(self, frames: Any, requests: Any, mark: Any) -> int:
+    def gather(self, frames: Any, first: int, most: int, requests: Any, mark: Any) -> int:
         return 0
 
 
