@@ -13,7 +13,7 @@ from sandctl.output.results import done, show_one
 if TYPE_CHECKING:
     from sandq.client import Client, TopicRecord
 
-_OF_TENANT = ("tenant", "ready", "in_flight", "max_in_flight", "weight")
+_OF_TENANT = ("tenant", "ready", "in_flight", "max_in_flight", "weight", "rate", "burst", "free_ms")
 
 
 @click.group()

@@ -11,6 +11,7 @@ from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
+from sandq.model.rates import rate_text
 from sandq.model.times import format_instant
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.leases import Waiting
@@ -107,15 +108,16 @@ def _are_of_one(key: bytes, other: bytes) -> bool:
 
 def tenant_rows(group: Group, ready: ReadyQueues, now_ms: int) -> list[dict[str, Any]]:
     """What tenants of a fair topic have in a group: of those with the most ready, and then the most in flight. What is
-    due and was not put into ready queues yet is not counted."""
+    due and was not put into ready queues yet is not counted. `free_ms`: when the next message of one may go that its
+    rate holds up."""
     waiting = ready.count_by_tenant()
     for entry in group.waiting.values():
         if entry.queue is not None and entry.due_ms <= now_ms:
             waiting[queue_keys.tenant_of(entry.queue)] += entry.ranges.messages
-    return list(_rows(ready, waiting))
+    return list(_rows(ready, waiting, now_ms))
 
 
-def _rows(ready: ReadyQueues, waiting: Counter[str]) -> Iterator[dict[str, Any]]:
+def _rows(ready: ReadyQueues, waiting: Counter[str], now_ms: int) -> Iterator[dict[str, Any]]:
     flying = ready.in_flight
     order = {tenant: (-waiting[tenant], -flying[tenant], tenant) for tenant in (*waiting, *flying)}
     for tenant in nsmallest(TENANTS, order, key=order.__getitem__):
@@ -126,4 +128,7 @@ def _rows(ready: ReadyQueues, waiting: Counter[str]) -> Iterator[dict[str, Any]]
             "in_flight": flying[tenant],
             "max_in_flight": rule.max_in_flight,
             "weight": rule.weight,
+            "rate": None if rule.pace is None else rate_text(rule.pace.interval_us),
+            "burst": None if rule.pace is None else rule.pace.burst,
+            "free_ms": free_ms if (free_ms := ready.paced_ms(tenant)) is not None and free_ms > now_ms else None,
         }

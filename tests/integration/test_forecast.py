@@ -57,6 +57,20 @@ async def check(api: sandq.Client, due_ms: list[int]) -> None:
         assert (told.buckets, told.later) == expected(due_ms, told.now_ms, unit, count), (unit, count)
 
 
+async def test_it_says_what_was_scheduled_by_priority_and_tenant(hand: HandClock, api: sandq.Client) -> None:
+    """Also when another priority has left it where it is."""
+    start_ms = hand.now_ms() + 3_600_000
+    await api.admin.create_topic("t", kind="fair", partitions=2)
+    steps = [number % 7 * 60_000 for number in range(40)]
+    ids = [
+        await api.produce("t", b"m", deliver_at=start_ms + step_ms, tenant=f"t{step_ms % 3}", priority=step_ms % 5)
+        for step_ms in steps
+    ]
+    await api.messages("t").set_priority(ids[0], priority=-9)
+    await api.messages("t").cancel(ids[1])
+    await check(api, [start_ms + step_ms for at, step_ms in enumerate(steps) if at != 1])
+
+
 @pytest.mark.parametrize("partitions", [1, 4])
 async def test_it_says_what_was_scheduled(hand: HandClock, api: sandq.Client, partitions: int) -> None:
     await api.admin.create_topic("t", partitions=partitions)

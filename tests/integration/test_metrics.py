@@ -117,6 +117,16 @@ async def test_every_gauge_of_a_group_has_the_value_it_must_have(walked: tuple[S
     assert found("group_oldest_unacked_age_seconds", topic="t", group="g") == pytest.approx(1.1, abs=0.05)
 
 
+async def test_a_paused_group_shows_that_it_is(walked: tuple[Serving, sandq.Client]) -> None:
+    node, client = walked
+    assert (await scrape(node))("group_paused", topic="t", group="g") == 0
+    await client.admin.pause_group("t", "g")
+    found = await scrape(node)
+    assert (found("group_paused", topic="t", group="g"), found("group_stalled", topic="t", group="g")) == (1, 0)
+    await client.admin.resume_group("t", "g")
+    assert (await scrape(node))("group_paused", topic="t", group="g") == 0
+
+
 async def test_nothing_is_early_and_lateness_is_of_the_first_delivery(walked: tuple[Serving, sandq.Client]) -> None:
     found = await scrape(walked[0])
     assert found("early_deliveries_total") == 0

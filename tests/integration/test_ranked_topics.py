@@ -146,9 +146,8 @@ async def test_why_and_the_tenants_of_a_group(api: sandq.Client) -> None:
             (group,) = (await api.messages("t").why(ids[1]))["groups"]
             assert (group["state"], group["reason"]) == ("ready", "tenant acme has 1 of 1 messages in flight")
             (row,) = await api.admin.groups("t")
-            assert row["tenants"] == [
-                {"tenant": "acme", "ready": 2, "in_flight": 1, "max_in_flight": 1, "weight": 2},
-            ]
+            acme = {"tenant": "acme", "ready": 2, "in_flight": 1, "max_in_flight": 1, "weight": 2}
+            assert row["tenants"] == [acme | {"rate": None, "burst": None, "free_ms": None}]
             await held.ack()
             assert values(await take(subscription, 2)) == [b"1", b"2"]
         found = await api.messages("t").why(ids[1])

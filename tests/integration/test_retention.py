@@ -74,6 +74,40 @@ async def test_what_was_acked_stays_for_its_retention(timed: Serving, hand: Hand
         assert (await api.admin.stats("t"))[0]["bytes"] == 0
 
 
+@pytest.mark.parametrize("kind", ["priority", "fair"])
+async def test_what_was_acked_of_ranked_messages_stays_for_its_retention(
+    timed: Serving, hand: HandClock, kind: str
+) -> None:
+    hand.hold()
+    async with connected(timed) as api, with_topic(api, kind=kind, retention="1h"):
+        for number in (2, 0, 1):
+            await api.produce("t", b"%d" % number, priority=number)
+        async with api.subscribe("t", group="g", credit=1) as subscription:
+            assert values(await take(subscription, 3)) == [b"0", b"1", b"2"]
+            acked_ms = hand.now_ms()
+            hand.forward(1)
+            assert await fetched(api) == [b"2", b"0", b"1"], "as it was stored"
+            await api.admin.seek_group("t", "g", "earliest")
+            assert values(await take(subscription, 3)) == [b"0", b"1", b"2"], "ranked anew"
+            assert await trimmed_in_time(api, hand) >= acked_ms + HOUR_MS, "not before its time"
+
+
+@pytest.mark.parametrize("kind", ["priority", "fair"])
+async def test_a_ranked_log_keeps_what_its_groups_acked_for_a_time(timed: Serving, hand: HandClock, kind: str) -> None:
+    hand.hold()
+    async with connected(timed) as api, with_topic(api, kind=kind, delete_on_ack=False, retain="1h", lease="12h"):
+        old = await api.produce("t", b"old", priority=5)
+        async with api.subscribe("t", group="g", credit=1, auto_extend=False) as subscription:
+            await take(subscription, 1)
+            assert await trimmed_in_time(api, hand) >= sandq.offset_time_ms(old) + HOUR_MS, "not before its time"
+            await api.produce("t", b"held", priority=9)
+            (held,) = await take(subscription, 1, ack=False)
+            await others_are_trimmed(api, hand, kind=kind, delete_on_ack=False, retain="1h")
+            assert (await api.messages("t").get(held.id)).state == "leased", "a group has it yet to ack, however old"
+            await held.ack()
+            await trimmed_in_time(api, hand)
+
+
 async def test_what_a_group_has_yet_to_take_stays_however_old(api: sandq.Client) -> None:
     await api.admin.create_topic("t", retention="0s")
     for group in ("slow", "fast"):

@@ -1,6 +1,7 @@
 """Priority and fair topics on three nodes under every fault there is a name for: nothing acknowledged is lost or stored
 twice, nothing is early, nothing that was acked comes again, and all replicas are the same, those that were started
-anew included. In the end everything heals, and all that is left is delivered.
+anew and those that got a snapshot included. No tenant has more out than it may, whoever leads. In the end everything
+heals, and all that is left is delivered.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def run_world(seed: int, steps: int = STEPS) -> RankedWorld:
 @pytest.mark.parametrize("block", few_of(range(BLOCKS), 1))
 def test_worlds(block: int) -> None:
     worlds = run_each(run_world, range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS))
-    for what, least in (("crashes", 10), ("elections", 10), ("compared", 30)):
+    for what, least in (("crashes", 10), ("elections", 10), ("compared", 30), ("snapshots", 0)):
         assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
     assert {world.topic.kind == FAIR for world in worlds} == {True, False}
     oracles = [world.clients.oracle for world in worlds]
@@ -37,6 +38,7 @@ def test_worlds(block: int) -> None:
     assert sum(oracle.redeliveries for oracle in oracles) > 200
     assert sum(message.cancelled for oracle in oracles for message in oracle.sent.values()) > 5
     assert sum(world.clients.ranked for world in worlds) > 20, "too little happens: other priorities"
+    assert sum(oracle.at_most for oracle in oracles) > 2, "too little happens: tenants with all out that they may"
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,6 +38,7 @@ class Sent:
     """Likewise; it stays when the message moves."""
     key: bytes | None = None
     unique_key: bytes | None = None
+    tenant: bytes = b"default"
     moving: int = 0
     """Moves that were asked for and not answered: it may stand in its old place or in a new one."""
     vague: bool = False
@@ -88,6 +90,10 @@ class Oracle:
     redeliveries: int = 0
     per_key: int = 1
     """So many messages of a key may be out at once."""
+    per_tenant: Callable[[bytes], int | None] = lambda tenant: None
+    """And so many of a tenant."""
+    at_most: int = 0
+    """How often a tenant had as many out as it may."""
     seen: set[tuple[str, bytes]] = field(default_factory=set)
 
     def delivered(self, group: str, delivery: Delivery) -> list[tuple[bytes, bytes]]:
@@ -106,7 +112,7 @@ class Oracle:
                 sent.seen_at = offset
             assert payload not in self.acked[group], f"{payload!r} was acked in {group} and comes again"
             holder = self._holder(group, payload)
-            self._check_order(group, sent, delivery)
+            self._check_limits(group, sent)
             if holder is not None and holder[0] != delivery.token and not self.seeks[group]:
                 assert holder[1] <= self.clock.reached_ms, f"{payload!r} is leased twice at once in {group}"
                 assert delivery.token > holder[0], f"{payload!r} comes with an older token"
@@ -126,18 +132,31 @@ class Oracle:
         for sent in self.sent.values():
             sent.placed_anew = True
 
-    def _check_order(self, group: str, sent: Sent, delivery: Delivery) -> None:
-        """Where keys have a limit, not so many other messages of this key are held by somebody."""
-        if not self.ordered or sent.key is None or self.seeks[group]:
+    def _check_limits(self, group: str, sent: Sent) -> None:
+        """Where keys or tenants have a limit, not so many other messages of this one are held by somebody."""
+        if self.seeks[group]:
             return
-        others = []
-        for (of_group, payload), holder in self.holders.items():
-            if holder[0] < self.set_back_token:
-                continue
-            unsure = (payload, holder[0]) in self.unsure[group]
-            if of_group == group and payload != sent.payload and self.sent[payload].key == sent.key and not unsure:
-                others += [payload] if holder[1] > self.clock.reached_ms else []
-        assert len(others) < self.per_key, f"{others!r} and {sent.payload!r} of one key are out at once"
+        if self.ordered and sent.key is not None:
+            others = self._held(group, sent, lambda other: other.key == sent.key)
+            assert len(others) < self.per_key, f"{others!r} and {sent.payload!r} of one key are out at once"
+        most = self.per_tenant(sent.tenant)
+        if most is not None:
+            others = self._held(group, sent, lambda other: other.tenant == sent.tenant)
+            assert len(others) < most, f"{others!r} and {sent.payload!r} of tenant {sent.tenant!r} are out at once"
+            self.at_most += len(others) == most - 1
+
+    def _held(self, group: str, sent: Sent, is_alike: Callable[[Sent], bool]) -> list[bytes]:
+        """Other messages that are held."""
+        return [
+            payload
+            for (of_group, payload), (token, deadline_ms, _) in self.holders.items()
+            if of_group == group
+            and payload != sent.payload
+            and is_alike(self.sent[payload])
+            and token >= self.set_back_token
+            and (payload, token) not in self.unsure[group]
+            and deadline_ms > self.clock.reached_ms
+        ]
 
     def confirm(self, group: str, payload: bytes) -> None:
         """An ack was confirmed. A seek that is under way may undo it."""

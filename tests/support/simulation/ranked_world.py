@@ -14,6 +14,7 @@ from sandq.partition import commands as c
 from sandq.partition.groups import ranked_grants
 from sandq.partition.log import sweep
 from sandq.partition.ready import ready_queues
+from sandq.partition.ready.tenant_rules import TenantRules
 from tests.support.simulation.cluster_clients import Clients
 from tests.support.simulation.cluster_node import topic_of
 from tests.support.simulation.cluster_world import DRIFT_MS, NAMES, ClusterWorld
@@ -32,9 +33,13 @@ RULES: tuple[dict[str, Any], ...] = (
 class RankedClients(Clients):
     """Their messages have priorities and tenants, which they change now and then."""
 
-    def __init__(self, *args: Any, is_fair: bool, seed: int, **options: Any) -> None:
+    def __init__(self, *args: Any, topic: Topic, seed: int, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._is_fair = is_fair
+        self._is_fair = topic.kind == FAIR
+        rules = TenantRules.of(topic.settings)
+        self._rules_change = random.Random(f"rules of {seed}").random() < 0.3
+        if not self._rules_change:
+            self.oracle.per_tenant = lambda tenant: rules.find(tenant.decode()).max_in_flight
         self._rank_rng = random.Random(f"ranks of {seed}")
         self.ranked = 0
         """Messages that got another priority."""
@@ -47,13 +52,15 @@ class RankedClients(Clients):
         if self._is_fair and rng.random() < 0.8:
             one = rng.choice(TENANTS)
             columns[Column.TENANT] = [one if rng.random() < 0.5 else rng.choice(TENANTS) for _ in sent]
+            for message, tenant in zip(sent, columns[Column.TENANT], strict=True):
+                message.tenant = tenant or b"default"
         return sent, columns
 
     def act(self) -> None:
         super().act()
         if self._rank_rng.random() < 0.04:
             self._rank()
-        if self._is_fair and self._rank_rng.random() < 0.01:
+        if self._is_fair and self._rules_change and self._rank_rng.random() < 0.01:
             self._change_rules()
 
     def _rank(self) -> None:
@@ -121,6 +128,6 @@ class RankedWorld(ClusterWorld):
             self._moments,
             ordered=False,
             margin_ms=DRIFT_MS,
-            is_fair=self.topic.kind == FAIR,
+            topic=self.topic,
             seed=self._seed,
         )

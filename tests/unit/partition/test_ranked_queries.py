@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from sandq.model.batch import Column
+from sandq.model.times import format_instant
 from sandq.partition import commands as c
 from sandq.partition import ranked_queries
 from sandq.partition.queries import PartitionQueries
 from tests.support.examples import seeds
-from tests.support.partition.bench import by_id
+from tests.support.partition.bench import T, by_id
 from tests.support.partition.ranked_bench import RankedBench
 
 ALL_TIMES = (0, 1 << 47)
@@ -37,7 +38,7 @@ def reason(bench: RankedBench, offset: bytes) -> str:
 
 
 def tenants(bench: RankedBench) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for row in queries(bench).group_rows()[0]["tenants"]]
+    return [tuple(row.values())[:5] for row in queries(bench).group_rows()[0]["tenants"]]
 
 
 # -- messages ---------------------------------------------------------------------------------------------------------
@@ -150,6 +151,25 @@ def test_a_fair_group_tells_what_its_tenants_wait_for() -> None:
     assert tenants(bench) == [("acme", 3, 0, 1, 3), ("bolt", 2, 0, None, 2)]
     assert sorted(bench.take(10)) == ["a", "d", "e"]
     assert tenants(bench) == [("acme", 2, 0, 1, 3)]
+
+
+def test_a_tenant_that_waits_for_its_rate_tells_until_when() -> None:
+    bench = made(tenants={"acme": {"rate": "2/s", "burst": 2}})
+    offsets = bench.add(*"abc", tenant="acme")
+    bench.add("d", tenant="bolt")
+
+    def paces() -> list[tuple[Any, ...]]:
+        return [tuple(row.values())[5:] for row in queries(bench).group_rows()[0]["tenants"]]
+
+    assert len(bench.take(10)) == 3
+    assert paces() == [("2/s", 2, T + 500)]
+    assert reason(bench, offsets[2]) == (
+        f"tenant acme has had what its rate allows, its next message may go at {format_instant(T + 500)}"
+    )
+    bench.add("e", tenant="bolt", at=499)
+    assert bench.lease(10, at=499) != []
+    assert paces() == [("2/s", 2, T + 500), (None, None, None)]
+    assert bench.take(10, at=500) == ["c"]
 
 
 def test_only_a_fair_group_has_tenants() -> None:

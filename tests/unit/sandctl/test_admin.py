@@ -215,6 +215,7 @@ def test_what_a_command_raises(monkeypatch: pytest.MonkeyPatch, ctl: Any, error:
 def test_tenants_of_a_fair_topic(ctl: Any, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.add_topic("mails", kind="fair", tenants=[["*", 1, 100], ["acme", 3, None, 200_000, 7]])
     waiting = {"tenant": "acme", "ready": 2, "in_flight": 1, "max_in_flight": None, "weight": 3}
+    waiting |= {"rate": "5/s", "burst": 7, "free_ms": 1_900_000_000_000}
     server.groups["g"] = {}
     rows = server.do_group_list
     monkeypatch.setattr(
