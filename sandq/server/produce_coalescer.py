@@ -113,7 +113,7 @@ class ProduceCoalescer:
         """Take in so many requests from the `first` on, as long as they are just like some that have gathered, and note
         them among those that are not answered yet: how many. Of many small ones this is most of what they cost."""
         alike, gathered = None, None
-        stop = min(first + most, len(frames))
+        stop = max(first, min(first + most, len(frames)))
         for at in range(first, stop):
             frame = frames[at]
             if type(frame) is not list or [*map(type, frame)] != _TYPES or frame[0] != _PRODUCE:

@@ -724,8 +724,8 @@ class ReadyQueues:
         return None if first is None else first[0]
 
     def paced_ms(self, tenant: str) -> int | None:
-        """Until when a tenant is held up by its rate, as far as was looked; None: it is not."""
-        return self._held_up.get(tenant)
+        """Until when a tenant is held up by its rate, as far as was looked by the rules that hold; None: it is not."""
+        return self._held_up.get(tenant) if self._rules() is self._seen_rules else None
 
     def rule_of(self, tenant: str) -> TenantRule:
         """Return what the topic says of a tenant."""

@@ -169,7 +169,9 @@ def test_a_tenant_that_waits_for_its_rate_tells_until_when() -> None:
     bench.add("e", tenant="bolt", at=499)
     assert bench.lease(10, at=499) != []
     assert paces() == [("2/s", 2, T + 500), (None, None, None)]
-    assert bench.take(10, at=500) == ["c"]
+    bench.apply(499, c.Configure(bench.settings | {"tenants": []}))
+    assert paces() == [(None, None, None)] * 2, "there is no rate any more"
+    assert sorted(bench.take(10, at=499)) == ["c"]
 
 
 def test_only_a_fair_group_has_tenants() -> None:
