@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 from weakref import WeakValueDictionary
 
 import structlog
@@ -35,6 +35,7 @@ from sandq.server.caller_requests import BEGUN_WORK, GRANTED_BYTES, CallerReques
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.send_queue import SendQueue
 from sandq.server.sender import Sender
+from sandq.server.session_protocol import Session
 from sandq.server.wire import PlainWire, Transform, TransformedWire, Wire
 
 log = structlog.get_logger("sandq.server")
@@ -86,41 +87,6 @@ Answer = bytes | list[bytes]
 """A frame, or the parts of one in their order."""
 Gate = Callable[[], Awaitable[None]]
 """Awaited before what came is looked at."""
-
-
-class Session(Protocol):
-    """What the frames of a connection mean."""
-
-    greeted: bool
-
-    @property
-    def is_gateway(self) -> bool:
-        """Whether the client has proved to be a gateway."""
-        ...
-
-    def handle(self, frame: Frame) -> Awaitable[None] | None:
-        """Start what a frame asks for. What takes long is returned, and awaited before the next frame is looked at.
-        Raises SandqError: the request failed (ProtocolError: the connection)."""
-        ...
-
-    def gather(
-        self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, Mark], mark: Mark
-    ) -> int:
-        """Take in so many from the `first` on, as long as they go together with the PRODUCE before them, and note them
-        among the requests that are not answered yet: how many."""
-        ...
-
-    def handled(self) -> None:
-        """Everything that came in one turn was handled."""
-        ...
-
-    def drained(self) -> None:
-        """The connection takes frames again after it was congested."""
-        ...
-
-    async def closed(self) -> None:
-        """The connection has gone."""
-        ...
 
 
 class Connection:

@@ -20,9 +20,10 @@ from sandq.model.limits import Limits
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import encode_error
 from sandq.server.client_stats import ClientStats
-from sandq.server.connection import Connection, Gate, Session
+from sandq.server.connection import Connection, Gate
 from sandq.server.places import Places
 from sandq.server.sender import Sender
+from sandq.server.session_protocol import Session
 
 SPARE_PLACES: Final = 64
 """Beyond the limit, for clients on the node's own machine: its HTTP process, other gateways there, sandctl."""
