@@ -138,7 +138,7 @@ class FakeMessages:
         return sorted(self.stored[topic, partition], key=lambda row: row.offset)
 
     def row(self, request: Any, target: Target) -> Stored | None:
-        kind, data = target
+        kind, data, *_ = target
         for row in self.stored[request.topic, request.partition]:
             if (row.id if kind == BY_ID else row.unique_key) == data:
                 return row

@@ -125,7 +125,7 @@ def test_set_priority(with_client: Any) -> None:
         moved = await messages.set_priority(text, priority=-2)
         assert offsets.deliver_ms(offsets.from_text(moved)) == NOW_MS + HOUR_MS
         assert (await messages.get(text)).priority == -2
-        named = [1, b"u"]
+        named = [1, b"u", "acme"]
         await messages.set_priority(unique_key="u", tenant="acme", priority=7)
         await messages.move(unique_key="u", tenant="acme", delay="1m", priority=7)
         assert [frame[4] for frame in server.of_type(Type.MOVE)] == [
