@@ -26,7 +26,7 @@ SUITES = ("e2e", "faults", "simulation", "property", "integration", "regressions
 BUDGETS_S = {
     "unit": 130,
     "property": 65,
-    "integration": 215,
+    "integration": 204,
     "simulation": 85,
     "faults": 150,
     "interop": 10,
