@@ -133,6 +133,7 @@ class Pending:
                 return ["too_late", WAITING]
             if priority is not None:
                 self._log.rank_waiting(found, priority, view)
+                self._ranking.note(found, priority, view)
             if to_ms is None:
                 return ["moved", found.offset]
             if self._shared.level < CLOCK_RESET or max(to_ms, now_ms) >= offsets.deliver_ms(found.offset):

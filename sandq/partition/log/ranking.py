@@ -14,7 +14,7 @@ from sandq.model.batch import Batch, Column
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.levels import IN_PLACE
+from sandq.partition.levels import IN_PLACE, RANKED_WAITING
 from sandq.partition.log import priorities
 from sandq.partition.log.message_log import Found, Kept, MessageLog
 from sandq.partition.log.pieces import AS_PLACED
@@ -89,6 +89,11 @@ class Ranking:
                 group.note_change()
         self._shared.totals.moved += 1
         return True
+
+    def note(self, found: Found | Kept, priority: int, view: View) -> None:
+        """Write another priority of a message that every group has passed into the log: groups that have it know."""
+        if self._shared.level >= RANKED_WAITING and self.is_in_place and isinstance(found, Found):
+            self._put(found, priority, view)
 
     def _put(self, found: Found, priority: int, view: View) -> LogEntry:
         """Put another priority of a message into its row, or beside that which it shares. Its entry."""

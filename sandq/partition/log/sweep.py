@@ -15,6 +15,7 @@ from sandq.partition import rows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.levels import SWEPT_BYTES
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
@@ -137,7 +138,10 @@ class Sweeper:
         log, state = self._log, self._log.state
         log.delete_row(key, len(value), view, entry.length if value[0] == rows.KIND_BATCH else 0)
         state.messages -= len(live)
-        state.bytes -= entry.size if len(live) == entry.length else entry.unit * len(live)
+        if self._shared.level >= SWEPT_BYTES:
+            state.bytes -= entry.size - entry.unit * (entry.length - len(live))
+        else:
+            state.bytes -= entry.size if len(live) == entry.length else entry.unit * len(live)
         log.uncount(entry.first, len(live))
         if len(live) < entry.length:
             for offset in sorted(set(offsets.run(entry.first, entry.length)) - set(live)):

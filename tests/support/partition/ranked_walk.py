@@ -19,7 +19,7 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import IN_PLACE
+from sandq.partition.levels import IN_PLACE, RANKED_WAITING, SCOPED_KEYS
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import cursor_before
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
@@ -64,6 +64,10 @@ class Held:
     due: int = 0
     token: int = 0
     immortal: bool = False
+    priority: int | None = None
+    """Given by a nack, or while it waited; None: as the log says."""
+    headers: bytes | None = None
+    """Likewise."""
 
 
 @dataclass
@@ -95,14 +99,15 @@ class RankedWalk:
         cut_short: bool = False,
         few_queues: bool = False,
         few_gaps: bool = False,
-        level: int = IN_PLACE,
+        level: int = RANKED_WAITING,
         **settings: Any,
     ) -> None:
         """`ttls`: messages may die unread. `cut_short`: leases have few bytes. `few_queues`, `few_gaps`: a limit is so
         low that not all that is due is promoted, in its order, at once."""
         self.kind = kind
         self.named = settings
-        self.is_in_place = level >= IN_PLACE
+        self.is_in_place, self.is_noted = level >= IN_PLACE, level >= RANKED_WAITING
+        self.is_scoped = kind == "fair" and level >= SCOPED_KEYS
         self.benches = [RankedBench(kind, level, **settings) for _ in range(2)]
         self.bench, self.twin = self.benches
         self.ttls, self.cut_short, self.is_limited = ttls, cut_short, few_queues or few_gaps
@@ -178,7 +183,8 @@ class RankedWalk:
             cells[Column.UNIQUE_KEY] = [None if key is None else key.encode() for key in unique]
             split = True
         policy = draw.choice([c.REJECT, c.REPLACE])
-        before = {key: self._named_by(key) for key in unique if key is not None}
+        keys = [None if key is None else self._scoped(key, tenant) for key, tenant in zip(unique, tenants, strict=True)]
+        before = {key: self._named_by(key) for key in keys if key is not None}
         made = self.apply(c.Append(encode(cells), split=split, on_conflict=policy))
         if isinstance(made, Stored):
             places = [made.offsets[at : at + 16] for at in range(0, len(made.offsets), 16)]
@@ -186,7 +192,7 @@ class RankedWalk:
         else:
             places, refused = list(offsets.run(*made)), set()
         for at, name in enumerate(names):
-            key = unique[at]
+            key = keys[at]
             old = before.get(key) if key is not None else None
             if at in refused:
                 continue
@@ -197,6 +203,10 @@ class RankedWalk:
             message = Message(name, places[at], places[at], priorities[at] or 0, "", ttls[at], key)
             message.tenant = (tenants[at] or DEFAULT) if self.kind == "fair" else ""
             self.messages[name] = message
+
+    def _scoped(self, key: str, tenant: str | None) -> str:
+        """A unique key, as far as it says whose it is."""
+        return f"{tenant or DEFAULT} {key}" if self.is_scoped else key
 
     def _named_by(self, key: str) -> str | None:
         """The last message that was stored under a key."""
@@ -246,7 +256,9 @@ class RankedWalk:
             ready = self._ready(group)
         found = [list(self.bench.messages(lease)) for lease in leases]
         for one in [one for together in found for one in together]:
-            assert (one.fields.get(Column.PRIORITY) or 0) == self.messages[self._name(one)].priority
+            held = group.of(self._name(one))
+            assert (one.fields.get(Column.PRIORITY) or 0) == self._priority(group, self._name(one)), (one, held)
+            assert one.fields.get(Column.HEADERS) == (held.headers or None), (one, held)
         came = [[self._name(one) for one in together] for together in found]
         names = [one for together in came for one in together]
         assert len(names) == len(set(names))
@@ -280,7 +292,12 @@ class RankedWalk:
 
     def _ready(self, group: Group) -> list[str]:
         """What may be leased, each tenant's in order."""
-        return sorted([name for name in self.messages if self._is_ready(group, name)], key=self._rank)
+        ready = [name for name in self.messages if self._is_ready(group, name)]
+        return sorted(ready, key=lambda name: self._rank(group, name))
+
+    def _priority(self, group: Group, name: str) -> int:
+        held = group.of(name)
+        return self.messages[name].priority if held.priority is None else held.priority
 
     def _is_ready(self, group: Group, name: str) -> bool:
         message, held = self.messages[name], group.of(name)
@@ -288,11 +305,11 @@ class RankedWalk:
             return False
         return (message.at if held.state == PENDING else held.due) <= self.now
 
-    def _rank(self, name: str) -> tuple[int, int, bytes]:
+    def _rank(self, group: Group, name: str) -> tuple[int, int, bytes]:
         """The lower goes first, of one tenant."""
-        message, ageing = self.messages[name], self.settings["ageing_ms"]
-        aged = message.priority if ageing is None else message.at + message.priority * ageing
-        return aged, message.priority, message.offset
+        message, ageing, priority = self.messages[name], self.settings["ageing_ms"], self._priority(group, name)
+        aged = priority if ageing is None else message.at + priority * ageing
+        return aged, priority, message.offset
 
     def _expired(self, message: Message, held: Held) -> bool:
         ttl = self.settings["ttl_ms"] if message.ttl is None else message.ttl
@@ -355,8 +372,17 @@ class RankedWalk:
         if (some := self._some(draw)) is not None:
             token, lease, names, what = some
             delay, begun = draw.choice([None, 0, 0, 300, 5000]), draw.random() < 0.8
-            self.apply(c.Nack([(token, what, delay, "no", begun)]))
+            news: dict[int, Any] = {}
+            if draw.random() < 0.3:
+                news[Column.PRIORITY] = draw.choice([-3, 0, 2])
+            if draw.random() < 0.2:
+                news[Column.HEADERS] = draw.choice([b"\x81\xa1a\x01", b""])
+            item = (token, what, delay, "no", begun)
+            self.apply(c.Nack([(*item, news) if news else item]))
             if begun:
+                for held in [self.groups[lease.group].of(name) for name in names]:
+                    held.priority = news.get(Column.PRIORITY, held.priority)
+                    held.headers = news.get(Column.HEADERS, held.headers)
                 self._give_back(lease, names, self.now + (BACK_OFF if delay is None else delay))
             else:
                 self._wait(lease, names, self.now, lease.attempt - 1)
@@ -434,8 +460,12 @@ class RankedWalk:
             self._ranked(message, priority, outcome[1], stays=waits)
 
     def _ranked(self, message: Message, priority: int, offset: bytes, *, stays: bool) -> None:
-        """A message has another priority, and stands there now."""
-        message.priority = priority
+        """A message has another priority, and stands there now. `stays`: it waits in all groups."""
+        if stays:
+            for group in self.groups.values():
+                group.of(message.name).priority = priority
+        if self.is_noted or not stays:
+            message.priority = priority
         if stays or (self.is_in_place and not self.is_limited):
             assert offset == message.offset
             return
@@ -483,6 +513,7 @@ class RankedWalk:
             if holder is None:
                 assert in_log, f"{message.name} was {held.state} in {name}, and is lost"
                 held.state, held.attempt, held.immortal = PENDING, 0, False
+                held.priority = held.headers = None
             else:
                 assert isinstance(holder, Waiting)
                 assert holder.due_ms <= T + max(self.now, message.at)
@@ -697,6 +728,8 @@ class RankedWalk:
         left = {key[:1] for key, _ in self.bench.everything()}
         kinds = {rows.READY, rows.QUEUE, rows.TURNS, rows.WAITING, rows.KEPT, rows.DEAD, rows.UNIQUE, rows.PAYLOAD}
         assert not left & kinds, left & kinds
+        if self.is_noted and rows.LOG not in left:
+            assert self.bench.machine.log.state.bytes == 0
 
 
 DEEDS = (

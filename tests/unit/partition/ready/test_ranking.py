@@ -12,12 +12,14 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.jobs import jobs
-from sandq.partition.levels import RANKED
+from sandq.partition.levels import IN_PLACE, RANKED, RANKED_WAITING
 from sandq.partition.log.pieces import MessageReader
+from sandq.partition.log.trim import PIN_MS
 from sandq.partition.ready import ready_queues
 from sandq.partition.rows import Range
 from tests.support.partition.bench import FOREVER_MS, T, by_id
 from tests.support.partition.ranked_bench import RankedBench
+from tests.support.partition.scenes import DEFAULT, STATES, scene
 
 LARGE = "x" * 5000
 
@@ -275,6 +277,54 @@ def test_each_group_goes_by_it(bench: RankedBench) -> None:
     assert rank_all(bench, 1) == (1, 1, 1), "what one of them has is nobody's to change"
     assert bench.take(2) == ["b", "a"]
     assert bench.take(2, group="h") == ["b"]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_was_not_taken_or_came_back_can_have_it(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DEFAULT, "level", RANKED)
+    one = scene(state)
+    change = c.Move([(by_id(one.offset), None, False, -5)])
+    refusal = ["too_late", state] if state in ("leased", "acked", "dead") else None
+    assert one.bench.apply(3, change)[0] == [refusal or ["moved", one.offset]]
+    one.bench.restart()
+    assert one.state == state
+
+
+@pytest.mark.parametrize("level", [IN_PLACE, RANKED_WAITING])
+@pytest.mark.parametrize("alone", [False, True])
+def test_one_that_waits_for_another_attempt_has_it_for_who_comes_to_it_later(level: int, alone: bool) -> None:
+    bench = RankedBench(level=level, retention="1h")
+    bench.open()
+    a, *_ = [add_alone(bench, name, 5) for name in "abd"] if alone else bench.add("a", "b", "d", priority=5)
+    lease = bench.one(limit=3)
+    bench.nack(lease.token, delay=0)
+    assert rank(bench, a, 9) == a
+    later = ["b", "d", "a"] if level == RANKED_WAITING else ["a", "b", "d"]
+    bench.restart()
+    bench.open("h")
+    assert bench.take(9, group="h") == later, "a group that begins at the earliest"
+    assert bench.take(9) == ["b", "d", "a"]
+    bench.seek("earliest")
+    assert bench.take(9) == later, "the group itself, put back"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_one_that_waits_in_rows_of_its_group_alone_has_it_there(large: bool) -> None:
+    bench = RankedBench()
+    bench.open()
+    (a,) = bench.add(LARGE if large else "a", priority=5)
+    lease = bench.one(ms=10 * PIN_MS)
+    later = 2 * PIN_MS
+    bench.add("b", at=later - 1)
+    assert bench.take(at=later) == ["b"]
+    bench.trim(later)
+    assert bench.machine.log.find(a, bench.view) is None, "only the group has it"
+    bench.nack(lease.token, delay=0, at=later)
+    assert rank(bench, a, 9, later) == a
+    bench.add("c", priority=7, at=later)
+    bench.restart()
+    assert [value[:1] for value in bench.take(9, at=later)] == ["c", LARGE[:1] if large else "a"]
+    assert not priorities(bench)
 
 
 def test_tenants_stay_apart() -> None:

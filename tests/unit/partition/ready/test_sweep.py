@@ -92,6 +92,18 @@ def test_message_cancelled_among_swept_ones_is_told_to_be_cancelled(bench: Ranke
     assert bench.cancel(offsets[0]) == ["too_late", "gone"]
 
 
+def test_no_bytes_of_batches_stay_counted(bench: RankedBench) -> None:
+    batches = [bench.add("a" * 50 * size, "b", "c", priority=1) for size in range(3)]
+    for cancelled, batch in enumerate(batches):
+        assert [bench.cancel(offset)[0] for offset in batch[:cancelled]] == ["cancelled"] * cancelled
+    assert len(bench.take(4)) == 4
+    swept(bench)
+    assert not {*log(bench)} & {batch[0] for batch in batches}
+    assert bench.take(100) == ["last"]
+    bench.trim()
+    assert (log(bench), bench.machine.log.state.bytes) == ([], 0)
+
+
 def test_dead_message_that_was_swept_is_redriven(bench: RankedBench) -> None:
     offset = bench.add("dead")[0]
     bench.nack(bench.one(limit=1).token)
