@@ -122,32 +122,39 @@ def test_times_are_remembered() -> None:
     assert dict(again.changes()) == {path: times for path, times in turns.changes() if times is not None}
 
 
-NAMES = st.sampled_from(["a", "b", "a.x", "a.y", "a.x.p", "c", "c.z"])
+NAMES = st.sampled_from(["a", "b", "a.x", "a.y", "a.x.p", "a.x.q", "c", "c.z"])
+WEIGHTS = st.dictionaries(st.sampled_from(["a", "b", "a.x", "a.y", "a.x.p", "a.x.q"]), st.integers(1, 5))
 
 
-@given(st.lists(st.tuples(NAMES, st.booleans()), max_size=60), NAMES, st.integers(1, 4))
+@given(st.lists(st.tuples(NAMES, st.booleans()), max_size=90), NAMES, WEIGHTS)
 def test_nobody_waits_longer_than_the_shares_of_the_others(
-    changes: list[tuple[str, bool]], quiet: str, weight: int
+    changes: list[tuple[str, bool]], quiet: str, weights: dict[str, int]
 ) -> None:
-    """However the others come and go, between two turns of one that has something its siblings have two at most each,
-    for each unit of their weights: at every level."""
-    turns = turns_of(quiet, weights={"b": weight})
-    turns.serve(quiet, 1)
-    top = quiet.split(".")[0]
-    since: Counter[str] = Counter()
+    """However the others come and go, between two turns of a node of the tree below which one has something each of its
+    siblings has two at most for each unit of their weights: at every level down to that tenant."""
+    turns = turns_of(quiet, weights=weights)
+    own = nodes_of(quiet)
+    since: Counter[tuple[str, ...]] = Counter()
     for tenant, is_active in changes:
         if tenant != quiet:
             turns.set_active(tenant, is_active)
         turn = turns.next()
         assert turn is not None
-        name = turn[0].split(".")[0]
         turns.serve(turn[0], 1)
-        if name == top:
-            since.clear()
-        else:
-            since[name] += 1
-            own = weight if top == "b" else 1
-            assert since[name] <= (weight if name == "b" else 1) // own + 2
+        for node, mine in zip(nodes_of(turn[0]), own, strict=False):
+            if node != mine:
+                since[node] += 1
+                share = weights.get(".".join(node), 1) // weights.get(".".join(mine), 1)
+                assert since[node] <= share + 2, f"{node} had {since[node]} turns while {mine} had none"
+                break
+            for sibling in [sibling for sibling in since if len(sibling) == len(mine)]:
+                del since[sibling]
+
+
+def nodes_of(tenant: str) -> list[tuple[str, ...]]:
+    """The nodes of the tree that a tenant's turns go through, from the top: the last is its own messages'."""
+    names = (*tenant.split("."), "")
+    return [names[:depth] for depth in range(1, len(names) + 1)]
 
 
 @pytest.mark.parametrize("weights", [{}, {"t1.*": 3, "t2.*": 7, "*": 2}])

@@ -1,0 +1,107 @@
+"""A quiet tenant under a flood of a thousand messages for each one of its own: how many come before it is bounded by who
+else there is, not by how much they have.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from sandq.model.batch import Column
+from sandq.partition import commands as c
+from sandq.partition.ready import ready_queues
+from tests.support.examples import seeds
+from tests.support.partition.bench import T
+from tests.support.partition.ranked_bench import RankedBench
+from tests.support.simulation.seeds import run_each
+
+FLOOD = 1000
+"""Messages of the others for each one of the quiet tenant's."""
+ROUNDS = 6
+SEEDS = 8
+TENANTS = (
+    ("quiet", ("loud",)),
+    ("quiet", ("loud", "louder", "loud.er")),
+    ("acme.quiet", ("acme.loud", "loud")),
+    ("acme.quiet", ("acme", "acme.loud.one", "acme.loud.two", "beta.loud")),
+    ("acme", ("acme.loud", "acme.louder", "beta")),
+)
+"""A quiet one, and the others."""
+
+
+def most_of_one(quiet: str, given: list[str]) -> int:
+    """How many turns a node of the tree had while one beside it, through which the quiet tenant's go, had none."""
+    own, most = (*quiet.split("."), ""), 0
+    since: Counter[tuple[str, ...]] = Counter()
+    for tenant in given:
+        path = (*tenant.split("."), "")
+        beside = next(depth for depth in range(len(own)) if path[depth] != own[depth])
+        since[path[: beside + 1]] += 1
+        most = max(most, since[path[: beside + 1]])
+        for node in [node for node in since if len(node) <= beside]:
+            del since[node]
+    return most
+
+
+class Flood:
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(seed)
+        self.quiet, self.others = TENANTS[seed % len(TENANTS)]
+        self.bench = RankedBench("fair", dedup_window="0s")
+        self.bench.open()
+        self.limit = rng.choice((1, 7, 100))
+        self.at = 0
+        self.held: list[int] = []
+        self.longest = 0
+
+    def add(self, tenant: str, count: int) -> None:
+        priorities = [self.rng.randrange(3)] * count
+        self.bench.add(*[tenant] * count, tenant=tenant, priority=priorities, at=self.at)
+
+    def take(self) -> list[str]:
+        """Lease once, as often as it takes until what is due is promoted; whose messages came, in their order."""
+        for _ in range(100):
+            leases = self.bench.apply(self.at, c.Lease("g", T + self.at, (c.Grant("c", self.limit, 30_000),)))[0]
+            if leases:
+                break
+        self.held += [lease.token for lease in leases]
+        while len(self.held) > self.rng.randrange(4):
+            self.bench.ack(self.held.pop(0), at=self.at)
+        tenants = [one.fields[Column.TENANT].decode() for lease in leases for one in self.bench.messages(lease)]
+        assert tenants, "there is much, and nothing is given"
+        return tenants
+
+    def run(self) -> Flood:
+        for _ in range(ROUNDS):
+            for _ in range(4):
+                self.add(self.rng.choice(self.others), FLOOD // 4)
+            for _ in range(self.rng.randrange(5)):
+                self.take()
+            if self.rng.random() < 0.3:
+                self.bench.restart()
+            self.at += self.rng.choice((0, 1, 500))
+            self.add(self.quiet, 1)
+            self.wait_for_it()
+        return self
+
+    def wait_for_it(self) -> None:
+        given: list[str] = []
+        while self.quiet not in given:
+            given += self.take()
+        before = given[: given.index(self.quiet)]
+        assert most_of_one(self.quiet, before) <= 2, f"{self.quiet} waited for {before}"
+        self.longest = max(self.longest, len(before))
+
+
+@pytest.mark.parametrize("head", [2, 64])
+def test_a_quiet_tenant_waits_for_two_of_each_other_at_most(head: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ready_queues, "HEAD_ENTRIES", head)
+    floods = run_each(lambda seed: Flood(seed).run(), range(SEEDS))
+    assert max(flood.longest for flood in floods) > 2, "too little happens"
+
+
+@pytest.mark.parametrize("seed", seeds(0, 200))
+def test_more_floods(seed: int) -> None:
+    Flood(SEEDS + seed).run()
