@@ -30,7 +30,7 @@ RANKED_WAITING: Final = 10
 """Another priority of a message that waits for another attempt is written into the log, too: for a group that is put
 back, or begins at the earliest."""
 SWEPT_BYTES: Final = 10
-"""Of a batch of which some were taken out, a sweep takes off all bytes that are left of it; some stayed counted before."""
+"""Of a batch of which some were taken out, a sweep takes off all bytes that are left; some stayed counted before."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

@@ -1,5 +1,5 @@
-"""A quiet tenant under a flood of a thousand messages for each one of its own: how many come before it is bounded by who
-else there is, not by how much they have.
+"""A quiet tenant under a flood of a thousand messages for each one of its own: how many come before it is bounded by
+who else there is, not by how much they have.
 """
 
 from __future__ import annotations
