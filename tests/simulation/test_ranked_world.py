@@ -1,7 +1,7 @@
 """Priority and fair topics on three nodes under every fault there is a name for: nothing acknowledged is lost or stored
 twice, nothing is early, nothing that was acked comes again, and all replicas are the same, those that were started
-anew and those that got a snapshot included. No tenant has more out than it may, whoever leads. In the end everything
-heals, and all that is left is delivered.
+anew and those that got a snapshot included. No tenant has more out than it may, and within each they come in order,
+whoever leads. In the end everything heals, and all that is left is delivered.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def test_worlds(block: int) -> None:
     assert sum(oracle.redeliveries for oracle in oracles) > 200
     assert sum(message.cancelled for oracle in oracles for message in oracle.sent.values()) > 5
     assert sum(world.clients.ranked for world in worlds) > 20, "too little happens: other priorities"
+    orders = [world.clients.order for world in worlds if world.clients.order is not None]
+    assert sum(order.overtaken for order in orders) > 100, "too little happens: messages that go before others"
     assert sum(oracle.at_most for oracle in oracles) > 2, "too little happens: tenants with all out that they may"
 
 

@@ -60,6 +60,8 @@ class Clients:
         self.lease_ms = rng.choice((1000, 4000))
         self.unrest = rng.choice((0.01, 0.1))
         """How likely a consumer loses its connection in a step."""
+        self.leaving = 0.005
+        """How likely it leaves."""
         self.oracle = Oracle(DeliveryClock(clock), ordered)
         self.host = self
         self.owner = Owner(self)

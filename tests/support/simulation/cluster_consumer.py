@@ -50,7 +50,7 @@ class Consumer:
             (0.2, self.give_room),
             (0.3, self.settle),
             (self._clients.unrest, self.disconnect),
-            (0.005, self.leave),
+            (self._clients.leaving, self.leave),
         ):
             if self._rng.random() < chance:
                 action()

@@ -92,6 +92,8 @@ class Oracle:
     """So many messages of a key may be out at once."""
     per_tenant: Callable[[bytes], int | None] = lambda tenant: None
     """And so many of a tenant."""
+    watch: Callable[[str, Delivery], None] = lambda group, delivery: None
+    """Is told of each push."""
     at_most: int = 0
     """How often a tenant had as many out as it may."""
     seen: set[tuple[str, bytes]] = field(default_factory=set)
@@ -99,6 +101,7 @@ class Oracle:
     def delivered(self, group: str, delivery: Delivery) -> list[tuple[bytes, bytes]]:
         """Check a push; returns [(offset, payload), ...]."""
         found = messages_of(delivery)
+        self.watch(group, delivery)
         for offset, payload in found:
             now_ms = self.clock.ms
             sent = self.sent.get(payload)

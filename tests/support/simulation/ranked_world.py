@@ -19,6 +19,7 @@ from tests.support.simulation.cluster_clients import Clients
 from tests.support.simulation.cluster_node import topic_of
 from tests.support.simulation.cluster_world import DRIFT_MS, NAMES, ClusterWorld
 from tests.support.simulation.oracle import UNKNOWN, Sent
+from tests.support.simulation.order import Order
 
 PRIORITIES = (None, 0, -3, 5, 1000)
 TENANTS = (None, b"a", b"a.x", b"a.y", b"b", b"default")
@@ -40,6 +41,12 @@ class RankedClients(Clients):
         self._rules_change = random.Random(f"rules of {seed}").random() < 0.3
         if not self._rules_change:
             self.oracle.per_tenant = lambda tenant: rules.find(tenant.decode()).max_in_flight
+        self.order: Order | None = None
+        if random.Random(f"order of {seed}").random() < 0.6:
+            # What somebody gave back unread counts as never leased, and its consumer may not have seen it.
+            self.leaving = 0.0
+            self.order = Order(topic.settings["ageing_ms"], self.lease_ms, 2 * DRIFT_MS + 1)
+            self.oracle.watch = self.order.delivered
         self._rank_rng = random.Random(f"ranks of {seed}")
         self.ranked = 0
         """Messages that got another priority."""
@@ -70,6 +77,8 @@ class RankedClients(Clients):
             return
         message.moving += 1
         message.vague = True
+        if self.order is not None:
+            self.order.changed.add(message.payload)
 
         def done(result: Any) -> None:
             if isinstance(result, UNKNOWN):
@@ -103,6 +112,11 @@ class RankedWorld(ClusterWorld):
         self.set(sweep, "LEAST_SETTLED", rng.choice((1, 50)))
         self.set(sweep, "SWEEP_ROWS", rng.choice((2, 1000)))
         self.set(sweep, "FEW_QUEUES", rng.choice((0, 16)))
+
+    def heal(self) -> None:
+        super().heal()
+        if self.clients.order is not None:
+            self.clients.order.check()
 
     def make_topic(self) -> Topic:
         self.level = KNOWN.highest  # there are no such topics below it

@@ -1,0 +1,94 @@
+"""In what order the messages of a priority or fair topic were leased for the first time, as their consumers see it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from itertools import accumulate
+from typing import NamedTuple
+
+from sandq.broker.replication.replica import Delivery
+from sandq.model import offsets
+from sandq.model.batch import Batch, Column
+from tests.support.simulation.oracle import messages_of
+
+
+class Given(NamedTuple):
+    """A message that was leased for the first time."""
+
+    token: int
+    at_ms: int
+    """When that was, at the latest."""
+    offset: bytes
+    payload: bytes
+    tenant: bytes
+    priority: int
+
+
+class Order:
+    """Of one partition. Whoever goes before another one of its tenant, and is stored and due when that is leased, is
+    not leased after it."""
+
+    def __init__(self, ageing_ms: int | None, lease_ms: int, margin_ms: int) -> None:
+        """`margin_ms`: by so much the clocks of two nodes differ, at most."""
+        self._ageing_ms, self._lease_ms, self._margin_ms = ageing_ms, lease_ms, margin_ms
+        self._given: dict[str, list[Given]] = defaultdict(list)
+        self._tokens: dict[str, set[int]] = defaultdict(set)
+        self.changed: set[bytes] = set()
+        """Payloads whose priority somebody asked to change: nobody knows when it did."""
+        self.overtaken = 0
+        """How often a message was leased before another one that stood before it."""
+
+    def delivered(self, group: str, delivery: Delivery) -> None:
+        if delivery.returning or delivery.token in self._tokens[group]:
+            return
+        self._tokens[group].add(delivery.token)
+        at_ms = delivery.deadline_ms - self._lease_ms
+        ranks = [one for piece in delivery.pieces for one in _ranks(Batch.parse(piece.batch), piece.live)]
+        for (offset, payload), (tenant, priority) in zip(messages_of(delivery), ranks, strict=True):
+            self._given[group].append(Given(delivery.token, at_ms, offset, payload, tenant, priority))
+
+    def check(self) -> None:
+        """Compare all that were seen."""
+        for group, given in self._given.items():
+            given.sort(key=lambda one: one.token)
+            # What is due is ranked in the order of the log: when these were leased it was up to here, at least ...
+            ranked_by: dict[int, bytes] = {}
+            ranked = b""
+            for one in given:
+                ranked = ranked_by[one.token] = max(ranked, one.offset)
+            by_tenant: dict[bytes, list[Given]] = defaultdict(list)
+            for one in given:
+                if one.payload not in self.changed:
+                    by_tenant[one.tenant].append(one)
+            for found in by_tenant.values():
+                self._check_tenant(group, found, [ranked_by[one.token] for one in found])
+
+    def _check_tenant(self, group: str, given: list[Given], ranked: list[bytes]) -> None:
+        # ... and all that was stored and due.
+        due = [self._due_by(one) for one in given]
+        reached = list(accumulate(map(max, ranked, due), max))
+        for at, one in enumerate(given):
+            index = offsets.unpack(one.offset).index
+            for place in range(bisect_left(reached, one.offset, hi=at), at):
+                before = given[place]
+                if one.offset <= ranked[place] or (one.offset <= due[place] and index < before.token >> 16):
+                    assert self._rank(before) < self._rank(one), f"{before} came before {one} in {group}"
+                    self.overtaken += before.offset > one.offset
+
+    def _due_by(self, given: Given) -> bytes:
+        """What stands up to there was due when a message was leased."""
+        return offsets.pack(max(given.at_ms - self._margin_ms, 0), 0, 0, 0)
+
+    def _rank(self, one: Given) -> tuple[int, int, bytes]:
+        """The lower goes first."""
+        if self._ageing_ms is None:
+            return one.priority, one.priority, one.offset
+        return offsets.deliver_ms(one.offset) + one.priority * self._ageing_ms, one.priority, one.offset
+
+
+def _ranks(batch: Batch, live: list[tuple[int, int]] | None) -> list[tuple[bytes, int]]:
+    """The tenant and the priority of each message."""
+    tenants, priorities = batch.bytes_column(Column.TENANT), batch.int_column(Column.PRIORITY)
+    chosen = range(batch.count) if live is None else [first + at for first, count in live for at in range(count)]
+    return [((tenants and tenants[place]) or b"default", (priorities and priorities[place]) or 0) for place in chosen]
