@@ -11,6 +11,7 @@ import trio
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.metadata.records import Partition
 from sandq.model.members import member_id
+from tests.support.simulation.kinds_world import KindsWorld
 from tests.support.simulation.membership_world import MembershipWorld
 from tests.support.simulation.seeds import few_of, run_each
 from tests.support.simulation.whole_node import CLOCK
@@ -36,6 +37,26 @@ def test_worlds() -> None:
     assert sum(world.counts["crashes"] + world.counts["hangs"] + world.counts["cuts"] for world in worlds) > 5
     assert sum(world.counts["compared"] for world in worlds) > 20
     assert sum(machine.applied_on_loop for world in worlds for machine in world.machines.values()) > 100
+
+
+def run_kinds(seed: int, steps: int = STEPS) -> KindsWorld:
+    world = KindsWorld(seed)
+    world.run(steps)
+    world.check_order()
+    return world
+
+
+def run_long_kinds(seed: int) -> KindsWorld:
+    return run_kinds(seed, LONG_STEPS)
+
+
+def test_topics_of_all_kinds_at_once() -> None:
+    worlds = run_each(run_kinds, (1, 4))
+    assert all(len(world.stored) > 20 for world in worlds)
+    for topic in KindsWorld.topics:
+        assert sum(world.delivered_of[topic] for world in worlds) > 20, f"too little happens: {topic}"
+    assert sum(world.counts["crashes"] + world.counts["hangs"] + world.counts["cuts"] for world in worlds) > 5
+    assert sum(order.overtaken for world in worlds for order in world.orders.values()) > 5
 
 
 async def an_hour_ahead(world: MembershipWorld) -> None:
@@ -87,6 +108,12 @@ def test_a_reconciler_that_deletes_what_its_group_counts_on_is_found(monkeypatch
     # Not every history has a move that ends so: whatever changes in a node shuffles which.
     with pytest.raises(AssertionError, match="is deleted, and metadata wants"):
         run_each(run_world, range(20))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_many_worlds_of_all_kinds(block: int) -> None:
+    run_each(run_long_kinds, range(5000 + 50 * block, 5050 + 50 * block))
 
 
 @pytest.mark.long

@@ -12,11 +12,11 @@ import tempfile
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import structlog
 import trio
@@ -37,6 +37,7 @@ from sandq.model.caller import NODE
 from sandq.model.config import NodeConfig, load_config
 from sandq.model.errors import SandqError, StorageFailed
 from sandq.model.members import member_id, own_member
+from sandq.model.names import COMPACTED, TIMER
 from sandq.node import run_node
 from sandq.partition import commands as c
 from sandq.partition import rows
@@ -62,6 +63,8 @@ FOUNDERS: Final = ("n1", "n2", "n3")
 JOINING: Final = ("n4", "n5")
 TOPIC, GROUP, CONSUMER = "t", "g", "c"
 PARTITIONS = 3
+Place = tuple[str, int]
+"""A topic and one of its partitions."""
 START_S = 1_800_000_000.0
 DRIFT_S = 0.05
 """A node's wall clock is as far from the true time, at most."""
@@ -100,6 +103,11 @@ class Rounds(trio.abc.Instrument):
 
 
 class MembershipWorld:
+    topics: ClassVar[Mapping[str, str]] = {TOPIC: TIMER}
+    """By name: of which kind."""
+    partitions = PARTITIONS
+    """Of each."""
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = rng = random.Random(seed)
@@ -121,10 +129,12 @@ class MembershipWorld:
         """A node that came back without its data, and has not been taken in again."""
         self.drained: str | None = None
         self.replicas = rng.choice((2, 3, 3))
+        self.places: list[Place] = [(topic, partition) for topic in self.topics for partition in range(self.partitions)]
         self.log: list[str] = []
         """What happened, for people."""
         self._numbers = count()
-        self._subscriptions: dict[Life, Subscription] = {}
+        self._subscriptions: dict[tuple[Life, str], Subscription] = {}
+        """By topic, too."""
         self._is_over = False
 
     def note(self, what: str) -> None:
@@ -206,7 +216,7 @@ class MembershipWorld:
                 nursery.start_soon(self._rounds.watch)
                 for name in FOUNDERS:
                     self.start(name)
-                await self._create_topic()
+                await self._create_topics()
                 nursery.start_soon(self._produce)
                 nursery.start_soon(self._consume)
                 await story()
@@ -232,15 +242,21 @@ class MembershipWorld:
         for name in self.known:
             self.start(name)
 
-    async def _create_topic(self) -> None:
-        settings = {"lease": "2s", "retention": "0s", "max_attempts": "none"}
+    async def _create_topics(self) -> None:
         until_s = trio.current_time() + REST_S
-        while not any(TOPIC in view.topics for view in self._views()):
+        while missing := [topic for topic in self.topics if not any(topic in view.topics for view in self._views())]:
             assert trio.current_time() < until_s, f"no topic: {self._tell()}"
             broker = self._metadata_leader()
             if broker is not None:
-                await self._ask(Administrator(broker).create_topic(TOPIC, "timer", PARTITIONS, self.replicas, settings))
+                kind = self.topics[missing[0]]
+                made = Administrator(broker).create_topic(
+                    missing[0], kind, self.partitions, self.replicas, self._settings(kind)
+                )
+                await self._ask(made)
             await trio.sleep(0.2)
+
+    def _settings(self, kind: str) -> dict[str, Any]:
+        return {"lease": "2s", "retention": "0s", "max_attempts": "none"}
 
     async def _ask(self, asked: Any) -> bool:
         """Whether it was done, as far as is known."""
@@ -351,11 +367,12 @@ class MembershipWorld:
                 return broker
         return None
 
-    def _hosts(self, partition: int) -> list[tuple[Broker, RaftGroup]]:
+    def _hosts(self, place: Place) -> list[tuple[Broker, RaftGroup]]:
         """Of a partition, with whose it is."""
         found = []
+        topic, partition = place
         for broker in self._brokers():
-            opened = broker.catalog.topics.get(TOPIC)
+            opened = broker.catalog.topics.get(topic)
             if opened is not None and partition in opened.partitions:
                 found.append((broker, opened.partitions[partition].host))
         return found
@@ -373,46 +390,54 @@ class MembershipWorld:
 
     def _produce_one(self) -> None:
         rng = self.rng
-        leading = [host for _, host in self._hosts(rng.randrange(PARTITIONS)) if host.ready]
+        place = self.places[rng.randrange(len(self.places))]
+        leading = [host for _, host in self._hosts(place) if host.ready]
         if not leading:
             return
         payload = b"m%d" % next(self._numbers)
-        at_ms = self._now_ms() + rng.choice((0, 0, 200, 2000, 15_000))
-        self.sent[payload] = at_ms
+        cells = self._cells(self.topics[place[0]], payload)
+        self.sent[payload] = cells.get(Column.DELIVER_MS, [self._now_ms()])[0]
 
         def done(result: Any) -> None:
             if not isinstance(result, SandqError):
                 self.stored.add(payload)
 
-        batch = encode({Column.VALUE: [payload], Column.DELIVER_MS: [at_ms]})
         try:
-            rng.choice(leading).submit(c.Append(batch), done, messages=1)
+            rng.choice(leading).submit(c.Append(encode(cells)), done, messages=1)
         except SandqError:
             return
+
+    def _cells(self, kind: str, payload: bytes) -> dict[int, list[Any]]:
+        """A message, as its batch has it."""
+        return {
+            Column.VALUE: [payload],
+            Column.DELIVER_MS: [self._now_ms() + self.rng.choice((0, 0, 200, 2000, 15_000))],
+        }
 
     async def _consume(self) -> None:
         while True:
             for life in self._lives():
-                subscription = self._subscriptions.get(life)
-                if life.serving is not None and (subscription is None or subscription.closed):
-                    await self._subscribe(life)
+                for topic in self.topics:
+                    subscription = self._subscriptions.get((life, topic))
+                    if life.serving is not None and (subscription is None or subscription.closed):
+                        await self._subscribe(life, topic)
             await trio.sleep(0.5)
 
-    async def _subscribe(self, life: Life) -> None:
+    async def _subscribe(self, life: Life, topic: str) -> None:
         assert life.serving is not None
         broker = life.serving.broker
-        request = Subscribe(1, TOPIC, GROUP, CONSUMER, 20, None, "earliest", [])
+        request = Subscribe(1, topic, GROUP, CONSUMER, 20, None, "earliest", [])
         ended: list[SandqError] = []
-        push = partial(self._pushed, life, broker)
+        push = partial(self._pushed, life, broker, topic)
         with trio.move_on_after(ASK_S):
             try:
                 subscription, _ = await broker.subscribe(request, NODE, push, lambda: False, ended.append)
             except SandqError:
                 return
             if not ended:
-                self._subscriptions[life] = subscription
+                self._subscriptions[life, topic] = subscription
 
-    def _pushed(self, life: Life, broker: Broker, delivery: Delivery) -> None:
+    def _pushed(self, life: Life, broker: Broker, topic: str, delivery: Delivery) -> None:
         if life.is_lost or life.serving is None:
             return
         now_ms = self._now_ms()
@@ -429,7 +454,7 @@ class MembershipWorld:
             if not isinstance(result, SandqError) and result[0] is None:
                 self.acked.update(payload for _, payload in found)
 
-        subscription = self._subscriptions.get(life)
+        subscription = self._subscriptions.get((life, topic))
         if subscription is not None:
             broker.add_credit(subscription, len(found))
         host = broker.node_log.hosts.get(delivery.group_number)
@@ -471,12 +496,12 @@ class MembershipWorld:
         """Clients are content, and replicas that have applied the same hold the same."""
         assert not self.violations, self.violations[0]
         if self.rng.random() < 0.1:
-            for partition in range(PARTITIONS):
-                self._compare(partition)
+            for place in self.places:
+                self._compare(place)
 
-    def _compare(self, partition: int) -> None:
+    def _compare(self, place: Place) -> None:
         by_index: dict[int, tuple[str, dict[bytes, Any]]] = {}
-        for broker, host in self._hosts(partition):
+        for broker, host in self._hosts(place):
             if broker.node_log.failed is not None:
                 continue
             replica = host.replica
@@ -636,10 +661,10 @@ class MembershipWorld:
 
     async def _move(self) -> None:
         broker, view = self._metadata_leader(), self._newest_view()
-        if broker is not None and view is not None and TOPIC in view.topics:
-            partition = self.rng.randrange(PARTITIONS)
-            node = self.rng.choice(view.topics[TOPIC].partitions[partition].nodes)
-            await self._ask(Administrator(broker).transfer(TOPIC, partition, node))
+        if broker is not None and view is not None and view.topics.keys() >= self.topics.keys():
+            topic, partition = self.places[self.rng.randrange(len(self.places))]
+            node = self.rng.choice(view.topics[topic].partitions[partition].nodes)
+            await self._ask(Administrator(broker).transfer(topic, partition, node))
 
     # -- healing --------------------------------------------------------------------------------------------------
 
@@ -665,22 +690,22 @@ class MembershipWorld:
             if self.drained is not None and self.rng.random() < 0.2:
                 await self._drain()
             await trio.sleep(0.5)
-        for partition in range(PARTITIONS):
-            self._compare(partition)
+        for place in self.places:
+            self._compare(place)
         self.check()
         assert self.stored <= self.delivered, f"lost: {sorted(self.stored - self.delivered)[:5]}"
 
     def _is_whole(self, view: MetadataView) -> bool:
         """Whether every node is there, and every partition where metadata wants it."""
-        topic = view.topics.get(TOPIC)
-        if topic is None or any(view.nodes.get(name) is None for name in self.known):
+        if not view.topics.keys() >= self.topics.keys() or any(view.nodes.get(name) is None for name in self.known):
             return False
         if any(node.failed_since_ms is not None or node.standing == REMOVING for node in view.nodes.values()):
             return False
-        for at, placed in enumerate(topic.partitions):
+        for place in self.places:
+            placed = view.topics[place[0]].partitions[place[1]]
             if placed.moving:
                 return False
-            hosts = {broker.node_log.node_id: host for broker, host in self._hosts(at)}
+            hosts = {broker.node_log.node_id: host for broker, host in self._hosts(place)}
             if not hosts.keys() >= set(placed.nodes) or not any(host.ready for host in hosts.values()):
                 return False
             for host in hosts.values():
@@ -694,11 +719,17 @@ class MembershipWorld:
             return False
         if not self.stored <= self.delivered:
             return False
-        for at in range(PARTITIONS):
-            placed = view.topics[TOPIC].partitions[at]
-            hosts = [host for b, host in self._hosts(at) if own_member(b.node_log.node_id, placed.members) is not None]
+        for topic, at in self.places:
+            placed = view.topics[topic].partitions[at]
+            hosts = [
+                host
+                for broker, host in self._hosts((topic, at))
+                if own_member(broker.node_log.node_id, placed.members) is not None
+            ]
             ends = {(host.replica.applied_index, host.group.journal.last_index) for host in hosts}
-            if len(ends) != 1 or len(hosts) != len(placed.members) or any(host.status.messages for host in hosts):
+            if len(ends) != 1 or len(hosts) != len(placed.members):
+                return False
+            if self.topics[topic] != COMPACTED and any(host.status.messages for host in hosts):
                 return False
         return True
 
@@ -706,13 +737,13 @@ class MembershipWorld:
         view = self._newest_view()
         return {
             "nodes": view and {node.node_id: (node.standing, node.failed_since_ms) for node in view.nodes.values()},
-            "placed": view and TOPIC in view.topics and view.topics[TOPIC].partitions,
+            "placed": view and {topic: view.topics[topic].partitions for topic in self.topics if topic in view.topics},
             "groups": {
-                at: [
+                place: [
                     [broker.node_log.node_id, host.ready, host.group.leader, host.status.applied_index, host.stalled]
-                    for broker, host in self._hosts(at)
+                    for broker, host in self._hosts(place)
                 ]
-                for at in range(PARTITIONS)
+                for place in self.places
             },
             "missing": sorted(self.stored - self.delivered)[:5],
             "wiped": self.wiped,

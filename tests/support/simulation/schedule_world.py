@@ -42,8 +42,8 @@ class ScheduleWorld(MembershipWorld):
         self.offsets: defaultdict[bytes, set[bytes]] = defaultdict(set)
         """Of the messages of each occurrence, by schedule and occurrence."""
 
-    async def _create_topic(self) -> None:
-        await super()._create_topic()
+    async def _create_topics(self) -> None:
+        await super()._create_topics()
         start_ms = self._now_ms() + 1_000
         for at in range(SCHEDULES):
             every_ms = self.rng.choice(EVERY_MS)
@@ -63,7 +63,7 @@ class ScheduleWorld(MembershipWorld):
         until_s = trio.current_time() + REST_S
         while True:
             assert trio.current_time() < until_s, f"no schedule: {self._tell()}"
-            for broker, host in self._hosts(partition):
+            for broker, host in self._hosts((TOPIC, partition)):
                 if host.ready:
                     with trio.move_on_after(ASK_S):
                         try:
@@ -87,7 +87,7 @@ class ScheduleWorld(MembershipWorld):
         token = bytes(self.rng.getrandbits(8) for _ in range(16))
         request = ScheduleChange(TOPIC, partition, "trigger", [name], token)
         found = set()
-        for broker, host in self._hosts(partition) * 2:
+        for broker, host in self._hosts((TOPIC, partition)) * 2:
             if host.ready:
                 with trio.move_on_after(1):
                     try:
