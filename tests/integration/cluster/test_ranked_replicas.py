@@ -67,6 +67,29 @@ async def test_tenants_keep_their_turns_and_limits(nodes: ThreeNodes) -> None:
         assert [message.value for message in again if message.tenant == "acme"] == [b"acme 2"]
 
 
+async def test_tenants_keep_their_rates(nodes: ThreeNodes) -> None:
+    """By when the partition gave each message out; in no window there is more than the burst and what the rate makes."""
+    each, burst, interval_ms = 24, 3, 50
+    given: dict[str, list[int]] = {"acme": [], "shop": []}
+    async with nodes.connect() as client:
+        await created(client, kind="fair", tenants={"*": {"rate": "20/s", "burst": burst}}, lease="1h")
+        await client.produce_many("t", [{"value": b"", "tenant": tenant} for tenant in given for _ in range(each)])
+        leases, was_led_by_another = client.leases("t", "g"), False
+        while sum(map(len, given.values())) < 2 * each:
+            found = await leases.take(10, wait="30s")
+            for message in found:
+                given[message.tenant].append(message.lease_until_ms - 3_600_000)
+            await leases.ack(found)
+            if not was_led_by_another and len(given["acme"]) > each // 3:
+                was_led_by_another = True
+                await led_by_another(nodes)
+    assert was_led_by_another
+    for tenant, times in given.items():
+        for at, first_ms in enumerate(times):
+            for more, last_ms in enumerate(times[at:], 1):
+                assert more <= burst + (last_ms - first_ms) / interval_ms, f"{tenant} had {more} in {first_ms, last_ms}"
+
+
 async def test_a_consumer_goes_on_by_priority(nodes: ThreeNodes) -> None:
     async with nodes.connect() as client:
         await created(client, kind="priority")
