@@ -68,7 +68,7 @@ async def test_tenants_keep_their_turns_and_limits(nodes: ThreeNodes) -> None:
 
 
 async def test_tenants_keep_their_rates(nodes: ThreeNodes) -> None:
-    """By when the partition gave each message out; in no window there is more than the burst and what the rate makes."""
+    """By when each message was given out: in no window there is more than the burst and what the rate makes."""
     each, burst, interval_ms = 24, 3, 50
     given: dict[str, list[int]] = {"acme": [], "shop": []}
     async with nodes.connect() as client:

@@ -1,0 +1,49 @@
+"""How many tenants have samples: those with most ready, of each group and of all together a bounded number."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+from typing import Any
+
+from sandq.server.metrics import catalog
+from sandq.server.metrics.tenants import TENANTS, tell_tenants
+from sandq.server.metrics.text import Exposition
+
+Row = tuple[str, dict[str, Any]]
+READY = re.compile(r'^sandq_tenant_ready{topic="(.*)",group="(.*)",tenant="(.*)"} (.*)$', re.M)
+
+
+def rows_of(group: str, count: int, first: int = 0) -> list[Row]:
+    """Tenants t<n>, of which n messages are ready; in any order."""
+    rows = [(group, {"tenant": f"t{n}", "ready": n, "in_flight": 1}) for n in range(first, first + count)]
+    Random(count).shuffle(rows)
+    return rows
+
+
+def told_of(topics: list[tuple[str, list[Row]]], labelled: set[tuple[str, str]], limit: int) -> list[tuple[str, ...]]:
+    told = Exposition(catalog.EVERY, openmetrics=False)
+    tell_tenants(topics, labelled, limit, told)
+    text = told.text(b"").decode()
+    found = READY.findall(text)
+    assert text.count("sandq_tenant_in_flight{") == len(found)
+    return found
+
+
+def test_of_a_group_those_with_most_ready() -> None:
+    found = told_of([("f", rows_of("g", 3 * TENANTS))], {("f", "g")}, 10_000)
+    assert [int(ready) for *_, ready in found] == list(range(3 * TENANTS - 1, 2 * TENANTS - 1, -1))
+
+
+def test_of_all_groups_together_no_more_than_the_limit() -> None:
+    topics = [(f"f{n}", rows_of("g", TENANTS) + rows_of("h", TENANTS)) for n in range(20)]
+    labelled = {(topic, group) for topic, _ in topics for group in "gh"}
+    assert len(told_of(topics, labelled, 10_000)) == 40 * TENANTS
+    assert len(told_of(topics, labelled, 250)) == 250
+    assert told_of(topics, labelled, 0) == []
+
+
+def test_a_group_without_a_label_has_none() -> None:
+    found = told_of([("f", rows_of("g", 2) + rows_of("h", 2))], {("f", "h")}, 10)
+    assert {group for _, group, *_ in found} == {"h"}
+    assert len(found) == 2
