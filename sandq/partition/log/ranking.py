@@ -8,7 +8,7 @@ turn in a group it goes over to another ready queue.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sandq.model.batch import Batch, Column
 from sandq.partition import rows
@@ -22,6 +22,10 @@ from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Fields, LogEntry
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
+
+_READ_BYTES: Final = 8 << 20
+_MOST_BYTES: Final = rows.INLINE_BYTES - 8
+"""Of a row that another priority may be written into whatever it is."""
 
 
 class _Single(NamedTuple):
@@ -225,8 +229,3 @@ class Ranking:
         for queue, added in into.items():
             group.ready.insert(queue, added, view)
         group.note_change()
-
-
-_READ_BYTES = 8 << 20
-_MOST_BYTES = rows.INLINE_BYTES - 8
-"""Of a row that another priority may be written into whatever it is."""
