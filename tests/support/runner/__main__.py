@@ -24,17 +24,17 @@ from tests.support.runner.costs import FILE
 SUITES = ("e2e", "faults", "simulation", "property", "integration", "regressions", "interop", "unit")
 """Those with long tests first: what is short fills the end."""
 BUDGETS_S = {
-    "unit": 130,
-    "property": 65,
-    "integration": 204,
-    "simulation": 85,
-    "faults": 150,
+    "unit": 190,
+    "property": 86,
+    "integration": 300,
+    "simulation": 124,
+    "faults": 220,
     "interop": 10,
-    "e2e": 180,
+    "e2e": 193,
     "regressions": 15,
-    "spark": 240,
+    "spark": 270,
 }
-"""CPU seconds on a machine on which `loop_s` is LOOP_S."""
+"""CPU seconds on a machine on which `loop_s` is LOOP_S. All of one run: a budget grows by what its suite has more."""
 DEAREST = 25
 """So many tests are named with what they cost."""
 LOOP_S = 0.2
