@@ -19,7 +19,8 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.ready import queue_keys
-from sandq.partition.ready.ready_queues import ReadyQueue, ReadyQueues
+from sandq.partition.ready.ready_queue import ReadyQueue
+from sandq.partition.ready.ready_queues import ReadyQueues
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -68,7 +69,7 @@ class RankedGrants:
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
-            ready.begin(now_ms)
+            ready.begin(now_ms, self._shared.in_turns)
             granted = self._lease(index, place, group, ready, command, room, is_stopped, now_ms, view)
             ready.is_promoting = self._buried >= BURIED  # there may be something behind them
         ready.end(view)

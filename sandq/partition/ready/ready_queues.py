@@ -29,9 +29,11 @@ from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import without
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.pacing import Pacing
+from sandq.partition.ready.queue_order import Oldest, Returned
+from sandq.partition.ready.ready_queue import ReadyQueue, row_of
 from sandq.partition.ready.tenant_rules import TenantRule, TenantRules
 from sandq.partition.ready.turns import Times, Turns
-from sandq.partition.rows import Extra, LogEntry, Range
+from sandq.partition.rows import LogEntry, Range
 from sandq.partition.stale_heaps import LeastOf
 from sandq.partition.view import View
 
@@ -44,29 +46,6 @@ _NO_LIMIT = 1 << 40
 READ_BYTES: Final = 1 << 20
 ENTRY_BYTES: Final = 300
 """What an entry takes in memory, about."""
-
-
-class ReadyQueue:
-    """Messages of one tenant and one priority."""
-
-    __slots__ = ("covered", "entries", "first", "key", "messages", "number", "priority", "returned", "tenant", "window")
-
-    def __init__(self, key: bytes, number: int, messages: int, first: bytes) -> None:
-        self.key = key
-        self.number = number
-        """Of this process alone."""
-        self.tenant, self.priority = queue_keys.unpack(key)
-        self.messages = messages
-        """Those that were returned not among them."""
-        self.first = first
-        """Of its entries; means nothing without any."""
-        self.entries: deque[LogEntry] = deque()
-        """The first ones, ..."""
-        self.covered = offsets.FIRST if messages else offsets.LAST
-        """... which are all that there are at or below this offset."""
-        self.returned: list[tuple[bytes, int]] = []
-        """Heap of (first offset, seq) of what was given back, and is due; what is no longer so is skipped when met."""
-        self.window = HEAD_ENTRIES
 
 
 class ReadyQueues:
@@ -121,6 +100,9 @@ class ReadyQueues:
         self._firsts: LeastOf[bytes] = LeastOf()
         self._number = 0
         self._by_number: dict[int, ReadyQueue] = {}
+        self._oldest = Oldest(self._by_number)
+        self._first_back: Returned | None = None
+        """While turns are taken, once it was asked for."""
         self.messages = 0
         """Of all queues, without what was returned."""
         self.is_promoting = False
@@ -164,6 +146,8 @@ class ReadyQueues:
             self._firsts.put(queue.number, entry.first)
         queue.messages += entry.length
         self.messages += entry.length
+        if queue.messages == entry.length:
+            self._oldest.note(queue)
         self._changed[queue.key] = queue
         if queue.covered == offsets.LAST and len(queue.entries) < self._most_entries:
             queue.entries.append(entry)
@@ -194,9 +178,11 @@ class ReadyQueues:
         messages = sum([entry.length for entry in added])
         queue.messages += messages
         self.messages += messages
+        if queue.first == first:
+            self._oldest.note(queue)
         self._changed[key] = queue
         prefix = self._entry_rows + key
-        view.put_all([(prefix + entry.first, _row(entry)) for entry in added])
+        view.put_all([(prefix + entry.first, row_of(entry)) for entry in added])
         near = [entry for entry in added if entry.first <= queue.covered]
         if near:
             self._hold(queue, near)
@@ -222,6 +208,7 @@ class ReadyQueues:
         assert entry.first is not None
         heapq.heappush(queue.returned, (entry.first, entry.seq))
         self._with_returned[key] = queue
+        self._oldest.note(queue)
 
     def set_back(self) -> None:
         """The partition's time was set back: who may have turns is decided anew."""
@@ -236,7 +223,9 @@ class ReadyQueues:
 
     def _queue(self, key: bytes, messages: int, first: bytes) -> ReadyQueue:
         self._number += 1
-        queue = self._queues[key] = self._by_number[self._number] = ReadyQueue(key, self._number, messages, first)
+        queue = self._queues[key] = self._by_number[self._number] = ReadyQueue(
+            key, self._number, messages, first, HEAD_ENTRIES
+        )
         of_tenant = self._by_tenant.setdefault(queue.tenant, [])
         of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
         if len(of_tenant) == 1:
@@ -309,15 +298,17 @@ class ReadyQueues:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def begin(self, now_ms: int) -> None:
-        """Turns are going to be taken: all that is due was given back."""
+    def begin(self, now_ms: int, in_turns: Callable[[Sequence[str]], Iterable[str]]) -> None:
+        """Turns are going to be taken: all that is due was given back. `in_turns`: goes through many, and gives way now
+        and then."""
         rules, self._now_us = self._rules(), now_ms * 1000
         self._pacing.forget(self._now_us)
         again = set(self._by_tenant) if rules is not self._seen_rules else self._freed | self._paced_until(now_ms)
-        may = {tenant: self._may_have_turns(tenant) for tenant in sorted(again) if tenant in self._by_tenant}
+        there = sorted([tenant for tenant in again if tenant in self._by_tenant])
+        may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}
         # First those that may: with a tenant that ends go the times of those below its name, unless one of them has
         # begun by then, as in a replica that was restarted, where this one never had.
-        for tenant in sorted(may, key=may.__getitem__, reverse=True):
+        for tenant in in_turns(sorted(may, key=may.__getitem__, reverse=True)):
             self._turns.set_active(tenant, may[tenant])
         self._freed.clear()
         for queue in [*self._with_returned.values(), *self._emptied.values()]:
@@ -343,6 +334,7 @@ class ReadyQueues:
         of_tenant.remove(queue)
         if not of_tenant:
             del self._by_tenant[queue.tenant]
+            self._oldest.forget(queue.tenant)
             self._held_up.pop(queue.tenant, None)
             self._turns.set_active(queue.tenant, False)
 
@@ -357,13 +349,15 @@ class ReadyQueues:
         if ageing_ms is None or len(of_tenant) == 1:
             return of_tenant[0], is_shared
         # After one message of this queue another one may be older.
-        return min(of_tenant, key=lambda queue: (_aged(queue, ageing_ms), queue.priority)), True
+        return self._oldest.first(tenant, of_tenant, ageing_ms), True
 
     def next_back(self) -> tuple[ReadyQueue, bool] | None:
         """The queue of the best priority that something was given back to, of tenants that are not held up: for when
         nothing else is given. As `next`, but for turns."""
-        found = [queue for queue in self._with_returned.values() if queue.tenant not in self._held_up]
-        return (min(found, key=lambda queue: (queue.priority, queue.returned[0])), False) if found else None
+        if self._first_back is None:
+            self._first_back = Returned(self._with_returned.values())
+        queue = self._first_back.first(self._held_up)
+        return None if queue is None else (queue, False)
 
     def serve(self, queue: ReadyQueue, messages: int) -> None:
         """So many messages of a queue are put into a lease: others come first, perhaps. Then see to `settle`."""
@@ -426,7 +420,7 @@ class ReadyQueues:
         stop = prefix + offsets.LAST + b"\0"
         window = min(queue.window, self._most_entries)
         found = view.scan(start, stop, limit=window, max_bytes=READ_BYTES)
-        queue.entries.extend([_load(queue, key, value) for key, value in found])
+        queue.entries.extend([queue.load(key, value) for key, value in found])
         self._entries += len(found)
         assert queue.entries, "a queue that has messages has rows of them"
         is_all = sum([entry.length for entry in queue.entries]) == queue.messages
@@ -598,7 +592,7 @@ class ReadyQueues:
             prefix = self._entry_rows + queue.key
             start, stop = prefix + max(first, queue.first), rows.after(prefix + last)
             entries = [
-                _load(queue, key, value) for key, value in view.scan(start, stop, limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
+                queue.load(key, value) for key, value in view.scan(start, stop, limit=_NO_LIMIT, max_bytes=_NO_LIMIT)
             ]
             if (before := self._find(queue, first, view)) is not None:
                 entries.append(before)
@@ -616,7 +610,7 @@ class ReadyQueues:
         else:
             prefix = self._entry_rows + queue.key
             found = view.scan(prefix, rows.after(prefix + offset), limit=1, max_bytes=1, reverse=True)
-            entry = _load(queue, *found[0]) if found else None
+            entry = queue.load(*found[0]) if found else None
         behind = None if entry is None else offsets.distance(entry.first, offset)
         return entry if entry is not None and behind is not None and 0 <= behind < entry.length else None
 
@@ -636,13 +630,16 @@ class ReadyQueues:
     # -- rows -----------------------------------------------------------------------------------------------------
 
     def _save(self, queue: ReadyQueue, entry: LogEntry, view: View) -> None:
-        view.put(self._entry_rows + queue.key + entry.first, _row(entry))
+        view.put(self._entry_rows + queue.key + entry.first, row_of(entry))
 
     def end(self, view: View) -> None:
         """Turns were taken: put all that has changed into rows."""
+        self._first_back = None
         if self._unsaved:
             prefix = self._entry_rows
-            view.put_all([(prefix + queue.key + first, _row(entry)) for first, (queue, entry) in self._unsaved.items()])
+            view.put_all(
+                [(prefix + queue.key + first, row_of(entry)) for first, (queue, entry) in self._unsaved.items()]
+            )
             self._unsaved.clear()
         self._store_queues(view)
         if not self._queues:
@@ -687,6 +684,7 @@ class ReadyQueues:
         for others in (self._unsaved, self._gone, self._changed, self._held_up):
             others.clear()
         self._freed.clear()
+        self._oldest.clear()
         self._firsts = LeastOf()
         self.messages = self._with_rows = self._entries = 0
         self._count()
@@ -756,7 +754,7 @@ class ReadyQueues:
                 found = view.scan(prefix + queue.first, prefix + stop, limit=left, max_bytes=READ_BYTES)
                 left -= max(len(found), 1)
                 for key, row in found:
-                    entry = _load(queue, key, row)
+                    entry = queue.load(key, row)
                     behind = offsets.distance(entry.first, stop)
                     # Messages of one entry have offsets that follow one another; the last may be beyond the bound.
                     count += entry.length if behind is None else min(entry.length, behind)
@@ -771,24 +769,3 @@ def _first(entry: LogEntry) -> bytes:
 
 def _priority(queue: ReadyQueue) -> int:
     return queue.priority
-
-
-def _aged(queue: ReadyQueue, ageing_ms: int) -> int:
-    """What the first message of a queue counts as: the lower goes first. It rises for nobody while both wait."""
-    first = queue.first if queue.messages else offsets.LAST
-    if queue.returned:
-        first = min(first, queue.returned[0][0])
-    return offsets.deliver_ms(first) + queue.priority * ageing_ms
-
-
-def _row(entry: LogEntry) -> bytes:
-    if entry.extra is None:
-        return rows.pack(entry.length, entry.size, entry.unit)
-    extra = entry.extra
-    return rows.pack(entry.length, entry.size, entry.unit, extra.id, extra.ttl_ms, extra.unique_key)
-
-
-def _load(queue: ReadyQueue, key: bytes, row: bytes) -> LogEntry:
-    length, size, unit, *fields = rows.unpack(row)
-    extra = Extra(fields[0], fields[1], fields[2], None, queue.tenant.encode()) if fields else None
-    return LogEntry(key[-offsets.OFFSET_BYTES :], length, size, extra, unit)

@@ -1,0 +1,55 @@
+"""A ready queue of a group: what it holds in memory, and the rows of its entries."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sandq.model import offsets
+from sandq.partition import rows
+from sandq.partition.ready import queue_keys
+from sandq.partition.rows import Extra, LogEntry
+
+
+class ReadyQueue:
+    """Messages of one tenant and one priority."""
+
+    __slots__ = ("covered", "entries", "first", "key", "messages", "number", "priority", "returned", "tenant", "window")
+
+    def __init__(self, key: bytes, number: int, messages: int, first: bytes, window: int) -> None:
+        self.key = key
+        self.number = number
+        """Of this process alone."""
+        self.tenant, self.priority = queue_keys.unpack(key)
+        self.messages = messages
+        """Those that were returned not among them."""
+        self.first = first
+        """Of its entries; means nothing without any."""
+        self.entries: deque[LogEntry] = deque()
+        """The first ones, ..."""
+        self.covered = offsets.FIRST if messages else offsets.LAST
+        """... which are all that there are at or below this offset."""
+        self.returned: list[tuple[bytes, int]] = []
+        """Heap of (first offset, seq) of what was given back, and is due; what is no longer so is skipped when met."""
+        self.window = window
+        """So many entries the next look into its rows reads."""
+
+    def aged(self, ageing_ms: int) -> int:
+        """What its first message counts as: the lower goes first. It rises for nobody while both wait."""
+        first = self.first if self.messages else offsets.LAST
+        if self.returned:
+            first = min(first, self.returned[0][0])
+        return offsets.deliver_ms(first) + self.priority * ageing_ms
+
+    def load(self, key: bytes, row: bytes) -> LogEntry:
+        """Return the entry that a row of it has."""
+        length, size, unit, *fields = rows.unpack(row)
+        extra = Extra(fields[0], fields[1], fields[2], None, self.tenant.encode()) if fields else None
+        return LogEntry(key[-offsets.OFFSET_BYTES :], length, size, extra, unit)
+
+
+def row_of(entry: LogEntry) -> bytes:
+    """Return the row of an entry."""
+    if entry.extra is None:
+        return rows.pack(entry.length, entry.size, entry.unit)
+    extra = entry.extra
+    return rows.pack(entry.length, entry.size, entry.unit, extra.id, extra.ttl_ms, extra.unique_key)

@@ -1,0 +1,78 @@
+"""Which of many ready queues goes first: as a look at all of them says, without one."""
+
+from __future__ import annotations
+
+import heapq
+from random import Random
+
+import pytest
+
+from sandq.model import offsets
+from sandq.partition.ready import queue_keys
+from sandq.partition.ready.queue_order import Oldest, Returned
+from sandq.partition.ready.ready_queue import ReadyQueue
+from tests.support.partition.bench import T
+from tests.support.partition.ranked_bench import RankedBench
+
+
+def offset(at: int) -> bytes:
+    return offsets.pack(T + at, 1, 0, 0)
+
+
+def queue_of(number: int, priority: int, first: int, tenant: str = "a") -> ReadyQueue:
+    return ReadyQueue(queue_keys.pack(tenant, priority), number, 1, offset(first), 8)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_oldest_is_the_one_that_a_look_at_all_finds(seed: int) -> None:
+    draw, at = Random(seed), 0
+    by_number = {number: queue_of(number, number, draw.randrange(1000)) for number in range(1, 60)}
+    oldest, ageing_ms = Oldest(by_number), 100
+    for _ in range(2000):
+        queues = [*by_number.values()]
+        queue = oldest.first("a", queues, ageing_ms)
+        assert queue is min(queues, key=lambda one: (one.aged(ageing_ms), one.priority))
+        deed = draw.random()
+        if deed < 0.8:  # its first is taken
+            queue.first = offset(offsets.deliver_ms(queue.first) - T + draw.randrange(1, 5000))
+        elif deed < 0.9:  # something is given back to some queue
+            other = draw.choice(queues)
+            heapq.heappush(other.returned, (offset(draw.randrange(at + 1)), at))
+            oldest.note(other)
+        elif deed < 0.93 and len(by_number) > 2:
+            del by_number[queue.number]
+        elif deed < 0.96:
+            number = 60 + at
+            by_number[number] = queue_of(number, number, draw.randrange(at + 1))
+            oldest.note(by_number[number])
+        else:
+            ageing_ms = draw.choice((100, 250))
+        at += 1
+
+
+def test_what_was_given_back_goes_by_priority_and_not_for_whom_is_held_up() -> None:
+    queues = [queue_of(number, number % 7, 0, "ab"[number % 2]) for number in range(1, 50)]
+    for queue in queues:
+        queue.returned = [(offset(at), at) for at in range(queue.number % 3)]
+    first_back, taken = Returned(queues), []
+    while (queue := first_back.first({"b"})) is not None:
+        left = [one for one in queues if one.returned and one.tenant == "a"]
+        assert queue is min(left, key=lambda one: (one.priority, one.returned[0]))
+        taken.append(heapq.heappop(queue.returned))
+    assert len(taken) == sum(number % 3 for number in range(2, 50, 2))
+
+
+def test_many_priorities_are_not_all_looked_at_for_each_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, aged = 0, ReadyQueue.aged
+
+    def counted(queue: ReadyQueue, ageing_ms: int) -> int:
+        nonlocal looks
+        looks += 1
+        return aged(queue, ageing_ms)
+
+    monkeypatch.setattr(ReadyQueue, "aged", counted)
+    bench = RankedBench("priority", ageing="1m")
+    bench.open()
+    bench.add(*["v"] * 2000, priority=range(2000))
+    assert len(bench.take(500)) == 500
+    assert looks < 2000 + 4 * 500
