@@ -36,10 +36,10 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
 Log rows open with `<B B 2x I q`: kind u8, flags u8, two zero bytes, count u32, created_ms i64 (16 bytes, so that the
 batch behind keeps its 8-byte alignment). Kind 1: then the batch as the producer sent it. Kind 2, one message: then
 msgpack `[id | nil, {column id: value}]`, or, with the payload apart, `[id | nil, nil, payload bytes, {column: value}]`
-where the map has only what the log itself needs (ttl, unique key, ordering hash, priority, tenant). Flag 1: there is
-some of that. One that was placed far later than it was wanted (the floor was ahead) has the instant it was wanted at in
-its map, as `deliver_ms`: in the log, and where a group keeps it. Flag 2: that counts from when it was stored, or moved
-last.
+where the map has only what the log itself needs (ttl, unique key, ordering hash, priority, tenant), and its priority
+is the one that counts. Flag 1: there is some of that. One that was placed far later than it was wanted (the floor was
+ahead) has the instant it was wanted at in its map, as `deliver_ms`: in the log, and where a group keeps it. Flag 2:
+that counts from when it was stored, or moved last.
 All other values are msgpack arrays. Ranges are packed as base offset 16 + count u32, one behind the other.
 """
 
@@ -291,6 +291,14 @@ def moved_row(value: bytes, message_id: bytes, wanted_ms: int | None = None, *, 
         flags |= FLAG_EXTRA
     flags = flags | FLAG_DELAY if is_delay else flags & ~FLAG_DELAY
     return LOG_HEADER.pack(kind, flags, count, created_ms) + pack(message_id, *rest)
+
+
+def ranked_row(value: bytes, priority: int) -> bytes:
+    """The log row of a message whose payload is apart, with another priority than that says."""
+    kind, flags, count, created_ms = LOG_HEADER.unpack_from(value)
+    *fields, light = unpack(value[LOG_HEADER.size :])
+    header = LOG_HEADER.pack(kind, flags | FLAG_EXTRA, count, created_ms)
+    return header + pack(*fields, light | {Column.PRIORITY: priority})
 
 
 def is_apart(value: bytes) -> bool:

@@ -133,10 +133,12 @@ class Pending:
                 return ["too_late", WAITING]
             if priority is not None:
                 self._log.rank_waiting(found, priority, view)
-                self._ranking.note(found, priority, view)
-            if to_ms is None:
-                return ["moved", found.offset]
-            if self._shared.level < CLOCK_RESET or max(to_ms, now_ms) >= offsets.deliver_ms(found.offset):
+            stays = to_ms is None or self._shared.level < CLOCK_RESET
+            if stays or max(to_ms or 0, now_ms) >= offsets.deliver_ms(found.offset):
+                if priority is not None:
+                    self._ranking.note(found, priority, view)
+                if to_ms is None:
+                    return ["moved", found.offset]
                 return ["moved", self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)]
             # A reset has put it where it waits to a place that has not come: no consumer would go by an earlier time.
         if to_ms is None:

@@ -34,7 +34,7 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.renewal import Change
-from sandq.partition.levels import CLOCK_RESET, ONE_MOMENT, OWNERSHIP
+from sandq.partition.levels import CLOCK_RESET, ONE_MOMENT, OWNERSHIP, RANKED_APART
 from sandq.partition.log import priorities
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
@@ -512,8 +512,11 @@ class MessageLog:
     ) -> LogEntry:
         """Move a message from one place in the log to another. `news`: what it has otherwise from then on."""
         old = self.entry_of(found)
-        if found.alone and not news:
-            row = rows.moved_row(found.value, found.id, wanted.ms, is_delay=wanted.is_delay)
+        value, stays = found.value, not news
+        if found.alone and news and self.is_ranked_apart(found):
+            value, stays = rows.ranked_row(value, news[Column.PRIORITY]), True
+        if found.alone and stays:
+            row = rows.moved_row(value, found.id, wanted.ms, is_delay=wanted.is_delay)
             view.put(rows.log_key(offset), row)
             entry = rows.log_entry(rows.log_key(offset), row)
         else:
@@ -521,6 +524,10 @@ class MessageLog:
             entry = self.put_anew(offset, found.id, message.created_ms, message.fields | news, wanted, view)
         self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
         return entry
+
+    def is_ranked_apart(self, found: Found) -> bool:
+        """Whether another priority leaves a message's payload where it is."""
+        return found.alone and self._shared.level >= RANKED_APART and rows.is_apart(found.value)
 
     def delete_row(self, key: bytes, size: int, view: View, batch: int = 0) -> None:
         """Delete a log row, of about that many bytes. `batch`: it is one of so many messages."""

@@ -393,6 +393,8 @@ def load_message(view: View, offset: bytes, value: bytes) -> Message:
         if payload is None:
             raise Corruption(f"the payload of message {offsets.to_text(original_id)} is gone")
         fields = rows.unpack(payload)[0]
+        if Column.PRIORITY in stored[-1]:
+            fields[Column.PRIORITY] = stored[-1][Column.PRIORITY]
     assert fields is not None
     fields.pop(Column.ORDERING_HASH, None)
     return Message(offset, original_id, created_ms, fields, wanted)

@@ -106,13 +106,17 @@ class Ranking:
         if not found.alone:
             priorities.put(view, offset, priority)
             return LogEntry(offset, 1, old.size, None, old.size)
+        if log.is_ranked_apart(found):
+            row = rows.ranked_row(found.value, priority)
+            view.put(found.key, row)
+            return rows.log_entry(found.key, row)
         message = log.load(found, view)
         message_id = None if found.id == offset else found.id
         fields = message.fields | {Column.PRIORITY: priority}
         entry = log.put_anew(offset, message_id, message.created_ms, fields, message.wanted or AS_PLACED, view)
-        row = view.get(found.key)
-        assert row is not None
-        if rows.is_apart(found.value) and not rows.is_apart(row):
+        written = view.get(found.key)
+        assert written is not None
+        if rows.is_apart(found.value) and not rows.is_apart(written):
             view.delete(rows.PAYLOAD + found.id)
         log.state.bytes += entry.size - old.size
         return entry

@@ -198,18 +198,19 @@ class RankedTwins:
         self.apply(c.Append(encode(cells), split=has_ttls or has_keys, on_conflict=c.REPLACE))
 
     def change(self) -> None:
-        """Cancel a message of the log, give it another priority, or another time."""
+        """Cancel a message of the log, give it another priority, another time, or both."""
         found = [key[1:] for key, _ in self.bench.rows(rows.LOG)]
         if not found:
             return
         target = (c.TARGET_ID, self.draw.choice(found))
-        how = self.draw.choice(["cancel", "priority", "time"])
+        how = self.draw.choice(["cancel", "priority", "time", "both"])
         if how == "cancel":
             self.apply(c.Cancel([target]))
         elif how == "priority":
             self.apply(c.Move([(target, None, False, self.draw.choice([-2, 5]))]))
         else:
-            self.apply(c.Move([(target, T + self.now + self.draw.choice([0, 700]), False)]))
+            item = (target, T + self.now + self.draw.choice([0, 700]), False)
+            self.apply(c.Move([(*item, self.draw.choice([-2, 5])) if how == "both" else item]))
 
     # -- out ------------------------------------------------------------------------------------------------------
 

@@ -437,7 +437,9 @@ class RankedWalk:
             return
         refusal, waits, pending = self._claim(message.name)
         to = self.now + draw.choice([-500, 0, 200, 2000])
-        outcome = self.apply(c.Move([((c.TARGET_ID, message.id), T + to, False)]))[0]
+        priority = draw.choice([None, None, -1, 3])
+        item = ((c.TARGET_ID, message.id), T + to, False)
+        outcome = self.apply(c.Move([item if priority is None else (*item, priority)]))[0]
         assert (outcome[0] == "moved") == (refusal is None and not (waits and pending)), (message, outcome)
         if outcome[0] != "moved":
             return
@@ -445,9 +447,12 @@ class RankedWalk:
             assert outcome[1] == message.offset
             for group in self.groups.values():
                 group.of(message.name).due = max(to, self.now, message.at)
+            if priority is not None:
+                self._ranked(message, priority, outcome[1], stays=True)
         else:
             message.offset = outcome[1]
             assert message.at >= max(to, self.now)
+            message.priority = message.priority if priority is None else priority
 
     def rank(self, draw: Random) -> None:
         if (message := self._pick(draw)) is None:

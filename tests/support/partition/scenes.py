@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sandq.partition.groups.leases import Lease
-from sandq.partition.levels import RANKED
+from sandq.partition.levels import RANKED, RANKED_WAITING
 from tests.support.partition.bench import Bench
 from tests.support.partition.ranked_bench import RankedBench
 
 STATES = ("delayed", "ready", "leased", "waiting", "acked", "dead")
 NOBODY = 123456 << 16
-LEVELS = (1, 2, RANKED)
-"""At the last one messages are ranked, and ready ones promoted: in a ready queue of the group."""
+LEVELS = (1, 2, RANKED, RANKED_WAITING)
+"""At the last two messages are ranked, and ready ones promoted: in a ready queue of the group."""
 
 
 class Default:
@@ -49,7 +49,7 @@ class Scene(NamedTuple):
 def bench_of(**settings: Any) -> Bench:
     """A partition at the level of the test."""
     if DEFAULT.level >= RANKED:
-        return RankedBench(**settings)
+        return RankedBench(level=DEFAULT.level, **settings)
     return Bench(**{"level": DEFAULT.level} | settings)
 
 

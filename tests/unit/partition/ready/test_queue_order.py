@@ -25,10 +25,10 @@ def queue_of(number: int, priority: int, first: int, tenant: str = "a") -> Ready
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_oldest_is_the_one_that_a_look_at_all_finds(seed: int) -> None:
-    draw, at = Random(seed), 0
+    draw = Random(seed)
     by_number = {number: queue_of(number, number, draw.randrange(1000)) for number in range(1, 60)}
     oldest, ageing_ms = Oldest(by_number), 100
-    for _ in range(2000):
+    for at in range(2000):
         queues = [*by_number.values()]
         queue = oldest.first("a", queues, ageing_ms)
         assert queue is min(queues, key=lambda one: (one.aged(ageing_ms), one.priority))
@@ -47,7 +47,6 @@ def test_the_oldest_is_the_one_that_a_look_at_all_finds(seed: int) -> None:
             oldest.note(by_number[number])
         else:
             ageing_ms = draw.choice((100, 250))
-        at += 1
 
 
 def test_what_was_given_back_goes_by_priority_and_not_for_whom_is_held_up() -> None:

@@ -12,7 +12,7 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.jobs import jobs
-from sandq.partition.levels import IN_PLACE, RANKED, RANKED_WAITING
+from sandq.partition.levels import IN_PLACE, RANKED, RANKED_APART, RANKED_WAITING
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.ready import ready_queues
@@ -155,12 +155,18 @@ def test_what_is_moved_or_cancelled_takes_its_priority_with_it(bench: RankedBenc
     assert [m.fields[Column.PRIORITY] for lease in bench.lease(5, at=1000) for m in bench.messages(lease)] == [0]
 
 
-def test_a_payload_that_is_apart_stays_so_and_says_it(bench: RankedBench) -> None:
+@pytest.mark.parametrize("level", [IN_PLACE, RANKED_APART])
+def test_a_payload_that_is_apart_stays_so(level: int) -> None:
+    bench = RankedBench(level=level)
+    bench.open()
     a, _ = [add_alone(bench, name + LARGE, 5) for name in "ab"]
-    before = bench.status().bytes
+    before, payloads = bench.status().bytes, bench.rows(rows.PAYLOAD)
     assert rank(bench, a, -2_000_000) == a
-    assert bench.status().bytes == before + 4, "a longer number"
-    assert len(bench.rows(rows.PAYLOAD)) == 2
+    if level >= RANKED_APART:
+        assert (bench.status().bytes, bench.rows(rows.PAYLOAD)) == (before, payloads), "what is large is written once"
+    else:
+        assert bench.status().bytes == before + 4, "it says so: a longer number"
+        assert len(bench.rows(rows.PAYLOAD)) == 2
     bench.restart()
     (lease,) = bench.lease(1)
     (message,) = bench.messages(lease)
@@ -171,8 +177,47 @@ def test_a_payload_that_is_apart_stays_so_and_says_it(bench: RankedBench) -> Non
     assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
 
 
-def test_a_payload_comes_to_be_apart_and_back(bench: RankedBench) -> None:
-    """By the bytes of the number."""
+@pytest.mark.parametrize("priority", [0, 7])
+def test_it_may_get_another_time_with_it(bench: RankedBench, priority: int) -> None:
+    """Of a size at which the bytes of the number decide whether the payload is apart."""
+    a = add_alone(bench, "x" * (rows.INLINE_BYTES - 11), 1_000_000)
+    payloads = bench.rows(rows.PAYLOAD)
+    assert len(payloads) == 1
+    for to in (T + 5000, T + 9000):
+        assert bench.apply(0, c.Move([(by_id(a), to, False, priority)]))[0][0][0] == "moved"
+        assert bench.rows(rows.PAYLOAD) == payloads
+    bench.restart()
+    (lease,) = bench.lease(1, at=9000)
+    assert (bench.messages(lease)[0].fields.get(Column.PRIORITY) or 0) == priority
+    bench.nack(lease.token, at=9000, delay=0)
+    assert bench.cancel(a, at=9000) == ["cancelled", a]
+    bench.trim(9000)
+    assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
+
+
+def test_a_reset_may_have_put_it_behind_when_it_waits(bench: RankedBench) -> None:
+    """It gets another time and another priority there, which are written into its row at once."""
+    day = 86_400_000
+    (a,) = bench.add("x" * (rows.INLINE_BYTES - 20), priority=1_000_000, due=[day], ttl=[365 * day])
+    assert len(bench.rows(rows.PAYLOAD)) == 1
+    bench.nack(bench.one(at=100 * day).token, at=100 * day, delay=5 * day)
+    bench.apply(0, c.ClockReset(T))
+    bench.trim(0)
+    before = bench.status().bytes
+    assert bench.apply(1, c.Move([(by_id(a), T + 3_600_000, False, 0)]))[0][0][0] == "moved"
+    assert bench.status().bytes == before
+    bench.restart()
+    lease = bench.one(at=3_600_000)
+    assert bench.messages(lease)[0].fields.get(Column.PRIORITY) == 0
+    bench.ack(lease.token, at=3_600_000)
+    bench.trim(3_600_000)
+    assert bench.rows(rows.PAYLOAD) == [] and bench.status().bytes == 0
+
+
+def test_a_payload_came_to_be_apart_and_back() -> None:
+    """By the bytes of the number, below the level at which it stays apart."""
+    bench = RankedBench(level=IN_PLACE)
+    bench.open()
     a = add_alone(bench, "x" * (rows.INLINE_BYTES - 11), None)
     for priority, apart in ((1_000_000, 1), (1, 0), (-1_000_000, 1)):
         assert rank(bench, a, priority) == a
@@ -281,7 +326,7 @@ def test_each_group_goes_by_it(bench: RankedBench) -> None:
 
 @pytest.mark.parametrize("state", STATES)
 def test_what_was_not_taken_or_came_back_can_have_it(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DEFAULT, "level", RANKED)
+    monkeypatch.setattr(DEFAULT, "level", RANKED_WAITING)
     one = scene(state)
     change = c.Move([(by_id(one.offset), None, False, -5)])
     refusal = ["too_late", state] if state in ("leased", "acked", "dead") else None
