@@ -29,6 +29,8 @@ SCOPED_KEYS: Final = 10
 RANKED_WAITING: Final = 10
 """Another priority of a message that waits for another attempt is written into the log, too: for a group that is put
 back, or begins at the earliest."""
+CROWDING: Final = 10
+"""A tenant of which very much waits for another attempt gets nothing new, and the others do."""
 RANKED_APART: Final = 10
 """A payload that is kept apart stays where it is when its message gets another priority, which only its log row has."""
 SWEPT_BYTES: Final = 10

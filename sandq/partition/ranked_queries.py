@@ -71,6 +71,12 @@ def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset:
     paced_ms = ready.paced_ms(tenant)
     if paced_ms is not None and paced_ms > machine.now_ms:
         return f"tenant {tenant} has had what its rate allows, its next message may go at {format_instant(paced_ms)}"
+    if tenant in ready.crowding.stopped and not isinstance(holder, Waiting):
+        ranges, flying = ready.crowding.waits[tenant], ready.in_flight[tenant]
+        return (
+            f"tenant {tenant} has {ranges} runs of messages that wait for another attempt, and {flying} messages in "
+            "flight: until they are fewer, it gets nothing new"
+        )
     place = Place(key, offset, machine.shared.settings["ageing_ms"])
     before, is_all = _before(machine, group, ready, place, view)
     if not before:

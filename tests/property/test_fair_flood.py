@@ -5,12 +5,15 @@ who else there is, not by how much they have.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from sandq.model.batch import Column
+from sandq.model.limits import FIXED
 from sandq.partition import commands as c
+from sandq.partition.groups import group
 from sandq.partition.ready import ready_queues
 from tests.support.examples import seeds
 from tests.support.partition.bench import T
@@ -21,6 +24,8 @@ FLOOD = 1000
 """Messages of the others for each one of the quiet tenant's."""
 ROUNDS = 6
 SEEDS = 8
+MAY_WAIT = 300
+"""Ranges of messages that wait for another attempt, in a group."""
 TENANTS = (
     ("quiet", ("loud",)),
     ("quiet", ("loud", "louder", "loud.er")),
@@ -46,14 +51,17 @@ def most_of_one(quiet: str, given: list[str]) -> int:
 
 
 class Flood:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, fails: bool = False) -> None:
+        """`fails`: half of what the others get is given back for later, as much of it as may wait."""
+        self.fails = fails
         self.rng = rng = Random(seed)
         self.quiet, self.others = TENANTS[seed % len(TENANTS)]
-        self.bench = RankedBench("fair", dedup_window="0s")
+        self.bench = RankedBench("fair", dedup_window="0s", max_attempts="none")
         self.bench.open()
-        self.limit = rng.choice((1, 7, 100))
+        self.limit = 20 if fails else rng.choice((1, 7, 100))
         self.at = 0
-        self.held: list[int] = []
+        self.held: list[tuple[int, dict[bytes, str]]] = []
+        """Tokens of leases, and of whom their messages are."""
         self.longest = 0
 
     def add(self, tenant: str, count: int) -> None:
@@ -64,20 +72,30 @@ class Flood:
         """Lease once, as often as it takes until what is due is promoted; whose messages came, in their order."""
         for _ in range(100):
             leases = self.bench.apply(self.at, c.Lease("g", T + self.at, (c.Grant("c", self.limit, 30_000),)))[0]
-            if leases:
+            if leases or not self.bench.machine.groups.named("g").ready.is_promoting:
                 break
-        self.held += [lease.token for lease in leases]
+        given = [
+            (lease.token, {one.offset: one.fields[Column.TENANT].decode() for one in self.bench.messages(lease)})
+            for lease in leases
+        ]
+        self.held += given
         while len(self.held) > self.rng.randrange(4):
-            self.bench.ack(self.held.pop(0), at=self.at)
-        tenants = [one.fields[Column.TENANT].decode() for lease in leases for one in self.bench.messages(lease)]
-        assert tenants, "there is much, and nothing is given"
-        return tenants
+            self.settle(*self.held.pop(0))
+        assert given or self.fails, "there is much, and nothing is given"
+        return [tenant for _, tenants in given for tenant in tenants.values()]
+
+    def settle(self, token: int, tenants: dict[bytes, str]) -> None:
+        loud = [offset for offset, tenant in tenants.items() if tenant != self.quiet]
+        failed = [[offset, 1] for offset in loud[::2]]  # so that no two make one run
+        if failed and self.fails:
+            self.bench.nack(token, failed, at=self.at, delay=3_600_000)
+        self.bench.ack(token, at=self.at)
 
     def run(self) -> Flood:
         for _ in range(ROUNDS):
             for _ in range(4):
                 self.add(self.rng.choice(self.others), FLOOD // 4)
-            for _ in range(self.rng.randrange(5)):
+            for _ in range(40 if self.fails else self.rng.randrange(5)):
                 self.take()
             if self.rng.random() < 0.3:
                 self.bench.restart()
@@ -88,8 +106,11 @@ class Flood:
 
     def wait_for_it(self) -> None:
         given: list[str] = []
-        while self.quiet not in given:
+        for _ in range(FLOOD):
             given += self.take()
+            if self.quiet in given:
+                break
+        assert self.quiet in given, f"{self.quiet} waits for {Counter(given)}"
         before = given[: given.index(self.quiet)]
         assert most_of_one(self.quiet, before) <= 2, f"{self.quiet} waited for {before}"
         self.longest = max(self.longest, len(before))
@@ -100,6 +121,14 @@ def test_a_quiet_tenant_waits_for_two_of_each_other_at_most(head: int, monkeypat
     monkeypatch.setattr(ready_queues, "HEAD_ENTRIES", head)
     floods = run_each(lambda seed: Flood(seed).run(), range(SEEDS))
     assert max(flood.longest for flood in floods) > 2, "too little happens"
+
+
+def test_so_it_is_when_half_of_what_the_others_get_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "FIXED", replace(FIXED, max_gaps=MAY_WAIT))
+    for flood in run_each(lambda seed: Flood(seed, fails=True).run(), range(len(TENANTS))):
+        found = flood.bench.machine.groups.named("g")
+        assert MAY_WAIT / 2 <= found.waiting_ranges <= MAY_WAIT, "too little fails, or too much"
+        assert found.ready.crowding.stopped
 
 
 @pytest.mark.parametrize("seed", seeds(0, 200))

@@ -23,6 +23,7 @@ def test_loaded_twin_goes_on_as_one_that_lives(walk: Callable[[int], RankedTwins
         happened += twins.happened
     expected = ["given", "repeated", "full", "at_rate", "rested", "held_up", "group_full"]
     expected += ["resets"] if walk is walk_clock else ["stalled"] if walk in (walk_gaps, walk_queues) else []
+    expected += ["crowded"] if walk is walk_gaps else []
     assert all(happened[what] for what in expected), f"too little happens: {happened}"
 
 

@@ -171,7 +171,7 @@ class Group:
     def add_waiting(self, entry: Waiting) -> None:
         """Keep an entry until its messages are leased again, or expire."""
         self.waiting[entry.seq] = entry
-        self.waiting_ranges += len(entry.ranges)
+        self._count_waiting(entry, len(entry.ranges))
         self._add_holder(entry, entry.ranges, entry.first)
         self.metrics.count_waiting(entry)
         if is_overgrown(len(self._queue), len(self.waiting)):
@@ -186,11 +186,16 @@ class Group:
         """These messages were taken out of a waiting entry, which had so many ranges before; without any left it is
         gone."""
         self._holders.drop(taken, entry)
-        self.waiting_ranges += len(entry.ranges) - ranges_before
+        self._count_waiting(entry, len(entry.ranges) - ranges_before)
         self.metrics.count_waiting(entry)
         if not entry.ranges:
             del self.waiting[entry.seq]
         self.note_change()
+
+    def _count_waiting(self, entry: Waiting, ranges: int) -> None:
+        self.waiting_ranges += ranges
+        if self.ready is not None and entry.queue is not None:
+            self.ready.crowding.count(queue_keys.tenant_of(entry.queue), ranges)
 
     def watch_expiry(self, entry: Waiting) -> None:
         """Note when a waiting entry expires, after that has changed."""
@@ -245,6 +250,11 @@ class Group:
         """Whether it gets nothing whatever there is for it."""
         return self.seeking or self.resetting
 
+    @property
+    def most_waiting(self) -> int:
+        """So many ranges of messages may wait for another attempt while anything new is leased."""
+        return FIXED.max_gaps
+
     def pause_reason(self) -> str | None:
         """Why nothing new is leased; None when it is."""
         if self.resetting:
@@ -253,10 +263,9 @@ class Group:
             return SEEKING
         if self.paused:
             return PAUSED
-        if self.waiting_ranges > FIXED.max_gaps:
-            return (
-                f"{self.waiting_ranges} ranges wait for another attempt (limit {FIXED.max_gaps}): nothing new is leased"
-            )
+        if self.waiting_ranges > self.most_waiting:
+            most = self.most_waiting
+            return f"{self.waiting_ranges} ranges wait for another attempt (limit {most}): nothing new is leased"
         return None
 
     def stall_reason(self) -> str | None:

@@ -18,6 +18,7 @@ from sandq.partition.groups.fitting import LEASE_BYTES, fitting
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.levels import CROWDING
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queue import ReadyQueue
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -69,7 +70,8 @@ class RankedGrants:
             for entry in group.pop_due(until_ms):
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
-            ready.begin(now_ms, self._shared.in_turns)
+            most = group.most_waiting if ready.rank == queue_keys.FAIR and self._shared.level >= CROWDING else None
+            ready.begin(now_ms, most, group.in_flight, self._shared.in_turns)
             granted = self._lease(index, place, group, ready, command, room, is_stopped, now_ms, view)
             ready.is_promoting = self._buried >= BURIED  # there may be something behind them
         ready.end(view)
@@ -151,7 +153,9 @@ class RankedGrants:
             most = 1 if is_shared else left if room is None else min(left, room)
             assert most > 0, "who has a turn has room"
             returned = ready.first_returned(queue)
-            head = None if is_stopped else ready.head(queue, view)
+            gets_nothing_new = is_stopped or queue.tenant in ready.crowding.stopped
+            head = None if gets_nothing_new else ready.head(queue, view)
+            room_for_new = ready.room_for_new(queue.tenant)
             if returned is not None and (head is None or _first(returned) < head.first):
                 is_same = not lease.ranges or (lease.attempt, lease.kept) == (returned.attempt + 1, returned.kept)
                 if not is_same:
@@ -166,6 +170,8 @@ class RankedGrants:
                 assert head is not None, "a queue that has a turn has something"
                 if not is_first:
                     break
+                most = most if room_for_new is None else min(most, room_for_new)
+                assert most > 0, "who gets nothing new is stopped"
                 count, size = self._take_head(group, ready, queue, lease, head, most, max_bytes - taken_bytes, view)
             if count:
                 ready.serve(queue, count)

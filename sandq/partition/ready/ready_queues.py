@@ -28,6 +28,7 @@ from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import without
 from sandq.partition.ready import queue_keys
+from sandq.partition.ready.crowding import Crowding
 from sandq.partition.ready.pacing import Pacing
 from sandq.partition.ready.queue_order import Oldest, Returned
 from sandq.partition.ready.ready_queue import ReadyQueue, row_of
@@ -82,6 +83,7 @@ class ReadyQueues:
         self._freed: set[str] = set()
         """Those of them that have less in flight by now."""
         self._pacing = Pacing()
+        self.crowding = Crowding()
         self._now_us = 0
         """Of the lease that is being granted."""
         self._queues: dict[bytes, ReadyQueue] = {}
@@ -253,15 +255,20 @@ class ReadyQueues:
         rule = self._limit_of(tenant)
         if rule is not None and rule.pace is not None:
             self._pacing.limit(tenant, rule.pace, self._now_us)
-        is_held_up = rule is not None and self._room(tenant, rule) == 0
-        if rule is not None and is_held_up:
+        if rule is not None and self._room(tenant, rule) == 0:
             until_ms = None
             if rule.pace is not None and not self._pacing.room(tenant, rule.pace, self._now_us):
                 until_ms = -(-self._pacing.free_us(tenant, rule.pace, self._now_us) // 1000)
             self._held_up[tenant] = until_ms
+        elif tenant in self.crowding.stopped and self._first_back_of(tenant) is None:
+            self._held_up[tenant] = None
         else:
             self._held_up.pop(tenant, None)
-        return not is_held_up
+        return tenant not in self._held_up
+
+    def _first_back_of(self, tenant: str) -> ReadyQueue | None:
+        """The queue of the best priority that something of a tenant was given back to."""
+        return next((queue for queue in self._by_tenant[tenant] if self.first_returned(queue) is not None), None)
 
     def _room(self, tenant: str, rule: TenantRule) -> int:
         """How many more messages of a tenant may be put into the lease."""
@@ -276,6 +283,10 @@ class ReadyQueues:
         """How many more messages of a tenant may be put into the lease; None: any number."""
         rule = self._limit_of(tenant)
         return None if rule is None else self._room(tenant, rule)
+
+    def room_for_new(self, tenant: str) -> int | None:
+        """How many more that were never given; None: any number."""
+        return self.crowding.room(tenant, self.in_flight[tenant] + self._filled[tenant])
 
     def count_lease(self, lease: Lease) -> None:
         """Count what is in flight of a lease that is new, or some of which is not live any more."""
@@ -298,12 +309,20 @@ class ReadyQueues:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def begin(self, now_ms: int, in_turns: Callable[[Sequence[str]], Iterable[str]]) -> None:
-        """Turns are going to be taken: all that is due was given back. `in_turns`: goes through many, and gives way now
-        and then."""
+    def begin(
+        self,
+        now_ms: int,
+        most_waiting: int | None,
+        in_flight: int,
+        in_turns: Callable[[Sequence[str]], Iterable[str]],
+    ) -> None:
+        """Turns are going to be taken: all that is due was given back. `most_waiting`: so many ranges of messages may
+        wait for another attempt, of which tenants may have as many as are free; None: any number. `in_flight`: of the
+        whole group. `in_turns`: goes through many, and gives way now and then."""
         rules, self._now_us = self._rules(), now_ms * 1000
         self._pacing.forget(self._now_us)
         again = set(self._by_tenant) if rules is not self._seen_rules else self._freed | self._paced_until(now_ms)
+        again |= self.crowding.decide(most_waiting, self.in_flight, in_flight)
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
         may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}
         # First those that may: with a tenant that ends go the times of those below its name, unless one of them has
@@ -326,6 +345,8 @@ class ReadyQueues:
             self._with_returned.pop(queue.key, None)
             if not queue.messages:
                 self._end(queue)
+        if queue.tenant in self.crowding.stopped and queue.tenant in self._by_tenant:
+            self._turns.set_active(queue.tenant, self._may_have_turns(queue.tenant))
 
     def _end(self, queue: ReadyQueue) -> None:
         del self._queues[queue.key], self._by_number[queue.number]
@@ -346,6 +367,10 @@ class ReadyQueues:
             return None
         tenant, is_shared = turn
         of_tenant = self._by_tenant[tenant]
+        if tenant in self.crowding.stopped:
+            back = self._first_back_of(tenant)
+            assert back is not None, "who gets nothing new has turns while something was given back"
+            return back, is_shared
         if ageing_ms is None or len(of_tenant) == 1:
             return of_tenant[0], is_shared
         # After one message of this queue another one may be older.
@@ -364,11 +389,14 @@ class ReadyQueues:
         tenant = queue.tenant
         self._turns.serve(tenant, messages)
         rule = self._limit_of(tenant)
-        if rule is not None:
-            self._filled[tenant] += messages
-            if rule.pace is not None:
-                self._pacing.serve(tenant, rule.pace, messages, self._now_us)
-            self._turns.set_active(tenant, self._may_have_turns(tenant))
+        if rule is None and tenant not in self.crowding.waits:
+            return
+        self._filled[tenant] += messages
+        if rule is not None and rule.pace is not None:
+            self._pacing.serve(tenant, rule.pace, messages, self._now_us)
+        if self.room_for_new(tenant) == 0:
+            self.crowding.stopped.add(tenant)
+        self._turns.set_active(tenant, self._may_have_turns(tenant))
 
     def granted(self) -> None:
         """The lease is filled, and was counted."""
@@ -454,6 +482,8 @@ class ReadyQueues:
             tenant = turn[0]
             queue = by_tenant[tenant][0]
             if queue.returned or (has_rules and self._limit_of(tenant) is not None):
+                break
+            if tenant in self.crowding.waits:
                 break
             if not queue.entries:
                 self._look(queue, view)
@@ -542,7 +572,7 @@ class ReadyQueues:
     def next_ms(self, is_stopped: bool) -> int | None:
         """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked.
         `is_stopped`: only what was given back may be."""
-        is_settled = self._rules() is self._seen_rules and not self._freed
+        is_settled = self._rules() is self._seen_rules and not (self._freed or self.crowding.is_stale)
         held_up = self._held_up if is_settled else {}
         back = [queue for queue in self._with_returned.values() if queue.returned and queue.tenant not in held_up]
         firsts = [queue.returned[0][0] for queue in back]

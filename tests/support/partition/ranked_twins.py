@@ -275,6 +275,7 @@ class RankedTwins:
         """What is leased is counted, and nothing was given beyond a limit."""
         found = self.bench.machine.groups.named(group)
         assert found.ready is not None
+        self.happened["crowded"] += bool(found.ready.crowding.stopped)
         self.happened["stalled"] += not found.paused and not found.halts and found.stall_reason() is not None
         in_flight: Counter[str] = Counter()
         for lease in found.leases.values():

@@ -1,0 +1,158 @@
+"""A tenant of which very much waits for another attempt gets nothing new: the others do, and its repetitions come."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sandq.model.limits import FIXED
+from sandq.partition.groups import group
+from sandq.partition.levels import RANKED
+from sandq.partition.ranked_queries import why_ready
+from sandq.partition.ready.crowding import Crowding
+from tests.support.partition.ranked_bench import RankedBench
+
+MOST = 12
+HOUR = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "FIXED", replace(FIXED, max_gaps=MOST))
+
+
+def bench_of(**settings: Any) -> RankedBench:
+    bench = RankedBench("fair", **{"max_attempts": "none"} | settings)
+    bench.open()
+    return bench
+
+
+def fail(bench: RankedBench, tenants: tuple[str, ...], at: int = 0, delay: int = HOUR) -> Counter[str]:
+    """Take one message after the other, and give those of these tenants back for later, as long as there are some: who
+    had how many."""
+    had: Counter[str] = Counter()
+    while leases := bench.lease(1, at=at):
+        (value,) = bench.values(leases)
+        had[value] += 1
+        if value in tenants:
+            bench.nack(leases[0].token, at=at, delay=delay)
+        else:
+            bench.ack(leases[0].token, at=at)
+    return had
+
+
+def due_ms(bench: RankedBench) -> int | None:
+    told = bench.status().groups.get("g")
+    assert told is not None
+    return told.due_ms
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_one_that_fails_comes_to_a_half_and_others_go_on(restarts: bool) -> None:
+    bench = bench_of()
+    for tenant in ("bad", "good"):
+        for _ in range(2 * MOST):
+            bench.add(tenant, tenant=tenant)
+    assert fail(bench, ("bad",)) == {"bad": MOST // 2, "good": 2 * MOST}
+    if restarts:
+        bench.restart()
+    bench.add("late", tenant="quiet")
+    assert bench.take(5) == ["late"], "somebody else's comes at once"
+    assert due_ms(bench) is None or due_ms(bench) > bench.machine.now_ms, "nobody asks again and again"
+
+
+def test_several_that_fail_leave_room_for_others() -> None:
+    bench = bench_of()
+    bad = ("a", "a.x", "b")
+    for tenant in bad:
+        for _ in range(2 * MOST):
+            bench.add(tenant, tenant=tenant)
+    had = fail(bench, bad)
+    assert all(1 <= had[tenant] <= MOST // 4 + 1 for tenant in bad), had
+    bench.add("late", tenant="quiet")
+    assert bench.take(5) == ["late"]
+
+
+def test_what_it_was_given_before_comes_again_and_then_new_ones() -> None:
+    bench = bench_of()
+    for number in range(2 * MOST):
+        bench.add("bad", tenant="bad", priority=number % 2)
+    held = fail(bench, ("bad",))["bad"]
+    assert bench.take(MOST, at=HOUR - 1) == []
+    lease = bench.one(limit=1, at=HOUR)
+    assert lease.attempt == 2, "repetitions come while nothing new does"
+    bench.nack(lease.token, at=HOUR, delay=HOUR)
+    taken: list[str] = []
+    while found := bench.take(MOST, at=HOUR):
+        taken += found
+    assert len(taken) == 2 * MOST - 1, "once they are acked new ones come, too"
+    assert held > 1
+
+
+def test_a_cancel_makes_room() -> None:
+    bench = bench_of()
+    ids = [bench.add("bad", tenant="bad")[0] for _ in range(MOST)]
+    held = fail(bench, ("bad",))["bad"]
+    assert bench.lease(1) == []
+    for offset in ids[:2]:
+        assert bench.cancel(offset)[0] == "cancelled"
+    told = due_ms(bench)
+    assert told is not None and told <= bench.machine.now_ms
+    assert bench.take(1) == ["bad"]
+    assert held == MOST // 2
+
+
+def test_what_waits_says_why() -> None:
+    bench = bench_of()
+    ids = [bench.add("bad", tenant="bad")[0] for _ in range(MOST)]
+    fail(bench, ("bad",))
+    found = bench.machine.groups.named("g")
+    assert found.ready is not None
+    told = why_ready(bench.machine, found, found.ready, ids[-1], bench.view)
+    assert told == (
+        "tenant bad has 6 runs of messages that wait for another attempt, and 0 messages in flight: until they are "
+        "fewer, it gets nothing new"
+    )
+    first = why_ready(bench.machine, found, found.ready, ids[0], bench.view)
+    assert first != told, "it is one of those"
+
+
+@pytest.mark.parametrize("kind", ["priority", "fair"])
+def test_where_there_are_no_tenants_and_before_the_level_all_may_wait(kind: str) -> None:
+    bench = RankedBench(kind, level=RANKED, max_attempts="none") if kind == "fair" else RankedBench(kind)
+    bench.open()
+    for _ in range(2 * MOST):
+        bench.add("bad", tenant="bad" if kind == "fair" else None)
+    assert fail(bench, ("bad",))["bad"] == MOST + 1
+
+
+def test_what_is_in_flight_may_come_to_wait() -> None:
+    """Of a tenant of which something waits no more is given at once than may."""
+    bench = bench_of()
+    for _ in range(3 * MOST):
+        bench.add("bad", tenant="bad")
+    bench.nack(bench.one(limit=1).token, delay=HOUR)
+    assert sum(lease.total for lease in bench.lease(3 * MOST)) == MOST - 2, "11 are free, and one waits"
+    assert bench.lease(1) == []
+    bench.expire(at=40_000)
+    assert bench.machine.groups.named("g").pause_reason() is None
+
+
+def test_shares_are_of_what_is_free() -> None:
+    crowding = Crowding()
+    for tenant, ranges in (("a", 50), ("b", 20), ("c", 1)):
+        crowding.count(tenant, ranges)
+    assert crowding.decide(None, {}, 1000) == set()
+    assert crowding.room("a", 1000) is None
+    assert crowding.decide(200, {}, 0) == set()
+    assert (crowding.room("a", 70), crowding.room("a", 80), crowding.room("z", 500)) == (9, 0, None), "129 are free"
+    assert crowding.decide(120, {}, 0) == {"a"}, "49 are free"
+    assert crowding.decide(120, {"b": 29, "c": 47}, 76) == {"a", "b"}
+    assert not crowding.is_stale
+    crowding.count("a", -50)
+    assert (crowding.is_stale, crowding.waits["a"]) == (True, 0)
+    assert crowding.decide(120, {}, 0) == {"a", "b"}, "those that were are looked at"
+    assert crowding.stopped == set()
