@@ -215,7 +215,7 @@ class ClockResets:
             group.order.clear()
             group.reader.seek(min(group.cursor, above))
             if group.ready is not None:
-                group.ready.set_back()
+                group.ready.limits.set_back()
             group.touched_ms = min(group.touched_ms, state.new_ms)
             self._groups.store(group, view)
         trimmed = min(self._log.state.trimmed, _last_of(state.new_ms - 1))

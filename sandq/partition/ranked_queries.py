@@ -65,14 +65,14 @@ def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset:
     if key is None:
         return None
     tenant = queue_keys.tenant_of(key)
-    most = ready.rule_of(tenant).max_in_flight if ready.rank == queue_keys.FAIR else None
-    if most is not None and (flying := ready.in_flight[tenant]) >= most:
+    most = ready.limits.rule_of(tenant).max_in_flight if ready.rank == queue_keys.FAIR else None
+    if most is not None and (flying := ready.limits.in_flight[tenant]) >= most:
         return f"tenant {tenant} has {flying} of {most} messages in flight"
-    paced_ms = ready.paced_ms(tenant)
+    paced_ms = ready.limits.paced_ms(tenant)
     if paced_ms is not None and paced_ms > machine.now_ms:
         return f"tenant {tenant} has had what its rate allows, its next message may go at {format_instant(paced_ms)}"
-    if tenant in ready.crowding.stopped and not isinstance(holder, Waiting):
-        ranges, flying = ready.crowding.waits[tenant], ready.in_flight[tenant]
+    if tenant in ready.limits.crowding.stopped and not isinstance(holder, Waiting):
+        ranges, flying = ready.limits.crowding.waits[tenant], ready.limits.in_flight[tenant]
         return (
             f"tenant {tenant} has {ranges} runs of messages that wait for another attempt, and {flying} messages in "
             "flight: until they are fewer, it gets nothing new"
@@ -124,10 +124,10 @@ def tenant_rows(group: Group, ready: ReadyQueues, now_ms: int) -> list[dict[str,
 
 
 def _rows(ready: ReadyQueues, waiting: Counter[str], now_ms: int) -> Iterator[dict[str, Any]]:
-    flying = ready.in_flight
+    flying = ready.limits.in_flight
     order = {tenant: (-waiting[tenant], -flying[tenant], tenant) for tenant in (*waiting, *flying)}
     for tenant in nsmallest(TENANTS, order, key=order.__getitem__):
-        rule = ready.rule_of(tenant)
+        rule = ready.limits.rule_of(tenant)
         yield {
             "tenant": tenant,
             "ready": waiting[tenant],
@@ -136,5 +136,5 @@ def _rows(ready: ReadyQueues, waiting: Counter[str], now_ms: int) -> Iterator[di
             "weight": rule.weight,
             "rate": None if rule.pace is None else rate_text(rule.pace.interval_us),
             "burst": None if rule.pace is None else rule.pace.burst,
-            "free_ms": free_ms if (free_ms := ready.paced_ms(tenant)) is not None and free_ms > now_ms else None,
+            "free_ms": free_ms if (free_ms := ready.limits.paced_ms(tenant)) is not None and free_ms > now_ms else None,
         }

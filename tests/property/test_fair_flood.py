@@ -128,7 +128,7 @@ def test_so_it_is_when_half_of_what_the_others_get_fails(monkeypatch: pytest.Mon
     for flood in run_each(lambda seed: Flood(seed, fails=True).run(), range(len(TENANTS))):
         found = flood.bench.machine.groups.named("g")
         assert MAY_WAIT / 2 <= found.waiting_ranges <= MAY_WAIT, "too little fails, or too much"
-        assert found.ready.crowding.stopped
+        assert found.ready.limits.crowding.stopped
 
 
 @pytest.mark.parametrize("seed", seeds(0, 200))

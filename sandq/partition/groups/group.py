@@ -195,7 +195,7 @@ class Group:
     def _count_waiting(self, entry: Waiting, ranges: int) -> None:
         self.waiting_ranges += ranges
         if self.ready is not None and entry.queue is not None:
-            self.ready.crowding.count(queue_keys.tenant_of(entry.queue), ranges)
+            self.ready.limits.crowding.count(queue_keys.tenant_of(entry.queue), ranges)
 
     def watch_expiry(self, entry: Waiting) -> None:
         """Note when a waiting entry expires, after that has changed."""

@@ -126,7 +126,7 @@ class RankedGrants:
                 room -= lease.total
                 left_bytes -= size
                 self._leases.add(group, lease, view)
-                ready.granted()
+                ready.limits.granted()
                 granted.append(lease)
         return granted
 
@@ -149,13 +149,13 @@ class RankedGrants:
             if turn is None:
                 break
             queue, is_shared = turn
-            room = ready.room_of(queue.tenant)
+            room = ready.limits.room_of(queue.tenant)
             most = 1 if is_shared else left if room is None else min(left, room)
             assert most > 0, "who has a turn has room"
             returned = ready.first_returned(queue)
-            gets_nothing_new = is_stopped or queue.tenant in ready.crowding.stopped
+            gets_nothing_new = is_stopped or queue.tenant in ready.limits.crowding.stopped
             head = None if gets_nothing_new else ready.head(queue, view)
-            room_for_new = ready.room_for_new(queue.tenant)
+            room_for_new = ready.limits.room_for_new(queue.tenant)
             if returned is not None and (head is None or _first(returned) < head.first):
                 is_same = not lease.ranges or (lease.attempt, lease.kept) == (returned.attempt + 1, returned.kept)
                 if not is_same:

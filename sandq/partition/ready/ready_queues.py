@@ -28,11 +28,10 @@ from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import without
 from sandq.partition.ready import queue_keys
-from sandq.partition.ready.crowding import Crowding
-from sandq.partition.ready.pacing import Pacing
 from sandq.partition.ready.queue_order import Oldest, Returned
 from sandq.partition.ready.ready_queue import ReadyQueue, row_of
-from sandq.partition.ready.tenant_rules import TenantRule, TenantRules
+from sandq.partition.ready.tenant_limits import TenantLimits
+from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.ready.turns import Times, Turns
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.stale_heaps import LeastOf
@@ -68,24 +67,8 @@ class ReadyQueues:
         self._queue_rows = rows.of_group(rows.QUEUE, group_id)
         self._turn_rows = rows.of_group(rows.TURNS, group_id)
         self._waiting = waiting
-        self._rules = rules
-        self._turns = Turns(self._weight_of)
-        self._seen_rules: TenantRules | None = None
-        """By which it was decided who may have turns; None: rows were read, and turns are not yet as they would be had
-        they not."""
-        self.in_flight: Counter[str] = Counter()
-        """By tenant: messages that are leased."""
-        self._filled: Counter[str] = Counter()
-        """By tenant: those of the lease that is being filled."""
-        self._held_up: dict[str, int | None] = {}
-        """Tenants that have something ready, and as much in flight as they may (None), or had as much as they may until
-        then (ms)."""
-        self._freed: set[str] = set()
-        """Those of them that have less in flight by now."""
-        self._pacing = Pacing()
-        self.crowding = Crowding()
-        self._now_us = 0
-        """Of the lease that is being granted."""
+        self.limits = TenantLimits(rules)
+        self._turns = Turns(self.limits.weight_of)
         self._queues: dict[bytes, ReadyQueue] = {}
         self._by_tenant: dict[str, list[ReadyQueue]] = {}
         """In the order of their priorities."""
@@ -122,7 +105,7 @@ class ReadyQueues:
     def load(self, view: View) -> None:
         """Read which queues there are, and whose turn it is."""
         for key, value in rows.all_of_group(view, rows.PACE, self._group_id):
-            self._pacing.load(key[5:].decode(), rows.unpack(value)[0])
+            self.limits.pacing.load(key[5:].decode(), rows.unpack(value)[0])
         for key, value in rows.all_of_group(view, rows.TURNS, self._group_id):
             finish, virtual = rows.unpack(value)
             self._turns.load(key[5:].decode(), Times(finish, virtual))
@@ -212,10 +195,6 @@ class ReadyQueues:
         self._with_returned[key] = queue
         self._oldest.note(queue)
 
-    def set_back(self) -> None:
-        """The partition's time was set back: who may have turns is decided anew."""
-        self._seen_rules = None
-
     def forget_returned(self) -> None:
         """Have nothing that was given back stand in its queue."""
         for queue in self._with_returned.values():
@@ -231,81 +210,14 @@ class ReadyQueues:
         of_tenant = self._by_tenant.setdefault(queue.tenant, [])
         of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
         if len(of_tenant) == 1:
-            self._freed.add(queue.tenant)  # as soon as turns are taken
+            self.limits.freed.add(queue.tenant)  # as soon as turns are taken
         self._share_memory()
         return queue
 
-    # -- who may have turns ---------------------------------------------------------------------------------------
-
-    def _weight_of(self, path: str) -> int:
-        """Behind a dot: of a tenant's own messages beside those of tenants whose names go on from its own."""
-        rules = self._rules()
-        return rules.find(path).weight if rules and not path.endswith(".") else 1
-
-    def _limit_of(self, tenant: str) -> TenantRule | None:
-        """What may hold a tenant up; None: nothing does."""
-        rules = self._rules()
-        if not rules:
-            return None
-        rule = rules.find(tenant)
-        return rule if rule.is_limit else None
-
-    def _may_have_turns(self, tenant: str) -> bool:
-        """Look whether a limit holds a tenant up that has something."""
-        rule = self._limit_of(tenant)
-        if rule is not None and rule.pace is not None:
-            self._pacing.limit(tenant, rule.pace, self._now_us)
-        if rule is not None and self._room(tenant, rule) == 0:
-            until_ms = None
-            if rule.pace is not None and not self._pacing.room(tenant, rule.pace, self._now_us):
-                until_ms = -(-self._pacing.free_us(tenant, rule.pace, self._now_us) // 1000)
-            self._held_up[tenant] = until_ms
-        elif tenant in self.crowding.stopped and self._first_back_of(tenant) is None:
-            self._held_up[tenant] = None
-        else:
-            self._held_up.pop(tenant, None)
-        return tenant not in self._held_up
-
-    def _first_back_of(self, tenant: str) -> ReadyQueue | None:
-        """The queue of the best priority that something of a tenant was given back to."""
-        return next((queue for queue in self._by_tenant[tenant] if self.first_returned(queue) is not None), None)
-
-    def _room(self, tenant: str, rule: TenantRule) -> int:
-        """How many more messages of a tenant may be put into the lease."""
-        rooms = []
-        if rule.max_in_flight is not None:
-            rooms.append(max(rule.max_in_flight - self.in_flight[tenant] - self._filled[tenant], 0))
-        if rule.pace is not None:
-            rooms.append(self._pacing.room(tenant, rule.pace, self._now_us))
-        return min(rooms)
-
-    def room_of(self, tenant: str) -> int | None:
-        """How many more messages of a tenant may be put into the lease; None: any number."""
-        rule = self._limit_of(tenant)
-        return None if rule is None else self._room(tenant, rule)
-
-    def room_for_new(self, tenant: str) -> int | None:
-        """How many more that were never given; None: any number."""
-        return self.crowding.room(tenant, self.in_flight[tenant] + self._filled[tenant])
-
     def count_lease(self, lease: Lease) -> None:
         """Count what is in flight of a lease that is new, or some of which is not live any more."""
-        if self.rank != queue_keys.FAIR:
-            return
-        live, in_flight = lease.live, self.in_flight
-        for queue, count in lease.count_by_queue(live & ~lease.flying):
-            tenant = queue_keys.tenant_of(queue)
-            in_flight[tenant] = in_flight.get(tenant, 0) + count
-        for queue, count in lease.count_by_queue(lease.flying & ~live):
-            tenant = queue_keys.tenant_of(queue)
-            left = in_flight[tenant] - count
-            if left:
-                in_flight[tenant] = left
-            else:
-                in_flight.pop(tenant)
-            if self._held_up.get(tenant, 0) is None:
-                self._freed.add(tenant)
-        lease.flying = live
+        if self.rank == queue_keys.FAIR:
+            self.limits.count_lease(lease)
 
     # -- out ------------------------------------------------------------------------------------------------------
 
@@ -316,26 +228,28 @@ class ReadyQueues:
         in_flight: int,
         in_turns: Callable[[Sequence[str]], Iterable[str]],
     ) -> None:
-        """Turns are going to be taken: all that is due was given back. `most_waiting`: so many ranges of messages may
-        wait for another attempt, of which tenants may have as many as are free; None: any number. `in_flight`: of the
-        whole group. `in_turns`: goes through many, and gives way now and then."""
-        rules, self._now_us = self._rules(), now_ms * 1000
-        self._pacing.forget(self._now_us)
-        again = set(self._by_tenant) if rules is not self._seen_rules else self._freed | self._paced_until(now_ms)
-        again |= self.crowding.decide(most_waiting, self.in_flight, in_flight)
+        """Turns are going to be taken: all that is due was given back. `most_waiting`, `in_flight`: see `TenantLimits`.
+        `in_turns`: goes through many, and gives way now and then."""
+        again = self.limits.begin(now_ms, self._by_tenant, most_waiting, in_flight)
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
         may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}
         # First those that may: with a tenant that ends go the times of those below its name, unless one of them has
         # begun by then, as in a replica that was restarted, where this one never had.
         for tenant in in_turns(sorted(may, key=may.__getitem__, reverse=True)):
             self._turns.set_active(tenant, may[tenant])
-        self._freed.clear()
+        are_new = self.limits.decided()
         for queue in [*self._with_returned.values(), *self._emptied.values()]:
             self.settle(queue)
         self._emptied.clear()
-        if rules is not self._seen_rules:
-            self._seen_rules = rules
+        if are_new:
             self._turns.forget_idle()
+
+    def _may_have_turns(self, tenant: str) -> bool:
+        return self.limits.may_have_turns(tenant, lambda tenant: self._first_back_of(tenant) is not None)
+
+    def _first_back_of(self, tenant: str) -> ReadyQueue | None:
+        """The queue of the best priority that something of a tenant was given back to."""
+        return next((queue for queue in self._by_tenant[tenant] if self.first_returned(queue) is not None), None)
 
     def settle(self, queue: ReadyQueue) -> None:
         """Something was taken from a queue: see what is left of what was given back to it, and whether it ends."""
@@ -345,7 +259,7 @@ class ReadyQueues:
             self._with_returned.pop(queue.key, None)
             if not queue.messages:
                 self._end(queue)
-        if queue.tenant in self.crowding.stopped and queue.tenant in self._by_tenant:
+        if queue.tenant in self.limits.crowding.stopped and queue.tenant in self._by_tenant:
             self._turns.set_active(queue.tenant, self._may_have_turns(queue.tenant))
 
     def _end(self, queue: ReadyQueue) -> None:
@@ -356,7 +270,7 @@ class ReadyQueues:
         if not of_tenant:
             del self._by_tenant[queue.tenant]
             self._oldest.forget(queue.tenant)
-            self._held_up.pop(queue.tenant, None)
+            self.limits.held_up.pop(queue.tenant, None)
             self._turns.set_active(queue.tenant, False)
 
     def next(self, ageing_ms: int | None) -> tuple[ReadyQueue, bool] | None:
@@ -367,7 +281,7 @@ class ReadyQueues:
             return None
         tenant, is_shared = turn
         of_tenant = self._by_tenant[tenant]
-        if tenant in self.crowding.stopped:
+        if tenant in self.limits.crowding.stopped:
             back = self._first_back_of(tenant)
             assert back is not None, "who gets nothing new has turns while something was given back"
             return back, is_shared
@@ -381,30 +295,15 @@ class ReadyQueues:
         nothing else is given. As `next`, but for turns."""
         if self._first_back is None:
             self._first_back = Returned(self._with_returned.values())
-        queue = self._first_back.first(self._held_up)
+        queue = self._first_back.first(self.limits.held_up)
         return None if queue is None else (queue, False)
 
     def serve(self, queue: ReadyQueue, messages: int) -> None:
         """So many messages of a queue are put into a lease: others come first, perhaps. Then see to `settle`."""
         tenant = queue.tenant
         self._turns.serve(tenant, messages)
-        rule = self._limit_of(tenant)
-        if rule is None and tenant not in self.crowding.waits:
-            return
-        self._filled[tenant] += messages
-        if rule is not None and rule.pace is not None:
-            self._pacing.serve(tenant, rule.pace, messages, self._now_us)
-        if self.room_for_new(tenant) == 0:
-            self.crowding.stopped.add(tenant)
-        self._turns.set_active(tenant, self._may_have_turns(tenant))
-
-    def granted(self) -> None:
-        """The lease is filled, and was counted."""
-        self._filled.clear()
-
-    def _paced_until(self, now_ms: int) -> set[str]:
-        """Tenants that were held up by their pace until then."""
-        return {tenant for tenant, until_ms in self._held_up.items() if until_ms is not None and until_ms <= now_ms}
+        if self.limits.serve(tenant, messages):
+            self._turns.set_active(tenant, self._may_have_turns(tenant))
 
     def first_returned(self, queue: ReadyQueue) -> Waiting | None:
         """The first entry of what was given back in a queue; None: nothing was."""
@@ -472,7 +371,8 @@ class ReadyQueues:
         """Take one message of each tenant whose turn it is, as long as others are to have theirs after it, none of them
         has limits, and it is an entry by itself of which nothing is to be looked at: so many at most, and none behind
         the one that reaches `max_bytes`. Queues and messages, and their bytes."""
-        turns, by_tenant, has_rules = self._turns, self._by_tenant, bool(self._rules())
+        turns, by_tenant, limits = self._turns, self._by_tenant, self.limits
+        has_rules = limits.are_there
         taken: list[tuple[bytes, bytes]] = []
         size = 0
         while len(taken) < limit and size < max_bytes:
@@ -481,9 +381,9 @@ class ReadyQueues:
                 break
             tenant = turn[0]
             queue = by_tenant[tenant][0]
-            if queue.returned or (has_rules and self._limit_of(tenant) is not None):
+            if queue.returned or (has_rules and limits.limit_of(tenant) is not None):
                 break
-            if tenant in self.crowding.waits:
+            if tenant in limits.crowding.waits:
                 break
             if not queue.entries:
                 self._look(queue, view)
@@ -572,8 +472,7 @@ class ReadyQueues:
     def next_ms(self, is_stopped: bool) -> int | None:
         """When the first of what is ready was due; None: there is nothing that may be taken, as far as was looked.
         `is_stopped`: only what was given back may be."""
-        is_settled = self._rules() is self._seen_rules and not (self._freed or self.crowding.is_stale)
-        held_up = self._held_up if is_settled else {}
+        held_up = self.limits.held_up if self.limits.is_settled else {}
         back = [queue for queue in self._with_returned.values() if queue.returned and queue.tenant not in held_up]
         firsts = [queue.returned[0][0] for queue in back]
         if not is_stopped and (lowest := self.lowest) is not None and len(held_up) < len(self._by_tenant):
@@ -674,7 +573,7 @@ class ReadyQueues:
         self._store_queues(view)
         if not self._queues:
             self._turns.rest()
-        for tenant, arrival_us in self._pacing.changes():
+        for tenant, arrival_us in self.limits.pacing.changes():
             key = rows.of_group(rows.PACE, self._group_id, tenant.encode())
             if arrival_us is None:
                 view.delete(key)
@@ -707,13 +606,13 @@ class ReadyQueues:
         for tag in (rows.QUEUE, rows.TURNS):
             for key, _ in rows.all_of_group(view, tag, self._group_id):
                 view.delete(key)
-        self._turns = Turns(self._weight_of)
+        self._turns = Turns(self.limits.weight_of)
         self.is_promoting = False
         for held in (self._queues, self._by_number, self._by_tenant, self._with_returned, self._emptied):
             held.clear()
-        for others in (self._unsaved, self._gone, self._changed, self._held_up):
+        for others in (self._unsaved, self._gone, self._changed):
             others.clear()
-        self._freed.clear()
+        self.limits.clear()
         self._oldest.clear()
         self._firsts = LeastOf()
         self.messages = self._with_rows = self._entries = 0
@@ -750,14 +649,6 @@ class ReadyQueues:
         """The lowest message in any queue, without what was returned."""
         first = self._firsts.first()
         return None if first is None else first[0]
-
-    def paced_ms(self, tenant: str) -> int | None:
-        """Until when a tenant is held up by its rate, as far as was looked by the rules that hold; None: it is not."""
-        return self._held_up.get(tenant) if self._rules() is self._seen_rules else None
-
-    def rule_of(self, tenant: str) -> TenantRule:
-        """Return what the topic says of a tenant."""
-        return self._rules().find(tenant)
 
     def count_by_tenant(self) -> Counter[str]:
         """How many messages each tenant has in its queues, without what was returned."""

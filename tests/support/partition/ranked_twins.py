@@ -275,12 +275,12 @@ class RankedTwins:
         """What is leased is counted, and nothing was given beyond a limit."""
         found = self.bench.machine.groups.named(group)
         assert found.ready is not None
-        self.happened["crowded"] += bool(found.ready.crowding.stopped)
+        self.happened["crowded"] += bool(found.ready.limits.crowding.stopped)
         self.happened["stalled"] += not found.paused and not found.halts and found.stall_reason() is not None
         in_flight: Counter[str] = Counter()
         for lease in found.leases.values():
             in_flight += _tenants_of(lease)
-        assert in_flight == +found.ready.in_flight
+        assert in_flight == +found.ready.limits.in_flight
         for tenant in given:
             most = self._rule_of(tenant).get("max_in_flight")
             assert most is None or in_flight[tenant] <= most, f"{tenant} has {in_flight[tenant]} in flight of {most}"
