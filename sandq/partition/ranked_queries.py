@@ -71,8 +71,9 @@ def why_ready(machine: TimerPartition, group: Group, ready: ReadyQueues, offset:
     paced_ms = ready.limits.paced_ms(tenant)
     if paced_ms is not None and paced_ms > machine.now_ms:
         return f"tenant {tenant} has had what its rate allows, its next message may go at {format_instant(paced_ms)}"
-    if tenant in ready.limits.crowding.stopped and not isinstance(holder, Waiting):
-        ranges, flying = ready.limits.crowding.waits[tenant], ready.limits.in_flight[tenant]
+    crowding = ready.limits.crowding
+    if tenant in crowding.stopped and not crowding.is_stale and not isinstance(holder, Waiting):
+        ranges, flying = crowding.waits[tenant], ready.limits.in_flight[tenant]
         return (
             f"tenant {tenant} has {ranges} runs of messages that wait for another attempt, and {flying} messages in "
             "flight: until they are fewer, it gets nothing new"

@@ -71,7 +71,7 @@ class RankedGrants:
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             most = group.most_waiting if ready.rank == queue_keys.FAIR and self._shared.level >= CROWDING else None
-            ready.begin(now_ms, most, group.in_flight, self._shared.in_turns)
+            ready.begin(now_ms, most, group.in_flight + room, self._shared.in_turns)
             granted = self._lease(index, place, group, ready, command, room, is_stopped, now_ms, view)
             ready.is_promoting = self._buried >= BURIED  # there may be something behind them
         ready.end(view)

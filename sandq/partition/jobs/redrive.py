@@ -14,12 +14,15 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made, Waiting, merged
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
-from sandq.partition.levels import CLOCK_RESET
+from sandq.partition.levels import CLOCK_RESET, CROWDING
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
-WAITING_RANGES = 5000
-"""A redrive makes a pause while so many ranges of the group wait."""
+WAITING_RANGES = 9000
+"""A redrive makes a pause while so many ranges of the group wait: more than what tenants that fail, be they eight,
+come to by themselves."""
+WAITING_RANGES_BEFORE = 5000
+"""Below the level `CROWDING`."""
 PAUSE_MS = 1000
 
 
@@ -69,7 +72,8 @@ class Redrive:
         rate = job.arguments.get("rate")
         if job.kind != "redrive" or job.arguments["dry_run"]:
             return most
-        if group.waiting_ranges >= WAITING_RANGES:
+        most_waiting = WAITING_RANGES if self._shared.level >= CROWDING else WAITING_RANGES_BEFORE
+        if group.waiting_ranges >= most_waiting:
             job.next_ms = now_ms + PAUSE_MS
             return 0
         if rate is None:

@@ -17,13 +17,13 @@ class Crowding:
     def __init__(self) -> None:
         self.stopped: set[str] = set()
         """They get nothing new, as was decided last: only what was given back."""
-        self.is_stale = False
-        """Less waits since then: it may be otherwise."""
         self.waits: Counter[str] = Counter()
         """By tenant: ranges of messages that wait."""
         self._total = 0
         self._free: int | None = None
-        """Of what may wait, when it was decided last; None: any number may."""
+        """Of what may wait, when it was decided last; None: nobody could have as much by then."""
+        self._is_less = False
+        """Less waits since then."""
 
     def count(self, tenant: str, ranges: int) -> None:
         """So many more ranges of a tenant wait, or fewer."""
@@ -31,18 +31,30 @@ class Crowding:
         self.waits[tenant] += ranges
         if not self.waits[tenant]:
             del self.waits[tenant]
-        self.is_stale = self.is_stale or (ranges < 0 and bool(self.stopped))
+        self._is_less = self._is_less or ranges < 0
 
-    def decide(self, most: int | None, in_flight: Mapping[str, int], total_in_flight: int) -> set[str]:
-        """Decide who is stopped where so many ranges may wait (None: any number), with so many messages in flight, by
-        tenant and in all; return those who are, or were."""
-        before, self.stopped, self.is_stale = self.stopped, set(), False
+    @property
+    def is_stale(self) -> bool:
+        """Whether somebody who is stopped may be so no longer."""
+        return self._is_less and bool(self.stopped)
+
+    def decide(self, most: int | None, in_flight: Mapping[str, int], all_in_flight: int) -> set[str]:
+        """Decide who is stopped where so many ranges may wait (None: any number), with so many messages in flight: by
+        tenant, and in all once the lease is filled. Return those for whom that has changed."""
+        before, self.stopped, self._is_less = self.stopped, set(), False
         self._free = None if most is None else most - self._total
-        if self._free is not None and self._total + total_in_flight >= self._free:  # else nobody has as much
+        if self._free is not None and self._total + all_in_flight < self._free:
+            self._free = None
+        if self._free is not None:
             self.stopped = {tenant for tenant in self.waits if self.room(tenant, in_flight.get(tenant, 0)) == 0}
-        return before | self.stopped
+        return before ^ self.stopped
+
+    def may_stop(self, tenant: str) -> bool:
+        """Return whether a tenant may come to be stopped by what it is given in this lease."""
+        return self._free is not None and tenant in self.waits
 
     def room(self, tenant: str, in_flight: int) -> int | None:
         """Return how many new messages of a tenant may be given, with so many in flight; None: any number."""
-        waits = self.waits.get(tenant)
-        return None if self._free is None or waits is None else max(self._free - waits - in_flight, 0)
+        if self._free is None or tenant not in self.waits:
+            return None
+        return max(self._free - self.waits[tenant] - in_flight, 0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 
+from sandq.model.offsets import deliver_ms
 from sandq.partition.ready.ready_queue import ReadyQueue
 from sandq.partition.stale_heaps import is_overgrown
 
@@ -43,10 +44,13 @@ class Oldest:
             else:
                 heapreplace(heap, (now, priority, number))
 
-    def note(self, queue: ReadyQueue) -> None:
-        """The first message of a queue may go before the one that was it, or the queue is new."""
+    def note(self, queue: ReadyQueue, living: int) -> None:
+        """The first message of a queue may go before the one that was it, or the queue is new. `living`: how many
+        queues its tenant has."""
         heap = self._by_tenant.get(queue.tenant)
-        if heap is not None:
+        if heap is not None and is_overgrown(len(heap), living):
+            del self._by_tenant[queue.tenant]
+        elif heap is not None:
             heappush(heap, (queue.aged(self._ageing_ms), queue.priority, queue.number))
 
     def forget(self, tenant: str) -> None:
@@ -59,21 +63,29 @@ class Oldest:
 
 
 class Returned:
-    """The queue of the best priority of those to which something was given back: while turns are taken."""
+    """The queue that goes first of those to which something was given back, by that: while turns are taken."""
 
-    def __init__(self, queues: Iterable[ReadyQueue]) -> None:
-        self._heap = [(queue.priority, queue.returned[0], queue.number, queue) for queue in queues if queue.returned]
+    def __init__(self, queues: Iterable[ReadyQueue], ageing_ms: int | None = None) -> None:
+        """`ageing_ms`: what messages age by, if they do; else the best priority goes first."""
+        self._ageing_ms = ageing_ms
+        self._heap = [(*self._place(queue), queue.number, queue) for queue in queues if queue.returned]
         heapify(self._heap)
 
-    def first(self, held_up: Collection[str]) -> ReadyQueue | None:
+    def _place(self, queue: ReadyQueue) -> tuple[int, int, tuple[bytes, int]]:
+        first = queue.returned[0]
+        if self._ageing_ms is None:
+            return 0, queue.priority, first
+        return deliver_ms(first[0]) + queue.priority * self._ageing_ms, queue.priority, first
+
+    def first(self, held_up: Collection[str] = ()) -> ReadyQueue | None:
         """Return it, but of no tenant that is held up, and will be until the turns end; None: there is nothing."""
         heap = self._heap
         while heap:
-            priority, first, number, queue = heap[0]
+            queue = heap[0][-1]
             if not queue.returned or queue.tenant in held_up:
                 heappop(heap)
-            elif queue.returned[0] == first:
+            elif queue.returned[0] == heap[0][2]:
                 return queue
             else:
-                heapreplace(heap, (priority, queue.returned[0], number, queue))
+                heapreplace(heap, (*self._place(queue), queue.number, queue))
         return None

@@ -74,6 +74,8 @@ class ReadyQueues:
         """In the order of their priorities."""
         self._with_returned: dict[bytes, ReadyQueue] = {}
         """Queues that something was given back to."""
+        self._back_of: dict[str, dict[bytes, ReadyQueue]] = {}
+        """The same by tenant."""
         self._emptied: dict[bytes, ReadyQueue] = {}
         """Queues whose last message was taken out by others than those who take turns."""
         self._unsaved: dict[bytes, tuple[ReadyQueue, LogEntry]] = {}
@@ -88,6 +90,8 @@ class ReadyQueues:
         self._oldest = Oldest(self._by_number)
         self._first_back: Returned | None = None
         """While turns are taken, once it was asked for."""
+        self._first_back_of: dict[str, Returned] = {}
+        """The same of tenants that get nothing new."""
         self.messages = 0
         """Of all queues, without what was returned."""
         self.is_promoting = False
@@ -132,7 +136,7 @@ class ReadyQueues:
         queue.messages += entry.length
         self.messages += entry.length
         if queue.messages == entry.length:
-            self._oldest.note(queue)
+            self._oldest.note(queue, len(self._by_tenant[queue.tenant]))
         self._changed[queue.key] = queue
         if queue.covered == offsets.LAST and len(queue.entries) < self._most_entries:
             queue.entries.append(entry)
@@ -164,7 +168,7 @@ class ReadyQueues:
         queue.messages += messages
         self.messages += messages
         if queue.first == first:
-            self._oldest.note(queue)
+            self._oldest.note(queue, len(self._by_tenant[queue.tenant]))
         self._changed[key] = queue
         prefix = self._entry_rows + key
         view.put_all([(prefix + entry.first, row_of(entry)) for entry in added])
@@ -193,7 +197,8 @@ class ReadyQueues:
         assert entry.first is not None
         heapq.heappush(queue.returned, (entry.first, entry.seq))
         self._with_returned[key] = queue
-        self._oldest.note(queue)
+        self._back_of.setdefault(queue.tenant, {})[key] = queue
+        self._oldest.note(queue, len(self._by_tenant[queue.tenant]))
 
     def forget_returned(self) -> None:
         """Have nothing that was given back stand in its queue."""
@@ -201,6 +206,7 @@ class ReadyQueues:
             queue.returned.clear()
         self._emptied.update(self._with_returned)
         self._with_returned.clear()
+        self._back_of.clear()
 
     def _queue(self, key: bytes, messages: int, first: bytes) -> ReadyQueue:
         self._number += 1
@@ -231,6 +237,7 @@ class ReadyQueues:
         """Turns are going to be taken: all that is due was given back. `most_waiting`, `in_flight`: see `TenantLimits`.
         `in_turns`: goes through many, and gives way now and then."""
         again = self.limits.begin(now_ms, self._by_tenant, most_waiting, in_flight)
+        again |= self.limits.crowding.stopped & self._back_of.keys()
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
         may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}
         # First those that may: with a tenant that ends go the times of those below its name, unless one of them has
@@ -238,29 +245,44 @@ class ReadyQueues:
         for tenant in in_turns(sorted(may, key=may.__getitem__, reverse=True)):
             self._turns.set_active(tenant, may[tenant])
         are_new = self.limits.decided()
-        for queue in [*self._with_returned.values(), *self._emptied.values()]:
-            self.settle(queue)
+        touched = [*self._with_returned.values(), *self._emptied.values()]
+        for queue in touched:
+            self._settle(queue)
         self._emptied.clear()
+        for tenant in sorted({queue.tenant for queue in touched} & self.limits.crowding.stopped):
+            self._look_at_stopped(tenant)
         if are_new:
             self._turns.forget_idle()
 
     def _may_have_turns(self, tenant: str) -> bool:
-        return self.limits.may_have_turns(tenant, lambda tenant: self._first_back_of(tenant) is not None)
+        return self.limits.may_have_turns(tenant, self._has_back)
 
-    def _first_back_of(self, tenant: str) -> ReadyQueue | None:
-        """The queue of the best priority that something of a tenant was given back to."""
-        return next((queue for queue in self._by_tenant[tenant] if self.first_returned(queue) is not None), None)
+    def _has_back(self, tenant: str) -> bool:
+        """Whether something of a tenant was given back."""
+        return any([self.first_returned(queue) is not None for queue in self._back_of.get(tenant, {}).values()])
 
     def settle(self, queue: ReadyQueue) -> None:
         """Something was taken from a queue: see what is left of what was given back to it, and whether it ends."""
+        self._settle(queue)
+        if queue.tenant in self.limits.crowding.stopped:
+            self._look_at_stopped(queue.tenant)
+
+    def _look_at_stopped(self, tenant: str) -> None:
+        """Somebody who gets nothing new has turns while something of it was given back."""
+        if tenant in self._by_tenant:
+            self._turns.set_active(tenant, self._may_have_turns(tenant))
+
+    def _settle(self, queue: ReadyQueue) -> None:
         if self._queues.get(queue.key) is not queue:
             return
         if self.first_returned(queue) is None:
-            self._with_returned.pop(queue.key, None)
+            if self._with_returned.pop(queue.key, None) is not None:
+                back = self._back_of[queue.tenant]
+                del back[queue.key]
+                if not back:
+                    del self._back_of[queue.tenant]
             if not queue.messages:
                 self._end(queue)
-        if queue.tenant in self.limits.crowding.stopped and queue.tenant in self._by_tenant:
-            self._turns.set_active(queue.tenant, self._may_have_turns(queue.tenant))
 
     def _end(self, queue: ReadyQueue) -> None:
         del self._queues[queue.key], self._by_number[queue.number]
@@ -282,9 +304,12 @@ class ReadyQueues:
         tenant, is_shared = turn
         of_tenant = self._by_tenant[tenant]
         if tenant in self.limits.crowding.stopped:
-            back = self._first_back_of(tenant)
+            first_back = self._first_back_of.get(tenant)
+            if first_back is None:
+                first_back = self._first_back_of[tenant] = Returned(self._back_of[tenant].values(), ageing_ms)
+            back = first_back.first()
             assert back is not None, "who gets nothing new has turns while something was given back"
-            return back, is_shared
+            return back, is_shared or ageing_ms is not None
         if ageing_ms is None or len(of_tenant) == 1:
             return of_tenant[0], is_shared
         # After one message of this queue another one may be older.
@@ -383,7 +408,7 @@ class ReadyQueues:
             queue = by_tenant[tenant][0]
             if queue.returned or (has_rules and limits.limit_of(tenant) is not None):
                 break
-            if tenant in limits.crowding.waits:
+            if limits.crowding.may_stop(tenant):
                 break
             if not queue.entries:
                 self._look(queue, view)
@@ -564,6 +589,7 @@ class ReadyQueues:
     def end(self, view: View) -> None:
         """Turns were taken: put all that has changed into rows."""
         self._first_back = None
+        self._first_back_of.clear()
         if self._unsaved:
             prefix = self._entry_rows
             view.put_all(
@@ -608,7 +634,7 @@ class ReadyQueues:
                 view.delete(key)
         self._turns = Turns(self.limits.weight_of)
         self.is_promoting = False
-        for held in (self._queues, self._by_number, self._by_tenant, self._with_returned, self._emptied):
+        for held in (self._queues, self._by_number, self._by_tenant, self._with_returned, self._emptied, self._back_of):
             held.clear()
         for others in (self._unsaved, self._gone, self._changed):
             others.clear()

@@ -75,14 +75,16 @@ class TenantLimits:
         return self.are_known and not (self.freed or self.crowding.is_stale)
 
     def begin(self, now_ms: int, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
-        """Return who is to be looked at, of the tenants that have something. `most_waiting`: so many ranges of messages
-        may wait for another attempt, of which tenants may have as many as are free; None: any number. `in_flight`: of
-        the whole group."""
+        """Return who is to be looked at, of the tenants that have something; and those that are stopped and have had
+        something given back. `most_waiting`: so many ranges of messages may wait for another attempt, of which tenants
+        may have as many as are free; None: any number. `in_flight`: so many the whole group may have after this lease.
+        """
         self._now_us = now_ms * 1000
         self.pacing.forget(self._now_us)
         paced = {tenant for tenant, until_ms in self.held_up.items() if until_ms is not None and until_ms <= now_ms}
         again = self.freed | paced if self.are_known else set(tenants)
-        return again | self.crowding.decide(most_waiting, self.in_flight, in_flight)
+        changed = self.crowding.decide(most_waiting, self.in_flight, in_flight)
+        return again | changed | {tenant for tenant in self.crowding.stopped if tenant not in self.held_up}
 
     def may_have_turns(self, tenant: str, has_back: Callable[[str], bool]) -> bool:
         """Look whether a limit holds a tenant up that has something. `has_back`: whether something was given back."""
@@ -138,7 +140,7 @@ class TenantLimits:
     def serve(self, tenant: str, messages: int) -> bool:
         """So many messages of a tenant are put into a lease. Whether it may be held up from then on."""
         rule = self.limit_of(tenant)
-        if rule is None and tenant not in self.crowding.waits:
+        if rule is None and not self.crowding.may_stop(tenant):
             return False
         self._filled[tenant] += messages
         if rule is not None and rule.pace is not None:

@@ -41,6 +41,7 @@ SMALL = (
     (pending, "AHEAD_FROM", 1),
     (jobs, "STEP_MESSAGES", STEP),
     (redrive, "WAITING_RANGES", 1 << 30),
+    (redrive, "WAITING_RANGES_BEFORE", 1 << 30),
     (expiring_rows, "SWEEP_ROWS", 2),
     (counts, "HOT_HOURS", 2),
     (counts, "FOLD_ROWS", 3),

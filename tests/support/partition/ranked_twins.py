@@ -230,11 +230,22 @@ class RankedTwins:
             if not living.is_promoting and (not is_due or horizon < self.now):
                 self.happened["rested"] += 1
                 self.happened["held_up"] += living.next_ms is not None and not is_due
+                self._check_rest(group, is_due=is_due)
                 return
             found = self.bench.machine.groups.named(group)
             progress = found.cursor, found.dead.total()
             assert progress != before, f"nothing was given, promoted or buried, and {living} says that something is due"
             before = progress
+
+    def _check_rest(self, group: str, *, is_due: bool) -> None:
+        """A group that says of itself that nothing is due gives nothing to whoever asks even so: one that was loaded
+        just now may think that something is."""
+        found = self.bench.machine.groups.named(group)
+        if is_due or found.halts or found.paused or self.draw.random() < 0.5:
+            return
+        given = self.grant(group, 1, 30_000, self.now, self.now + 40)
+        assert not given, "something could be given, and nobody asked"
+        self.happened["rests"] += 1
 
     def statuses(self, group: str) -> list[GroupStatus]:
         """What both say of a group."""
@@ -281,6 +292,11 @@ class RankedTwins:
         for lease in found.leases.values():
             in_flight += _tenants_of(lease)
         assert in_flight == +found.ready.limits.in_flight
+        waits: Counter[str] = Counter()
+        for entry in found.waiting.values():
+            assert entry.queue is not None
+            waits[queue_keys.tenant_of(entry.queue)] += len(entry.ranges)
+        assert waits == found.ready.limits.crowding.waits
         for tenant in given:
             most = self._rule_of(tenant).get("max_in_flight")
             assert most is None or in_flight[tenant] <= most, f"{tenant} has {in_flight[tenant]} in flight of {most}"

@@ -211,7 +211,7 @@ class TestRedrive:
         assert len(bench.dead()) == 3
 
     def test_it_waits_while_too_much_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(redrive, "WAITING_RANGES", 1)
+        monkeypatch.setattr(redrive, "WAITING_RANGES_BEFORE", 1)
         monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
         bench = self._dead(5)
         job_id = bench.start_job("redrive", at=1)

@@ -13,6 +13,8 @@ from sandq.partition.groups import group
 from sandq.partition.levels import RANKED
 from sandq.partition.ranked_queries import why_ready
 from sandq.partition.ready.crowding import Crowding
+from sandq.partition.ready.ready_queue import ReadyQueue
+from sandq.partition.ready.ready_queues import ReadyQueues
 from tests.support.partition.ranked_bench import RankedBench
 
 MOST = 12
@@ -146,13 +148,70 @@ def test_shares_are_of_what_is_free() -> None:
     for tenant, ranges in (("a", 50), ("b", 20), ("c", 1)):
         crowding.count(tenant, ranges)
     assert crowding.decide(None, {}, 1000) == set()
-    assert crowding.room("a", 1000) is None
-    assert crowding.decide(200, {}, 0) == set()
-    assert (crowding.room("a", 70), crowding.room("a", 80), crowding.room("z", 500)) == (9, 0, None), "129 are free"
+    assert crowding.room("a", 1000) is None and not crowding.may_stop("a")
+    assert crowding.decide(200, {}, 57) == set()
+    assert crowding.room("a", 57) is None, "129 are free, and nobody comes to that with this lease"
+    assert crowding.decide(200, {}, 58) == set()
+    assert (crowding.room("a", 70), crowding.room("a", 80), crowding.room("z", 500)) == (9, 0, None)
     assert crowding.decide(120, {}, 0) == {"a"}, "49 are free"
-    assert crowding.decide(120, {"b": 29, "c": 47}, 76) == {"a", "b"}
-    assert not crowding.is_stale
+    assert crowding.decide(120, {"b": 29, "c": 47}, 76) == {"b"}, "for whom it has changed"
+    assert crowding.stopped == {"a", "b"} and not crowding.is_stale
     crowding.count("a", -50)
     assert (crowding.is_stale, crowding.waits["a"]) == (True, 0)
-    assert crowding.decide(120, {}, 0) == {"a", "b"}, "those that were are looked at"
+    assert crowding.decide(120, {}, 0) == {"a", "b"}
     assert crowding.stopped == set()
+
+
+def test_who_is_stopped_by_what_it_was_given_may_be_freed_by_what_went_before() -> None:
+    """What others had waiting was given to them earlier in the same lease."""
+    bench = bench_of()
+    for tenant, delay in (("u", 1000), ("u", 1000), ("u", 1000), ("u", 1000), ("t", HOUR)):
+        bench.add(tenant, tenant=tenant)
+        bench.nack(bench.one(limit=1).token, delay=delay)
+    for _ in range(30):
+        bench.add("t", tenant="t")
+    leases = bench.lease(100, at=1000)
+    for lease in leases:
+        if "u" in bench.values([lease]):
+            bench.ack(lease.token, at=1000)
+    told = [due_ms(bench)]
+    bench.restart()
+    told.append(due_ms(bench))
+    assert all(due is not None and due <= bench.machine.now_ms for due in told)
+    assert bench.lease(100, at=1000) != []
+
+
+@pytest.mark.parametrize("ageing", ["none", "1s"])
+def test_repetitions_of_one_that_is_stopped_come_in_its_order(ageing: str) -> None:
+    bench = bench_of(ageing=ageing)
+    for number in range(MOST // 2):
+        bench.add(f"{number}", tenant="bad", priority=MOST - number, at=number * 60_000)
+    for _ in range(MOST // 2):
+        bench.nack(bench.one(limit=1, at=400_000).token, at=400_000, delay=1000)
+    bench.add("new", tenant="bad", priority=999, at=400_000)
+    came = []
+    for _ in range(MOST // 2):
+        (lease,) = bench.lease(1, at=401_000)
+        came += bench.values([lease])
+    in_order = [f"{number}" for number in range(MOST // 2)]
+    assert came == (in_order if ageing == "1s" else in_order[::-1])
+
+
+def test_many_priorities_of_one_that_is_stopped_are_not_looked_at_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "FIXED", replace(FIXED, max_gaps=200))
+    looks, looked = 0, ReadyQueues.first_returned
+
+    def counted(ready: ReadyQueues, queue: ReadyQueue) -> Any:
+        nonlocal looks
+        looks += 1
+        return looked(ready, queue)
+
+    bench = bench_of()
+    bench.add(*["bad"] * 100, tenant="bad", priority=range(1000, 1100))
+    for _ in range(100):
+        bench.nack(bench.one(limit=1).token, delay=1000)
+    bench.add(*["bad"] * 900, tenant="bad", priority=range(900))
+    assert bench.lease(1) == []
+    monkeypatch.setattr(ReadyQueues, "first_returned", counted)
+    assert len(bench.lease(1, at=1000)) == 1
+    assert looks < 10 * 100

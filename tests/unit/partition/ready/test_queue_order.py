@@ -11,6 +11,7 @@ from sandq.model import offsets
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.queue_order import Oldest, Returned
 from sandq.partition.ready.ready_queue import ReadyQueue
+from sandq.partition.stale_heaps import FEW
 from tests.support.partition.bench import T
 from tests.support.partition.ranked_bench import RankedBench
 
@@ -38,15 +39,25 @@ def test_the_oldest_is_the_one_that_a_look_at_all_finds(seed: int) -> None:
         elif deed < 0.9:  # something is given back to some queue
             other = draw.choice(queues)
             heapq.heappush(other.returned, (offset(draw.randrange(at + 1)), at))
-            oldest.note(other)
+            oldest.note(other, len(by_number))
         elif deed < 0.93 and len(by_number) > 2:
             del by_number[queue.number]
         elif deed < 0.96:
             number = 60 + at
             by_number[number] = queue_of(number, number, draw.randrange(at + 1))
-            oldest.note(by_number[number])
+            oldest.note(by_number[number], len(by_number))
         else:
             ageing_ms = draw.choice((100, 250))
+
+
+def test_what_is_noted_again_and_again_does_not_gather() -> None:
+    by_number = {1: queue_of(1, 0, 0), 2: queue_of(2, 1, 0)}
+    oldest = Oldest(by_number)
+    oldest.first("a", by_number.values(), 100)
+    for _ in range(10 * FEW):
+        oldest.note(by_number[1], 1)
+    assert len(oldest._by_tenant.get("a", ())) <= 2 * FEW
+    assert oldest.first("a", by_number.values(), 100) is by_number[1]
 
 
 def test_what_was_given_back_goes_by_priority_and_not_for_whom_is_held_up() -> None:
