@@ -19,8 +19,7 @@ from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 WAITING_RANGES = 9000
-"""A redrive makes a pause while so many ranges of the group wait: more than what tenants that fail, be they eight,
-come to by themselves."""
+"""A redrive makes a pause while so many ranges of the group wait: more than eight tenants that fail come to."""
 WAITING_RANGES_BEFORE = 5000
 """Below the level `CROWDING`."""
 PAUSE_MS = 1000

@@ -26,7 +26,7 @@ class Crowding:
         """Less waits since then."""
 
     def count(self, tenant: str, ranges: int) -> None:
-        """So many more ranges of a tenant wait, or fewer."""
+        """Count so many more ranges of a tenant that wait, or fewer."""
         self._total += ranges
         self.waits[tenant] += ranges
         if not self.waits[tenant]:

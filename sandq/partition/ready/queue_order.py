@@ -45,7 +45,7 @@ class Oldest:
                 heapreplace(heap, (now, priority, number))
 
     def note(self, queue: ReadyQueue, living: int) -> None:
-        """The first message of a queue may go before the one that was it, or the queue is new. `living`: how many
+        """Look at a queue again: it is new, or its first message may go before the one that was it. `living`: how many
         queues its tenant has."""
         heap = self._by_tenant.get(queue.tenant)
         if heap is not None and is_overgrown(len(heap), living):
@@ -54,11 +54,11 @@ class Oldest:
             heappush(heap, (queue.aged(self._ageing_ms), queue.priority, queue.number))
 
     def forget(self, tenant: str) -> None:
-        """A tenant has no queues any more."""
+        """Forget a tenant that has no queues any more."""
         self._by_tenant.pop(tenant, None)
 
     def clear(self) -> None:
-        """There are no queues."""
+        """Forget all tenants: there are no queues."""
         self._by_tenant.clear()
 
 

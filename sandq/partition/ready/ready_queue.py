@@ -34,7 +34,7 @@ class ReadyQueue:
         """So many entries the next look into its rows reads."""
 
     def aged(self, ageing_ms: int) -> int:
-        """What its first message counts as: the lower goes first. It rises for nobody while both wait."""
+        """Return what its first message counts as: the lower goes first. It rises for nobody while both wait."""
         first = self.first if self.messages else offsets.LAST
         if self.returned:
             first = min(first, self.returned[0][0])

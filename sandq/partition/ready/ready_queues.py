@@ -259,7 +259,7 @@ class ReadyQueues:
 
     def _has_back(self, tenant: str) -> bool:
         """Whether something of a tenant was given back."""
-        return any([self.first_returned(queue) is not None for queue in self._back_of.get(tenant, {}).values()])
+        return any(self.first_returned(queue) is not None for queue in self._back_of.get(tenant, {}).values())
 
     def settle(self, queue: ReadyQueue) -> None:
         """Something was taken from a queue: see what is left of what was given back to it, and whether it ends."""

@@ -75,10 +75,9 @@ class TenantLimits:
         return self.are_known and not (self.freed or self.crowding.is_stale)
 
     def begin(self, now_ms: int, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
-        """Return who is to be looked at, of the tenants that have something; and those that are stopped and have had
-        something given back. `most_waiting`: so many ranges of messages may wait for another attempt, of which tenants
-        may have as many as are free; None: any number. `in_flight`: so many the whole group may have after this lease.
-        """
+        """Return who is to be looked at, of the tenants that have something. `most_waiting`: so many ranges of messages
+        may wait for another attempt, of which tenants may have as many as are free; None: any number. `in_flight`: so
+        many the whole group may have after this lease."""
         self._now_us = now_ms * 1000
         self.pacing.forget(self._now_us)
         paced = {tenant for tenant, until_ms in self.held_up.items() if until_ms is not None and until_ms <= now_ms}
@@ -129,16 +128,16 @@ class TenantLimits:
         return min(rooms)
 
     def room_of(self, tenant: str) -> int | None:
-        """How many more messages of a tenant may be put into the lease; None: any number."""
+        """Return how many more messages of a tenant may be put into the lease; None: any number."""
         rule = self.limit_of(tenant)
         return None if rule is None else self._room(tenant, rule)
 
     def room_for_new(self, tenant: str) -> int | None:
-        """How many more that were never given; None: any number."""
+        """Return how many more of them may be such that were never given; None: any number."""
         return self.crowding.room(tenant, self.in_flight[tenant] + self._filled[tenant])
 
     def serve(self, tenant: str, messages: int) -> bool:
-        """So many messages of a tenant are put into a lease. Whether it may be held up from then on."""
+        """Count so many messages of a tenant that are put into a lease. Whether it may be held up from then on."""
         rule = self.limit_of(tenant)
         if rule is None and not self.crowding.may_stop(tenant):
             return False
@@ -150,7 +149,7 @@ class TenantLimits:
         return True
 
     def granted(self) -> None:
-        """The lease is filled, and was counted."""
+        """Begin with the next lease: this one is filled, and was counted."""
         self._filled.clear()
 
     def count_lease(self, lease: Lease) -> None:
@@ -171,5 +170,6 @@ class TenantLimits:
         lease.flying = live
 
     def paced_ms(self, tenant: str) -> int | None:
-        """Until when a tenant is held up by its rate, as far as was looked by the rules that hold; None: it is not."""
+        """Return until when a tenant is held up by its rate, as far as was looked by the rules that hold; None: it is
+        not."""
         return self.held_up.get(tenant) if self.are_known else None
