@@ -18,6 +18,7 @@ level  since    what it adds
 8      v0.3.0   schedules, messages that recur; limits of groups over all partitions (ADR 31)
 9      v0.3.0   rows that say another priority, in place (ADR 33)
 10     v0.3.0   unique keys of fair topics by tenant (ADR 34)
+11     v0.3.0   ends that a worker chooses; jobs reach what waits for another attempt
 =====  =======  ===========================================================
 """
 
@@ -41,7 +42,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=10)
+KNOWN: Final = Levels(lowest=1, highest=11)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""
