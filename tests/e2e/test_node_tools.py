@@ -14,9 +14,11 @@ import pytest
 import trio
 
 import sandq
+from sandq import cli
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
+from tests.support.processes.shell import run_here
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
@@ -29,22 +31,10 @@ def node(tmp_path: Path) -> Iterator[NodeProcess]:
     process.close()
 
 
-PATIENT = f"import sandq.cli, sandq.tools.doctor.check_ports as ports\nports.ANSWER_S = {PATIENCE_S}\nsandq.cli.main()"
-"""`sandq` that gives a node time to say who it is, however loaded the machine is."""
-
-
-def run(node: NodeProcess, *args: str, code: int = 0, program: tuple[str, ...] = ("-c", PATIENT)) -> str:
-    done = subprocess.run(
-        [sys.executable, *program, *args],
-        env=node.environ,
-        cwd=node.directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == code, (args, done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    return done.stdout
+def run(node: NodeProcess, *args: str, code: int = 0) -> str:
+    done = run_here(args, node.environ, node.directory, program=cli.main)
+    assert done.code == code, (args, done)
+    return done.out
 
 
 def doctor(node: NodeProcess) -> dict[str, Any]:
@@ -102,7 +92,8 @@ def test_beside_a_node_that_stands_still(node: NodeProcess) -> None:
     """It is not taken for another program."""
     node.pause()
     try:
-        rows = json.loads(run(node, "doctor", "--json", program=("-m", "sandq")))["checks"]
+        command = [sys.executable, "-m", "sandq", "doctor", "--json"]
+        rows = json.loads(subprocess.check_output(command, env=node.environ, cwd=node.directory))["checks"]
     finally:
         node.resume()
     found = {row["what"]: row for row in rows}

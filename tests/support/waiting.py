@@ -13,7 +13,7 @@ import inspect
 import os
 import select
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TypeVar
 
 import anyio
@@ -23,6 +23,8 @@ from sandq.errors import SandqError
 
 PATIENCE_S = 240.0
 _LOOK_S = 0.005
+_SELDOM_S = 0.1
+"""Between looks that cost a process far more than the time of this one. The first come sooner."""
 
 T = TypeVar("T")
 
@@ -51,6 +53,7 @@ async def until_answer(
     AssertionError with the last answer or error if it never is right.
     """
     last: object = None
+    pauses_s = _pauses_s()
     with anyio.move_on_after(PATIENCE_S):
         while True:
             try:
@@ -59,7 +62,7 @@ async def until_answer(
                     return answer
             except despite as error:
                 last = error
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(next(pauses_s))
     raise AssertionError(f"not in {PATIENCE_S:g} s: {_source(right)}; the last answer was {last!r}")
 
 
@@ -76,12 +79,12 @@ async def until_led(client: Client, topic: str = "t", partition: int = 0, *, but
 
 def wait_until(check: Callable[[], object]) -> None:
     """As `until_holds`, for tests without an event loop."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline, pauses_s = time.monotonic() + PATIENCE_S, _pauses_s()
     while not _holds(check):
         if time.monotonic() >= deadline:
             assert check(), f"never held in {PATIENCE_S:g} s: {_source(check)}"
             return
-        time.sleep(_LOOK_S)
+        time.sleep(next(pauses_s))
 
 
 def wait_until_gone(pid: int) -> None:
@@ -94,6 +97,14 @@ def wait_until_gone(pid: int) -> None:
         ended = select.poll()
         ended.register(descriptor, select.POLLIN)
         assert ended.poll(PATIENCE_S * 1000), f"process {pid} still runs after {PATIENCE_S:g} s"
+
+
+def _pauses_s() -> Iterator[float]:
+    """Each longer by half than the one before."""
+    pause_s = _LOOK_S
+    while True:
+        yield pause_s
+        pause_s = min(1.5 * pause_s, _SELDOM_S)
 
 
 def _holds(check: Callable[[], object]) -> bool:

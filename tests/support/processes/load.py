@@ -16,8 +16,8 @@ from tests.support.waiting import PATIENCE_S, until_holds
 
 WORKERS = 2
 DRAIN_S = GOES_ON_S = PATIENCE_S
-MORE = 200
-PAUSE_S = 0.01
+MORE = 100
+PAUSE_S = 0.1
 """Between what is produced at once."""
 SETTINGS = {"lease": "2s", "backoff": {"kind": "fixed", "first": "50ms"}, "max_attempts": None}
 """Of a topic under load: what a fault takes from a consumer comes again soon, and never dies."""
@@ -42,7 +42,7 @@ class Record:
     """Ids of which an ack failed: it may have been applied, its answer lost with the connection and its lease over."""
     faults: list[str] = field(default_factory=list)
     redelivered: int = 0
-    least: int = 1000
+    least: int = 500
     """So many are stored before the load ends: there is something to lose."""
     produced: bool = False
     done: trio.Event = field(default_factory=trio.Event)
@@ -136,7 +136,7 @@ async def under_load(
     rng: random.Random,
     *,
     pause_s: float = PAUSE_S,
-    least: int = 1000,
+    least: int = 500,
     tenants: Sequence[str] = (),
 ) -> AsyncIterator[Record]:
     """Produce to topic "t" and consume it while the block runs; at its end wait until all that is stored is acked.

@@ -28,16 +28,21 @@ from unittest import mock
 import anyio
 import anyio.from_thread
 import anyio.to_thread
+import click
 import sniffio
 from click.testing import CliRunner
 
 from sandctl.main import main
 from sandctl.options import common
+from sandq import cli
+from sandq.tools.doctor import check_ports
 from tests.support.paths import ROOT
 from tests.support.processes.node import NodeProcess
 from tests.support.sandctl.patient import patient
 from tests.support.waiting import PATIENCE_S
 
+_TOOLS = ("check-config", "doctor", "recover", "wal")
+"""Subcommands of `sandq` that are no node."""
 _NEEDS_A_SHELL = re.compile(r"[|<>$&;`\n]")
 
 
@@ -56,11 +61,21 @@ class Done:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def run_here(args: Sequence[str], environ: Mapping[str, str], directory: Path, stdin: str = "") -> Done:
-    """Run sandctl in this process, with the patience of the tests."""
+def run_here(
+    args: Sequence[str],
+    environ: Mapping[str, str],
+    directory: Path,
+    stdin: str = "",
+    program: click.Command = main,
+) -> Done:
+    """Run sandctl in this process, or another program of ours, with the patience of the tests."""
     patience = dict.fromkeys(("CONNECT_S", "REQUEST_S", "DELIVERY_S"), PATIENCE_S)
-    with contextlib.chdir(directory), mock.patch.multiple(common, **patience):
-        result = CliRunner(env=environ).invoke(main, list(args), input=stdin.encode())
+    with (
+        contextlib.chdir(directory),
+        mock.patch.multiple(common, **patience),
+        mock.patch.object(check_ports, "ANSWER_S", PATIENCE_S),
+    ):
+        result = CliRunner(env=environ).invoke(program, list(args), input=stdin.encode())
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Done(result.exit_code, result.stdout_bytes.decode(errors="replace"), result.stderr)
@@ -96,8 +111,11 @@ class Shell:
     def run(self, line: str) -> Done:
         """Also in a thread, beside an event loop."""
         words = shlex.split(line, comments=True)
-        if words[0] == "sandctl" and not _NEEDS_A_SHELL.search(line) and _is_free():
-            return run_here(words[1:], self._environ, self.directory)
+        if not _NEEDS_A_SHELL.search(line) and _is_free():
+            if words[0] == "sandctl":
+                return run_here(words[1:], self._environ, self.directory)
+            if words[0] == "sandq" and words[1] in _TOOLS:
+                return run_here(words[1:], self._environ, self.directory, program=cli.main)
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line],
             cwd=self.directory,

@@ -89,6 +89,10 @@ def values_of(chunks: Iterable[Chunk]) -> list[bytes | None]:
     return [value for chunk in chunks for value in Batch.parse(chunk.data).values()]
 
 
+CHANGE_S = 0.05
+"""So often something of the cluster is taken for changed, on a clock that jumps."""
+
+
 class FakeCluster:
     """To a lane it is the cluster, and the connection to the leader: requests are read and answered in turn, by
     `serve`, once nothing else can go on."""
@@ -128,7 +132,7 @@ class FakeCluster:
         return self
 
     async def change(self) -> None:
-        await trio.sleep(0.001)
+        await trio.sleep(CHANGE_S)
 
     def refresh(self, topic: str) -> None:
         self.refreshed += 1
