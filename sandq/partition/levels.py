@@ -35,6 +35,8 @@ RANKED_APART: Final = 10
 """A payload that is kept apart stays where it is when its message gets another priority, which only its log row has."""
 SWEPT_BYTES: Final = 10
 """Of a batch of which some were taken out, a sweep takes off all bytes that are left; some stayed counted before."""
+RANKED_BY_JOBS: Final = 11
+"""A job that changes priorities reaches what waits for another attempt, too."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

@@ -138,7 +138,7 @@ class TimerPartition:
         )
         self._statuses = StatusTable(self.groups, self.log.counts, log_state)
         ranking = Ranking(shared, self.groups, self.log)
-        self.jobs = Jobs(shared, group_state, self.log, ranking)
+        self.jobs = Jobs(shared, group_state, self.log, ranking, ownership)
         self.pending = Pending(shared, self.groups, self.log, unique, ownership, ranking)
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
         self.producers = Producers(partition)

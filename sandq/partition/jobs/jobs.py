@@ -17,8 +17,11 @@ from sandq.partition import rows
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.ownership import Ownership
 from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
 from sandq.partition.jobs.redrive import Redrive
+from sandq.partition.jobs.waiting_ranks import Waited, WaitingRanks, has_prefix
+from sandq.partition.levels import RANKED_BY_JOBS
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import LogReader, cursor_before
@@ -40,13 +43,21 @@ OWN_IDS = b"sandq\x00\x00\x00"
 
 
 class Jobs:
-    def __init__(self, shared: SharedState, group_state: GroupState, log: MessageLog, ranking: Ranking) -> None:
+    def __init__(
+        self,
+        shared: SharedState,
+        group_state: GroupState,
+        log: MessageLog,
+        ranking: Ranking,
+        ownership: Ownership,
+    ) -> None:
         self._shared = shared
         self._groups = group_state.groups
         self._kept = group_state.kept
         self._log = log
         self._ranking = ranking
         self._redrive = Redrive(shared, group_state)
+        self._waiting_ranks = WaitingRanks(shared, group_state, log, ranking, ownership)
         self._jobs: dict[bytes, Job] = {}
         """In the order in which they began."""
         self._steps: dict[str, Callable[[Job, int, int, View], bool]] = {
@@ -97,7 +108,9 @@ class Jobs:
         return self._begin(job_id, kind, arguments, index, now_ms, view)
 
     def _begin(self, job_id: bytes, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
-        job = self._jobs[job_id] = Job(job_id, kind, arguments, index, self._shared.next_seq, now_ms, next_ms=now_ms)
+        job = self._jobs[job_id] = Job(
+            job_id, kind, dict(arguments), index, self._shared.next_seq, now_ms, next_ms=now_ms
+        )
         self._shared.next_seq += 1
         view.put(rows.JOB + job_id, job.row())
         return job
@@ -171,6 +184,8 @@ class Jobs:
     def _pending(self, job: Job, index: int, place: int, view: View) -> bool:
         """Cancel or move what is pending in a window of time, with a prefix of the key."""
         arguments = job.arguments
+        if "kept_of" in arguments:
+            return self._kept_by_groups(job, view)
         from_ms, until_ms, prefix = arguments["from_ms"], arguments["until_ms"], arguments["key_prefix"]
         start = offsets.pack(from_ms, 0, 0, 0) if from_ms else offsets.FIRST
         start = max(job.position, cursor_before(start), self._log.state.trimmed)
@@ -184,22 +199,65 @@ class Jobs:
         else:
             chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
         chosen = [offset for offset in chosen if offsets.unpack(offset).index < job.index]
+        late: list[bytes] = []
         if chosen and self._only_ranks(arguments):
             ranked = self._ranking.rank_each(chosen, arguments["priority"], view, dry_run=arguments["dry_run"])
             job.matched += ranked.done
-            job.too_late += ranked.too_late
             job.done += 0 if arguments["dry_run"] else ranked.done
-            chosen = ranked.left
+            late, chosen = ranked.too_late, ranked.left
         for offset in chosen:
             if not self._log.is_pending(offset, view):
-                job.too_late += 1
+                late.append(offset)
                 continue
             job.matched += 1
             if not arguments["dry_run"]:
                 self._change(job, offset, index, place, view)
                 job.done += 1
+        if self._ranks_waiting(arguments):
+            self._count(job, self._waiting_ranks.rank(late, arguments["priority"], view, dry_run=arguments["dry_run"]))
+        else:
+            job.too_late += len(late)
         job.position = reader.cursor
-        return not ranges
+        if ranges:
+            return False
+        return not self._ranks_waiting(arguments) or self._goes_on_with(job, self._waiting_ranks.first_group())
+
+    def _ranks_waiting(self, arguments: dict[str, Any]) -> bool:
+        return self._shared.level >= RANKED_BY_JOBS and self._only_ranks(arguments)
+
+    def _kept_by_groups(self, job: Job, view: View) -> bool:
+        """The same with what only groups have in rows of their own: it waits there, if it is anybody's to change."""
+        arguments = job.arguments
+        group_id, prefix = arguments["kept_of"], arguments["key_prefix"]
+        step = self._waiting_ranks.step(
+            group_id,
+            job.position,
+            arguments["until_ms"],
+            lambda offset, fields: offsets.unpack(offset).index < job.index and has_prefix(fields, prefix),
+            arguments["priority"],
+            view,
+            limit=STEP_MESSAGES,
+            max_bytes=STEP_BYTES,
+            dry_run=arguments["dry_run"],
+        )
+        self._count(job, step.waited)
+        if step.position is None:
+            return self._goes_on_with(job, self._waiting_ranks.first_group(above=group_id))
+        job.position = step.position
+        return False
+
+    def _goes_on_with(self, job: Job, group_id: int | None) -> bool:
+        """Have a job go on with what a group keeps. Whether there is none."""
+        if group_id is not None:
+            from_ms = job.arguments["from_ms"]
+            job.arguments["kept_of"] = group_id
+            job.position = cursor_before(offsets.pack(from_ms, 0, 0, 0) if from_ms else offsets.FIRST)
+        return group_id is None
+
+    def _count(self, job: Job, waited: Waited) -> None:
+        job.matched += waited.done
+        job.done += 0 if job.arguments["dry_run"] else waited.done
+        job.too_late += waited.too_late
 
     def _only_ranks(self, arguments: dict[str, Any]) -> bool:
         """Whether a job changes priorities alone, and leaves messages at their places."""

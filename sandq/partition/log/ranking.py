@@ -47,7 +47,7 @@ class Ranked(NamedTuple):
 
     done: int
     """They have that priority now."""
-    too_late: int
+    too_late: list[bytes]
     """Some group made an attempt at them."""
     left: list[bytes]
     """They are to be looked at one by one."""
@@ -137,7 +137,7 @@ class Ranking:
                 waiting.append((group, [one for one in passed if one.offset in held]))
         pending = [one for one in singles if one.offset not in late]
         if dry_run:
-            return Ranked(len(pending), len(late), left)
+            return Ranked(len(pending), sorted(late), left)
         full: set[bytes] = set()
         for group, found in waiting:
             assert group.ready is not None
@@ -155,7 +155,7 @@ class Ranking:
                     group.reader.replace(list(entries.values()))
                     group.note_log_change(changed[0].offset)
             self._shared.totals.moved += len(changed)
-        return Ranked(len(pending), len(late), left)
+        return Ranked(len(pending), sorted(late), left)
 
     def _singles(self, offsets: Sequence[bytes], priority: int, view: View) -> tuple[list[_Single], list[bytes]]:
         """Those of these messages for which that is so, and the others."""

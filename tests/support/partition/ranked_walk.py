@@ -19,7 +19,7 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import IN_PLACE, RANKED_WAITING, SCOPED_KEYS
+from sandq.partition.levels import IN_PLACE, RANKED_BY_JOBS, RANKED_WAITING, SCOPED_KEYS
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import cursor_before
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
@@ -99,7 +99,7 @@ class RankedWalk:
         cut_short: bool = False,
         few_queues: bool = False,
         few_gaps: bool = False,
-        level: int = RANKED_WAITING,
+        level: int = RANKED_BY_JOBS,
         **settings: Any,
     ) -> None:
         """`ttls`: messages may die unread. `cut_short`: leases have few bytes. `few_queues`, `few_gaps`: a limit is so
@@ -107,6 +107,7 @@ class RankedWalk:
         self.kind = kind
         self.named = settings
         self.is_in_place, self.is_noted = level >= IN_PLACE, level >= RANKED_WAITING
+        self.is_by_jobs = level >= RANKED_BY_JOBS
         self.is_scoped = kind == "fair" and level >= SCOPED_KEYS
         self.benches = [RankedBench(kind, level, **settings) for _ in range(2)]
         self.bench, self.twin = self.benches
@@ -541,15 +542,20 @@ class RankedWalk:
         kind = draw.choice(["cancel", "move", "rank"])
         window = draw.choice([(-300, 300), (0, 4000), (-4000, 0)])
         first, last = self.now + window[0], self.now + window[1]
-        chosen = []
+        chosen, waiting = [], []
         for message in self.messages.values():
-            is_pending = all(group.of(message.name).state == PENDING for group in self.groups.values())
-            if not message.gone and is_pending and first <= message.at < last:
+            if message.gone or not first <= message.at < last:
+                continue
+            if all(group.of(message.name).state == PENDING for group in self.groups.values()):
                 chosen.append(message)
+            elif kind == "rank" and self.is_by_jobs and self._claim(message.name) == (None, True, False):
+                waiting.append(message)
         found = {"key_prefix": None, "from_ms": T + first, "until_ms": T + last}
         news = {"cancel": {}, "move": {"shift_ms": 600}, "rank": {"priority": draw.choice([-1, 0, 2])}}[kind]
         done = self._job("cancel" if kind == "cancel" else "move", **found, **news)
-        assert done == len(chosen)
+        assert done == len(chosen) + len(waiting)
+        for message in waiting:
+            self._ranked(message, news["priority"], message.offset, stays=True)
         for message in chosen:
             if kind == "cancel":
                 message.gone = True

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sandq.model.batch import Batch, Column
+from sandq.model.batch import Batch, Column, encode
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.jobs import jobs
-from sandq.partition.levels import IN_PLACE, RANKED, RANKED_APART, RANKED_WAITING
+from sandq.partition.levels import IN_PLACE, RANKED, RANKED_APART, RANKED_BY_JOBS, RANKED_WAITING
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.ready import ready_queues
@@ -322,6 +322,64 @@ def test_each_group_goes_by_it(bench: RankedBench) -> None:
     assert rank_all(bench, 1) == (1, 1, 1), "what one of them has is nobody's to change"
     assert bench.take(2) == ["b", "a"]
     assert bench.take(2, group="h") == ["b"]
+
+
+@pytest.mark.parametrize("level", [RANKED_WAITING, RANKED_BY_JOBS])
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_job_reaches_what_waits_for_another_attempt(level: int, alone: bool) -> None:
+    bench = RankedBench(level=level, retention="1h")
+    for group in "gh":
+        bench.open(group)
+    names = "abcd"
+    if alone:
+        for name in names:
+            add_alone(bench, name, 5)
+    else:
+        bench.add(*names, priority=5)
+    back = [bench.one(limit=3), bench.one(limit=3, group="h")]
+    for lease in back:
+        bench.nack(lease.token, delay=1000)
+    held = bench.one(limit=1, at=1000, group="h")
+    assert bench.values([held]) == ["a"]
+    reached = 2 if level == RANKED_BY_JOBS else 0
+    given = {"key_prefix": None, "from_ms": 0, "until_ms": FOREVER_MS, "dry_run": True, "priority": 9}
+    bench.apply(1000, c.StartJob(bytes(16), "move", given))
+    bench.trim(1000)
+    assert bench.machine.jobs.find(bytes(16)).matched == reached + 1, "d, and what waits"
+    bench.apply(1000, c.StartJob(bytes(15) + b"1", "move", given | {"dry_run": False}))
+    bench.trim(1000)
+    job = bench.machine.jobs.find(bytes(15) + b"1")
+    assert (job.done, job.too_late) == (reached + 1, 3 - reached), "a is held in one group"
+    bench.add("e", priority=7)
+    bench.restart()
+    order = ["a", "e", "b", "c", "d"] if reached else ["a", "b", "c", "e", "d"]
+    assert bench.take(9, at=1000) == order
+    assert bench.take(9, at=1000, group="h") == order[1:]
+    bench.open("later")
+    assert bench.take(9, at=1000, group="later") == order, "which comes to it later"
+
+
+def test_a_job_reaches_what_only_groups_have_in_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
+    bench = RankedBench(level=RANKED_BY_JOBS)
+    for group in "gh":
+        bench.open(group)
+    cells = {Column.VALUE: [b"a", b"b", b"c", b"d"], Column.KEY: [b"k1", b"k1", b"k2", b"k1"]}
+    bench.apply(0, c.Append(encode(cells)))
+    for group in "gh":
+        bench.nack(bench.one(limit=4, group=group).token, delay=2 * PIN_MS)
+    bench.trim(PIN_MS)
+    assert bench.rows(rows.LOG) == [] and len(bench.rows(rows.KEPT)) == 8
+    assert bench.take(1, at=2 * PIN_MS, group="h") == ["a"]
+    given = {"from_ms": 0, "until_ms": T + 1, "key_prefix": b"k1", "dry_run": False, "priority": 9}
+    for number, window in enumerate([{}, {"from_ms": T + 1, "until_ms": FOREVER_MS}, {"until_ms": T}]):
+        bench.apply(2 * PIN_MS, c.StartJob(bytes([number] * 16), "move", given | window))
+        bench.restart()
+        bench.trim(2 * PIN_MS)
+        job = bench.machine.jobs.find(bytes([number] * 16))
+        assert (job.matched, job.done, job.too_late) == ((2, 2, 1) if number == 0 else (0, 0, 0))
+    assert bench.take(9, at=2 * PIN_MS) == ["a", "c", "b", "d"], "a was acked in the other group"
+    assert bench.take(9, at=2 * PIN_MS, group="h") == ["c", "b", "d"]
 
 
 @pytest.mark.parametrize("state", STATES)

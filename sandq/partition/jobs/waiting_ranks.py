@@ -1,0 +1,120 @@
+"""Another priority, by a job, for messages that wait for another attempt: in the log, and in rows of groups' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.partition import rows
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.ownership import Ownership
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.ranking import Ranking
+from sandq.partition.rows import Fields
+from sandq.partition.shared_state import SharedState
+from sandq.partition.view import View
+
+AT_ONCE: Final = 64
+"""Messages between two times that others are given way: each takes some 50 us."""
+
+
+class Waited(NamedTuple):
+    """What became of several messages."""
+
+    done: int
+    """They wait, and have the priority now."""
+    too_late: int
+    """Some group holds one, is done with it, or has yet to take it while it waits in another."""
+
+
+class Step(NamedTuple):
+    """What one step through a group's rows came to."""
+
+    waited: Waited
+    position: bytes | None
+    """The last offset that it saw; None: there is nothing more."""
+
+
+class WaitingRanks:
+    """Gives messages that wait in groups another priority, many at a time."""
+
+    def __init__(
+        self,
+        shared: SharedState,
+        group_state: GroupState,
+        log: MessageLog,
+        ranking: Ranking,
+        ownership: Ownership,
+    ) -> None:
+        self._shared = shared
+        self._groups = group_state.groups
+        self._kept = group_state.kept
+        self._log = log
+        self._ranking = ranking
+        self._ownership = ownership
+
+    def rank(self, chosen: Sequence[bytes], priority: int, view: View, *, dry_run: bool) -> Waited:
+        """Give those of these messages which wait for another attempt another priority. `dry_run`: only count."""
+        done = sum(
+            [self._rank_one(offset, priority, view, dry_run) for offset in self._shared.in_turns(chosen, AT_ONCE)]
+        )
+        return Waited(done, len(chosen) - done)
+
+    def _rank_one(self, offset: bytes, priority: int, view: View, dry_run: bool) -> bool:
+        found = self._log.find_owned(offset, view)
+        if found is None:
+            return False
+        claim = self._ownership.claim(found.offset, view)
+        if claim.refusal is not None or claim.pending or not claim.waiting:
+            return False
+        if not dry_run:
+            self._log.rank_waiting(found, priority, view)
+            self._ranking.note(found, priority, view)
+        return True
+
+    # -- what the log has not any more ----------------------------------------------------------------------------
+
+    def first_group(self, above: int = -1) -> int | None:
+        """Return the number of the first group above this one; None: there is none."""
+        return min([group_id for group_id in self._groups.by_id if group_id > above], default=None)
+
+    def step(
+        self,
+        group_id: int,
+        above: bytes,
+        until_ms: int,
+        is_chosen: Callable[[bytes, Fields], bool],
+        priority: int,
+        view: View,
+        *,
+        limit: int,
+        max_bytes: int,
+        dry_run: bool,
+    ) -> Step:
+        """Do that with what a group keeps above an offset, of messages that neither the log has nor an earlier group
+        keeps. `is_chosen`: by offset and fields."""
+        start = rows.after(rows.of_group(rows.KEPT, group_id, above))
+        stop = rows.of_group(rows.KEPT, group_id, offsets.pack(min(until_ms, offsets.U48_MAX), 0, 0, 0))
+        found = view.scan(start, stop, limit=limit, max_bytes=max_bytes) if start < stop else []
+        chosen = []
+        for key, row in found:
+            offset = key[-offsets.OFFSET_BYTES :]
+            if is_chosen(offset, rows.unpack(row)[2]) and not self._is_seen(group_id, offset, view):
+                chosen.append(offset)
+        waited = self.rank(chosen, priority, view, dry_run=dry_run)
+        return Step(waited, found[-1][0][-offsets.OFFSET_BYTES :] if found else None)
+
+    def _is_seen(self, group_id: int, offset: bytes, view: View) -> bool:
+        """Whether a message was met in the log, or at an earlier group."""
+        if self._kept.is_in_log(offset, view):
+            return True
+        earlier = [other for other in self._groups.by_id if other < group_id]
+        return any([view.get(rows.of_group(rows.KEPT, other, offset)) is not None for other in earlier])
+
+
+def has_prefix(fields: Fields, prefix: bytes | None) -> bool:
+    """Return whether a message has a key that begins so; None: any message has."""
+    key = fields.get(Column.KEY) or b""
+    return prefix is None or (isinstance(key, bytes) and key.startswith(prefix))
