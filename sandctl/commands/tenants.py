@@ -100,7 +100,7 @@ def set_(
     async def work(client: Client) -> TopicRecord:
         from sandq.errors import NotFound
 
-        tenants = as_mapping((await _fair(client, topic)).settings["tenants"])
+        tenants: dict[str, Any] = as_mapping((await _fair(client, topic)).settings["tenants"])
         if not remove:
             tenants[pattern] = tenants.get(pattern, {}) | changes
         elif tenants.pop(pattern, None) is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final, Never, NoReturn
+from typing import Any, Final, NoReturn
 
 import anyio
 import anyio.abc
 
 from sandq.client.admin.admin import Admin
+from sandq.client.arguments import suggesting
 from sandq.client.consumer.lease_api import Leases
 from sandq.client.consumer.subscription import Subscription
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, Handler, Runner, check_options
@@ -21,7 +22,7 @@ from sandq.client.options import DEFAULTS, Options, parse_server
 from sandq.client.positions import Point, Start
 from sandq.client.producer.batches import Receipts
 from sandq.client.producer.producer import Producer
-from sandq.client.producer.validation import Headers, Value, refuse_later
+from sandq.client.producer.validation import Headers, Value
 from sandq.client.schedules.schedules import Schedules
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import RequestBatcher
@@ -35,6 +36,7 @@ CLIENT_NAME: Final = "sandq-python"
 """What a program is called that gives itself no name."""
 
 
+@suggesting
 class Client:
     """A connection to a cluster; made by `connect`. It may be used by any number of tasks of one event loop."""
 
@@ -74,7 +76,6 @@ class Client:
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
-        **later: Never,
     ) -> str:
         """Store one message; its offset (26 characters), which is its id, once it is safe. Calls at the same time
         share batches.
@@ -83,7 +84,6 @@ class Client:
         after `delivery_timeout`; the message then says whether the outcome is unknown. However often it is sent again
         after lost answers, it is stored once. DuplicateKey: a message has the `unique_key`.
         """
-        refuse_later(later)
         producer = await self._producer_of(topic)
         receipt = await producer.send(
             value,

@@ -24,6 +24,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sandq.client.arguments import did_you_mean
 from sandq.client.consumer.lease_api import LeasedMessage
 from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, StoredMessage
@@ -100,9 +101,8 @@ def read_message(found: object) -> dict[str, Any]:
         raise InvalidRequest("a message: a JSON object is expected")
     unknown = sorted(found.keys() - KNOWN - FROM_OTHERS)
     if unknown:
-        raise InvalidRequest(
-            f"{unknown[0]}: no such field of a message (this version knows {', '.join(sorted(KNOWN))})"
-        )
+        meant = did_you_mean(unknown[0], KNOWN) or f" (this version knows {', '.join(sorted(KNOWN))})"
+        raise InvalidRequest(f"{unknown[0]}: no such field of a message{meant}")
     arguments: dict[str, Any] = {"value": read_value(found)}
     for name in _KEYS:
         key = read_key(found, name)

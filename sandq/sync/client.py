@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import anyio
 
+from sandq.client.arguments import suggesting
 from sandq.client.client import CLIENT_NAME
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
@@ -47,6 +48,7 @@ _CLOSE_S: Final = 10.0
 """`run` that was interrupted: beyond its grace time, for acks to be confirmed and the subscription to be left."""
 
 
+@suggesting
 class Client(Wrapper[AsyncClient]):
     """A connection to a cluster; made by `connect`. It may be used by any number of threads of one process.
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 
+from sandq.client.arguments import suggesting
 from sandq.client.kv.entries import Change
 from sandq.client.kv.keys import Keys as AsyncKeys
 from sandq.client.kv.keys import Pairs
@@ -18,6 +19,7 @@ from sandq.client.producer.validation import Value
 from sandq.sync.wrappers import Blocks, BlockWrapper, Wrapper, blocking, iterating
 
 
+@suggesting
 class Keys(Wrapper[AsyncKeys]):
     """The keys of one compacted topic: as `sandq.Keys`, blocking. Any number of threads may use it."""
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Never
+from typing import Any, Final
 
+from sandq.client.arguments import suggesting
 from sandq.client.portal import Portal, bounded
 from sandq.client.producer.batches import Batch
 from sandq.client.producer.batches import Receipt as AsyncReceipt
 from sandq.client.producer.batches import Receipts as AsyncReceipts
 from sandq.client.producer.producer import Producer as AsyncProducer
-from sandq.client.producer.validation import Headers, Ready, Value, refuse_later
+from sandq.client.producer.validation import Headers, Ready, Value
 from sandq.model.errors import SandqError
 from sandq.model.times import Duration, Instant
 from sandq.sync.wrappers import Blocks, BlockWrapper, blocking
@@ -108,6 +109,7 @@ class _Part(list[Value | Mapping[str, Any]]):
     first_place = 0
 
 
+@suggesting
 class Producer(BlockWrapper[AsyncProducer]):
     """Sends messages to one topic; made by `client.producer(topic)` and used as a context manager, by any number of
     threads.
@@ -140,7 +142,6 @@ class Producer(BlockWrapper[AsyncProducer]):
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
-        **later: Never,
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full. The arguments are those of
         `sandq.Producer.send`.
@@ -148,8 +149,6 @@ class Producer(BlockWrapper[AsyncProducer]):
         What is wrong with the message itself is raised at once; what does not fit the topic (UnknownPartition, a tenant
         where it takes none) by the receipt.
         """
-        if later:
-            refuse_later(later)
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
             value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict, priority, tenant
@@ -178,7 +177,6 @@ class Producer(BlockWrapper[AsyncProducer]):
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
-        **later: Never,
     ) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
 
@@ -194,7 +192,7 @@ class Producer(BlockWrapper[AsyncProducer]):
             send = partial(
                 self._inner.send_many, part, key=key, headers=headers, deliver_at=deliver_at, delay=delay,
                 partition=partition, ttl=ttl, unique_key=unique_key, on_conflict=on_conflict, priority=priority,
-                tenant=tenant, **later,
+                tenant=tenant,
             )  # fmt: skip
             parts.append(self._portal.call(send))
         return Receipts(self._portal, parts)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from sandq.client.arguments import suggesting
 from sandq.client.consumer.lease import Arrival
 from sandq.client.consumer.subscription import Subscription as AsyncSubscription
 from sandq.client.consumer.threaded import Message, MessageBatch
@@ -18,6 +19,7 @@ from sandq.sync.wrappers import Blocks, BlockWrapper, blocking
 T = TypeVar("T")
 
 
+@suggesting
 class Subscription(BlockWrapper[AsyncSubscription]):
     """Messages of a topic for a consumer group; made by `client.subscribe`, a context manager and an iterator, for any
     number of threads: each message goes to one of them.

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import anyio
 import anyio.lowlevel
@@ -15,6 +15,8 @@ import sniffio
 
 import sandq
 import sandq.sync
+from sandq.client.admin.settings import TopicSettings
+from sandq.client.arguments import suggesting
 from sandq.model.errors import InvalidRequest
 from sandq.model.names import TIMER
 from sandq.model.times import Duration, Instant, duration_ms, instant_ms
@@ -63,6 +65,7 @@ class _Face:
         return at_ms
 
 
+@suggesting
 class Broker(_Face):
     """For tests without an event loop. Its methods may be called from any thread."""
 
@@ -87,7 +90,9 @@ class Broker(_Face):
         """A new client of this broker: `with b.client() as client:`."""
         return sandq.sync.connect(self.address)
 
-    def create_topic(self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Any) -> None:
+    def create_topic(
+        self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Unpack[TopicSettings]
+    ) -> None:
         """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
         _refuse_loops("create_topic")
         self._node.call(self._node.create_topic, name, kind, partitions, settings)
@@ -120,6 +125,7 @@ class Broker(_Face):
             return list(client.dead(topic, group).list())
 
 
+@suggesting
 class AsyncBroker(_Face):
     """For tests under an event loop, trio or asyncio; the methods are those of `Broker`, to be awaited."""
 
@@ -160,7 +166,9 @@ class AsyncBroker(_Face):
         """A new client of this broker: `async with b.client() as client:`."""
         return sandq.connect(self.address)
 
-    async def create_topic(self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Any) -> None:
+    async def create_topic(
+        self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Unpack[TopicSettings]
+    ) -> None:
         """Make a topic, without a client; `settings` as of `client.admin.create_topic`."""
         await self._call(self._node.create_topic, name, kind, partitions, settings)
 

@@ -6,8 +6,10 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
+from sandq.client.admin.settings import GroupSettings, TopicSettings
+from sandq.client.arguments import suggesting
 from sandq.client.messages.jobs import run_job
 from sandq.client.messages.stored_message import JobResult
 from sandq.client.options import parse_server
@@ -87,6 +89,7 @@ class Forecast(NamedTuple):
 log = logging.getLogger("sandq.client")
 
 
+@suggesting
 class Admin:
     """`client.admin`. A request is tried again within the client's `timeout` where that is safe."""
 
@@ -94,7 +97,14 @@ class Admin:
         self._cluster = cluster
 
     async def create_topic(
-        self, /, name: str, *, kind: str = TIMER, partitions: int = 1, replicas: int = 1, **settings: Any
+        self,
+        /,
+        name: str,
+        *,
+        kind: str = TIMER,
+        partitions: int = 1,
+        replicas: int = 1,
+        **settings: Unpack[TopicSettings],
     ) -> TopicRecord:
         """Make a topic; settings: `lease="30s"`, `max_attempts=10`, `backoff={...}`, `delete_on_ack=True`,
         ...
@@ -132,7 +142,13 @@ class Admin:
             self._cluster.forget(name)  # also if somebody else was first
 
     async def update_topic(
-        self, /, name: str, *, partitions: int | None = None, replicas: int | None = None, **settings: Any
+        self,
+        /,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replicas: int | None = None,
+        **settings: Unpack[TopicSettings],
     ) -> TopicRecord:
         """Change settings of a topic, `backoff` key by key, how many partitions it has (they cannot become fewer), and
         how many nodes hold each; what is not named stays. Its record, as it is now.
@@ -194,7 +210,7 @@ class Admin:
         request = GroupDelete(topic, check_name("group", group))
         await self._of_group(request, idempotent=False)
 
-    async def update_group(self, /, topic: str, group: str, **settings: Any) -> None:
+    async def update_group(self, /, topic: str, group: str, **settings: Unpack[GroupSettings]) -> None:
         """Give a group settings of its own, instead of those that it had: `max_attempts`, `backoff`,
         `max_in_flight_per_key` (not above the topic's); none at all: it has the topic's again."""
         request = GroupUpdate(topic, check_name("group", group), _plain(settings))

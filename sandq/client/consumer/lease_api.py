@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import anyio
 
+from sandq.client.arguments import suggesting
 from sandq.client.consumer.ack_ranges import ranges_of
 from sandq.client.consumer.lease import positions_of
 from sandq.client.consumer.message import lease_ms_of, nack_options
@@ -101,6 +102,7 @@ class Taken(list[LeasedMessage]):
         self.without_leader = list(without_leader)
 
 
+@suggesting
 class Leases:
     """Messages of a topic for a consumer group, leased call by call; made by `client.leases`."""
 

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from datetime import timedelta
 from typing import Any
 
+from sandq.client.arguments import suggesting
 from sandq.client.consumer.lease import HELD, LOST, SETTLED, Chunk, Extension
 from sandq.client.messages.log_page import LogMessage
 from sandq.client.producer.validation import Headers
@@ -61,6 +62,7 @@ class HeldMessage(LogMessage[Chunk]):
         )
 
 
+@suggesting
 class Message(HeldMessage):
     """One delivered message, held under a lease until it is acked or nacked, or the lease ends.
 

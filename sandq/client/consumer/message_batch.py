@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Any
 
+from sandq.client.arguments import suggesting
 from sandq.client.consumer.lease import OF_HELD, Chunk, Extension, positions_of
 from sandq.client.consumer.message import Message, extension_ms, nack_options
 from sandq.client.messages.log_page import text_of_tenant
@@ -94,6 +95,7 @@ class HeldBatch:
         return [column[position] for position in self._positions]
 
 
+@suggesting
 class MessageBatch(HeldBatch):
     """Messages of one partition that came together, under one lease. There is no object for each of them until
     `messages` is asked for, and settling all of them is one item of a request.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sandq.client.arguments import suggesting
 from sandq.client.consumer.lease import ACKING, NACKING, Chunk, Extension
 from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms, nack_options
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
@@ -15,6 +16,7 @@ from sandq.model.times import Duration
 _OPEN: Final = 0
 
 
+@suggesting
 class Message(HeldMessage):
     """One delivered message, held under a lease until it is acked or nacked, or the lease ends.
 
@@ -81,6 +83,7 @@ class Message(HeldMessage):
             raise settled_otherwise(settling)
 
 
+@suggesting
 class MessageBatch(HeldBatch):
     """Messages of one partition that came together, under one lease. There is no object for each of them until
     `messages` is asked for, and settling all of them is one item of a request.

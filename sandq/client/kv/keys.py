@@ -8,6 +8,7 @@ from typing import Any, Final
 import anyio
 import anyio.abc
 
+from sandq.client.arguments import suggesting
 from sandq.client.kv.entries import Change, Entries, Entry
 from sandq.client.kv.get import LINEARIZABLE, is_stale, read_latest, read_many, read_stale
 from sandq.client.kv.scan import KeyRange, Scan
@@ -36,6 +37,7 @@ Pairs = Mapping[Value, Value | None] | Mapping[str, Value | None] | Mapping[byte
 """Keys and their values; None deletes."""
 
 
+@suggesting
 class Keys:
     """The keys of one compacted topic; made by `client.kv`. Any number of tasks may use it.
 

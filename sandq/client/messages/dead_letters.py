@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.client.admin.admin import Admin
+from sandq.client.arguments import suggesting
 from sandq.client.messages.jobs import Progress, run_job
 from sandq.client.messages.merged_pages import Merged
 from sandq.client.messages.messages import check_limit
@@ -19,6 +20,7 @@ from sandq.protocol.requests_admin import DeadList
 from sandq.protocol.requests_messages import DEAD_REASONS
 
 
+@suggesting
 class DeadLetters:
     """The dead letters of one group, over all partitions of the topic.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from sandq.client.arguments import suggesting
 from sandq.client.messages.jobs import Progress, run_job
 from sandq.client.messages.merged_pages import Merged
 from sandq.client.messages.stored_message import JobResult, StoredMessage, target_of, target_text
@@ -36,6 +37,7 @@ _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
 _RANK = partial(_settle, Move)
 
 
+@suggesting
 class Messages:
     """The stored messages of one topic, over all its partitions.
 

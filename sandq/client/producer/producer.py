@@ -6,11 +6,12 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Never
+from typing import Any
 
 import anyio
 import anyio.abc
 
+from sandq.client.arguments import did_you_mean, suggesting
 from sandq.client.options import again
 from sandq.client.producer.batch_accumulator import BatchAccumulator
 from sandq.client.producer.batches import Batch, Receipt, Receipts, failure_of
@@ -21,7 +22,6 @@ from sandq.client.producer.validation import (
     Rank,
     Value,
     rank_of,
-    refuse_later,
     time_of,
 )
 from sandq.client.signals import Signal
@@ -32,7 +32,14 @@ from sandq.model.times import Duration, Instant
 
 log = logging.getLogger("sandq.client")
 
+_ARGUMENTS = (
+    *("value", "key", "headers", "deliver_at", "delay", "partition"),
+    *("ttl", "unique_key", "on_conflict", "priority", "tenant"),
+)
+"""Of `send`: what a message given as a mapping may name."""
 
+
+@suggesting
 class Producer:
     """Sends messages to one topic; made by `client.producer(topic)` and used as an async context manager.
 
@@ -122,7 +129,6 @@ class Producer:
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
-        **later: Never,
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full.
 
@@ -139,8 +145,6 @@ class Producer:
         Topics of the kinds priority and fair take a `priority` (lower goes first; 0), and fair ones a `tenant`
         ("default"), which then chooses the partition alone.
         """
-        if later:
-            refuse_later(later)
         if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
             await self.wait_for_room()
         message = self.checks.message(
@@ -171,7 +175,6 @@ class Producer:
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
-        **later: Never,
     ) -> Receipts:
         """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
 
@@ -190,7 +193,6 @@ class Producer:
             "priority": priority,
             "tenant": tenant,
         }
-        refuse_later(later)
         checks = self.checks
         if partition is not None and type(partition) is int and partition >= self._partitioner.partitions:
             await self._look_for_more()
@@ -255,6 +257,9 @@ class Producer:
     async def _send_mapping(self, message: Mapping[str, Any], common: Mapping[str, Any]) -> Receipt:
         if "value" not in message:
             raise InvalidRequest('a message given as a mapping needs a "value"')
+        unknown = next((name for name in message if name not in _ARGUMENTS), None)
+        if unknown is not None:
+            raise InvalidRequest(f"{unknown!r:.60}: no such argument of a message{did_you_mean(unknown, _ARGUMENTS)}")
         given = {name: value for name, value in message.items() if value is not None and name != "value"}
         if "delay" in given or "deliver_at" in given:
             common = {**common, "delay": None, "deliver_at": None}

@@ -179,11 +179,3 @@ def time_of(deliver_at: Instant | None, delay: Duration | None) -> tuple[Lot, in
     if deliver_at is not None:
         return AT, instant_ms(deliver_at)
     return NOW, 0
-
-
-def refuse_later(options: Mapping[str, object]) -> None:
-    """Options that the design has and this version has not, or nobody: refused, never ignored. Type checkers refuse
-    them, too: parameters that take them are of type `Never`."""
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidRequest(f"{name}: not supported by this version yet", option=name)

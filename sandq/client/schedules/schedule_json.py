@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from sandq.client.arguments import did_you_mean
 from sandq.client.json_format import (
     content_fields,
     rank_fields,
@@ -111,7 +112,8 @@ def read_schedule(found: object) -> dict[str, Any]:
         raise InvalidRequest("a schedule: a JSON object is expected")
     unknown = sorted(found.keys() - _MAKING - FROM_BROKERS)
     if unknown:
-        raise InvalidRequest(f"{unknown[0]}: no such field of a schedule ({', '.join(sorted(_MAKING))} are)")
+        meant = did_you_mean(unknown[0], _MAKING) or f" ({', '.join(sorted(_MAKING))} are)"
+        raise InvalidRequest(f"{unknown[0]}: no such field of a schedule{meant}")
     if found.get("name") is None:
         raise InvalidRequest("name: a schedule has one")
     value = read_value(found)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
+from sandq.client.arguments import did_you_mean, suggesting
 from sandq.client.producer.partitioner import check_rank
 from sandq.client.producer.validation import Headers, MessageValidation, Value, rank_of
 from sandq.client.schedules.schedule import Schedule
@@ -82,6 +83,7 @@ class _Told(NamedTuple):
     tenant: str | None
 
 
+@suggesting
 class Schedules:
     """The schedules of one topic.
 
@@ -153,7 +155,7 @@ class Schedules:
                 raise InvalidRequest(f"{where}: a mapping of the arguments of create is expected, not {one!r:.60}")
             unknown = [name for name in one if name not in _ARGUMENTS]
             if unknown:
-                raise InvalidRequest(f"{where}: {unknown[0]!r:.60}: no such argument ({', '.join(_ARGUMENTS)} are)")
+                raise InvalidRequest(f"{where}: {unknown[0]!r:.60}: no such argument{_meant(unknown[0])}")
             arguments = dict(one)
             name = arguments.pop("name", None)
             if name is None:
@@ -516,6 +518,10 @@ def _kept(old: Schedule, changes: Mapping[str, Any]) -> dict[str, Any]:
     if changes.get("misfire", "all") != "all":
         gone.add("misfire_most")
     return {name: value for name, value in told.items() if value is not None and name not in gone}
+
+
+def _meant(name: object) -> str:
+    return did_you_mean(name, _ARGUMENTS) or f" ({', '.join(_ARGUMENTS)} are)"
 
 
 def _parts(items: Sequence[list[Any]]) -> list[list[list[Any]]]:

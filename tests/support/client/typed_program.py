@@ -34,11 +34,11 @@ async def asynchronous() -> None:
         number: int = await client.produce("orders", b"paid")  # wrong: assignment
         await client.produce("orders", 17)  # wrong: arg-type
         await client.produce("orders", b"", deliver_at=1.5)  # wrong: arg-type
-        await client.produce("orders", b"", deley="5s")  # wrong: arg-type
+        await client.produce("orders", b"", deley="5s")  # wrong: call-arg
         async with client.producer("orders") as producer:
             receipt = await producer.send(b"x")
-            await producer.send(b"x", deley="5s")  # wrong: arg-type
-            await producer.send_many([b"x"], deley="5s")  # wrong: arg-type
+            await producer.send(b"x", deley="5s")  # wrong: call-arg
+            await producer.send_many([b"x"], deley="5s")  # wrong: call-arg
             text: str = await receipt
             texts: list[str] = await (await producer.send_many([b"a", {"value": b"b"}]))
         async with client.subscribe("orders", group="g") as subscription:
@@ -82,6 +82,15 @@ def blocking() -> None:
                 count: int = len(batch)
         name: str = client.admin.create_topic("orders", partitions=2, lease="1m").name
         client.admin.create_topic("orders", partitions="two")  # wrong: arg-type
+        client.admin.create_topic("orders", max_attempt=3)  # wrong: call-arg
+        client.admin.create_topic("orders", backoff={"kind": "fixd"})  # wrong: typeddict-item
+        client.admin.create_topic("orders", backoff={"kind": "fixed", "fist": "1s"})  # wrong: typeddict-unknown-key
+        client.admin.create_topic("mails", kind="fair", tenants={"acme": {"weight": 3}}, ageing="1m", ttl=None)
+        client.admin.update_topic("orders", lease=timedelta(seconds=1), retain_bytes="1GiB")
+        client.admin.update_topic("orders", leese="5s")  # wrong: call-arg
+        client.admin.update_group("orders", "g", max_attempts="none")
+        client.admin.update_group("orders", "g", lease="5s")  # wrong: call-arg
+        client.produce("orders", b"", deley="5s")  # wrong: call-arg
         client.admin.create_topics("orders")  # wrong: attr-defined
         done: int = client.messages("orders").cancel_all(dry_run=True).done
         for stored in client.messages("orders").list():

@@ -157,7 +157,6 @@ def test_times_travel_in_batches_of_their_own(with_client: Any) -> None:
         ({"value": b"v", "headers": {"a": object()}}, InvalidRequest, "headers"),
         ({"value": b"x" * (8 * 2**20 + 1)}, TooLarge, "message_bytes"),
         ({"value": b"v", "key": b"x" * 65_537}, TooLarge, "key_bytes"),
-        ({"value": b"v", "colour": 1}, InvalidRequest, "colour: not supported by this version yet"),
         ({"value": b"v", "priority": 1}, InvalidRequest, "priority: topic 't' is a timer topic; one of the kind prior"),
         ({"value": b"v", "priority": True}, InvalidRequest, "priority: a whole number is expected, not True"),
         ({"value": b"v", "priority": 1.0}, InvalidRequest, "priority: a whole number is expected"),
@@ -191,6 +190,25 @@ def test_what_is_wrong_with_a_message_is_raised_at_once(
             with pytest.raises(error, match="message 1 of send_many"):
                 await producer.send_many([b"fine", dict(arguments)])
         assert values(server) == [b"fine"]
+
+    with_client(body)
+
+
+def test_an_argument_that_there_is_not_is_refused(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        with pytest.raises(TypeError, match=r"produce\(\) got an unexpected .* 'deley'. Did you mean 'delay'\?"):
+            await client.produce("t", b"v", deley="5s")  # type: ignore[call-arg]
+        async with client.producer("t") as producer:
+            with pytest.raises(TypeError, match="'deley'"):
+                await producer.send(b"v", deley="5s")  # type: ignore[call-arg]
+            with pytest.raises(TypeError, match=r"Did you mean 'delay'\?"):
+                await producer.send_many([b"v"], deley="5s")  # type: ignore[call-arg]
+            for value in ("5s", None):
+                with pytest.raises(
+                    InvalidRequest, match="message 1 of send_many: 'deley': no such .*; did you mean 'delay'"
+                ):
+                    await producer.send_many([b"fine", {"value": b"v", "deley": value}])
+        assert values(server) == [b"fine", b"fine"]
 
     with_client(body)
 

@@ -1,0 +1,53 @@
+"""Say which argument was meant when a call names one that there is not, as Python does itself from 3.13 on."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+K = TypeVar("K", bound=type)
+
+HOT = frozenset(["send"])
+"""Called for each of very many messages: the suggestion would cost 0.2 us where a call takes 3 us. The TypeError names
+the wrong argument all the same."""
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """What to append to a mistake: "; did you mean 'delay'?", or nothing when no known name is like it."""
+    close = difflib.get_close_matches(str(name)[:80], list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def suggesting(kind: K) -> K:
+    """Decorate a class: the TypeError about a keyword argument that a public method does not have names the one that is
+    most like it."""
+    if sys.version_info < (3, 13):
+        for name, member in list(vars(kind).items()):
+            if not name.startswith("_") and name not in HOT and inspect.isfunction(member):
+                known = [*inspect.signature(member).parameters][1:]
+                if known:
+                    setattr(kind, name, _suggesting(member, known))
+    return kind
+
+
+def _suggesting(method: Callable[..., Any], known: list[str]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except TypeError as error:
+            # Nothing below this frame: the method was not begun, for the arguments are not its own.
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise
+            wrong = next((name for name in kwargs if name not in known), None)
+            close = difflib.get_close_matches(wrong, known, n=1) if wrong is not None else []
+            if not close:
+                raise
+            message = f"{error}. Did you mean {close[0]!r}?"
+        raise TypeError(message)
+
+    return call
