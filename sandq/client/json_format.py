@@ -6,7 +6,7 @@
     {"value": null}                       of a compacted topic: its key is deleted
     "key": "k" | "key_base64": "aw=="     optional
     "headers": {"a": "text", "n": 1, "b": {"base64": "aw=="}}
-    "deliver_at": "2030-01-31T08:00:00Z" | epoch milliseconds, or "delay": "90s" | seconds
+    "deliver_at": "2030-01-31T08:00:00Z" | epoch milliseconds, or "delay": "90s" | seconds, or "delay_ms": 1500
     "ttl": "1h" | seconds                 optional: dead when nobody took it so long after its delivery time
     "unique_key": "order-7" | "unique_key_base64": "aw=="
     "priority": -3, "tenant": "acme"      of topics of the kinds priority and fair
@@ -88,7 +88,7 @@ _COMPACTED = {
 """Of the record of a compacted topic: what can be set, and under which name."""
 _NEVER_SET = ("ordering", "rank")
 """Of the record of a priority or fair topic: what follows from its kind."""
-_TIMES = ("deliver_at", "delay", "ttl")
+_TIMES = ("deliver_at", "delay", "delay_ms", "ttl")
 _RANKS = ("priority", "tenant")
 _KEYS = ("key", "unique_key")
 KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES, *_RANKS))

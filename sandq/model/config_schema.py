@@ -213,6 +213,7 @@ LIMIT_BOUNDS = {
     "entry_messages": DEFAULT.entry_messages,
     "partitions_per_topic": DEFAULT.partitions_per_topic,
     "memory_bytes": 1024 * _GIB,
+    "delay_days": 1_000_000,
 }
 _LEAST_MEMORY = 256 * _MIB
 """A frame of the largest size must have room in its share."""

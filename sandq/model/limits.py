@@ -24,6 +24,8 @@ class Limits:
     headers_bytes: int = 64 * _KIB
     batch_messages: int = 65_536
     consumer_id_chars: int = 255
+    # How far ahead a message may be: who gives milliseconds for seconds hears of it, instead of nobody in 2090.
+    delay_days: int = 3660
 
     # What a topic may have.
     partitions_per_topic: int = 4096

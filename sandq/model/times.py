@@ -6,8 +6,10 @@
     digits
 
 Everything becomes whole milliseconds, rounded *up*: what is delivered at the millisecond is then never early.
-An int below 10**11 or a float is refused as an instant, for it looks like seconds; so is a datetime without a
-zone. Instants and durations fit 48 bits unsigned (the year 10889). No clock is read here.
+Numbers that look like another unit are refused, with both units named: as an instant an int below 10**11 or a float
+(seconds), and one that is too large (microseconds, nanoseconds); as a duration a bare number of seconds that is more
+than ten years (milliseconds or less). So is a datetime without a zone. Instants and durations fit 48 bits unsigned (the
+year 10889). No clock is read here.
 """
 
 from __future__ import annotations
@@ -17,14 +19,20 @@ import re
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from typing import TypeVar
 
 from sandq.model.errors import InvalidTime
 
 TIME_MAX_MS = 2**48 - 1
 LEAST_INSTANT_MS = 10**11  # March 1973; below, the caller means seconds
+DAY_MS = 86_400_000
+SECONDS_MOST = 3660 * 86_400  # ten years; a bare number above it means another unit
+_LEAST_NANOSECONDS = 10**17  # March 1973 once more
 
 Duration = timedelta | int | float | str
 Instant = datetime | int | str
+
+S = TypeVar("S", int, float, Fraction)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS_MS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
@@ -70,10 +78,11 @@ def duration_ms(value: Duration) -> int:
     elif isinstance(value, bool):
         raise _refuse("a duration", value, _DURATION_FORMS)
     elif isinstance(value, int):
-        ms = value * 1000
+        ms = _checked_seconds(value, value) * 1000
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise _refuse("a duration", value, "it must be finite")
+        _checked_seconds(value, value)
         # The shortest decimal that means this float, so that 1.1 seconds are 1100 ms and not 1101.
         ms = math.ceil(Fraction(Decimal(repr(float(value)))) * 1000)
     else:
@@ -87,11 +96,22 @@ def duration_ms(value: Duration) -> int:
     return ms
 
 
+def _checked_seconds(value: object, seconds: S) -> S:
+    """A bare number of seconds; InvalidTime for more than ten years of them."""
+    if seconds > SECONDS_MOST:
+        raise _refuse(
+            "a duration",
+            value,
+            'a bare number is seconds, and these are more than ten years; say another unit: "5000ms", "4000d"',
+        )
+    return seconds
+
+
 def _text_ms(text: str) -> int:
     if len(text) > _TEXT_CHARS:
         raise _refuse("a duration", text, _DURATION_FORMS)
     if _SECONDS.fullmatch(text):
-        return math.ceil(Fraction(text) * 1000)
+        return math.ceil(_checked_seconds(text, Fraction(text)) * 1000)
     match = _DURATION.fullmatch(text)
     if match is None or not text:
         raise _refuse("a duration", text, _DURATION_FORMS)
@@ -112,6 +132,9 @@ def instant_ms(value: Instant) -> int:
         ms, low = _rfc_3339_ms(value), 0
     elif isinstance(value, int) and not isinstance(value, bool):
         ms, low = value, LEAST_INSTANT_MS
+        if ms > TIME_MAX_MS:
+            unit = "microseconds" if ms < _LEAST_NANOSECONDS else "nanoseconds"
+            raise _refuse("an instant", value, f"it looks like {unit}; epoch milliseconds are expected")
     elif isinstance(value, float):
         raise _refuse("an instant", value, "a float looks like seconds; epoch milliseconds are an int")
     else:

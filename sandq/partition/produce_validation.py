@@ -16,7 +16,7 @@ from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import partition_for
-from sandq.model.times import LEAST_INSTANT_MS
+from sandq.model.times import DAY_MS, LEAST_INSTANT_MS, format_duration
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
@@ -82,7 +82,7 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checke
         raise TooLarge(f"a batch of {batch.count} messages; at most {limits.batch_messages} are taken")
     _check_columns(batch, place)
     _check_sizes(batch, limits)
-    _check_times(batch, now_ms)
+    _check_times(batch, now_ms, limits.delay_days)
     if Column.TTL_MS in batch.columns:
         _check_ttls(batch)
     if place.compacted:
@@ -195,13 +195,27 @@ def _check_sizes(batch: Batch, limits: Limits) -> None:
                     )
 
 
-def _check_times(batch: Batch, now_ms: int) -> None:
+def check_not_far(delay_ms: int, delay_days: int) -> None:
+    """Raises InvalidTime for what is so far ahead that its unit is another one, as a rule."""
+    if delay_ms > delay_days * DAY_MS:
+        far = format_duration(delay_ms // DAY_MS * DAY_MS)
+        raise InvalidTime(
+            f"a message due in {far}: at most {delay_days} days are taken (limits.delay_days of the node); was it "
+            "counted in milliseconds, as delays and instants are on the wire?",
+            limit="delay_days",
+            maximum=delay_days,
+        )
+
+
+def _check_times(batch: Batch, now_ms: int, delay_days: int) -> None:
     if Column.DELIVER_MS not in batch.columns:
         return
     if batch.relative:
+        check_not_far(batch.max_deliver_ms, delay_days)
         if now_ms + batch.max_deliver_ms > offsets.U48_MAX:
             raise InvalidTime(f"a delay of {batch.max_deliver_ms} ms ends after the last instant there is")
         return
+    check_not_far(batch.max_deliver_ms - now_ms, delay_days)
     if batch.max_deliver_ms > offsets.U48_MAX:
         raise InvalidTime(f"delivery time {batch.max_deliver_ms} lies after the last instant, {offsets.U48_MAX}")
     if batch.min_deliver_ms >= LEAST_INSTANT_MS:

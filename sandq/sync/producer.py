@@ -13,7 +13,7 @@ from sandq.client.producer.batches import Batch
 from sandq.client.producer.batches import Receipt as AsyncReceipt
 from sandq.client.producer.batches import Receipts as AsyncReceipts
 from sandq.client.producer.producer import Producer as AsyncProducer
-from sandq.client.producer.validation import Headers, Ready, Value
+from sandq.client.producer.validation import Headers, Ready, Value, delay_of
 from sandq.model.errors import SandqError
 from sandq.model.times import Duration, Instant
 from sandq.sync.wrappers import Blocks, BlockWrapper, blocking
@@ -136,6 +136,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         partition: int | None = None,
         ttl: Duration | None = None,
         unique_key: Value | None = None,
@@ -149,6 +150,8 @@ class Producer(BlockWrapper[AsyncProducer]):
         What is wrong with the message itself is raised at once; what does not fit the topic (UnknownPartition, a tenant
         where it takes none) by the receipt.
         """
+        if delay_ms is not None:
+            delay = delay_of(delay, delay_ms)
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
             value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict, priority, tenant
@@ -171,6 +174,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         partition: int | None = None,
         ttl: Duration | None = None,
         unique_key: Value | None = None,
@@ -191,8 +195,8 @@ class Producer(BlockWrapper[AsyncProducer]):
             place += len(part)
             send = partial(
                 self._inner.send_many, part, key=key, headers=headers, deliver_at=deliver_at, delay=delay,
-                partition=partition, ttl=ttl, unique_key=unique_key, on_conflict=on_conflict, priority=priority,
-                tenant=tenant,
+                delay_ms=delay_ms, partition=partition, ttl=ttl, unique_key=unique_key, on_conflict=on_conflict,
+                priority=priority, tenant=tenant,
             )  # fmt: skip
             parts.append(self._portal.call(send))
         return Receipts(self._portal, parts)

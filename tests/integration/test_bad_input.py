@@ -95,16 +95,20 @@ async def test_times(node: Serving, client: RawClient) -> None:
     now_ms = node.broker.clock.now_ms()
     past = await client.produce(b"past", deliver_ms=[now_ms - 86_400_000])
     assert offsets.deliver_ms(past[2][0]) >= now_ms, "a past time means now"
-    year_9999 = await client.produce(b"far", deliver_ms=[253_402_300_799_999])
-    assert offsets.deliver_ms(year_9999[2]) == 253_402_300_799_999
+    ten_years_ms = 3660 * 86_400_000
+    far = await client.produce(b"far", deliver_ms=[now_ms + ten_years_ms - 1000])
+    assert offsets.deliver_ms(far[2]) == now_ms + ten_years_ms - 1000
+    too_far = await client.produce(b"far", deliver_ms=[now_ms + ten_years_ms + 3_600_000])
+    assert (code(too_far), "limits.delay_days" in message(too_far)) == ("INVALID_TIME", True)
     seconds = await client.produce(b"s", deliver_ms=[now_ms // 1000])
     assert (code(seconds), "looks like seconds" in message(seconds)) == ("INVALID_TIME", True)
     mixed = await client.produce(b"a", b"b", deliver_ms=[0, now_ms // 1000])
     assert "message 1" in message(mixed)
-    batch = encode({Column.VALUE: [b"m"], Column.DELIVER_MS: [2**47]}, relative=True)
+    batch = encode({Column.VALUE: [b"m"], Column.DELIVER_MS: [ten_years_ms]}, relative=True)
     assert (await client.produce_batch(batch))[0] == 0
-    batch = encode({Column.VALUE: [b"m"], Column.DELIVER_MS: [2**48 - 1]}, relative=True)
-    assert code(await client.produce_batch(batch)) == "INVALID_TIME"
+    for delay_ms in (ten_years_ms + 1, 2**48 - 1):
+        batch = encode({Column.VALUE: [b"m"], Column.DELIVER_MS: [delay_ms]}, relative=True)
+        assert code(await client.produce_batch(batch)) == "INVALID_TIME"
 
 
 async def test_leases_of_another_time(client: RawClient) -> None:

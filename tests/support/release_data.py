@@ -56,7 +56,7 @@ async def second_life(client: sandq.Client) -> None:
 
 def main(name: str) -> None:
     with tempfile.TemporaryDirectory() as temporary:
-        node = NodeProcess(Path(temporary), SANDQ_STORAGE__SEGMENT_BYTES="1MiB")
+        node = NodeProcess(Path(temporary), SANDQ_STORAGE__SEGMENT_BYTES="1MiB", SANDQ_LIMITS__DELAY_DAYS="40000")
         try:
             for life in (first_life, second_life):
                 node.start()

@@ -36,6 +36,7 @@ from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOTHING
 from sandq.partition.levels import SCOPED_KEYS
 from sandq.partition.log.fetch import Extent, Fetched
+from sandq.partition.produce_validation import check_not_far
 from sandq.partition.queries import UNITS_S, PartitionQueries
 from sandq.protocol.request import PartitionRequest
 from sandq.protocol.requests_admin import (
@@ -106,9 +107,12 @@ class MessageQueries:
         items: Sequence[Any] = request.items
         if any([len(item) > 3 for item in items]):
             self._broker.check_ranked(request.topic)
+        now_ms = self._broker.clock.now_ms()
         for position, (_, at_ms, relative, *_) in enumerate(items):
             if not relative and at_ms is not None and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
+            if at_ms is not None:
+                check_not_far(at_ms if relative else at_ms - now_ms, self._broker.limits.delay_days)
         host = self._host(request)
         targets = [item[0] for item in items]
         known = self._known(request, targets)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sandq.client.producer.batch_sender import NEVER, BatchSender, NumberedBatch
 from sandq.client.producer.batches import MESSAGE_OVERHEAD_BYTES
 from sandq.client.producer.partitioner import check_rank
-from sandq.client.producer.validation import MessageValidation, rank_of, time_of
+from sandq.client.producer.validation import MessageValidation, delay_of, rank_of
 
 __all__ = [
     "MESSAGE_OVERHEAD_BYTES",
@@ -17,6 +17,6 @@ __all__ = [
     "MessageValidation",
     "NumberedBatch",
     "check_rank",
+    "delay_of",
     "rank_of",
-    "time_of",
 ]

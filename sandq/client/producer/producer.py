@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.abc
@@ -21,8 +21,8 @@ from sandq.client.producer.validation import (
     MessageValidation,
     Rank,
     Value,
+    delay_of,
     rank_of,
-    time_of,
 )
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
@@ -33,10 +33,12 @@ from sandq.model.times import Duration, Instant
 log = logging.getLogger("sandq.client")
 
 _ARGUMENTS = (
-    *("value", "key", "headers", "deliver_at", "delay", "partition"),
+    *("value", "key", "headers", "deliver_at", "delay", "delay_ms", "partition"),
     *("ttl", "unique_key", "on_conflict", "priority", "tenant"),
 )
 """Of `send`: what a message given as a mapping may name."""
+_NO_TIME: Final = {"deliver_at": None, "delay": None, "delay_ms": None}
+_TIMES: Final = _NO_TIME.keys()
 
 
 @suggesting
@@ -123,6 +125,7 @@ class Producer:
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         partition: int | None = None,
         ttl: Duration | None = None,
         unique_key: Value | None = None,
@@ -132,9 +135,11 @@ class Producer:
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full.
 
-        `deliver_at` is an instant, `delay` is counted from the moment the broker stores the message;
-        without both it is delivered at once. `ttl`: so long after its delivery time a message that nobody
-        holds is dead. Messages of one key go to one partition; without key and partition, to any.
+        `deliver_at` is an instant, `delay` (seconds or text) is counted from the moment the broker stores the message,
+        and so is `delay_ms`, whole milliseconds; without any it is delivered at once. InvalidTime for more than ten
+        years (the node's `limits.delay_days`), which are a mistake about units as a rule. `ttl`: so long after its
+        delivery time a message that nobody holds is dead. Messages of one key go to one partition; without key and
+        partition, to any.
 
         `unique_key` (1 to 1,024 bytes) is unique until every group has leased the message, and for the topic's
         `dedup_window` after. When it is taken, `on_conflict` decides: "reject" (the receipt raises DuplicateKey),
@@ -145,6 +150,8 @@ class Producer:
         Topics of the kinds priority and fair take a `priority` (lower goes first; 0), and fair ones a `tenant`
         ("default"), which then chooses the partition alone.
         """
+        if delay_ms is not None:
+            delay = delay_of(delay, delay_ms)
         if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
             await self.wait_for_room()
         message = self.checks.message(
@@ -169,6 +176,7 @@ class Producer:
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         partition: int | None = None,
         ttl: Duration | None = None,
         unique_key: Value | None = None,
@@ -186,6 +194,7 @@ class Producer:
             "headers": headers,
             "deliver_at": deliver_at,
             "delay": delay,
+            "delay_ms": delay_ms,
             "partition": partition,
             "ttl": ttl,
             "unique_key": unique_key,
@@ -196,7 +205,9 @@ class Producer:
         checks = self.checks
         if partition is not None and type(partition) is int and partition >= self._partitioner.partitions:
             await self._look_for_more()
-        lot, time = time_of(deliver_at, delay)
+        if delay_ms is not None:
+            delay = delay_of(delay, delay_ms)
+        lot, time = checks.time(deliver_at, delay)
         key_bytes, packed = checks.key(key), checks.headers(headers)
         extras: tuple[int | None, bytes | None, Rank | None] | None = None  # of what is no mapping
         receipts = Receipts()
@@ -261,8 +272,8 @@ class Producer:
         if unknown is not None:
             raise InvalidRequest(f"{unknown!r:.60}: no such argument of a message{did_you_mean(unknown, _ARGUMENTS)}")
         given = {name: value for name, value in message.items() if value is not None and name != "value"}
-        if "delay" in given or "deliver_at" in given:
-            common = {**common, "delay": None, "deliver_at": None}
+        if not _TIMES.isdisjoint(given):
+            common = {**common, **_NO_TIME}
         return await self.send(message["value"], **{**common, **given})
 
     def check_open(self) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 
 from sandq.model.batch import headers_pack
-from sandq.model.errors import InvalidRequest, TooLarge
+from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.headers import HeaderValue
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import check_tenant
-from sandq.model.times import Duration, Instant, duration_ms, instant_ms
+from sandq.model.times import DAY_MS, TIME_MAX_MS, Duration, Instant, duration_ms, format_duration, instant_ms
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
 
 Value = bytes | bytearray | memoryview | str
@@ -18,7 +20,8 @@ Headers = Mapping[str, HeaderValue]
 Lot = int
 """Which messages may share a batch: those of one lot. Its low two bits say what the time is, see `NOW`; then two bits
 for the conflict (0: without a unique key, else 1 + what is done), one for a ttl, one for a version that is expected
-of the key, and one for a rank: what the broker has to look at message by message does not slow down the rest."""
+of the key, one for a rank, and one for an instant that is so far ahead that the broker may refuse it: what the broker
+has to look at message by message does not slow down the rest, and nothing is refused together with what is too far."""
 
 Rank = tuple[int | None, bytes | None]
 """A message's priority and tenant, as far as it names them."""
@@ -35,6 +38,9 @@ UNIQUE_BITS = 3 << UNIQUE_SHIFT
 TTL_BIT = 16
 EXPECTED_BIT = 32
 RANK_BIT = 64
+FAR_BIT = 128
+
+_FAR_MS = DEFAULT.delay_days * DAY_MS
 
 _ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE}
 
@@ -78,13 +84,14 @@ def as_unique_key(key: Value) -> bytes:
 class MessageValidation:
     """The limits that messages are held to: the server's, or the defaults where it says nothing."""
 
-    __slots__ = ("batch_bytes", "headers_bytes", "key_bytes", "message_bytes")
+    __slots__ = ("batch_bytes", "delay_days", "headers_bytes", "key_bytes", "message_bytes")
 
     def __init__(self, limits: Mapping[str, int]) -> None:
         self.message_bytes = limits.get("message_bytes", DEFAULT.message_bytes)
         self.key_bytes = limits.get("key_bytes", DEFAULT.key_bytes)
         self.headers_bytes = limits.get("headers_bytes", DEFAULT.headers_bytes)
         self.batch_bytes = limits.get("batch_bytes", DEFAULT.batch_bytes)
+        self.delay_days = limits.get("delay_days", DEFAULT.delay_days)
 
     def message(
         self,
@@ -101,7 +108,7 @@ class MessageValidation:
         tenant: str | None = None,
     ) -> Ready:
         """All of it. In any thread: nothing is looked up."""
-        lot, time = time_of(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
+        lot, at = self.time(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
         data = self.value(value) if value is not None else None
         key_bytes = self.key(key) if key is not None else None
         packed = self.headers(headers) if headers else None
@@ -112,7 +119,27 @@ class MessageValidation:
         if ttl is not None or unique_key is not None or on_conflict != "reject":
             more, ttl_ms, unique = self.extras(ttl, unique_key, on_conflict, key_bytes, tenant)
             lot |= more
-        return data, key_bytes, packed, lot, time, partition, ttl_ms, unique, rank
+        return data, key_bytes, packed, lot, at, partition, ttl_ms, unique, rank
+
+    def time(self, deliver_at: Instant | None, delay: Duration | None) -> tuple[Lot, int]:
+        """The lot's part, and an instant (epoch ms), a delay (ms), or 0. Whether an instant is too far ahead the broker
+        says, by its own clock."""
+        if delay is not None:
+            if deliver_at is not None:
+                raise InvalidRequest("deliver_at and delay: one of them, not both")
+            delay_ms = duration_ms(delay)
+            if delay_ms > self.delay_days * DAY_MS:
+                raise InvalidTime(
+                    f"delay: {format_duration(delay_ms)} is more than {self.delay_days} days, the limit of the node "
+                    "(limits.delay_days); a bare number is seconds",
+                    limit="delay_days",
+                    maximum=self.delay_days,
+                )
+            return (DELAY, delay_ms) if delay_ms else (NOW, 0)
+        if deliver_at is not None:
+            at_ms = instant_ms(deliver_at)
+            return (AT | FAR_BIT if at_ms > time.time() * 1000 + _FAR_MS else AT), at_ms
+        return NOW, 0
 
     def value(self, value: Value) -> bytes:
         data = value if type(value) is bytes else as_bytes("value", value)
@@ -169,13 +196,10 @@ def rank_of(priority: int | None, tenant: str | None) -> Rank:
     return priority, None if tenant is None else check_tenant(tenant).encode()
 
 
-def time_of(deliver_at: Instant | None, delay: Duration | None) -> tuple[Lot, int]:
-    """What kind of time a message has, and it: an instant (epoch ms), a delay (ms), or 0."""
+def delay_of(delay: Duration | None, delay_ms: int) -> Duration:
+    """The delay of a message that has a `delay_ms`: whole milliseconds, in place of a `delay`."""
     if delay is not None:
-        if deliver_at is not None:
-            raise InvalidRequest("deliver_at and delay: one of them, not both")
-        delay_ms = duration_ms(delay)
-        return (DELAY, delay_ms) if delay_ms else (NOW, 0)
-    if deliver_at is not None:
-        return AT, instant_ms(deliver_at)
-    return NOW, 0
+        raise InvalidRequest("delay and delay_ms: one of them, not both")
+    if type(delay_ms) is not int or not 0 <= delay_ms <= TIME_MAX_MS:
+        raise InvalidTime(f"delay_ms: a whole number of milliseconds from 0 on is expected, not {delay_ms!r:.60}")
+    return timedelta(milliseconds=delay_ms)

@@ -11,6 +11,7 @@ from sandq.client.consumer import SETTLE_ITEMS
 from sandq.client.json_format import FROM_OTHERS, read_headers, read_message, read_value
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
+from sandq.model.times import TIME_MAX_MS
 from sandq.protocol.fields import PARTITION_MAX
 
 MESSAGES_MAX = 10_000
@@ -180,6 +181,11 @@ _JSON: Any = Field(default=None, alias="json", description="The value, as JSON; 
 _HEADERS: Any = Field(default=None, description='Bytes are written as `{"base64": "aw=="}`.')
 
 
+_DELAY_MS: Any = Field(
+    default=None, ge=0, le=TIME_MAX_MS, description="In place of `delay`: whole milliseconds.", examples=[1500]
+)
+
+
 class MessageIn(BaseModel):
     """A message to be produced: its value is one of `text`, `value` and `json`."""
 
@@ -195,6 +201,7 @@ class MessageIn(BaseModel):
     headers: dict[str, HeaderValue] | None = _HEADERS
     deliver_at: Instant | None = None
     delay: Duration | None = None
+    delay_ms: int | None = _DELAY_MS
     ttl: Duration | None = None
     unique_key: str | None = None
     unique_key_base64: str | None = None
@@ -357,10 +364,11 @@ _NEW_PRIORITY: Any = Field(
 
 
 class MoveIn(Body):
-    """The new delivery time: one of the two; or another priority; or both."""
+    """The new delivery time: one of the three; or another priority; or both."""
 
     deliver_at: Instant | None = None
     delay: Duration | None = None
+    delay_ms: int | None = _DELAY_MS
     priority: int | None = _NEW_PRIORITY
 
 

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from sandq.broker.turns import Turn
 from sandq.client import Client, Receipts, StoredMessage
 from sandq.client.json_format import at_once, content_fields, rank_fields, stored_json, value_fields, when, why_json
-from sandq.client.producer import MessageValidation, check_rank, rank_of, time_of
+from sandq.client.producer import MessageValidation, check_rank, delay_of, rank_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError, let_go
 from sandq.server.http import answers, bodies
@@ -134,7 +134,8 @@ async def move(
 ) -> Found:
     """409 TOO_LATE (with its `state`) when somebody had it already."""
     messages, named = gateway_of(request).client.messages(topic), _named(message, by, tenant)
-    offset = await messages.move(**named, deliver_at=body.deliver_at, delay=body.delay, priority=body.priority)
+    delay = body.delay if body.delay_ms is None else delay_of(body.delay, body.delay_ms)
+    offset = await messages.move(**named, deliver_at=body.deliver_at, delay=delay, priority=body.priority)
     return {"id": message if by == "id" else (await messages.get(**named)).id, "offset": offset}
 
 
@@ -310,7 +311,8 @@ def _check(checks: MessageValidation, message: Mapping[str, Any]) -> None:
     tenant = message.get("tenant")
     checks.extras(message.get("ttl"), message.get("unique_key"), message.get("on_conflict", "reject"), key, tenant)
     rank_of(message.get("priority"), tenant)
-    time_of(message.get("deliver_at"), message.get("delay"))
+    delay, delay_ms = message.get("delay"), message.get("delay_ms")
+    checks.time(message.get("deliver_at"), delay if delay_ms is None else delay_of(delay, delay_ms))
 
 
 def _stored(offset: str) -> Found:

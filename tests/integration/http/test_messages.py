@@ -83,6 +83,17 @@ async def test_some_of_many_are_refused(web: Web) -> None:
     assert (await web.get("/topics/t/messages/k", by="unique_key"))["id"] == replaced["id"]
 
 
+@by_both
+async def test_delay_in_milliseconds(web: Web) -> None:
+    await topic(web)
+    one = await web.post("/topics/t", {"text": "a", "delay_ms": 3_600_000})
+    many = await web.post("/topics/t", {"messages": [{"text": "b", "delay_ms": 3_600_000}, {"text": "c"}]}, 201)
+    ids = (one["id"], many["results"][0]["id"])
+    assert [(await web.get(f"/topics/t/messages/{name}"))["state"] for name in ids] == ["delayed"] * 2
+    moved = await web.patch(f"/topics/t/messages/{one['id']}", {"delay_ms": 0})
+    assert moved["offset"] < many["results"][0]["id"]
+
+
 NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({}, "one of text, value and json"),
     ({"text": "a", "json": 1}, "one of text, value and json"),
@@ -97,6 +108,13 @@ NO_MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"text": "a", "tenant": "a b"}, "tenant"),
     ({"text": "a", "delay": "soon"}, "duration"),
     ({"text": "a", "delay": -1}, "negative"),
+    ({"text": "a", "delay": 2_000_000_000}, "a bare number is seconds"),
+    ({"text": "a", "delay": "4000d"}, "limits.delay_days"),
+    ({"text": "a", "delay_ms": -1}, "delay_ms"),
+    ({"text": "a", "delay_ms": 1.5}, "delay_ms"),
+    ({"text": "a", "delay_ms": 5, "delay": "1s"}, "one of them"),
+    ({"text": "a", "delay_ms": 5, "deliver_at": "2030-01-01T00:00:00Z"}, "one of them"),
+    ({"text": "a", "deliver_at": 1900000000000000}, "looks like microseconds"),
     ({"text": "a", "deliver_at": 1900000000}, "looks like seconds"),
     ({"text": "a", "deliver_at": "tomorrow"}, "RFC 3339"),
     ({"text": "a", "deliver_at": 1.5}, "deliver_at"),

@@ -34,7 +34,10 @@ from sandq.model.times import duration_ms, format_duration, format_instant, inst
         ("90", 90_000),
         ("0.25", 250),
         ("0s", 0),
-        (2**48 // 1000, 2**48 // 1000 * 1000),
+        (3660 * 86_400, 3660 * 86_400_000),
+        ("4000d", 345_600_000_000),
+        ("281474976710655ms", 2**48 - 1),
+        (timedelta(days=4000), 345_600_000_000),
     ],
 )
 def test_durations(value: timedelta | float | str, ms: int) -> None:
@@ -55,6 +58,15 @@ def test_what_is_no_duration(value: object) -> None:
         duration_ms(value)  # type: ignore[arg-type]
     assert "is not a duration" in caught.value.message
     assert len(caught.value.message) < 250
+
+
+@pytest.mark.parametrize("value", [2_000_000_000, 2e9, "2000000000", 3660 * 86_400 + 1, "316224000.001"])
+def test_a_bare_number_of_more_than_ten_years_is_another_unit(value: float | str) -> None:
+    """A Go duration of two seconds; milliseconds of three weeks."""
+    with pytest.raises(
+        InvalidTime, match=r'a bare number is seconds, .* more than ten years; say another unit: "5000ms"'
+    ):
+        duration_ms(value)
 
 
 class _NoOffset(tzinfo):
@@ -103,8 +115,11 @@ def test_instants(value: datetime | int | str, ms: int) -> None:
         (1_700_000_000.5, "looks like seconds"),
         (1_700_000_000_000.0, "looks like seconds"),
         (-1, "before 1970"),
-        (2**48, "at most"),
-        (10**400, "at most"),
+        (2**48, "looks like microseconds; epoch milliseconds are expected"),
+        (1_700_000_000_000_000, "looks like microseconds"),
+        (1_700_000_000_000_000_000, "looks like nanoseconds; epoch milliseconds are expected"),
+        ("1700000000000000000", "looks like nanoseconds"),
+        (10**400, "looks like nanoseconds"),
         (True, "expected"),
         (None, "expected"),
         (b"2023-11-14T22:13:20Z", "expected"),

@@ -205,7 +205,7 @@ def test_an_argument_that_there_is_not_is_refused(with_client: Any) -> None:
                 await producer.send_many([b"v"], deley="5s")  # type: ignore[call-arg]
             for value in ("5s", None):
                 with pytest.raises(
-                    InvalidRequest, match="message 1 of send_many: 'deley': no such .*; did you mean 'delay'"
+                    InvalidRequest, match=r"message 1 of send_many: 'deley': no such .*; did you mean 'delay'"
                 ):
                     await producer.send_many([b"fine", {"value": b"v", "deley": value}])
         assert values(server) == [b"fine", b"fine"]
