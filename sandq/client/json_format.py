@@ -21,7 +21,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sandq.client.arguments import did_you_mean
@@ -32,7 +32,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.rates import as_mapping
-from sandq.model.times import format_duration, format_instant, instant_ms
+from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
 from sandq.protocol.replies import TopicRecord
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ __all__ = [
     "history_json",
     "key_fields",
     "message_json",
+    "mistakes_of_message",
     "rank_fields",
     "read_headers",
     "read_key",
@@ -89,6 +90,7 @@ _COMPACTED = {
 _NEVER_SET = ("ordering", "rank")
 """Of the record of a priority or fair topic: what follows from its kind."""
 _TIMES = ("deliver_at", "delay", "delay_ms", "ttl")
+_WHEN = ("deliver_at", "delay", "delay_ms")
 _RANKS = ("priority", "tenant")
 _KEYS = ("key", "unique_key")
 KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "headers", *_TIMES, *_RANKS))
@@ -96,24 +98,63 @@ KNOWN = frozenset((*_VALUES, *_KEYS, *(f"{name}_base64" for name in _KEYS), "hea
 
 
 def read_message(found: object) -> dict[str, Any]:
-    """The arguments of `Producer.send` that an object of JSON means; InvalidRequest says which field is wrong."""
+    """The arguments of `Producer.send` that an object of JSON means; InvalidRequest says which fields are wrong, all of
+    them in its `mistakes`."""
     if not isinstance(found, dict):
         raise InvalidRequest("a message: a JSON object is expected")
-    unknown = sorted(found.keys() - KNOWN - FROM_OTHERS)
-    if unknown:
-        meant = did_you_mean(unknown[0], KNOWN) or f" (this version knows {', '.join(sorted(KNOWN))})"
-        raise InvalidRequest(f"{unknown[0]}: no such field of a message{meant}")
-    arguments: dict[str, Any] = {"value": read_value(found)}
+    arguments: dict[str, Any] = {}
+    wrong = [error for _, error in _read_parts(found, arguments)]
+    if wrong:
+        raise wrong[0] if len(wrong) == 1 else _together(wrong)
+    return arguments
+
+
+def mistakes_of_message(found: Mapping[str, Any]) -> list[tuple[str, InvalidRequest]]:
+    """Everything that is wrong with a message of JSON, as far as it says so itself: (field, error)."""
+    arguments: dict[str, Any] = {}
+    wrong = list(_read_parts(found, arguments))
+    for name, check in (("delay", duration_ms), ("ttl", duration_ms), ("deliver_at", instant_ms)):
+        try:
+            if arguments.get(name) is not None:
+                check(arguments[name])
+        except InvalidRequest as error:
+            wrong.append((name, error))
+    return wrong
+
+
+def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, InvalidRequest]]:
+    """Read field by field, and tell what is wrong."""
+    for name in sorted(found.keys() - KNOWN - FROM_OTHERS):
+        meant = did_you_mean(name, KNOWN) or f" (this version knows {', '.join(sorted(KNOWN))})"
+        yield name, InvalidRequest(f"{name}: no such field of a message{meant}")
+    try:
+        arguments["value"] = read_value(found)
+    except InvalidRequest as error:
+        yield "value", error
     for name in _KEYS:
-        key = read_key(found, name)
-        if key is not None:
-            arguments[name] = key
+        try:
+            key = read_key(found, name)
+        except InvalidRequest as error:
+            yield name, error
+        else:
+            if key is not None:
+                arguments[name] = key
     if found.get("headers") is not None:
-        arguments["headers"] = read_headers(found["headers"])
+        try:
+            arguments["headers"] = read_headers(found["headers"])
+        except InvalidRequest as error:
+            yield "headers", error
+    times = [name for name in _WHEN if found.get(name) is not None]
+    if len(times) > 1:
+        yield times[1], InvalidRequest(f"{' and '.join(times)}: one of them, not both")
     for name in (*_TIMES, *_RANKS):
         if found.get(name) is not None:
             arguments[name] = found[name]
-    return arguments
+
+
+def _together(wrong: Sequence[InvalidRequest]) -> InvalidRequest:
+    texts = [error.message for error in wrong]
+    return InvalidRequest("; ".join(texts), mistakes=texts)
 
 
 def at_once(arguments: dict[str, Any], now_ms: int) -> dict[str, Any]:

@@ -320,6 +320,8 @@ def _tree(root: type[SandqError]) -> Iterator[type[SandqError]]:
 
 
 _BY_CODE: dict[str, type[SandqError]] = {cls.code: cls for cls in _tree(SandqError)}
+CODES = frozenset(_BY_CODE)
+"""All codes that this version has."""
 
 
 def from_wire(code: str, message: str, retriable: bool, details: Mapping[str, object] | None) -> SandqError:

@@ -3,15 +3,17 @@ one); nothing unknown is passed over."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from sandq.client.consumer import SETTLE_ITEMS
 from sandq.client.json_format import FROM_OTHERS, read_headers, read_message, read_value
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, InvalidTime
 from sandq.model.limits import FIXED
-from sandq.model.times import TIME_MAX_MS
+from sandq.model.times import TIME_MAX_MS, duration_ms, instant_ms
 from sandq.protocol.fields import PARTITION_MAX
 
 MESSAGES_MAX = 10_000
@@ -21,6 +23,20 @@ MEMBERS_MAX = 64
 INT_MAX = 2**53
 """What every JSON reader understands as a whole number."""
 
+
+def _checked(check: Callable[[Any], object]) -> AfterValidator:
+    """Have a mistake be one of several that are told together, with the code that it has."""
+
+    def validate(value: Any) -> Any:
+        try:
+            check(value)
+        except InvalidTime as error:
+            raise PydanticCustomError(error.code, "{what}", {"what": error.message}) from None
+        return value
+
+    return AfterValidator(validate)
+
+
 Duration = Annotated[
     str | int | float,
     Field(
@@ -28,6 +44,7 @@ Duration = Annotated[
         description='Seconds, or text: `"90s"`, `"5m"`, `"1h30m"`, `"250ms"`.',
         examples=["30s"],
     ),
+    _checked(duration_ms),
 ]
 Instant = Annotated[
     str | int,
@@ -36,7 +53,9 @@ Instant = Annotated[
         description='RFC 3339 (`"2030-01-31T08:00:00Z"`), or milliseconds since 1970.',
         examples=["2030-01-31T08:00:00Z"],
     ),
+    _checked(instant_ms),
 ]
+Shift = Annotated[str | int | float, Field(union_mode="left_to_right", examples=["1h"])]
 Start = Annotated[
     str | int,
     Field(union_mode="left_to_right", description='`"earliest"`, `"latest"`, an instant, or an offset.'),
@@ -385,7 +404,7 @@ class MoveAllIn(Window):
 
     key_prefix: str | None = None
     to: Instant | None = None
-    shift: Duration | None = Field(default=None, description='May be negative: `"-30m"`.')
+    shift: Shift | None = Field(default=None, description='May be negative: `"-30m"`.')
     priority: int | None = _NEW_PRIORITY
 
 

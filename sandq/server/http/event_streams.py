@@ -102,7 +102,7 @@ class _EventStream(Response):
                 await self._serve(send, hold)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except Overloaded as error:
-            await problems.of_error(self._request.state.request_id, error)(scope, receive, send)
+            await problems.of_error(self._request, error)(scope, receive, send)
         finally:
             await self._give_back()
 

@@ -80,7 +80,7 @@ async def _answer(route: APIRoute, request: Request, arguments: dict[str, Any]) 
     try:
         found = await route.endpoint(request, **arguments)
     except SandqError as error:
-        return problems.of_error(request.state.request_id, error)
+        return problems.of_error(request, error)
     if isinstance(found, Response):
         return found
     field = route.response_field

@@ -1,15 +1,21 @@
 """Errors as RFC 9457 has them: `application/problem+json`.
 
 {"type": "urn:sandq:error:UNKNOWN_TOPIC", "title": "Not Found", "status": 404, "detail": "there is no topic 'x'",
- "code": "UNKNOWN_TOPIC", "retriable": false, "request_id": "...", ...what else is known}
+ "code": "UNKNOWN_TOPIC", "retriable": false, "request_id": "...", ...what else is known,
+ "errors": [{"where": "path.topic", "problem": "there is no topic 'x'", "did_you_mean": null}]}
+
+`errors` has everything that is wrong, as far as it can be told at once: `where` is a path, or "request".
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,8 +26,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from sandq.model.errors import SandqError, VersionChanged, let_go
+from sandq.model.errors import CODES, InvalidRequest, InvalidSetting, SandqError, VersionChanged, let_go
 from sandq.model.offsets import to_text
+from sandq.server.http.second_look import also_wrong
 
 MEDIA_TYPE = "application/problem+json"
 FAULT = "this is a fault of sandq; the node's log has it under the request id"
@@ -30,13 +37,21 @@ CLIENT_GONE = 499
 ERRORS_SHOWN = 20
 """Mistakes of one request that are listed."""
 _SHOWN_CHARS = 200
+_DID_YOU_MEAN = re.compile(r"did you mean '([^']+)'\?")
+_NAMED = re.compile(r"(?:(messages|schedules)\.(\d+): )?([a-z_]+(?:\.[\w-]+)*): (.+)", re.DOTALL)
+"""How what sandq refuses names the part of a request that is wrong."""
+_QUOTED = re.compile(r"'([^']*)'")
+_PARTS = {"UNKNOWN_TOPIC": "topic", "UNKNOWN_GROUP": "group", "UNKNOWN_PARTITION": "partition"}
 
 
 class Mistake(BaseModel):
     """One thing that is wrong with a request."""
 
-    where: str = Field(description="Path to it: `body.messages.0.key`, `query.limit`.")
-    problem: str
+    where: str = Field(
+        description="Path to it: `body.messages.0.key`, `query.limit`, `path.topic`; `request`: no single part of it."
+    )
+    problem: str = Field(description="For people: what is wrong with it, and what is expected.")
+    did_you_mean: str | None = Field(description="The word that was probably meant; null: nothing is like it.")
 
 
 class Problem(BaseModel):
@@ -51,7 +66,19 @@ class Problem(BaseModel):
     code: str = Field(description="For programs: the code of the error, the same on every surface of sandq.")
     retriable: bool = Field(description="Whether the same request may succeed a little later.")
     request_id: str
-    errors: list[Mistake] | None = None
+    errors: list[Mistake] = Field(
+        description=f"Everything that is wrong, {ERRORS_SHOWN} mistakes at most; of many messages those of the first "
+        "wrong one."
+    )
+
+
+def mistake(where: str, what: str, known: Iterable[str] = (), given: object = None) -> dict[str, str | None]:
+    """One of `errors`. `given`: the word that is none of those that are `known`."""
+    close = difflib.get_close_matches(str(given)[:_SHOWN_CHARS], list(known), n=1)
+    meant = close[0] if close else None
+    if meant is None and (said := _DID_YOU_MEAN.search(what)):
+        meant = said[1]
+    return {"where": where[:_SHOWN_CHARS], "problem": what, "did_you_mean": meant}
 
 
 def problem(
@@ -65,6 +92,7 @@ def problem(
 ) -> Response:
     """The response that tells of an error."""
     body = {
+        "errors": [mistake("request", detail)],
         **(more or {}),
         "type": f"urn:sandq:error:{code}",
         "title": HTTPStatus(status).phrase,
@@ -79,12 +107,16 @@ def problem(
     return Response(json.dumps(body, default=_plain).encode(), status, headers, MEDIA_TYPE)
 
 
-def of_error(request_id: str, error: SandqError) -> Response:
+def of_error(request: Request, error: SandqError) -> Response:
     """The response to what sandq refused."""
-    details = {name: value for name, value in error.details.items() if name not in Problem.model_fields}
+    known = (*Problem.model_fields, "mistakes")
+    details = {name: value for name, value in error.details.items() if name not in known}
+    details["errors"] = mistakes_of(request, error)
     # "Misdirected" is between nodes; whoever asks over HTTP asks again.
     status = 503 if error.http_status == 421 else error.http_status
-    response = problem(request_id, status, error.code, error.message, retriable=error.retriable, more=details)
+    response = problem(
+        request.state.request_id, status, error.code, error.message, retriable=error.retriable, more=details
+    )
     version = details.get("version")
     if isinstance(error, VersionChanged) and version is not None:
         response.headers["etag"] = f'"{version}"'
@@ -92,18 +124,46 @@ def of_error(request_id: str, error: SandqError) -> Response:
     return response
 
 
+def mistakes_of(request: Request, error: SandqError) -> list[dict[str, str | None]]:
+    """What sandq refused, part by part."""
+    parameters: Mapping[str, Any] = request.scope.get("path_params") or {}
+    if not isinstance(error, InvalidRequest):
+        part = _PARTS.get(error.code)
+        return [mistake(f"path.{part}" if part in parameters else "request", error.message)]
+    told = error.details.get("mistakes")
+    texts = [str(text) for text in told] if isinstance(told, list) else [error.message]
+    in_settings = isinstance(error, InvalidSetting) and isinstance(told, list)
+    return [_placed(request, parameters, text, in_settings) for text in texts[:ERRORS_SHOWN]]
+
+
+def _placed(request: Request, parameters: Mapping[str, Any], text: str, in_settings: bool) -> dict[str, str | None]:
+    if in_settings:
+        path, _, what = text.partition(": ")
+        return mistake(f"body.settings.{path}" if what else "body.settings", what or text)
+    found = _NAMED.fullmatch(text)
+    if found is None:
+        return mistake("request", text)
+    many, place, name, what = found.groups()
+    if many is not None:
+        return mistake(f"body.{many}.{place}.{name}", what)
+    route = request.scope.get("route")
+    queries = {field.alias for field in route.dependant.query_params} if isinstance(route, APIRoute) else set()
+    inside = "path" if name in parameters else "query" if name in queries else "body"
+    return mistake(f"{inside}.{name}", what)
+
+
 def install(app: FastAPI) -> None:
     """Every error of a route becomes a problem."""
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, SandqError)
-        return of_error(request.state.request_id, error)
+        return of_error(request, error)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         let_go(error)
         let_go_of(error.errors())
-        return _invalid(request.state.request_id, error.errors())
+        return _invalid(request, error.errors(), error.body)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -132,12 +192,50 @@ def let_go_of(mistakes: Sequence[Mapping[str, Any]]) -> None:
             let_go(error)
 
 
-def _invalid(request_id: str, found: Sequence[Mapping[str, Any]]) -> Response:
-    mistakes = [{"where": _where(one["loc"]), "problem": _problem_of(one)} for one in found[:ERRORS_SHOWN]]
-    detail = "; ".join(f"{mistake['where']}: {mistake['problem']}" for mistake in mistakes)
+def _invalid(request: Request, found: Sequence[Mapping[str, Any]], body: Any) -> Response:
+    body_type = _body_type(request.scope.get("route"))
+    known = set[str]() if body_type is None else _members_of(body_type)
+    errors = [mistake(_where(one["loc"]), _problem_of(one), *_near(one, known)) for one in found[:ERRORS_SHOWN]]
+    codes = {one["type"] if one["type"] in CODES else "INVALID" for one in found}
+    if body_type is not None:
+        more = [(where, error) for where, error in also_wrong(body, known) if not _is_told(where, errors)]
+        errors += [mistake(where, error.message) for where, error in more][: ERRORS_SHOWN - len(errors)]
+        codes |= {error.code for _, error in more}
+        found = [*found, *({} for _ in more)]
+    detail = "; ".join(f"{one['where']}: {one['problem']}" for one in errors)
     if len(found) > ERRORS_SHOWN:
         detail += f"; and {len(found) - ERRORS_SHOWN} more"
-    return problem(request_id, 400, "INVALID", detail, more={"errors": mistakes})
+    code = codes.pop() if len(codes) == 1 else "INVALID"
+    return problem(request.state.request_id, 400, code, detail, more={"errors": errors})
+
+
+def _body_type(route: object) -> Any:
+    """What a route takes as its body; None: nothing."""
+    field = route.body_field if isinstance(route, APIRoute) else None
+    return None if field is None else field.field_info.annotation
+
+
+def _is_told(where: str, errors: Sequence[Mapping[str, str | None]]) -> bool:
+    return any(one["where"] == where for one in errors)
+
+
+def _near(one: Mapping[str, Any], members: set[str]) -> tuple[Iterable[str], object]:
+    """The words of which one may be meant, and the word that is there."""
+    if one["type"] == "extra_forbidden":
+        return members, one["loc"][-1]
+    if one["type"] == "literal_error":
+        return _QUOTED.findall(str((one.get("ctx") or {}).get("expected"))), one.get("input")
+    return one.get("known", ()), one["loc"][-1]
+
+
+@functools.cache
+def _members_of(annotation: Hashable) -> set[str]:
+    """The names of all members that a body may have, at any depth."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = annotation.model_fields
+        inner = [_members_of(cast(Hashable, field.annotation)) for field in fields.values()]
+        return {field.alias or name for name, field in fields.items()}.union(*inner)
+    return set[str]().union(*map(_members_of, get_args(annotation)))
 
 
 def _where(loc: Sequence[str | int]) -> str:

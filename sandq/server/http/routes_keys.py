@@ -116,7 +116,7 @@ async def get(
         entry = await keys.get(name)
     if entry is None:
         missing = NotFound(f"topic {topic!r} has no value for this key", topic=topic, **key_fields("key", name))
-        answer = problems.of_error(request.state.request_id, missing)
+        answer = problems.of_error(request, missing)
         answer.headers.update(headers)
         return answer
     headers["etag"] = f'"{entry.version}"'

@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 from fastapi import Request
 from fastapi._compat import ModelField
+from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
@@ -150,14 +151,30 @@ async def known_query(request: Request) -> None:
     route = request.scope["route"]
     known = {field.alias for field in route.dependant.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
-    twice = sorted(_twice(names))
-    if twice:
-        raise RequestValidationError(
-            [{"loc": ("query", name[:80]), "msg": "it is there twice", "type": "twice"} for name in twice]
-        )
-    unknown = sorted(set(names) - known)
-    if unknown:
-        has = f"this route has: {', '.join(sorted(known))}" if known else "this route has none"
-        raise RequestValidationError(
-            [{"loc": ("query", name[:80]), "msg": f"no such parameter; {has}", "type": "unknown"} for name in unknown]
-        )
+    found: list[dict[str, Any]] = [
+        {"loc": ("query", name[:80]), "msg": "it is there twice", "type": "twice"} for name in sorted(_twice(names))
+    ]
+    has = f"this route has: {', '.join(sorted(known))}" if known else "this route has none"
+    found += [
+        {"loc": ("query", name[:80]), "msg": f"no such parameter; {has}", "type": "unknown", "known": known}
+        for name in sorted(set(names) - known)
+    ]
+    if found:
+        also, body = await _also(request)
+        raise RequestValidationError([*found, *also], body=body)
+
+
+async def _also(request: Request) -> tuple[list[Any], Any]:
+    """What else is wrong with a request whose query is, and its body: nobody likes to be told of one mistake at a
+    time."""
+    route = request.scope["route"]
+    _, found = request_params_to_args(route.dependant.query_params, request.query_params)
+    if route.body_field is None:
+        return found, None
+    try:
+        body = await request.json()
+    except (json.JSONDecodeError, TooLarge):
+        return found, None
+    _, mistakes = route.body_field.validate(body, loc=("body",))
+    let_go_of(mistakes)
+    return [*found, *mistakes], body
