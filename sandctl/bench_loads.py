@@ -13,6 +13,7 @@ import anyio
 
 from sandctl.output.measurement import Measured
 from sandctl.output.progress import Progress
+from sandctl.output.results import counted
 from sandctl.pacing import Pacer
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Load:
         held = await self._held(client)
         if held:
             raise InvalidRequest(
-                f"topic {self.topic} holds {held:,} messages, which this would consume: "
+                f"topic {self.topic} holds {counted(held, 'message')}, which this would consume: "
                 "name an empty one, or none (then one is made, and deleted at the end)"
             )
 

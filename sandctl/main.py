@@ -22,6 +22,7 @@ from sandctl.options.common import CannotConnect, common_options
 from sandctl.output.escaping import lines
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_CANNOT_CONNECT = 3
 EXIT_INTERRUPTED = 130
 
@@ -61,11 +62,13 @@ class Root(LazyGroup):
             _failed(error.message)
             return EXIT_CANNOT_CONNECT
         except Exception as error:
-            from sandq.errors import SandqError
+            from sandq.errors import InvalidName, InvalidSetting, InvalidTime, SandqError
 
             if not isinstance(error, SandqError):
                 raise
-            return _failed(error.message, getattr(error, "__notes__", ()))
+            failed = _failed(error.message, getattr(error, "__notes__", ()))
+            # What a node or a file tells of what was typed is as wrong as what sandctl sees itself.
+            return EXIT_USAGE if isinstance(error, (InvalidName, InvalidSetting, InvalidTime)) else failed
         return result if isinstance(result, int) else 0
 
 

@@ -161,7 +161,7 @@ def _measure(what: str, options: dict[str, Any]) -> None:
         raise click.UsageError(f"{messages:,} messages are meant by that; {MESSAGES_MAX:,} is the most")
     load = Load(what, Plan(messages=messages, duration_s=seconds, **options))
     try:
-        run(load.run)
+        run(load.run, waits=True)
     finally:
         # However it ended: what was measured by then.
         if load.measured.messages:

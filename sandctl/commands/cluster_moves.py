@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from sandctl.options.common import common_options, run
+from sandctl.options.common import common_options, options_of_all, run
 from sandctl.options.confirmation import confirm_name, need_yes, yes_option
 from sandctl.options.names import node_argument, topic_argument
 from sandctl.options.times import DURATION
@@ -45,7 +45,7 @@ def wait_options(command: F) -> F:
 @node_argument
 @click.option("--undo", is_flag=True, help="Let it take part again.")
 @wait_options
-@common_options
+@options_of_all
 def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
     """Let NODE hold nothing: its replicas move to the other nodes, and it leads nothing and has no vote any more.
 
@@ -65,7 +65,7 @@ def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
         await client.admin.drain_node(node)
         return await _until(leader, node, before, timeout, _is_drained)
 
-    left = run(work)
+    left = run(work, waits=True)
     record: dict[str, Any] = {"node": node, "standing": "in" if undo else "draining"}
     if undo:
         done(f"{node} takes part again", record)
@@ -81,7 +81,7 @@ def drain(node: str, undo: bool, wait: bool, timeout: timedelta | None) -> None:
 @node_argument
 @yes_option
 @wait_options
-@common_options
+@options_of_all
 def remove(node: str, yes: bool, wait: bool, timeout: timedelta | None) -> None:
     """Let the cluster forget NODE, which was drained, or has failed.
 
@@ -103,7 +103,7 @@ def remove(node: str, yes: bool, wait: bool, timeout: timedelta | None) -> None:
         await client.admin.remove_node(node)
         await _until(leader, node, before, timeout, lambda standing: False)
 
-    run(work)
+    run(work, waits=True)
     done(f"{node} is {'' if wait else 'being '}removed", {"node": node, "standing": None if wait else "removing"})
 
 

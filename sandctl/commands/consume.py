@@ -82,7 +82,7 @@ def consume(
         if no_ack and taken == NO_ACK_CREDIT and maximum is None:
             click.echo(f"sandctl: stopped after {taken:,} messages, which nobody acked", err=True)
 
-    run(work)
+    run(work, waits=True)
 
 
 _Found = tuple["Message | LeasedMessage", Callable[[], Awaitable[None]]]

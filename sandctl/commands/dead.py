@@ -109,7 +109,7 @@ def redrive(
         with Progress("redriven") as progress:
             return await letters.redrive(**arguments, rate=rate, progress=progress)
 
-    result = run(work)
+    result = run(work, waits=not dry_run)
     if dry_run:
         _would(result, "redriven")
     else:
@@ -152,7 +152,7 @@ def purge(
         with Progress("purged", total) as progress:
             return await client.dead(topic, group).purge(**arguments, progress=progress)
 
-    _did(run(work), "purged")
+    _did(run(work, waits=True), "purged")
 
 
 def _would(result: JobResult, verb: str) -> None:

@@ -70,7 +70,7 @@ def watch(topic: str, key: str | None, prefix: str | None, start: str, latest: b
             await printer.close()
 
     try:
-        run(work)
+        run(work, waits=True)
     except KeyboardInterrupt:
         if not begun:
             raise

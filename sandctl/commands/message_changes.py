@@ -222,7 +222,7 @@ def _window(topic: str, window: Window, job: _Cancel | _Move, dry_run: bool, yes
         with Progress(job.verb, total) as progress:
             return await job.run(client.messages(topic), {**window.arguments(), "progress": progress})
 
-    result = run(work)
+    result = run(work, waits=True)
     late = f"; too late for {result.too_late:,}" if result.too_late else ""
     record = {"matched": result.matched, "done": result.done, "too_late": result.too_late}
     done(f"{job.verb} {result.done:,} of {counted(result.matched, 'message')} {what}{late}", record)

@@ -131,12 +131,12 @@ def produce(
     common["on_conflict"] = on_conflict
     with open_source(path, needed=payload is None) as source:
         if lines or jsonl:
-            run(lambda client: _send_lines(client, topic, source, jsonl, common, rate))
+            run(lambda client: _send_lines(client, topic, source, jsonl, common, rate), waits=True)
             return
         value = os.fsencode(payload) if payload is not None else whole(source)
         if count is not None:
             again = _repeated({"value": value, **common}, count)
-            run(lambda client: _send_many(client, topic, again, rate, count))
+            run(lambda client: _send_many(client, topic, again, rate, count), waits=True)
         else:
             offset = run(lambda client: client.produce(topic, value, **common))
             with _Offsets("message", None) as offsets:

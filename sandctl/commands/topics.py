@@ -198,7 +198,7 @@ def purge(name: str, dead: bool, yes: bool) -> None:
                     purged += (await client.dead(name, group).purge(progress=progress)).done
         return cancelled, purged
 
-    cancelled, purged = run(work)
+    cancelled, purged = run(work, waits=True)
     text = f"cancelled {counted(cancelled.done, 'message')} of {name}"
     if dead:
         text += f", purged {counted(purged, 'dead letter')}"

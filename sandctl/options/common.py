@@ -8,10 +8,13 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from sandctl.options.times import DURATION
 
 if TYPE_CHECKING:
     from sandq.client import Client
@@ -26,6 +29,8 @@ OUTPUTS = ("table", "json", "jsonl")
 CONNECT_S = 5.0
 REQUEST_S = 30.0
 DELIVERY_S = 60.0
+ALOUD_S = 2.0
+"""After so long somebody at a terminal is told what is waited for."""
 
 
 class CannotConnect(Exception):
@@ -42,6 +47,15 @@ class Settings:
 
     servers: tuple[str, ...] = ()
     output: str = "table"
+    timeout_s: float | None = None
+    """What each request may take; None: see `CONNECT_S` and what follows it."""
+
+    @property
+    def deadlines_s(self) -> tuple[float, float, float]:
+        """For connecting, the answer to a request, and a message to be stored."""
+        if self.timeout_s is None:
+            return CONNECT_S, REQUEST_S, DELIVERY_S
+        return (self.timeout_s,) * 3
 
 
 def settings() -> Settings:
@@ -59,7 +73,33 @@ def _keep_output(context: click.Context, parameter: click.Parameter, value: str 
         context.find_root().ensure_object(Settings).output = value
 
 
+def _keep_timeout(context: click.Context, parameter: click.Parameter, value: timedelta | None) -> None:
+    if value is None:
+        return
+    if not value:
+        raise click.BadParameter("it must be longer than nothing", context, parameter)
+    context.find_root().ensure_object(Settings).timeout_s = value.total_seconds()
+
+
 def common_options(command: F) -> F:
+    """`--server`, `--output` and `--timeout`, before or after the command's name."""
+    return timeout_option(options_of_all(command))
+
+
+def timeout_option(command: F) -> F:
+    """`--timeout`, of commands that have no other one of this name."""
+    return click.option(
+        "--timeout",
+        type=DURATION,
+        metavar="DURATION",
+        callback=_keep_timeout,
+        expose_value=False,
+        help=f"Give up when no server, or no answer, has come for so long; without it {CONNECT_S:g}s "
+        f"to connect, {REQUEST_S:g}s for an answer, {DELIVERY_S:g}s for a message to be stored.",
+    )(command)
+
+
+def options_of_all(command: F) -> F:
     """`--server` and `--output`, before or after the command's name."""
     command = click.option(
         "-o",
@@ -96,7 +136,8 @@ async def connected() -> AsyncIterator[Client]:
     from sandq.client.options import Options
     from sandq.errors import ProtocolError, Retriable, WrongPort
 
-    options = Options(connect_timeout_s=CONNECT_S, timeout_s=REQUEST_S, delivery_timeout_s=DELIVERY_S)
+    connect_s, request_s, delivery_s = settings().deadlines_s
+    options = Options(connect_timeout_s=connect_s, timeout_s=request_s, delivery_timeout_s=delivery_s)
     async with AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(connect_with(options, servers(), "sandctl"))
@@ -105,8 +146,34 @@ async def connected() -> AsyncIterator[Client]:
         yield client
 
 
-def run(work: Callable[[Client], Awaitable[T]]) -> T:
-    """Connect, do the work, disconnect."""
+@asynccontextmanager
+async def connected_aloud(waits: bool) -> AsyncIterator[Client]:
+    """`connected`, and a word about it where somebody looks on and nothing happens."""
+    import anyio
+
+    if waits or not sys.stderr.isatty():
+        async with connected() as client:
+            yield client
+        return
+    connect_s, request_s, delivery_s = settings().deadlines_s
+    at = f"no answer of {', '.join(servers())} yet; giving up after {connect_s:g} s"
+
+    async def tell() -> None:
+        await anyio.sleep(ALOUD_S)
+        click.echo(f"sandctl: {at} (--timeout; Ctrl-C ends it at once)", err=True)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(tell)
+        async with connected() as client:
+            longest_s = max(request_s, delivery_s)
+            at = f"waiting for the cluster's answer; giving up within {longest_s:g} s"
+            yield client
+        tasks.cancel_scope.cancel()
+
+
+def run(work: Callable[[Client], Awaitable[T]], *, waits: bool = False) -> T:
+    """Connect, do the work, disconnect. On a terminal it says what it waits for when that takes long, unless the
+    command is there to wait, or shows how far it is."""
     import asyncio
 
     import anyio
@@ -119,7 +186,7 @@ def run(work: Callable[[Client], Awaitable[T]]) -> T:
         try:
             with anyio.CancelScope() as scope:
                 interrupts.cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, scope.cancel)
-                async with connected() as client:
+                async with connected_aloud(waits) as client:
                     return await work(client)
             raise KeyboardInterrupt
         finally:

@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+from sandctl.output.results import counted
+
 
 class Samples:
     """Durations in microseconds; signed, 8 bytes each."""
@@ -72,7 +74,8 @@ class Measured:
     def lines(self) -> Iterator[str]:
         """For people."""
         short = "" if self.messages == self.wanted else f" of {self.wanted:,}"
-        yield f"{self.what}: {self.messages:,}{short} messages of {self.size:,} bytes in {self.seconds:.2f} s"
+        noun = "message" if self.messages == self.wanted == 1 else "messages"
+        yield f"{self.what}: {self.messages:,}{short} {noun} of {counted(self.size, 'byte')} in {self.seconds:.2f} s"
         if not self.messages or self.seconds <= 0:
             return
         rate = self.messages / self.seconds

@@ -45,10 +45,8 @@ _RFC_3339 = re.compile(
     r"(?:([Zz])|([+-])([0-9]{2}):([0-9]{2}))?"
 )
 _TEXT_CHARS = 64
-_DURATION_FORMS = 'a timedelta, seconds, or text like "90s", "5m", "1h30m", "250ms" is expected'
-_INSTANT_FORMS = (
-    'an aware datetime, RFC 3339 text like "2030-01-31T08:00:00Z", or epoch milliseconds as int is expected'
-)
+_DURATION_FORMS = 'seconds, or text like "90s", "5m", "1h30m", "250ms" is expected'
+_INSTANT_FORMS = 'RFC 3339 text like "2030-01-31T08:00:00Z", or whole epoch milliseconds are expected'
 
 # The Gregorian calendar repeats after 400 years: how years above 9999 are written, which datetime does not
 # know.
@@ -123,7 +121,7 @@ def instant_ms(value: Instant) -> int:
     """Epoch milliseconds of an instant, rounded up; InvalidTime when it is none or may mean another."""
     if isinstance(value, datetime):
         if value.utcoffset() is None:
-            raise _refuse("an instant", value, "the datetime has no time zone")
+            raise _refuse("an instant", value, "it has no time zone")
         ms = _delta_ms(value - _EPOCH)
         low = 0
     elif isinstance(value, str):
@@ -136,7 +134,7 @@ def instant_ms(value: Instant) -> int:
             unit = "microseconds" if ms < _LEAST_NANOSECONDS else "nanoseconds"
             raise _refuse("an instant", value, f"it looks like {unit}; epoch milliseconds are expected")
     elif isinstance(value, float):
-        raise _refuse("an instant", value, "a float looks like seconds; epoch milliseconds are an int")
+        raise _refuse("an instant", value, "it looks like seconds; whole epoch milliseconds are expected")
     else:
         raise _refuse("an instant", value, _INSTANT_FORMS)
     if ms < 0:

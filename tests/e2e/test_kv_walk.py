@@ -32,8 +32,8 @@ def test_settings(ctl: Ctl) -> None:
     settings = ctl.json("topic show set")["settings"]
     assert (settings["history"], settings["tombstone_retention"], settings["ttl"]) == ("0s", "1h", None)
     assert "for ever" in ctl("topic update set --partitions 3", code=1).err
-    assert "retention" in ctl("topic update set --retention 1h", code=1).err
-    assert "history" in ctl("topic create other --history 1m", code=1).err
+    assert "retention" in ctl("topic update set --retention 1h", code=2).err
+    assert "history" in ctl("topic create other --history 1m", code=2).err
     assert "put or delete its key" in ctl("topic purge set --yes", code=1).err
 
 

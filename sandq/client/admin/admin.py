@@ -295,7 +295,7 @@ class Admin:
         if unit not in UNITS:
             raise InvalidRequest(f"unit: one of {', '.join(UNITS)} is expected, not {unit!r}")
         if type(count) is not int or not 1 <= count <= BUCKETS_MAX:
-            raise InvalidRequest(f"count: an int within 1..{BUCKETS_MAX} is expected, not {count!r}")
+            raise InvalidRequest(f"count: a whole number within 1..{BUCKETS_MAX} is expected, not {count!r}")
         found = map(ForecastReply.parse, await self._ask_leaders(ForecastRequest(topic, unit, count)))
         now_ms, later, is_complete = 0, 0, True
         buckets, scheduled = Counter[int](), Counter[int]()
@@ -427,13 +427,13 @@ def _address_of(node: str, rows: object) -> tuple[str, int]:
 
 def _partition(number: object) -> int:
     if type(number) is not int or not 0 <= number <= PARTITION_MAX:
-        raise InvalidRequest(f"partition: an int within 0..{PARTITION_MAX} is expected, not {number!r}")
+        raise InvalidRequest(f"partition: a whole number within 0..{PARTITION_MAX} is expected, not {number!r}")
     return number
 
 
 def _check_count(what: str, count: object) -> None:
     if type(count) is not int or not 1 <= count < 2**32:
-        raise InvalidRequest(f"{what}: an int from 1 on is expected, not {count!r}")
+        raise InvalidRequest(f"{what}: a whole number from 1 on is expected, not {count!r}")
 
 
 def _check_text(what: str, text: object) -> None:

@@ -142,7 +142,7 @@ def test_a_request_that_fails_is_exit_code_1(ctl: Any, server: FakeServer) -> No
     result = ctl("topic", "show", "nope")
     assert (result.exit_code, result.stderr) == (1, "sandctl: there is no topic 'nope'\n")
     result = ctl("topic", "create", "no good")
-    assert result.exit_code == 1 and "'no good'" in result.stderr
+    assert result.exit_code == 2 and "'no good'" in result.stderr
     server.script[Type.TOPIC_CREATE] += [CUT]
     assert ctl("topic", "create", "x").exit_code == 1
     server.script[Type.METADATA] += [Unavailable("soon")]
@@ -246,7 +246,7 @@ def test_the_rate_of_tenants_is_changed(ctl: Any, server: FakeServer) -> None:
         assert ctl("tenant", "set", "mails", "acme", *options).exit_code == 0
         assert server.topics["mails"].settings["tenants"] == [row]
     result = ctl("tenant", "set", "mails", "acme", "--rate", "fast")
-    assert result.exit_code == 1 and "a rate is expected" in result.stderr
+    assert result.exit_code == 2 and "a rate is expected" in result.stderr
 
 
 def test_one_pattern_of_tenants_is_changed(ctl: Any, server: FakeServer) -> None:

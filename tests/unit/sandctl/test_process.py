@@ -56,7 +56,16 @@ def test_help_imports_nothing_heavy_and_no_command() -> None:
     )
     names = [
         f"sandctl{name}"
-        for name in ("", ".lazy", ".main", ".options", ".options.common", ".output", ".output.escaping")
+        for name in (
+            "",
+            ".lazy",
+            ".main",
+            ".options",
+            ".options.common",
+            ".options.times",
+            ".output",
+            ".output.escaping",
+        )
     ]
     assert python(code)[-1] == f"[] {names}"
 
