@@ -83,7 +83,8 @@ def show(topic: str, name: str) -> None:
         "topic": topic,
         "settings": "the topic's" if own is None and settings().output == "table" else own,
         **_limits(rows),
-        "consumers": sum(row.get("consumers") or 0 for row in rows),
+        # Each takes part in every partition: added up, they would be counted again and again.
+        "consumers": max((row.get("consumers") or 0 for row in rows), default=0),
         **{count: sum(row.get(count) or 0 for row in rows) for count in _COUNTS},
         **_blocked(rows),
         "dead_reasons": dict(reasons) if reasons or settings().output != "table" else None,

@@ -106,10 +106,21 @@ def file_system(path: Path, mounts: str | None = None) -> tuple[str, str] | None
     return best
 
 
-def check_space(data_dir: Path, needed: int) -> Check:
-    """Free bytes."""
+def least_bytes(config: NodeConfig, data_dir: Path) -> int:
+    """What must be free for the node to start at all: a new one makes the first segment of its log."""
+    return 0 if (data_dir / "wal").exists() else config.storage.segment_bytes
+
+
+def check_space(data_dir: Path, needed: int, least: int = 0) -> Check:
+    """Free bytes: what a node needs, and what it cannot start without."""
     status = os.statvfs(existing(data_dir))
     free = status.f_bavail * status.f_frsize
+    if free < least:
+        return failed(
+            "free space",
+            f"{bytes_text(free)}; a new node cannot start with less than {bytes_text(least)}, for its log",
+            "free some, or lower storage.segment_bytes",
+        )
     if free < needed:
         return warning(
             "free space",

@@ -57,7 +57,9 @@ def _of_node(config: NodeConfig) -> Iterator[Check]:
     data = DataDirectory(data_dir, config.node.id)
     if usable.state == "ok":
         yield check_disk.check_file_system(data_dir)
-        yield check_disk.check_space(data_dir, check_disk.needed_bytes(config))
+        yield check_disk.check_space(
+            data_dir, check_disk.needed_bytes(config), check_disk.least_bytes(config, data_dir)
+        )
         yield check_disk.check_syncs(data_dir)
         yield from data.checks()
     yield from check_ports(config, data.store_uuid, data.is_running)

@@ -509,8 +509,11 @@ def test_server_texts() -> None:
     assert parse_server("[::1]:80") == ("::1", 80)
     assert parse_server("::1") == ("::1", 7170)
     assert parse_server("[::1]") == ("::1", 7170)
-    for text in ("", ":80", "host:", "host:0", "host:65536", "host:x", "host:+1"):
-        with pytest.raises(InvalidRequest):
+    for text in ("", ":80", "host:", "host:0", "host:65536", "host:x", "host:+1", "a b:80", "host/x", "u@host:80"):
+        with pytest.raises(InvalidRequest, match="is not a server: HOST:PORT is expected"):
+            parse_server(text)
+    for text in ("http://host:2108", "https://host", "sandq://host:7170/x"):
+        with pytest.raises(InvalidRequest, match=r"is a URL, and a server is HOST:PORT .* like '127\.0\.0\.1:7170'"):
             parse_server(text)
     assert NOW_MS > 10**11
 

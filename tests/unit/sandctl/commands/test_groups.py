@@ -92,7 +92,7 @@ def test_group_show_adds_up(ctl: Ctl, two_groups: None) -> None:
     record = json.loads(ctl("group", "show", "t", "a", "-o", "json").stdout)
     assert record["settings"] == {"max_attempts": None, "backoff": {"kind": "fixed", "first": "5s", "factor": 2.0}}
     assert {name: record[name] for name in ("ready", "dead", "consumers", "dead_reasons")} == {
-        "ready": 10, "dead": 4, "consumers": 2, "dead_reasons": {"nacked": 4}
+        "ready": 10, "dead": 4, "consumers": 1, "dead_reasons": {"nacked": 4}
     }  # fmt: skip
     assert [row["partition"] for row in record["partitions"]] == [0, 1]
     lines = ctl("group", "show", "t", "b").stdout.splitlines()

@@ -208,6 +208,12 @@ def test_space_and_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert check_disk.check_space(tmp_path, 1).state == "ok"
     short = check_disk.check_space(tmp_path, 1 << 60)
     assert short.state == "warning" and "1048576.0 TiB" in short.found
+    hopeless = check_disk.check_space(tmp_path, 1 << 60, 1 << 59)
+    assert hopeless.state == "failed" and "cannot start with less than 524288.0 TiB" in hopeless.found
+    assert check_disk.least_bytes(config, tmp_path) == 64 << 20
+    (tmp_path / "wal").mkdir()
+    assert check_disk.least_bytes(config, tmp_path) == 0, "it has its segments"
+    (tmp_path / "wal").rmdir()
     times = check_disk.sync_times_ms(tmp_path)
     assert times == sorted(times) and len(times) <= check_disk.SYNCS and list(tmp_path.iterdir()) == []
     monkeypatch.setattr(check_disk, "sync_times_ms", lambda path: [1.0] * 50 + [30.0] * 50)
