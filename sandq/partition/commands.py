@@ -19,7 +19,7 @@ from sandq.model.features import FIRST_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.sequence import number_of
-from sandq.partition.levels import GROUP_LIMIT, KEY_LIMIT, RANKED, SCHEDULES, SCOPED_KEYS
+from sandq.partition.levels import DEAD_LIVES, GROUP_LIMIT, KEY_LIMIT, RANKED, SCHEDULES, SCOPED_KEYS
 
 ENTRY_VERSION = 1
 
@@ -51,6 +51,8 @@ class CommandType(IntEnum):
     PAUSE_GROUP = 24
     SHARE_LIMIT = 25
     ALLOW_LIMIT = 26
+    REDRIVE_DEAD = 28
+    PURGE_DEAD = 29
     PUT_SCHEDULES = 30
     FIRE_SCHEDULES = 31
     PAUSE_SCHEDULES = 32
@@ -67,6 +69,9 @@ Target = Sequence[Any]
 level `SCOPED_KEYS` on, with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`."""
 
 TARGET_ID, TARGET_KEY = 0, 1
+DEAD_JOBS: Final = ("redrive", "purge_dead")
+DEAD_FILTERS: Final = ("error", "key_prefix")
+"""Arguments of these jobs that they have from the level `DEAD_LIVES` on, and only where they are given."""
 REJECT, REPLACE, IGNORE = 0, 1, 2
 """What becomes of a message whose unique key is taken: itself refused, the other one cancelled, itself left out."""
 
@@ -300,6 +305,8 @@ class StartJob(Command):
 
     @property
     def needed_level(self) -> int:
+        if any([name in self.arguments for name in DEAD_FILTERS]) and self.kind in DEAD_JOBS:
+            return DEAD_LIVES
         return RANKED if "priority" in self.arguments else self.feature_level
 
 
@@ -307,6 +314,26 @@ class StartJob(Command):
 class StopJob(Command):
     type: ClassVar[int] = CommandType.STOP_JOB
     job_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveDead(Command):
+    """Make these dead letters of a group ready again."""
+
+    type: ClassVar[int] = CommandType.REDRIVE_DEAD
+    feature_level: ClassVar[int] = DEAD_LIVES
+    group: str
+    ids: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeDead(Command):
+    """Delete these dead letters of a group."""
+
+    type: ClassVar[int] = CommandType.PURGE_DEAD
+    feature_level: ClassVar[int] = DEAD_LIVES
+    group: str
+    ids: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)

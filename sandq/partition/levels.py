@@ -31,6 +31,9 @@ RANKED_WAITING: Final = 10
 back, or begins at the earliest."""
 CROWDING: Final = 10
 """A tenant of which very much waits for another attempt gets nothing new, and the others do."""
+DEAD_LIVES: Final = 11
+"""What a message went through before it was redriven stays with it, in a row of its group and when it dies again. Dead
+letters are redriven and purged by their ids; jobs choose them by error and key, too."""
 RANKED_APART: Final = 10
 """A payload that is kept apart stays where it is when its message gets another priority, which only its log row has."""
 SWEPT_BYTES: Final = 10

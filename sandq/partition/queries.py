@@ -17,7 +17,9 @@ from sandq.partition import ranked_queries, rows
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.claim import ACKED, DEAD, LEASED, WAITING
 from sandq.partition.groups.group import Group
-from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.groups.holders import Holder
+from sandq.partition.groups.leases import History, Lease, Waiting
+from sandq.partition.groups.lives import Lives, load_lives, summary, whole_history
 from sandq.partition.jobs.pending import DELAYED, READY
 from sandq.partition.limits.reasons import limit_reason, limit_row
 from sandq.partition.log import fetch as log_fetch
@@ -111,22 +113,29 @@ class PartitionQueries:
                 "consumer": lease.consumer,
                 "token": lease.token,
                 "deadline_ms": lease.deadline_ms,
-                "history": [list(one) for one in lease.past_of(offset)],
+                **self._history(group, holder, offset, lease.past_of(offset)),
             }
         elif waiting is not None:
             told |= {"attempt": waiting.attempt, "due_ms": waiting.due_ms, "error": waiting.error}
-            told["history"] = [list(one) for one in waiting.history]
+            told |= self._history(group, holder, offset, waiting.history)
         elif state == DEAD:
             buried = dead_letters.find(group, offset, self._view)
             assert buried is not None
             told |= {"attempt": buried.attempts, "error": buried.error}
-            told["history"] = [list(one) for one in buried.history]
+            told |= _lives(buried.lives, buried.history)
         elif state == ACKED:
             ended = self._machine.leases.acked_under(group, offset)
             if ended is not None:
                 told |= {"attempt": ended.attempt, "consumer": ended.consumer}
         told["reason"] = self._reason(group, told, shown)
         return told
+
+    def _history(self, group: Group, holder: Holder | None, offset: bytes, history: History) -> Shown:
+        """The attempts of a message that a group holds, with those of the lives before it was redriven."""
+        row = None
+        if holder is not None and holder.kept:
+            row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
+        return _lives(() if row is None else load_lives(load_kept(offset, row).lives), history)
 
     def _reason(self, group: Group, told: Shown, shown: Shown) -> str:
         state, offset = told["state"], shown["offset"]
@@ -237,9 +246,19 @@ class PartitionQueries:
                 yield from self._machine.log.reader.messages(self._view, [one], kept_of)
 
     def dead_page(
-        self, group_name: str, reason: str | None, limit: int, after: bytes | None, values: bool
+        self,
+        group_name: str,
+        reason: str | None,
+        limit: int,
+        after: bytes | None,
+        values: bool,
+        from_ms: int = 0,
+        until_ms: int = offsets.U48_MAX + 1,
+        error: str | None = None,
+        key_prefix: bytes | None = None,
     ) -> tuple[list[Shown], bytes | None]:
         """Dead messages of a group in the order of their offsets; and the offset to go on behind, if any."""
+        which = dead_letters.DeadFilter(reason, from_ms, until_ms, error, key_prefix)
         group = self._machine.groups.named(group_name)
         found = dead_letters.scan(group.group_id, after, LOOKED_AT, 8 * PAGE_BYTES, self._view)
         shown: list[Shown] = []
@@ -247,9 +266,10 @@ class PartitionQueries:
         for message in found:
             if len(shown) >= limit or size >= PAGE_BYTES:
                 return shown, cursor_before(message.offset)
-            if reason in (None, message.reason):
+            if which.takes(message):
                 shown.append(_shown_dead(message, values))
-                size += len(message.fields.get(Column.VALUE) or b"") if values else 256
+                size += len(message.fields.get(Column.VALUE) or b"") if values else ROW_BYTES
+                size += ROW_BYTES * sum([len(life.history) for life in message.lives])
         return shown, found[-1].offset if found else None
 
     def fetch(self, *asked: Any) -> Fetched:
@@ -408,9 +428,15 @@ def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
         "value": fields.get(Column.VALUE) if values else None,
         "unique_key": fields.get(Column.UNIQUE_KEY),
         "size": len(fields.get(Column.VALUE) or b""),
-        "history": [list(one) for one in message.history],
+        **_lives(message.lives, message.history),
         **_rank(fields),
     }
+
+
+def _lives(earlier: Lives, history: History) -> Shown:
+    """What a message went through: the attempts of all its lives, and where there are earlier ones, how they ended."""
+    shown: Shown = {"history": whole_history(earlier, history)}
+    return shown | {"lives": summary(earlier)} if earlier else shown
 
 
 def _rank(fields: Fields) -> Shown:

@@ -321,12 +321,15 @@ def kept_row(
     immortal: bool = False,
     wanted_ms: int | None = None,
     is_delay: bool | None = None,
+    lives: Sequence[Any] = (),
 ) -> bytes:
     """A message that a group keeps; an immortal one has no ttl any more. `wanted_ms`: as in `needed_of`; `is_delay`:
-    as in `message_rows`; None: it is not known."""
+    as in `message_rows`; None: it is not known. `lives`: those before it was redriven, as `groups.lives` packs them."""
     if wanted_ms is not None:
         fields = fields | {Column.DELIVER_MS: wanted_ms}
     row = message_id, created_ms, fields, immortal
+    if lives:
+        return pack(*row, is_delay, lives)
     return pack(*row) if is_delay is None else pack(*row, is_delay)
 
 

@@ -58,7 +58,8 @@ Result = Any
 """Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settlement.Lost`).
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
-Hold: up to where the log is trimmed. RaiseLevel: the level that it is at. ClockReset: its outcome, the floor and time.
+RedriveDead, PurgeDead: an outcome (`jobs.redrive`) for each. Hold: up to where the log is trimmed. RaiseLevel: the
+level that it is at. ClockReset: its outcome, the floor and time.
 Of any: the SandqError that refused it."""
 
 
@@ -439,6 +440,8 @@ class TimerPartition:
                 return self.jobs.start(command.job_id, command.kind, command.arguments, index, now_ms, view).shown()
             case c.StopJob():
                 return self.jobs.stop(command.job_id, now_ms, view).shown()
+            case c.RedriveDead() | c.PurgeDead():
+                return self.jobs.each_dead(command, now_ms, view)
             case c.Hold():
                 return self._hold(command, view)
             case c.TakeDigest():

@@ -1,6 +1,7 @@
 """Dead messages: each in a row of its own, so that it keeps nothing else in the log.
 
-Row: `[attempts, reason, error, dead_ms, id, created_ms, fields, history]`.
+Row: `[attempts, reason, error, dead_ms, id, created_ms, fields, history]`, and the lives before, of one that was
+redriven (`lives`).
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from sandq.model import offsets
+from sandq.model.batch import Column
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.leases import History, Waiting, load_history
+from sandq.partition.groups.lives import Lives, load_lives, with_ended
 from sandq.partition.groups.waiting_table import WaitingTable
 from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.rows import Fields, Range
@@ -21,6 +25,8 @@ from sandq.partition.view import View
 
 NACKED, LEASE_EXPIRED, EXPIRED = "nacked", "lease_expired", "expired"
 """Why a message died: its last attempt was nacked, or ran out; or its ttl passed."""
+ROW_BYTES = 256
+"""Of a row beside what its producer sent, about."""
 
 
 class DeadMessage(NamedTuple):
@@ -33,10 +39,44 @@ class DeadMessage(NamedTuple):
     created_ms: int
     fields: Fields
     history: History
+    lives: Lives = ()
+    """Those before this one, which were ended by redrives."""
 
-    def kept_row(self) -> bytes:
-        """The message as a group keeps it in a row of its own, once it was redriven: its ttl is over, and forgotten."""
-        return rows.kept_row(self.id, self.created_ms, self.fields, immortal=True)
+    @property
+    def size(self) -> int:
+        """Return about how many bytes its row has."""
+        return ROW_BYTES + sum([len(value) for value in self.fields.values() if isinstance(value, bytes)])
+
+    def kept_row(self, redriven_ms: int | None = None) -> bytes:
+        """The message as a group keeps it in a row of its own, once it was redriven: its ttl is over, and forgotten.
+        `redriven_ms`: when that was, for what is remembered of this life; None: nothing is."""
+        lives: Lives = ()
+        if redriven_ms is not None:
+            ended = self.attempts, self.reason, self.error, self.dead_ms, redriven_ms, self.history
+            lives = with_ended(self.lives, *ended)
+        return rows.kept_row(self.id, self.created_ms, self.fields, immortal=True, lives=lives)
+
+
+class DeadFilter(NamedTuple):
+    """Which dead letters are meant; what is None does not matter."""
+
+    reason: str | None = None
+    from_ms: int = 0
+    until_ms: int = offsets.U48_MAX + 1
+    """From when on, and before when, they died."""
+    error: str | None = None
+    """Part of their last error, letter by letter: what upper and lower case are differs from one Unicode to the next,
+    and replicas do the same whatever they run on."""
+    key_prefix: bytes | None = None
+
+    def takes(self, message: DeadMessage) -> bool:
+        """Return whether a dead letter is among them."""
+        return (
+            self.reason in (None, message.reason)
+            and self.from_ms <= message.dead_ms < self.until_ms
+            and (self.error is None or (message.error is not None and self.error in message.error))
+            and (self.key_prefix is None or (message.fields.get(Column.KEY) or b"").startswith(self.key_prefix))
+        )
 
 
 class Death(NamedTuple):
@@ -99,7 +139,8 @@ def put_rows(group_id: int, messages: Iterable[Message], death: Death, now_ms: i
     count = size = 0
     reason, attempts, error, history = death
     for message in messages:
-        row = rows.pack(attempts, reason, error, now_ms, message.id, message.created_ms, message.fields, history)
+        fields = attempts, reason, error, now_ms, message.id, message.created_ms, message.fields, history
+        row = rows.pack(*fields, message.lives) if message.lives else rows.pack(*fields)
         view.put(rows.of_group(rows.DEAD, group_id, message.offset), row)
         count += 1
         size += len(row)
@@ -107,8 +148,10 @@ def put_rows(group_id: int, messages: Iterable[Message], death: Death, now_ms: i
 
 
 def load(key: bytes, row: bytes) -> DeadMessage:
-    *fields, history = rows.unpack(row)
-    return DeadMessage._make([key[5:], *fields, load_history(history)])
+    attempts, reason, error, dead_ms, message_id, created_ms, fields, history, *lives = rows.unpack(row)
+    earlier = load_lives(lives[0]) if lives else ()
+    died = attempts, reason, error, dead_ms
+    return DeadMessage(key[5:], *died, message_id, created_ms, fields, load_history(history), earlier)
 
 
 def find(group: Group, offset: bytes, view: View) -> DeadMessage | None:

@@ -62,5 +62,6 @@ def renew(group: Group, ranges: Sequence[Range], kept: bool, change: Change, rea
             immortal=before is not None and rows.is_immortal(before),
             wanted_ms=wanted_ms,
             is_delay=is_delay,
+            lives=message.lives,
         )
         view.put(key, row)

@@ -14,14 +14,15 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.partition import rows
+from sandq.partition.commands import DEAD_FILTERS, DEAD_JOBS, PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
-from sandq.partition.jobs.redrive import Redrive
+from sandq.partition.jobs.redrive import Outcome, Redrive
 from sandq.partition.jobs.waiting_ranks import Waited, WaitingRanks, has_prefix
-from sandq.partition.levels import RANKED_BY_JOBS
+from sandq.partition.levels import DEAD_LIVES, RANKED_BY_JOBS
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import LogReader, cursor_before
@@ -34,7 +35,7 @@ STEP_BYTES = 8 << 20
 NO_LIMIT = 1 << 40
 RUNNING_JOBS = 64
 FINISHED_JOBS = 64
-KINDS = ("cancel", "move", "redrive", "purge_dead")
+KINDS = ("cancel", "move", *DEAD_JOBS)
 OWN_KINDS = ("seek", "drop")
 """Begun by the partition itself."""
 _OF_GROUP = (rows.WAITING, rows.DEAD, rows.KEPT, rows.BLOCKED, rows.GAPS)
@@ -94,13 +95,24 @@ class Jobs:
         known = self._jobs.get(job_id)
         if known is not None:
             return known
-        if kind in ("redrive", "purge_dead"):
+        if kind in DEAD_JOBS:
+            self._check_filters(arguments)
             arguments = arguments | {"group_id": self._groups.named(arguments["group"]).group_id}
         elif kind not in KINDS:
             raise InvalidRequest(f"there are no jobs of kind {kind!r}")
         if sum(job.state == RUNNING for job in self._jobs.values()) >= RUNNING_JOBS:
             raise Conflict(f"{RUNNING_JOBS} jobs run in this partition, which is the limit; wait until one is done")
         return self._begin(job_id, kind, arguments, index, now_ms, view)
+
+    def _check_filters(self, arguments: dict[str, Any]) -> None:
+        """Raises Conflict for what a partition below the level does not go by."""
+        level = self._shared.level
+        named = [name for name in DEAD_FILTERS if name in arguments]
+        if named and level < DEAD_LIVES:
+            raise Conflict(
+                f"the partition is at feature level {level}, and dead letters are chosen by {' and '.join(named)} from "
+                f"{DEAD_LIVES} on"
+            )
 
     def start_own(self, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
         """Begin a job of the partition itself."""
@@ -126,6 +138,10 @@ class Jobs:
         if job.state == RUNNING and job.kind not in OWN_KINDS:
             self._finish(job, STOPPED, now_ms, view)
         return job
+
+    def each_dead(self, command: RedriveDead | PurgeDead, now_ms: int, view: View) -> list[Outcome]:
+        """Redrive or purge dead letters by their ids, as `Redrive.each`: at once, without a job."""
+        return self._redrive.each(command, now_ms, view)
 
     @property
     def next_ms(self) -> int | None:

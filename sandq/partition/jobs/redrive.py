@@ -1,21 +1,31 @@
-"""Redrive and purge dead letters: a job takes those of a group out of their rows, a bounded part at a time.
+"""Redrive and purge dead letters: a job takes those of a group out of their rows, a bounded part at a time; those that
+are named by their ids are taken at once.
 
-A redriven one is ready again, attempt 0, in a row that its group keeps; of a purged one nothing stays.
+A redriven one is ready again, attempt 0, in a row that its group keeps, which remembers the life that is over; of a
+purged one nothing stays. Outcomes of those that are named: `["redriven", id]`, `["purged", id]`; `["not_dead", state]`
+of what the group holds otherwise (leased, waiting or ready: it was redriven before, say); `["not_found", nil]`; and
+`["not_yet", nil]` of what was not looked at, because those before it were so large: it is to be asked for again.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from sandq.model import offsets
+from sandq.model.errors import Conflict, Unavailable
 from sandq.partition import rows
+from sandq.partition.commands import PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
-from sandq.partition.groups.dead_letters import DeadMessage
-from sandq.partition.groups.group import Group
+from sandq.partition.groups.claim import LEASED, WAITING
+from sandq.partition.groups.dead_letters import DeadFilter, DeadMessage
+from sandq.partition.groups.group import SEEKING, Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made, Waiting, merged
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
-from sandq.partition.levels import CLOCK_RESET, CROWDING
-from sandq.partition.shared_state import SharedState
+from sandq.partition.jobs.pending import READY
+from sandq.partition.levels import CLOCK_RESET, CROWDING, DEAD_LIVES
+from sandq.partition.shared_state import TURN_READS, SharedState
 from sandq.partition.view import View
 
 WAITING_RANGES = 9000
@@ -23,6 +33,11 @@ WAITING_RANGES = 9000
 WAITING_RANGES_BEFORE = 5000
 """Below the level `CROWDING`."""
 PAUSE_MS = 1000
+EACH_BYTES = 8 << 20
+"""Of dead messages that are named: beyond these the rest is left for the next command."""
+
+Outcome = list[Any]
+REDRIVEN, PURGED, NOT_DEAD, NOT_FOUND, NOT_YET = "redriven", "purged", "not_dead", "not_found", "not_yet"
 
 
 class Redrive:
@@ -33,7 +48,7 @@ class Redrive:
         self._kept = group_state.kept
 
     def step(self, job: Job, most: int, most_bytes: int, now_ms: int, view: View) -> bool:
-        """Redrive or purge dead messages of a group, by reason and time of death: so many at most. Whether that was
+        """Redrive or purge those dead messages of a group that a job is about: so many at most. Whether that was
         all."""
         arguments = job.arguments
         group = self._groups.by_id.get(arguments["group_id"])
@@ -48,12 +63,9 @@ class Redrive:
             return False
         found = dead_letters.scan(group.group_id, job.position or None, most, most_bytes, view)
         chosen: list[DeadMessage] = []
+        which = DeadFilter._make(map(arguments.get, DeadFilter._fields))
         for at, message in enumerate(found):
-            if (
-                arguments["reason"] in (None, message.reason)
-                and arguments["from_ms"] <= message.dead_ms < arguments["until_ms"]
-                and message.dead_ms <= job.started_ms
-            ):
+            if message.dead_ms <= job.started_ms and which.takes(message):
                 chosen.append(message)
                 if len(chosen) == allowed:
                     found = found[: at + 1]
@@ -82,6 +94,60 @@ class Redrive:
             job.next_ms = job.started_ms + -(-job.done * 1000 // rate)
         return min(int(allowed), most)
 
+    def each(self, command: RedriveDead | PurgeDead, now_ms: int, view: View) -> list[Outcome]:
+        """Redrive or purge dead messages by their ids: an outcome for each (the module's docstring). Raises Conflict
+        below the level, Unavailable while the group cannot take them, UnknownGroup."""
+        if self._shared.level < DEAD_LIVES:
+            raise Conflict(
+                f"the partition is at feature level {self._shared.level}, and dead letters are had by their ids from "
+                f"{DEAD_LIVES} on"
+            )
+        group = self._groups.named(command.group)
+        if group.seeking:
+            raise Unavailable(f"group {group.name!r}: {SEEKING}; ask again in a moment")
+        is_redrive = isinstance(command, RedriveDead)
+        if is_redrive and group.waiting_ranges >= WAITING_RANGES:
+            raise Unavailable(
+                f"{group.waiting_ranges} ranges of messages wait in group {group.name!r} (limit {WAITING_RANGES} of a "
+                "redrive); ask again when there are fewer"
+            )
+        chosen: dict[bytes, DeadMessage] = {}
+        outcomes: list[Outcome] = []
+        size = 0
+        for message_id in self._shared.in_turns(command.ids, TURN_READS):
+            if size >= EACH_BYTES:
+                outcomes.append([NOT_YET, None])
+                continue
+            message = self._find(group, message_id, view)
+            if message is None:
+                outcomes.append(self._not_dead(group, message_id, now_ms, view))
+                continue
+            if message.offset not in chosen:
+                chosen[message.offset] = message
+                size += message.size
+            outcomes.append([REDRIVEN if is_redrive else PURGED, message.id])
+        if chosen:
+            messages = [chosen[offset] for offset in sorted(chosen)]
+            (self.redrive if is_redrive else self.purge)(group, messages, now_ms, view)
+        return outcomes
+
+    def _find(self, group: Group, message_id: bytes, view: View) -> DeadMessage | None:
+        """A dead message of a group, by its id."""
+        found = dead_letters.find(group, self._offset_of(message_id, view), view)
+        return found if found is None or found.id == message_id else None
+
+    def _offset_of(self, message_id: bytes, view: View) -> bytes:
+        moved = view.get(rows.MOVED + message_id)
+        return message_id if moved is None else bytes(rows.unpack(moved)[0])
+
+    def _not_dead(self, group: Group, message_id: bytes, now_ms: int, view: View) -> Outcome:
+        holder = group.holder_of(self._offset_of(message_id, view))
+        if holder is None:
+            return [NOT_FOUND, None]
+        if isinstance(holder, Waiting):
+            return [NOT_DEAD, WAITING if holder.due_ms > now_ms else READY]
+        return [NOT_DEAD, LEASED]
+
     def redrive(self, group: Group, messages: list[DeadMessage], now_ms: int, view: View) -> None:
         """Make dead messages ready again, attempt 0, in rows that their group keeps: those that died too early, under a
         clock that was set back since, when their time comes."""
@@ -92,7 +158,8 @@ class Redrive:
                 due_ms = max(offsets.deliver_ms(message.offset), now_ms)
             by_due.setdefault(due_ms, []).append(message.offset)
             self._take(group, message, view)
-            view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), message.kept_row())
+            kept = message.kept_row(now_ms if self._shared.level >= DEAD_LIVES else None)
+            view.put(rows.of_group(rows.KEPT, group.group_id, message.offset), kept)
             order = rows.order_of(message.fields) if self._shared.is_ordered else None
             if order is not None:
                 group.order.start(message.offset, order)

@@ -621,10 +621,10 @@ class MessageLog:
         self.delete_row(taken.key, taken.size, view, length)
         self.reader.forget(first)
         self.state.bytes -= entry.size - len(gone) * entry.unit
-        for offset, _, created_ms, fields, wanted in self._shared.in_turns(messages):
-            wanted_ms, is_delay = wanted or AS_PLACED
-            light = rows.needed_of(fields, self._shared.is_ordered, wanted_ms)
-            self.state.bytes += self._put(offset, created_ms, fields, light, view, is_delay=is_delay).size
+        for one in self._shared.in_turns(messages):
+            wanted_ms, is_delay = one.wanted or AS_PLACED
+            light = rows.needed_of(one.fields, self._shared.is_ordered, wanted_ms)
+            self.state.bytes += self._put(one.offset, one.created_ms, one.fields, light, view, is_delay=is_delay).size
         for offset in self._shared.in_turns(gone):
             self.drop_tombstone(offset, now_ms, view)
         for group in self._groups.by_id.values():

@@ -57,6 +57,8 @@ class Message(NamedTuple):
     fields: Fields
     wanted: Wanted | None = None
     """None: that is not known, or was not asked for."""
+    lives: Sequence[Any] = ()
+    """Those that it had in a group before it was redriven, as its row has them (`groups.lives`)."""
 
 
 _Loose = Message | tuple[bytes, bytes]
@@ -412,10 +414,12 @@ def kept_messages(view: View, ranges: Sequence[Range], group_id: int) -> Iterato
 
 def load_kept(offset: bytes, row: bytes) -> Message:
     """The message of a row that a group keeps of it."""
-    message_id, created_ms, fields, _, *is_delay = rows.unpack(row)
+    message_id, created_ms, fields, _, *more = rows.unpack(row)
+    is_delay, lives = (more[0] if more else None), (more[1] if len(more) > 1 else ())
     wanted_ms = fields.pop(Column.DELIVER_MS, None)
-    is_known = bool(is_delay) or wanted_ms is not None
-    return Message(offset, message_id, created_ms, fields, Wanted(wanted_ms, any(is_delay)) if is_known else None)
+    is_known = is_delay is not None or wanted_ms is not None
+    wanted = Wanted(wanted_ms, bool(is_delay)) if is_known else None
+    return Message(offset, message_id, created_ms, fields, wanted, lives)
 
 
 def _loose_pieces(messages: Iterator[Message]) -> list[Piece]:

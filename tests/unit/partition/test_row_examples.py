@@ -27,6 +27,7 @@ from sandq.partition.groups.dead_letters import load as load_dead
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Lease, Made, Waiting
+from sandq.partition.groups.lives import Life
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
@@ -223,6 +224,17 @@ def test_dead_and_kept() -> None:
     assert dead.kept_row() == example("kept-row")
     view.put(rows.of_group(rows.KEPT, 1, OFFSET), example("kept-row"))
     assert list(kept_messages(view, [Range(OFFSET, 1)], 1)) == [Message(OFFSET, OFFSET, T, HI)]
+
+
+def test_redriven_and_dead_again() -> None:
+    view, key = view_of(), rows.of_group(rows.DEAD, 1, OFFSET)
+    redriven = load_dead(key, example("dead-row")).kept_row(T + 2000)
+    assert redriven == example("kept-again-row")
+    view.put(rows.of_group(rows.KEPT, 1, OFFSET), redriven)
+    put_rows(1, kept_messages(view, [Range(OFFSET, 1)], 1), Death("nacked", 1, "boom", HISTORY), T + 500, view)
+    row = view.get(key)
+    assert row is not None and row == bytes([0x99]) + example("dead-row")[1:] + example("lives")
+    assert load_dead(key, row).lives == (Life(1, 1, "nacked", "boom", T + 500, T + 2000, HISTORY),)
 
 
 def test_what_was_copied_aside() -> None:

@@ -1,0 +1,401 @@
+"""Dead letters by their ids and by what they died of; and what is remembered of earlier lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.model.errors import Conflict, Unavailable, UnknownGroup
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS
+from sandq.partition.groups.lives import EARLIER_LIVES
+from sandq.partition.jobs import jobs, redrive
+from sandq.partition.levels import DEAD_LIVES
+from sandq.partition.queries import PartitionQueries
+from tests.support.partition.bench import Bench, T, by_id
+from tests.support.partition.ranked_bench import RankedBench
+
+BEFORE = DEAD_LIVES - 1
+KINDS: list[tuple[Callable[[str, list[bytes]], c.Command], str]] = [
+    (c.RedriveDead, "redriven"),
+    (c.PurgeDead, "purged"),
+]
+both = pytest.mark.parametrize(("command", "word"), KINDS)
+restarted = pytest.mark.parametrize("restart", [False, True])
+
+
+def dead_bench(*values: str, level: int = DEAD_LIVES, **settings: Any) -> tuple[Bench, list[bytes]]:
+    """All of these died of their first attempt, at 1; their ids."""
+    bench = Bench(level=level, **({"max_attempts": 1} | settings))
+    bench.open()
+    ids = [bench.put(value, key=f"k{value}") for value in values]
+    for lease in bench.lease():
+        bench.nack(lease.token, at=1, error="boom")
+    return bench, ids
+
+
+def why(bench: Bench, message_id: bytes, group: int = 0) -> dict[str, Any]:
+    told = PartitionQueries(bench.machine, bench.view).why(by_id(message_id))
+    assert told is not None
+    shown: dict[str, Any] = told["groups"][group]
+    return shown
+
+
+def listed(bench: Bench, **asked: Any) -> list[str]:
+    """Values of a page of dead letters."""
+    page, _ = PartitionQueries(bench.machine, bench.view).dead_page(
+        "g", asked.pop("reason", None), 100, None, True, **asked
+    )
+    return [row["value"].decode() for row in page]
+
+
+def die(bench: Bench, at: int, error: str) -> None:
+    """The only message is leased and dies of its first attempt."""
+    assert bench.nack(bench.one(at=at).token, at=at + 1, error=error) is None
+
+
+class TestById:
+    @both
+    @restarted
+    def test_those_that_are_named(self, command: Any, word: str, restart: bool) -> None:
+        bench, ids = dead_bench("a", "b", "c")
+        unknown = offsets.pack(T, 99, 0, 0)
+        if restart:
+            bench.restart()
+        outcomes = bench.apply(2, command("g", [ids[2], unknown, ids[0]]))[0]
+        assert outcomes == [[word, ids[2]], ["not_found", None], [word, ids[0]]]
+        assert [m.id for m in bench.dead()] == [ids[1]]
+        assert bench.values(bench.lease(at=2)) == (["a", "c"] if word == "redriven" else [])
+
+    def test_once_more_while_it_waits_leased_and_acked(self) -> None:
+        bench, (one,) = dead_bench("a")
+        again = c.RedriveDead("g", [one])
+        assert bench.apply(2, again) == [[["redriven", one]]]
+        assert bench.apply(2, again) == [[["not_dead", "ready"]]]
+        lease = bench.one(at=3)
+        assert bench.apply(3, again) == [[["not_dead", "leased"]]]
+        bench.ack(lease.token, at=4)
+        assert bench.apply(5, again, c.PurgeDead("g", [one])) == [[["not_found", None]], [["not_found", None]]]
+
+    def test_what_waits_for_another_attempt_is_not_dead(self) -> None:
+        bench = Bench(level=DEAD_LIVES)
+        bench.open()
+        one = bench.put("a")
+        bench.nack(bench.one().token, at=1, delay=1000)
+        assert bench.apply(2, c.PurgeDead("g", [one])) == [[["not_dead", "waiting"]]]
+        assert bench.state_of(one) == "waiting"
+
+    @both
+    def test_one_that_is_named_twice_has_one_outcome(self, command: Any, word: str) -> None:
+        bench, (one,) = dead_bench("a")
+        assert bench.apply(2, command("g", [one, one])) == [[[word, one]] * 2]
+        assert bench.dead() == []
+        assert bench.values(bench.lease(at=2)) == (["a"] if word == "redriven" else [])
+
+    @both
+    def test_a_moved_one_is_known_by_its_id(self, command: Any, word: str) -> None:
+        bench = Bench(level=DEAD_LIVES, max_attempts=1)
+        bench.open()
+        one = bench.put("a", due=60_000)
+        verdict, now = bench.move(one, 1000)
+        assert verdict == "moved"
+        bench.nack(bench.one(at=1000).token, at=1001)
+        assert bench.apply(1002, command("g", [now])) == [[["not_found", None]]], "where it stands is no name"
+        assert bench.apply(1003, command("g", [one])) == [[[word, one]]]
+
+    @both
+    def test_only_of_the_group_that_is_named(self, command: Any, word: str) -> None:
+        bench, (one,) = dead_bench("a")
+        bench.open("h", at=2)
+        assert bench.apply(3, command("h", [one])) == [[["not_found", None]]]
+        (refused,) = bench.apply(3, command("nobody", [one]))
+        assert isinstance(refused, UnknownGroup)
+        assert len(bench.dead()) == 1
+
+    @both
+    def test_large_ones_are_taken_a_part_at_a_time(
+        self, command: Any, word: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(redrive, "EACH_BYTES", 4000)
+        bench, ids = dead_bench(*["x" * 1000] * 5)
+        done = []
+        while len(done) < 5:
+            left = [one for one in ids if one not in done]
+            outcomes = bench.apply(2, command("g", left))[0]
+            done += [one for one, (verdict, _) in zip(left, outcomes, strict=True) if verdict == word]
+            assert [verdict for verdict, _ in outcomes] == ([word] * 2 + ["not_yet"] * 3)[: len(left)]
+        assert bench.dead() == []
+
+    def test_not_while_a_seek_is_under_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(jobs, "STEP_MESSAGES", 1)
+        bench, ids = dead_bench("a", "b", retention="1h")
+        (_, refused) = bench.apply(2, c.Seek("g", "earliest"), c.RedriveDead("g", ids))
+        assert isinstance(refused, Unavailable) and "seek" in refused.message
+        bench.trim(at=3)
+        assert bench.values(bench.lease(at=3)) == ["a", "b"]
+
+    def test_not_while_too_much_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(redrive, "WAITING_RANGES", 1)
+        bench, ids = dead_bench("a", "b")
+        bench.apply(2, c.RedriveDead("g", ids[:1]))
+        (refused,) = bench.apply(2, c.RedriveDead("g", ids[1:]))
+        assert isinstance(refused, Unavailable) and refused.retriable
+        assert bench.apply(2, c.PurgeDead("g", ids[1:])) == [[["purged", ids[1]]]], "a purge makes nothing wait"
+
+    @both
+    def test_not_below_the_level(self, command: Any, word: str) -> None:
+        assert command("g", []).needed_level == DEAD_LIVES
+        bench, ids = dead_bench("a", level=BEFORE)
+        before = bench.everything()
+        (refused,) = bench.apply(1, command("g", ids))
+        assert isinstance(refused, Conflict) and f"{DEAD_LIVES}" in refused.message
+        assert [row for row in bench.everything() if row[0] != rows.STATE_KEY] == [
+            row for row in before if row[0] != rows.STATE_KEY
+        ]
+
+    def test_the_order_of_keys_holds(self) -> None:
+        bench = Bench(level=DEAD_LIVES, ordering="key", max_attempts=1)
+        bench.open()
+        first, _ = bench.put("0", key="k"), bench.put("1", key="k")
+        bench.nack(bench.one().token, at=1)
+        assert bench.apply(2, c.RedriveDead("g", [first])) == [[["redriven", first]]]
+        bench.restart()
+        again = bench.one(at=2)
+        assert bench.values([again]) == ["0"]
+        assert bench.lease(at=2) == [], "the next of its key waits for it"
+        bench.ack(again.token, at=3)
+        assert bench.values(bench.lease(at=3)) == ["1"]
+
+    @pytest.mark.parametrize("kind", ["priority", "fair"])
+    @restarted
+    def test_ranked_ones_stand_in_their_queues_again(self, kind: str, restart: bool) -> None:
+        bench = RankedBench(kind, level=DEAD_LIVES, max_attempts=1)
+        bench.open()
+        named = {"tenant": "acme"} if kind == "fair" else {}
+        low, high = (bench.add("x", priority=priority, unique=[f"u{priority}"], **named)[0] for priority in (5, 1))
+        for lease in bench.lease():
+            bench.nack(lease.token, at=1)
+        if restart:
+            bench.restart()
+        assert bench.apply(2, c.RedriveDead("g", [low, high])) == [[["redriven", low], ["redriven", high]]]
+        if restart:
+            bench.restart()
+        lease = bench.one(limit=1, at=3)
+        assert [m.id for m in bench.messages(lease)] == [high]
+        assert [m.fields[Column.UNIQUE_KEY] for m in bench.messages(lease)] == [b"u1"]
+        assert bench.values(bench.lease(at=3)) == ["x"]
+
+
+class TestFilters:
+    def _bench(self) -> tuple[Bench, list[bytes]]:
+        """Four dead ones: of boom, of Bang, of a lease, of a ttl; dead at 1, 2, 3 and 4."""
+        bench = Bench(level=DEAD_LIVES, max_attempts=1)
+        bench.open()
+        ids = [bench.put(value, key=key) for value, key in zip("abcd", ("eu/1", "eu/2", "us/1", None), strict=True)]
+        by_value = {bench.values([lease])[0]: lease for lease in (bench.one(limit=1) for _ in ids)}
+        for at, (value, error) in enumerate([("a", "went boom"), ("b", "Bang: boo"), ("c", None), ("d", "")], 1):
+            bench.nack(by_value[value].token, at=at, error=error)
+        return bench, ids
+
+    @pytest.mark.parametrize(
+        ("which", "values"),
+        [
+            ({}, "abcd"),
+            ({"error": "boo"}, "ab"),
+            ({"error": "boom"}, "a"),
+            ({"error": "bang"}, ""),
+            ({"key_prefix": b"eu/"}, "ab"),
+            ({"key_prefix": b"eu/2"}, "b"),
+            ({"key_prefix": b""}, "abcd"),
+            ({"error": "boo", "key_prefix": b"eu/2"}, "b"),
+            ({"error": "boo", "key_prefix": b"us/"}, ""),
+            ({"reason": "expired", "error": "boo"}, ""),
+            ({"reason": "nacked", "error": "boo", "from_ms": T + 2}, "b"),
+            ({"from_ms": T + 2, "until_ms": T + 4}, "bc"),
+        ],
+    )
+    def test_list_redrive_and_purge_mean_the_same(self, which: dict[str, Any], values: str) -> None:
+        assert listed(self._bench()[0], **which) == list(values)
+        bench, _ = self._bench()
+        assert bench.job("redrive", at=5, dry_run=True, **which) == (len(values), 0, 0)
+        assert bench.job("redrive", at=5, **which) == (len(values), len(values), 0)
+        assert bench.values(bench.lease(at=5)) == list(values)
+        bench, ids = self._bench()
+        assert bench.job("purge_dead", at=5, **which) == (len(values), len(values), 0)
+        assert [m.id for m in bench.dead()] == [
+            one for one, value in zip(ids, "abcd", strict=True) if value not in values
+        ]
+
+    def test_a_job_that_was_stopped_half_way_took_only_those(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(jobs, "STEP_MESSAGES", 2)
+        bench, _ = self._bench()
+        job_id = bench.start_job("redrive", at=5, error="boo", key_prefix=b"eu/2")
+        bench.upkeep(at=5)
+        bench.restart()
+        assert bench.machine.jobs.find(job_id).arguments["error"] == "boo"
+        shown = bench.apply(6, c.StopJob(job_id))[0]
+        assert (shown["state"], shown["done"]) == ("stopped", 1)
+        bench.trim(at=7)
+        assert bench.values(bench.lease(at=8)) == ["b"]
+        assert len(bench.dead()) == 3
+
+    @pytest.mark.parametrize("kind", ["redrive", "purge_dead"])
+    @pytest.mark.parametrize("name", ["error", "key_prefix"])
+    def test_not_below_the_level(self, kind: str, name: str) -> None:
+        bench, _ = dead_bench("a", level=BEFORE)
+        with pytest.raises(Conflict, match=f"{name} from {DEAD_LIVES} on"):
+            bench.start_job(kind, at=2, **{name: b"x" if name == "key_prefix" else "x"})
+        assert bench.job(kind, at=3) == (1, 1, 0), "without them as ever"
+
+    @pytest.mark.parametrize("kind", ["redrive", "purge_dead"])
+    def test_only_where_they_are_given_a_job_needs_the_level(self, kind: str) -> None:
+        plain = {"group": "g", "reason": None, "from_ms": 0, "until_ms": 1, "dry_run": False}
+        assert c.StartJob(bytes(16), kind, plain).needed_level < DEAD_LIVES
+        assert c.StartJob(bytes(16), kind, {**plain, "error": "x"}).needed_level == DEAD_LIVES
+        assert c.StartJob(bytes(16), kind, {**plain, "key_prefix": b"x"}).needed_level == DEAD_LIVES
+        assert c.StartJob(bytes(16), "cancel", {"key_prefix": b"x"}).needed_level < DEAD_LIVES
+
+
+class TestLives:
+    @restarted
+    @pytest.mark.parametrize("by", ["id", "job"])
+    def test_what_was_before_a_redrive_is_told_in_each_state(self, restart: bool, by: str) -> None:
+        bench = Bench(level=DEAD_LIVES, max_attempts=2, backoff={"kind": "fixed", "first": "10ms"})
+        bench.open()
+        one = bench.put("a")
+
+        def go_on() -> None:
+            if restart:
+                bench.restart()
+
+        def told() -> tuple[str, list[tuple[int, str | None]], list[list[Any]]]:
+            go_on()
+            group = why(bench, one)
+            return group["state"], [(row[0], row[5]) for row in group["history"]], group.get("lives", [])
+
+        bench.nack(bench.one(at=0).token, at=1, error="e1")
+        bench.nack(bench.one(at=20).token, at=21, error="e2")
+        assert told() == ("dead", [(1, "e1"), (2, "e2")], [])
+        if by == "id":
+            bench.apply(30, c.RedriveDead("g", [one]))
+        else:
+            bench.job("redrive", at=30)
+        life = [[1, 2, 2, "nacked", "e2", T + 21, T + 30]]
+        assert told() == ("ready", [(1, "e1"), (2, "e2")], life)
+        lease = bench.one(at=40)
+        assert lease.attempt == 1, "attempts count anew"
+        assert told() == ("leased", [(1, "e1"), (2, "e2")], life)
+        bench.nack(lease.token, at=41, error="e3")
+        assert told() == ("waiting", [(1, "e1"), (2, "e2"), (1, "e3")], life)
+        lease = bench.one(at=60)
+        assert (lease.attempt, told()) == (2, ("leased", [(1, "e1"), (2, "e2"), (1, "e3")], life))
+        bench.nack(lease.token, at=61, error="e4")
+        assert told() == ("dead", [(1, "e1"), (2, "e2"), (1, "e3"), (2, "e4")], life)
+        page, _ = PartitionQueries(bench.machine, bench.view).dead_page("g", None, 10, None, True)
+        assert [(row[0], row[5]) for row in page[0]["history"]] == [(1, "e1"), (2, "e2"), (1, "e3"), (2, "e4")]
+        assert (page[0]["attempts"], page[0]["error"], page[0]["lives"]) == (2, "e4", life)
+
+    def test_so_many_lives_are_remembered_and_numbered_on(self) -> None:
+        bench, (one,) = dead_bench("a")
+        for number in range(EARLIER_LIVES + 3):
+            bench.apply(10 + 10 * number, c.RedriveDead("g", [one]))
+            die(bench, 12 + 10 * number, f"e{number}")
+        (dead,) = bench.dead()
+        assert [life.number for life in dead.lives] == list(range(4, 4 + EARLIER_LIVES))
+        assert [life.error for life in dead.lives] == [f"e{number}" for number in range(2, 2 + EARLIER_LIVES)]
+        assert dead.error == f"e{EARLIER_LIVES + 2}"
+
+    def test_of_each_life_what_a_history_has_is_remembered(self) -> None:
+        bench = Bench(level=DEAD_LIVES, max_attempts=HISTORY_ATTEMPTS + 2, backoff={"kind": "none"})
+        bench.open()
+        one = bench.put("a")
+        for at in range(HISTORY_ATTEMPTS + 2):
+            bench.nack(bench.one(at=at).token, at=at, error="x" * 1000)
+        bench.apply(100, c.RedriveDead("g", [one]))
+        bench.nack(bench.one(at=100).token, at=101)
+        group = why(bench, one)
+        assert [row[0] for row in group["history"]] == [*range(3, HISTORY_ATTEMPTS + 3), 1]
+        (life,) = group["lives"]
+        assert life[:3] == [1, HISTORY_ATTEMPTS, HISTORY_ATTEMPTS + 2] and len(life[4]) == HISTORY_ERROR_CHARS
+
+    def test_one_that_outlived_its_ttl_has_a_life_without_attempts(self) -> None:
+        bench = Bench(level=DEAD_LIVES, max_attempts=1)
+        bench.open()
+        one = bench.put("a", ttl=100)
+        bench.expire(at=100)
+        bench.apply(200, c.RedriveDead("g", [one]))
+        assert why(bench, one)["lives"] == [[1, 0, 0, "expired", None, T + 100, T + 200]]
+        die(bench, 300, "boom")
+        (dead,) = bench.dead()
+        assert (dead.reason, [life.reason for life in dead.lives]) == ("nacked", ["expired"])
+
+    def test_each_of_those_that_wait_together_has_its_own(self) -> None:
+        """They are one entry, and one lease; and what is nacked together dies in rows of its own."""
+        bench = Bench(level=DEAD_LIVES, max_attempts=1)
+        bench.open()
+        ids = [bench.put(value) for value in "ab"]
+        for at, error in enumerate(("ea", "eb"), 1):
+            bench.nack(bench.one(limit=1, at=at).token, at=at, error=error)
+        bench.job("redrive", at=5)
+        assert len(bench.rows(rows.WAITING)) == 1
+        die(bench, 6, "again")
+        assert {m.id: [life.error for life in m.lives] for m in bench.dead()} == {ids[0]: ["ea"], ids[1]: ["eb"]}
+
+    def test_headers_and_priority_that_a_nack_changes_leave_it(self) -> None:
+        bench = RankedBench(level=DEAD_LIVES, max_attempts=2)
+        bench.open()
+        (one,) = bench.add("a", priority=5)
+        for at in (0, 2000):
+            bench.nack(bench.one(at=at).token, at=at + 1, error="boom")
+        bench.apply(3000, c.RedriveDead("g", [one]))
+        token = bench.one(at=3001).token
+        bench.apply(3002, c.Nack([(token, None, 0, "e", True, {Column.PRIORITY: 1, Column.HEADERS: b"\x81\xa1a\x01"})]))
+        bench.restart()
+        assert [row[5] for row in why(bench, one)["history"]] == ["boom", "boom", "e"]
+        assert why(bench, one)["lives"][0][0] == 1
+
+    def test_a_group_that_is_put_back_keeps_them_of_what_the_log_has_not(self) -> None:
+        bench, (one,) = dead_bench("a")
+        bench.trim(at=2)
+        assert bench.machine.log.find(one, bench.view) is None
+        bench.seek("earliest", at=3)
+        die(bench, 4, "again")
+        (dead,) = bench.dead()
+        assert [life.error for life in dead.lives] == ["boom"]
+
+    def test_of_one_that_is_acked_nothing_stays(self) -> None:
+        bench, (one,) = dead_bench("a")
+        bench.apply(2, c.RedriveDead("g", [one]))
+        bench.ack(bench.one(at=3).token, at=4)
+        assert bench.rows(rows.KEPT) == bench.rows(rows.DEAD) == []
+
+    def test_a_clock_that_is_set_back_leaves_them(self) -> None:
+        bench, (one,) = dead_bench("a")
+        bench.apply(2, c.RedriveDead("g", [one]))
+        die(bench, 3, "again")
+        bench.put("far", at=10_000_000)
+        bench.apply(100, c.ClockReset(T + 100))
+        bench.trim(at=200)
+        (dead,) = bench.dead()
+        assert [life.error for life in dead.lives] == ["boom"]
+        assert bench.apply(300, c.RedriveDead("g", [one])) == [[["redriven", one]]]
+
+    def test_below_the_level_rows_are_as_before(self) -> None:
+        """And what was redriven there has no earlier life once the partition has come to the level."""
+        bench, (one,) = dead_bench("a", level=BEFORE)
+        bench.job("redrive", at=2)
+        ((_, kept),) = bench.rows(rows.KEPT)
+        assert len(rows.unpack(kept)) == 4
+        assert why(bench, one)["history"] == [] and "lives" not in why(bench, one)
+        die(bench, 3, "again")
+        ((_, dead),) = bench.rows(rows.DEAD)
+        assert len(rows.unpack(dead)) == 8
+        bench.apply(10, c.RaiseLevel(DEAD_LIVES))
+        bench.restart()
+        assert bench.apply(11, c.RedriveDead("g", [one])) == [[["redriven", one]]]
+        assert why(bench, one)["lives"] == [[1, 1, 1, "nacked", "again", T + 4, T + 11]]
