@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sandctl.options.common import common_options, run
+from sandctl.options.common import common_options, run, settings
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.names import group_option, topic_argument
-from sandctl.options.times import Window, limit_option, window_options
+from sandctl.options.targets import EXIT_FAILED
+from sandctl.options.times import ID, Window, limit_option, window_options
 from sandctl.output.progress import Progress
 from sandctl.output.records import CELL_CHARS, dead_record, key_cell, value_cell, when
-from sandctl.output.results import counted, done, shortened, show_stream
+from sandctl.output.results import counted, done, say, shortened, show_rows, show_stream
 
 if TYPE_CHECKING:
-    from sandq.client import Client, JobResult
+    from sandq.client import Client, DeadOutcome, JobResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,8 +34,31 @@ def dead() -> None:
 
 
 def _which_options(command: F) -> F:
+    command = click.option("--error", metavar="TEXT", help="Whose last error has this in it; case counts.")(command)
+    command = window_options("Dead")(command)
     command = click.option("--reason", type=click.Choice(REASONS), help="Only those that died of this.")(command)
     return topic_argument()(group_option(command))
+
+
+def _ids_option(command: F) -> F:
+    return click.option(
+        "--id", "ids", metavar="ID", type=ID, multiple=True, help="This one, whatever it died of; may be repeated."
+    )(command)
+
+
+def _which(reason: str | None, error: str | None, window: Window) -> dict[str, Any]:
+    """As the client takes them; only those that are given."""
+    if error == "":
+        raise click.UsageError("--error: some text is expected; all errors have none in them")
+    named = {"reason": reason, "error": error}
+    return {name: value for name, value in named.items() if value is not None} | window.arguments()
+
+
+def _check_alone(ids: Sequence[str], which: dict[str, Any], others: dict[str, bool]) -> None:
+    """UsageError when letters are named, and chosen too."""
+    given = [f"--{name.replace('_', '-')}" for name in which] + [name for name, is_given in others.items() if is_given]
+    if ids and given:
+        raise click.UsageError(f"--id names the letters: it goes without {', '.join(given)}")
 
 
 @dead.command("list")
@@ -42,21 +66,37 @@ def _which_options(command: F) -> F:
 @click.option("--values", is_flag=True, help="Show values, too.")
 @limit_option
 @common_options
-def list_(topic: str, group: str, reason: str | None, values: bool, limit: int | None) -> None:
+def list_(
+    topic: str,
+    group: str,
+    reason: str | None,
+    since: int | None,
+    until: int | None,
+    key_prefix: str | None,
+    error: str | None,
+    values: bool,
+    limit: int | None,
+) -> None:
     """List the dead letters of a group, and on standard error how many died of what.
 
     \b
       sandctl dead list orders --group billing
       sandctl dead list orders -g billing --reason nacked --values -o jsonl
+      sandctl dead list orders -g billing --error "no stock" --key-prefix eu/ --since -1h
 
-    With --values -o jsonl each line is valid input of `produce --jsonl`.
+    LIFE is 1, and one more with each redrive; ATTEMPTS are those of the last life. The attempts themselves, those of
+    earlier lives too, are in -o json, and in `message why ORDERS ID`. With --values -o jsonl each line is valid input
+    of `produce --jsonl`.
     """
+    which = _which(reason, error, Window.of(since, until, key_prefix))
     columns: dict[str, Any] = {
         "ID": lambda row: row.id,
         "REASON": lambda row: row.reason,
+        "LIFE": lambda row: row.life,
         "ATTEMPTS": lambda row: row.attempts,
         "DEAD SINCE": lambda row: when(row.dead_ms),
         "KEY": lambda row: key_cell(row.key),
+        "UNIQUE KEY": lambda row: key_cell(row.unique_key),
         "BYTES": lambda row: row.size,
         "ERROR": lambda row: None if row.error is None else shortened(row.error, CELL_CHARS),
         **({"VALUE": lambda row: value_cell(row.value)} if values else {}),
@@ -66,7 +106,7 @@ def list_(topic: str, group: str, reason: str | None, values: bool, limit: int |
         letters = client.dead(topic, group)
         counts = await letters.counts()
         asked = None if limit is None else limit + 1
-        rows = letters.list(reason=reason, limit=asked, values=values)
+        rows = letters.list(**which, limit=asked, values=values)
         await show_stream(rows, lambda row: dead_record(row, value=values), columns, limit)
         return counts
 
@@ -78,7 +118,7 @@ def list_(topic: str, group: str, reason: str | None, values: bool, limit: int |
 
 @dead.command()
 @_which_options
-@window_options("Dead", keys=False)
+@_ids_option
 @click.option("--rate", type=click.IntRange(1), metavar="N", help="So many messages a second at most.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @common_options
@@ -88,6 +128,9 @@ def redrive(
     reason: str | None,
     since: int | None,
     until: int | None,
+    key_prefix: str | None,
+    error: str | None,
+    ids: tuple[str, ...],
     rate: int | None,
     dry_run: bool,
 ) -> None:
@@ -96,11 +139,17 @@ def redrive(
     \b
       sandctl dead redrive orders --group billing --reason nacked --since -1d
       sandctl dead redrive orders --group billing --rate 50
+      sandctl dead redrive orders --group billing --error "no stock" --key-prefix eu/
+      sandctl dead redrive orders --group billing --id 01HN7K2B6R0000000001000000
 
-    Interrupted, it stops; what was redriven by then stays so.
+    Interrupted, it stops; what was redriven by then stays so. Of letters named by --id the outcome of each is printed,
+    and the exit code is 1 unless all were redriven.
     """
-    window = Window.of(since, until)
-    arguments = {"reason": reason, **window.arguments()}
+    arguments = _which(reason, error, Window.of(since, until, key_prefix))
+    _check_alone(ids, arguments, {"--rate": rate is not None, "--dry-run": dry_run})
+    if ids:
+        _show(run(lambda client: client.dead(topic, group).redrive_ids(ids)), "redriven")
+        return
 
     async def work(client: Client) -> JobResult:
         letters = client.dead(topic, group)
@@ -118,20 +167,37 @@ def redrive(
 
 @dead.command()
 @_which_options
-@window_options("Dead", keys=False)
+@_ids_option
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @yes_option
 @common_options
 def purge(
-    topic: str, group: str, reason: str | None, since: int | None, until: int | None, dry_run: bool, yes: bool
+    topic: str,
+    group: str,
+    reason: str | None,
+    since: int | None,
+    until: int | None,
+    key_prefix: str | None,
+    error: str | None,
+    ids: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Delete dead letters of a group for good.
 
     \b
       sandctl dead purge orders --group billing --reason expired --until -7d --dry-run
       sandctl dead purge orders --group billing --yes
+      sandctl dead purge orders --group billing --id 01HN7K2B6R0000000001000000
+
+    It asks before it deletes, unless letters are named by --id: then the outcome of each is printed, and the exit code
+    is 1 unless all were purged.
     """
-    arguments = {"reason": reason, **Window.of(since, until).arguments()}
+    arguments = _which(reason, error, Window.of(since, until, key_prefix))
+    _check_alone(ids, arguments, {"--dry-run": dry_run})
+    if ids:
+        _show(run(lambda client: client.dead(topic, group).purge_ids(ids)), "purged")
+        return
 
     async def count(client: Client) -> JobResult:
         return await client.dead(topic, group).purge(**arguments, dry_run=True)
@@ -153,6 +219,26 @@ def purge(
             return await client.dead(topic, group).purge(**arguments, progress=progress)
 
     _did(run(work, waits=True), "purged")
+
+
+def _show(outcomes: Sequence[DeadOutcome], wanted: str) -> None:
+    """A line each: on standard output what was done, on standard error what was not; then exit code 1."""
+    if settings().output == "table":
+        for one in outcomes:
+            say(_sentence(one), err=one.outcome != wanted)
+    else:
+        shown = [one._asdict() for one in outcomes]
+        show_rows([{name: value for name, value in row.items() if value is not None} for row in shown], {})
+    if any(one.outcome != wanted for one in outcomes):
+        click.get_current_context().exit(EXIT_FAILED)
+
+
+def _sentence(one: DeadOutcome) -> str:
+    if one.outcome == "not_dead":
+        return f"{one.id}: not dead, it is {one.state}"
+    if one.outcome == "not_found":
+        return f"{one.id}: the group has no such dead letter"
+    return f"{one.outcome} {one.id}"
 
 
 def _would(result: JobResult, verb: str) -> None:

@@ -220,12 +220,11 @@ class Window:
         return "".join(f" {part}" for part in parts)
 
 
-def window_options(what: str, *, keys: bool = True) -> Callable[[F], F]:
-    """`--since`, `--until` and, if wanted, `--key-prefix`; `what` says of which moment."""
+def window_options(what: str) -> Callable[[F], F]:
+    """`--since`, `--until` and `--key-prefix`; `what` says of which moment."""
 
     def add(command: F) -> F:
-        if keys:
-            command = click.option("--key-prefix", metavar="TEXT", help="Whose key begins like this.")(command)
+        command = click.option("--key-prefix", metavar="TEXT", help="Whose key begins like this.")(command)
         command = click.option("--until", type=INSTANT, metavar="INSTANT", help=f"{what} before this moment.")(command)
         return click.option("--since", type=INSTANT, metavar="INSTANT", help=f"{what} at this moment or later.")(
             command

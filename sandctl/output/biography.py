@@ -55,8 +55,7 @@ def _facts(found: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]:
 
 
 def _group_facts(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]:
-    for row in group.get("history") or ():
-        yield f"attempt {row[0]}", _attempt(row, now_ms)
+    yield from _history(group, now_ms)
     if group.get("consumer") is not None:
         deadline_ms = group.get("deadline_ms")
         until = "" if deadline_ms is None else f" until {moment(deadline_ms, now_ms)}"
@@ -72,6 +71,23 @@ def _group_facts(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, s
         yield "consumers", f"{count:,} connected" if count else "none connected"
     if group.get("reason"):
         yield "waits for", str(group["reason"])
+
+
+def _history(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, str]]:
+    """Attempt by attempt; where it was redriven, life by life: in each the attempts count from 1."""
+    history, lives = list(group.get("history") or ()), group.get("lives") or ()
+    for life in lives:
+        tries = "1 attempt" if life.attempts == 1 else f"{life.attempts} attempts"
+        died, redriven = moment(life.dead_ms, now_ms), moment(life.redriven_ms, now_ms)
+        error = f": {_line(life.error)}" if life.error else ""
+        yield f"life {life.life}", f"died {died} after {tries} ({life.reason}), redriven {redriven}{error}"
+        for row in life.history:
+            yield f"attempt {row[0]}", _attempt(row, now_ms)
+        del history[: len(life.history)]
+    if lives:
+        yield f"life {lives[-1].life + 1}", f"since {moment(lives[-1].redriven_ms, now_ms)}"
+    for row in history:
+        yield f"attempt {row[0]}", _attempt(row, now_ms)
 
 
 def _attempt(row: Any, now_ms: int) -> str:

@@ -25,7 +25,15 @@ from sandq.client.kv.keys import Keys
 from sandq.client.kv.watch import Watch
 from sandq.client.messages.dead_letters import DeadLetters
 from sandq.client.messages.messages import Messages
-from sandq.client.messages.stored_message import Attempt, DeadLetter, FetchedMessage, JobResult, StoredMessage
+from sandq.client.messages.stored_message import (
+    Attempt,
+    DeadLetter,
+    DeadOutcome,
+    FetchedMessage,
+    JobResult,
+    Life,
+    StoredMessage,
+)
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
 from sandq.client.schedules.schedule import Occurrence, Schedule
@@ -51,6 +59,7 @@ __all__ = [
     "Client",
     "DeadLetter",
     "DeadLetters",
+    "DeadOutcome",
     "Entries",
     "Entry",
     "Extension",
@@ -63,6 +72,7 @@ __all__ = [
     "Keys",
     "LeasedMessage",
     "Leases",
+    "Life",
     "Message",
     "MessageBatch",
     "Messages",

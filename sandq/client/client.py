@@ -188,7 +188,7 @@ class Client:
         return Schedules(self._cluster, check_name("topic", topic))
 
     def dead(self, topic: str, group: str) -> DeadLetters:
-        """The dead letters of a group: list, counts, redrive, purge."""
+        """The dead letters of a group: list, counts, redrive, purge, and these two by ids."""
         self._check_open()
         return DeadLetters(self._cluster, self.admin, check_name("topic", topic), check_name("group", group))
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from sandq.client.arguments import did_you_mean
 from sandq.client.consumer.lease_api import LeasedMessage
 from sandq.client.consumer.message import Message
-from sandq.client.messages.stored_message import DeadLetter, StoredMessage
+from sandq.client.messages.stored_message import DeadLetter, Life, StoredMessage
 from sandq.model.errors import InvalidRequest
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
@@ -72,7 +72,7 @@ FROM_OTHERS = frozenset(
     (
         *("offset", "id", "topic", "partition", "attempt", "created_at", "lease_token", "lease_until"),  # leased
         *("state", "due_at", "moves", "moved_at", "size"),  # stored
-        *("group", "reason", "attempts", "error", "dead_at", "history"),  # dead
+        *("group", "reason", "attempts", "error", "dead_at", "history", "life", "lives"),  # dead
     )
 )
 """What a broker tells of a message, and a producer does not say."""
@@ -380,25 +380,48 @@ def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
         "dead_at": when(letter.dead_ms),
         "created_at": when(letter.created_ms),
         "size": letter.size,
-        "history": [history_json(row) for row in letter.history],
+        **_lives_json(letter.lives, letter.history),
     }
 
 
 def why_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `why` found: its `groups`, each with a `reason` and a `history`."""
+    """What `why` found: its `groups`, each with a `reason`, a `history` and the `lives` before."""
     message = {name: value for name, value in found.items() if name != "groups"}
     return {**_readable(message), "groups": [_group_json(row) for row in found["groups"]]}
 
 
 def _group_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    history = [history_json(part) for part in row.get("history") or ()]
-    return {**_readable({name: value for name, value in row.items() if name != "history"}), "history": history}
+    shown = {name: value for name, value in row.items() if name not in ("history", "lives")}
+    return {**_readable(shown), **_lives_json(row.get("lives") or (), row.get("history") or ())}
 
 
-def history_json(row: Any) -> dict[str, Any]:
-    """One attempt: who had it, when, and how it ended."""
+def _lives_json(lives: Sequence[Life], history: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """The attempts, each with the life that it was made in; which life is the last one; and how those before ended."""
+    last = lives[-1].life + 1 if lives else 1
+    numbers = [life.life for life in lives for _ in life.history]
+    numbers += [last] * (len(history) - len(numbers))
+    return {
+        "history": [history_json(row, life) for row, life in zip(history, numbers, strict=True)],
+        "life": last,
+        "lives": [
+            {
+                "life": life.life,
+                "attempts": life.attempts,
+                "reason": life.reason,
+                "error": life.error,
+                "dead_at": when(life.dead_ms),
+                "redriven_at": when(life.redriven_ms),
+            }
+            for life in lives
+        ],
+    }
+
+
+def history_json(row: Any, life: int = 1) -> dict[str, Any]:
+    """One attempt: in which life (1 until it is redriven), who had it, when, and how it ended."""
     attempt, consumer, leased_ms, ended_ms, outcome, error = row
     return {
+        "life": life,
         "attempt": attempt,
         "consumer": consumer,
         "leased_at": when(leased_ms),

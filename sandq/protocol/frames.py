@@ -115,6 +115,8 @@ class Type(IntEnum):
     REBUILD = 53
     CLOCK_RESET = 54
     GROUP_LIMIT = 55
+    DEAD_REDRIVE = 56
+    DEAD_PURGE = 57
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66

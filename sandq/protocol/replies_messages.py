@@ -2,6 +2,7 @@
 
     GET         [message]
     LIST        [messages array, next bin16 | nil]
+    DEAD_*      [outcomes array]                           of DEAD_REDRIVE and DEAD_PURGE: one per id
     MOVE        [outcomes array]                           one per item
     CANCEL      [outcomes array]                           one per target
     WHY         [message, without value, with "groups"]
@@ -11,12 +12,15 @@
 
     piece    = five fields as in DELIVER
     outcome  = ["cancelled", id bin16] | ["moved", offset bin16] | ["too_late", state] | ["not_found", nil]
+               of a dead letter ["redriven", id bin16] | ["purged", id bin16] | ["not_dead", state] | ["not_found", nil]
+               | ["not_yet", nil]
     message  = {id, offset, state, created_ms, deliver_ms, due_ms, value, key, headers, ttl_ms, unique_key, moves,
                 moved_ms, size}, and where it names them priority and tenant (a string)
     job      = {job_id bin16, kind, state "running" | "done" | "stopped", matched, done, too_late, started_ms,
                 finished_ms | nil}
     dead row = {id, offset, attempts, reason, error, dead_ms, created_ms, deliver_ms, key, headers, value,
-                unique_key, size, history}, likewise
+                unique_key, size, history}, likewise, and lives where it was redriven before: [life, how many rows
+                of history are its, attempts, reason, error, dead_ms, redriven_ms] of each that is over
 
 A page may have no rows and still a next one: what was looked at is bounded, too. `from_map` and `parse` are the
 client's side: a malformed answer is a ProtocolError, unknown further keys are a newer broker's. `to_map` and
@@ -42,6 +46,10 @@ CANCELLED: Final = "cancelled"
 MOVED: Final = "moved"
 TOO_LATE: Final = "too_late"
 NOT_FOUND: Final = "not_found"
+REDRIVEN: Final = "redriven"
+PURGED: Final = "purged"
+NOT_DEAD: Final = "not_dead"
+NOT_YET: Final = "not_yet"
 
 RUNNING: Final = "running"
 DONE: Final = "done"
@@ -93,17 +101,22 @@ def encode_pieces(request_id: int, head: Sequence[Any], pieces: Sequence[Piece])
 
 class Outcome(NamedTuple):
     """What became of a cancel or a move: CANCELLED with the id, MOVED with the new offset, TOO_LATE with the state
-    that the message is in, NOT_FOUND with None."""
+    that the message is in, NOT_FOUND with None. Of a dead letter that was named: REDRIVEN and PURGED with the id,
+    NOT_DEAD with the state, NOT_FOUND with None, and NOT_YET, it is to be asked for again."""
 
     verdict: str
     detail: bytes | str | None
 
 
 _OUTCOMES: Final[Spec] = {CANCELLED: (bytes,), MOVED: (bytes,), TOO_LATE: (str,), NOT_FOUND: (_NIL,)}
+DEAD_OUTCOMES: Final[Spec] = {
+    **{REDRIVEN: (bytes,), PURGED: (bytes,)},
+    **{NOT_DEAD: (str,), NOT_FOUND: (_NIL,), NOT_YET: (_NIL,)},
+}
 
 
-def outcomes(frame: Frame, count: int) -> list[Outcome]:
-    """The outcomes of a MOVE or a CANCEL of `count` items."""
+def outcomes(frame: Frame, count: int, spec: Spec = _OUTCOMES) -> list[Outcome]:
+    """The outcomes of a MOVE or a CANCEL of `count` items, or of what has those of `spec`."""
     rows = frame[2] if len(frame) > 2 else None
     if type(rows) is not list or len(rows) != count:
         raise ProtocolError(f"expected an array of {count} outcomes, got {str(rows)[:100]}")
@@ -112,7 +125,7 @@ def outcomes(frame: Frame, count: int) -> list[Outcome]:
             type(row) is not list
             or [*map(type, row[:1])] != [str]
             or len(row) < 2
-            or type(row[1]) not in _OUTCOMES.get(row[0], ())
+            or type(row[1]) not in spec.get(row[0], ())
             or (type(row[1]) is bytes and len(row[1]) != OFFSET_BYTES)
         ):
             raise ProtocolError(f"expected [verdict, detail], got {str(row)[:100]}")
@@ -173,7 +186,8 @@ class JobRecord(NamedTuple):
 
 class DeadRecord(NamedTuple):
     """A dead letter of one group. `history` as in WHY: [attempt, consumer, leased_ms, ended_ms, outcome, error]
-    items."""
+    items, of all its lives. `lives`: those that are over, [life, how many of these are its, attempts, reason, error,
+    dead_ms, redriven_ms]."""
 
     id: bytes
     offset: bytes
@@ -191,23 +205,40 @@ class DeadRecord(NamedTuple):
     history: Sequence[Sequence[Any]]
     priority: int = 0
     tenant: str | None = None
+    lives: Sequence[Sequence[Any]] = ()
 
     @classmethod
     def from_map(cls, row: object) -> DeadRecord:
         """ProtocolError unless it is a dead letter's row."""
-        return cls._make(_read("dead letter", row, _DEAD))
+        found = cls._make(_read("dead letter", row, _DEAD))
+        _check_lives("dead letter", found.lives)
+        return found
 
     def to_map(self) -> dict[str, Any]:
         """What goes on the wire."""
         return _without_defaults(self._asdict())
 
 
-_RANK: Final[Mapping[str, Any]] = {"priority": 0, "tenant": None}
+_LIFE: Final[Sequence[tuple[type, ...]]] = ((int,), (int,), (int,), (str,), (str, type(None)), (int,), (int,))
+
+
+def _check_lives(what: str, lives: object) -> None:
+    """ProtocolError unless these are lives that are over, or there are none."""
+    for life in lives if isinstance(lives, (list, tuple)) else [lives]:
+        fields = life[: len(_LIFE)] if type(life) is list else ()
+        if len(fields) < len(_LIFE) or not all(
+            type(value) in kinds and (type(value) is not int or value >= 0)
+            for value, kinds in zip(fields, _LIFE, strict=True)
+        ):
+            raise ProtocolError(f"a {what} with a life that is none: {str(life)[:60]}")
+
+
+_SELDOM: Final[Mapping[str, Any]] = {"priority": 0, "tenant": None, "lives": ()}
 """Keys that a map has only where they say something, and what they mean otherwise."""
 
 
 def _without_defaults(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in _RANK or value != _RANK[name]}
+    return {name: value for name, value in row.items() if name not in _SELDOM or value != _SELDOM[name]}
 
 
 _BYTES, _INT = (bytes, _NIL), (int, _NIL)
@@ -228,7 +259,7 @@ _DEAD: Final[Spec] = {
     **{"dead_ms": (int,), "created_ms": (int,), "deliver_ms": (int,)},
     **{"key": _BYTES, "headers": _BYTES, "value": _BYTES, "unique_key": _BYTES},
     **{"size": (int,), "history": (list,)},
-    **{"priority": (int,), "tenant": (str, _NIL)},
+    **{"priority": (int,), "tenant": (str, _NIL), "lives": (list, tuple)},
 }
 
 
@@ -237,14 +268,14 @@ def _read(what: str, row: object, spec: Spec) -> list[Any]:
     if type(row) is not dict:
         raise ProtocolError(f"not a {what}: {str(row)[:200]}")
     try:
-        values = [row.get(name, _RANK[name]) if name in _RANK else row[name] for name in spec]
+        values = [row.get(name, _SELDOM[name]) if name in _SELDOM else row[name] for name in spec]
     except KeyError as error:
         raise ProtocolError(f"a {what} without {error}") from None
     for (name, kinds), value in zip(spec.items(), values, strict=True):
         kind = type(value)
         if (
             kind not in kinds
-            or (kind is int and value < 0 and name not in _RANK)
+            or (kind is int and value < 0 and name not in _SELDOM)
             or (kind is bytes and name in _OFFSETS and len(value) != OFFSET_BYTES)
         ):
             raise ProtocolError(f"a {what} whose {name} is a wrong {kind_name(value)}: {str(value)[:60]}")
@@ -268,6 +299,8 @@ def why(frame: Frame) -> dict[str, Any]:
         _read("message map", {"value": None, **found}, _MESSAGE)
         groups = found.get("groups")
         if type(groups) is list and all(type(group) is dict for group in groups):
+            for group in groups:
+                _check_lives("group of an answer to WHY", group.get("lives", ()))
             return found
     raise ProtocolError(f"not an answer to WHY: {str(found)[:200]}")
 

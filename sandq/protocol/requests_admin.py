@@ -7,14 +7,15 @@ names it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Self
 
 from sandq.model.limits import FIXED
-from sandq.protocol.frames import Frame, Type
-from sandq.protocol.request import U32, Bounds, Offset, Partition, Request, choice
+from sandq.protocol.fields import OFFSET_BYTES, U48_MAX
+from sandq.protocol.frames import Frame, Type, encode_frame
+from sandq.protocol.request import U32, U48, Bounds, Offset, Partition, Request, choice, each
 from sandq.protocol.requests import Start
-from sandq.protocol.requests_messages import DEAD_REASONS, PageSize
+from sandq.protocol.requests_messages import DEAD_REASONS, PAGE_MAX, PageSize, check_error, check_prefix
 
 SHOW: Final = "show"
 ACCEPT: Final = "accept"
@@ -22,6 +23,12 @@ ACCEPT: Final = "accept"
 DRAIN: Final = "drain"
 UNDRAIN: Final = "undrain"
 REMOVE: Final = "remove"
+
+
+def _check_id(value: Any) -> str | None:
+    if type(value) is not bytes or len(value) != OFFSET_BYTES:
+        return f"an id of {OFFSET_BYTES} bytes is expected"
+    return None
 
 
 class TopicCreate(Request, type=Type.TOPIC_CREATE):
@@ -101,7 +108,11 @@ class GroupLimit(Request, type=Type.GROUP_LIMIT):
 
 
 class DeadList(Request, type=Type.DEAD_LIST):
-    """A page of a group's dead letters in the order of their offsets; `after` as in LIST."""
+    """A page of a group's dead letters in the order of their offsets; `after` as in LIST.
+
+    The last four fields, which say more of which are meant, may all be missing: `from_ms` and `until_ms` bound when
+    they died, `error` is part of their last error, `key_prefix` the beginning of their keys.
+    """
 
     topic: str
     partition: Partition
@@ -110,6 +121,44 @@ class DeadList(Request, type=Type.DEAD_LIST):
     limit: PageSize
     after: Offset | None
     values: bool
+    from_ms: U48 = 0
+    until_ms: U48 = U48_MAX
+    error: Annotated[str, check_error] | None = None
+    key_prefix: Annotated[bytes, check_prefix] | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        return cls.checked([*frame, *_ANY_DEAD] if len(frame) == _PLAIN_DEAD else frame)
+
+    def frame(self, request_id: int) -> bytes:
+        """Without the fields that a version of before does not know, where they say nothing."""
+        fields = [*self]
+        if fields[-len(_ANY_DEAD) :] == [*_ANY_DEAD]:
+            del fields[-len(_ANY_DEAD) :]
+        return encode_frame(self.type, request_id, *fields)
+
+
+_ANY_DEAD: Final = (0, U48_MAX, None, None)
+_PLAIN_DEAD: Final = 2 + 7
+"""Items of a frame without them."""
+
+
+class DeadRedrive(Request, type=Type.DEAD_REDRIVE):
+    """Make these dead letters of a group ready again."""
+
+    topic: str
+    partition: Partition
+    group: str
+    ids: Annotated[Sequence[bytes], each(_check_id, PAGE_MAX)]
+
+
+class DeadPurge(Request, type=Type.DEAD_PURGE):
+    """Delete these dead letters of a group."""
+
+    topic: str
+    partition: Partition
+    group: str
+    ids: Annotated[Sequence[bytes], each(_check_id, PAGE_MAX)]
 
 
 class Hold(Request, type=Type.HOLD):

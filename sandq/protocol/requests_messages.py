@@ -17,7 +17,7 @@ from sandq.protocol.requests import is_priority
 BY_ID: Final = 0
 BY_UNIQUE_KEY: Final = 1
 PAGE_MAX: Final = 1000
-"""Rows of one LIST or DEAD_LIST, items of one MOVE or CANCEL."""
+"""Rows of one LIST or DEAD_LIST, items of one MOVE or CANCEL, ids of one DEAD_REDRIVE or DEAD_PURGE."""
 _TARGETS: Final = ([int, bytes], [int, bytes, str])
 BUCKETS_MAX: Final = 3600
 JOB_ID_BYTES: Final = 16
@@ -49,6 +49,13 @@ def check_prefix(prefix: bytes) -> str | None:
     """What is wrong with the beginning of keys: no key can begin so when it is too long."""
     if len(prefix) > DEFAULT.key_bytes:
         return f"a key_prefix of {len(prefix)} bytes; {DEFAULT.key_bytes} is the limit"
+    return None
+
+
+def check_error(part: str) -> str | None:
+    """What is wrong with a part of errors, if anything: none is longer than a NACK's."""
+    if not 1 <= len(part) <= FIXED.error_chars:
+        return f"error: a part of 1..{FIXED.error_chars} characters is expected, not of {len(part)}"
     return None
 
 
@@ -133,7 +140,15 @@ class Argument(NamedTuple):
 
 _RANGE: Final = {"from_ms": Argument(int), "until_ms": Argument(int), "dry_run": Argument(bool)}
 _PENDING: Final = {**_RANGE, "key_prefix": Argument(bytes, True)}
-_DEAD: Final = {**_RANGE, "group": Argument(str), "reason": Argument(str, True, choices=DEAD_REASONS)}
+_DEAD: Final = {
+    **_RANGE,
+    "group": Argument(str),
+    "reason": Argument(str, True, choices=DEAD_REASONS),
+    "error": Argument(str, True),
+    "key_prefix": Argument(bytes, True),
+}
+_DEAD_JOBS: Final = ("redrive", "purge_dead")
+_DEAD_FILTERS: Final = ("error", "key_prefix")
 _TO, _SHIFT, _PRIORITY = "to_ms", "shift_ms", "priority"
 JOBS: Final[Mapping[str, Mapping[str, Argument]]] = {
     "cancel": _PENDING,
@@ -161,7 +176,7 @@ class JobStart(Request, type=Type.JOB_START):
     @classmethod
     def parse(cls, frame: Frame) -> Self:
         """Every argument of the kind is in `arguments`, as None when it was left out; but of a move's two times and its
-        priority only those that were given."""
+        priority, and of the error and key of dead letters, only those that were given."""
         request = cls.checked(frame)
         return request._replace(arguments=_arguments(request.kind, request.arguments))
 
@@ -194,6 +209,12 @@ def _arguments(kind: str, given: Mapping[Any, Any]) -> dict[str, Any]:
         for name in (_TO, _SHIFT, _PRIORITY):
             if name not in changes:
                 del arguments[name]
+    for name in _DEAD_FILTERS if kind in _DEAD_JOBS else ():
+        if arguments[name] is None:
+            del arguments[name]
+    error = arguments.get("error")
+    if error is not None and (problem := check_error(error)) is not None:
+        raise wrong(problem)
     prefix = arguments.get("key_prefix")
     if prefix is not None and (problem := check_prefix(prefix)) is not None:
         raise wrong(problem)

@@ -171,7 +171,7 @@ class Client(Wrapper[AsyncClient]):
         return Schedules(self._inner.schedules(topic), self._portal)
 
     def dead(self, topic: str, group: str) -> DeadLetters:
-        """The dead letters of a group: list, counts, redrive, purge."""
+        """The dead letters of a group: list, counts, redrive, purge, and these two by ids."""
         self._portal.check()
         return DeadLetters(self._inner.dead(topic, group), self._portal)
 

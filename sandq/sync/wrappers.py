@@ -245,6 +245,8 @@ class DeadLetters(Wrapper[AsyncDeadLetters]):
     counts = blocking(AsyncDeadLetters.counts)
     redrive = blocking(AsyncDeadLetters.redrive)
     purge = blocking(AsyncDeadLetters.purge)
+    redrive_ids = blocking(AsyncDeadLetters.redrive_ids)
+    purge_ids = blocking(AsyncDeadLetters.purge_ids)
 
 
 class Leases(Wrapper[AsyncLeases]):

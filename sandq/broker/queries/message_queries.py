@@ -34,6 +34,7 @@ from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOTHING
+from sandq.partition.jobs.redrive import Outcome
 from sandq.partition.levels import SCOPED_KEYS
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.produce_validation import check_not_far
@@ -42,6 +43,8 @@ from sandq.protocol.request import PartitionRequest
 from sandq.protocol.requests_admin import (
     ClockReset,
     DeadList,
+    DeadPurge,
+    DeadRedrive,
     GroupDelete,
     GroupList,
     GroupPause,
@@ -161,6 +164,16 @@ class MessageQueries:
     async def dead_page(self, request: DeadList, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of dead letters, and where the next one begins."""
         return await self._ask(request, lambda queries: queries.dead_page(*request[2:]), _bytes_of_page, PAGE_WORK)
+
+    async def each_dead(self, request: DeadRedrive | DeadPurge, caller: Caller) -> list[Outcome]:
+        """Redrive or purge dead letters by their ids; an outcome for each. Raises Conflict below the feature level for
+        it, Unavailable while the group cannot take them, UnknownGroup."""
+        make = c.RedriveDead if isinstance(request, DeadRedrive) else c.PurgeDead
+        count = len(request.ids)
+        size, work = 64 + 20 * count, TARGET_WORK * count
+        command = make(request.group, request.ids)
+        outcomes: list[Outcome] = await self._host(request).call(command, caller.line, size=size, work=work)
+        return outcomes
 
     async def fetch(self, request: Fetch, caller: Caller) -> tuple[int, Fetched]:
         """The topic's number, and a page of the log, which ends at the closed time unless `pending`."""

@@ -8,7 +8,7 @@ from typing import Any
 from sandq.client.arguments import suggesting
 from sandq.client.messages.jobs import Progress, run_job
 from sandq.client.messages.merged_pages import Merged
-from sandq.client.messages.stored_message import JobResult, StoredMessage, target_of, target_text
+from sandq.client.messages.stored_message import JobResult, StoredMessage, lives_of, target_of, target_text
 from sandq.client.positions import shift_ms, span_ms
 from sandq.client.producer.partitioner import check_rank
 from sandq.client.producer.validation import Value, as_bytes, rank_of
@@ -207,12 +207,15 @@ class Messages:
         self, id: str | None = None, *, unique_key: Value | None = None, tenant: str | None = None
     ) -> dict[str, Any]:
         """What a message waits for: what `get` knows but its value, and under "groups" its state in each group, with
-        a `reason` in words and the history of its attempts."""
+        a `reason` in words, the history of its attempts, and its `lives` there (each a `Life`) that were ended by
+        redrives, whose attempts the history begins with."""
         target = target_of(id, unique_key, tenant)
         partition = await self._partition(target, tenant)
         found = why(await call_leader(self._cluster, Why(self.topic, partition, target)))
         shown: dict[str, Any] = {name: offset_model.to_text(found[name]) for name in ("id", "offset")}
         found.pop("value", None)
+        for group in found["groups"]:
+            group["lives"] = lives_of(group.get("lives") or (), group.get("history") or ())
         shown |= {"topic": self.topic, "partition": partition, "headers": headers_unpack(found["headers"])}
         return found | shown
 

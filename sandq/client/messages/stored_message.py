@@ -84,9 +84,47 @@ class Attempt(NamedTuple):
     error: str | None
 
 
+class Life(NamedTuple):
+    """What a message went through in a group until it died, and was redriven: `life` 1 is the first."""
+
+    life: int
+    attempts: int
+    reason: str
+    error: str | None
+    dead_ms: int
+    redriven_ms: int
+    history: Sequence[Attempt]
+    """Its last attempts; their numbers begin with 1 in each life."""
+
+
+def lives_of(rows: Sequence[Sequence[Any]], history: Sequence[Sequence[Any]]) -> list[Life]:
+    """The lives that are over, as the broker says them beside the history of all: each has the next rows of it."""
+    lives: list[Life] = []
+    start = 0
+    for life, count, *ended in rows:
+        attempts, reason, error, dead_ms, redriven_ms = ended[:5]
+        own = [Attempt._make(row[: len(Attempt._fields)]) for row in history[start : start + count]]
+        lives.append(Life(life, attempts, reason, error, dead_ms, redriven_ms, own))
+        start += count
+    return lives
+
+
+class DeadOutcome(NamedTuple):
+    """What became of a dead letter that was named: `outcome` is redriven, purged, not_dead (`state`: the group has it
+    leased, waiting or ready) or not_found."""
+
+    id: str
+    outcome: str
+    state: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that a group does not get any more; `reason`: nacked, lease_expired or expired."""
+    """A message that a group does not get any more; `reason`: nacked, lease_expired or expired.
+
+    `history` are the last attempts, those before earlier redrives too, the oldest first; `lives` what ended by these
+    redrives, each with its own part of the history. `attempts`, `reason` and `error` are those of its last life.
+    """
 
     id: str
     offset: str
@@ -107,6 +145,7 @@ class DeadLetter:
     _headers: bytes | None = field(repr=False)
     priority: int = 0
     tenant: str | None = None
+    lives: Sequence[Life] = ()
 
     @classmethod
     def of(cls, topic: str, group: str, record: DeadRecord) -> DeadLetter:
@@ -131,7 +170,13 @@ class DeadLetter:
             _headers=record.headers,
             priority=record.priority,
             tenant=record.tenant,
+            lives=lives_of(record.lives, record.history),
         )
+
+    @property
+    def life(self) -> int:
+        """Which of its lives in the group was the last: 1 unless it was redriven before."""
+        return self.lives[-1].life + 1 if self.lives else 1
 
     @property
     def headers(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandq.protocol.requests_admin import DeadList
+from sandq.protocol.requests_admin import DeadList, DeadPurge, DeadRedrive
 from sandq.protocol.requests_log import Fetch, Measure
 from sandq.protocol.requests_messages import Cancel, Forecast, Get, List, Move, Why
 from sandq.server.handlers.routes import Context, Log, answered, submitted
@@ -27,6 +27,8 @@ ROUTES = (
     answered(Get, lambda at, request: at.queries.get(request, at.caller)),
     answered(Why, lambda at, request: at.queries.why(request, at.caller)),
     answered(List, lambda at, request: at.queries.page(request, at.caller)),
+    answered(DeadRedrive, lambda at, request: at.queries.each_dead(request, at.caller)),
+    answered(DeadPurge, lambda at, request: at.queries.each_dead(request, at.caller)),
     answered(DeadList, lambda at, request: at.queries.dead_page(request, at.caller)),
     answered(Forecast, lambda at, request: at.queries.forecast(request, at.caller)),
     answered(Fetch, _fetch),

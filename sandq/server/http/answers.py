@@ -136,6 +136,9 @@ class DeadLetter(Message):
     reason: str
     attempts: int
     error: str | None
+    history: list[dict[str, Any]] = Field(description="The last attempts, each with the `life` that it was made in.")
+    life: int = Field(description="1, and one more with each redrive; in each the attempts count from 1.")
+    lives: list[dict[str, Any]] = Field(description="How those before ended, which redrives ended: the last four.")
 
 
 class DeadPage(Answer):
@@ -163,6 +166,17 @@ class Job(Answer):
     matched: int
     done: int
     too_late: int = Field(description="Matched, but somebody had them already.")
+
+
+class DeadOutcome(Answer):
+    id: str
+    outcome: str = Field(description="`redriven`, `purged`, `not_dead` or `not_found`.")
+    state: str | None = Field(default=None, description="Of one that is `not_dead`: `leased`, `waiting` or `ready`.")
+
+
+class DeadOutcomes(Answer):
+    done: int = Field(description="How many were redriven, or purged.")
+    results: list[DeadOutcome] = Field(description="One for each of `ids`, in their order.")
 
 
 class Group(Answer):

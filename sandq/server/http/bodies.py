@@ -18,6 +18,8 @@ from sandq.protocol.fields import PARTITION_MAX
 
 MESSAGES_MAX = 10_000
 """Messages that one request produces."""
+DEAD_IDS = 1000
+"""Dead letters that one request names."""
 MEMBERS_MAX = 64
 """More than any object has that is no value of a user's."""
 INT_MAX = 2**53
@@ -409,9 +411,20 @@ class MoveAllIn(Window):
 
 
 class DeadIn(Window):
-    """Which dead letters; `since` and `until` bound when they died."""
+    """Which dead letters: all that match, or those of `ids`, and nothing else then. `since` and `until` bound when they
+    died."""
 
     reason: Literal["nacked", "lease_expired", "expired"] | None = None
+    error: str | None = Field(default=None, description="Part of their last error, upper and lower case as they are.")
+    key_prefix: str | None = Field(default=None, description="The beginning of their keys.")
+    ids: list[str] | None = Field(default=None, min_length=1, max_length=DEAD_IDS, fail_fast=True)
+
+    def named(self) -> list[str] | None:
+        """Their ids; None: those that match. Raises InvalidRequest."""
+        given = sorted(self.model_fields_set - {"ids"})
+        if self.ids is not None and given:
+            raise InvalidRequest(f"ids: they go without {', '.join(given)}: these letters, or all that match")
+        return self.ids
 
 
 class RedriveIn(DeadIn):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
-from sandq.client import DeadLetter, Held
+from sandq.client import DeadLetter, DeadOutcome, Held
 from sandq.client.json_format import (
     blocked_by_key_of_rows,
     dead_json,
@@ -23,7 +23,7 @@ from sandq.server.http import answers, bodies
 from sandq.server.http.event_streams import EVENTS, IN_FLIGHT_DEFAULT, Wanted, event_stream
 from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
-from sandq.server.http.routes_messages import After
+from sandq.server.http.routes_messages import After, KeyPrefix
 from sandq.server.http.routes_topics import TopicName, settings_of
 from sandq.server.http.strict import Route
 
@@ -31,6 +31,8 @@ router = APIRouter(route_class=Route, tags=["groups"])
 GroupName = Annotated[str, Path(description="The consumer group's name.")]
 Reason = Annotated[Literal["nacked", "lease_expired", "expired"] | None, Query(description="Why they died.")]
 GROUP = "/topics/{topic}/groups/{group}"
+BY_IDS = answers.Job | answers.DeadOutcomes
+"""Of those that match how many there were; of those that were named what became of each."""
 _COUNTS = ("lag", "ready", "leased", "waiting", "dead")
 
 
@@ -176,6 +178,12 @@ async def dead(
     topic: TopicName,
     group: GroupName,
     reason: Reason = None,
+    since: Annotated[str | None, Query(description="Dead from this instant on.")] = None,
+    until: Annotated[str | None, Query(description="Dead before this instant.")] = None,
+    error: Annotated[
+        str | None, Query(description="Part of their last error, upper and lower case as they are.")
+    ] = None,
+    key_prefix: KeyPrefix = None,
     limit: Limit = None,
     after: After = None,
     values: Annotated[bool, Query(description="With their values.")] = True,
@@ -186,29 +194,43 @@ async def dead(
     def shown(letter: DeadLetter) -> Found:
         return dead_json(letter, value=values)
 
+    def listed(limit: int | None) -> Any:
+        which = {"reason": reason, "since": since, "until": until, "error": error, "key_prefix": key_prefix}
+        return letters.list(**which, limit=limit, after=after, values=values)
+
     if wants_lines(request):
-        rows = letters.list(reason=reason, limit=limit, after=after, values=values)
-        return await as_lines(request, rows, shown)
+        return await as_lines(request, listed(limit), shown)
     limit = DEFAULT_LIMIT if limit is None else limit
-    rows = letters.list(reason=reason, limit=limit + 1, after=after, values=values)
+    rows = listed(limit + 1)
     page, following = await page_of(rows, limit)
     return {"messages": [shown(letter) for letter in page], "next": page[-1].offset if following else None}
 
 
-@router.post(f"{GROUP}/dead/redrive", response_model=answers.Job, summary="Deliver dead letters once more")
+@router.post(f"{GROUP}/dead/redrive", response_model=BY_IDS, summary="Deliver dead letters once more")
 async def redrive(request: Request, topic: TopicName, group: GroupName, body: bodies.RedriveIn | None = None) -> Found:
-    """It ends when the client goes away; what is redriven by then stays so."""
+    """All that match, or those of `ids`, with an outcome for each. It ends when the client goes away; what is redriven
+    by then stays so. 409 CONFLICT with `ids`, `error` or `key_prefix` in a cluster below feature level 11."""
     letters = gateway_of(request).client.dead(topic, group)
-    arguments = body.model_dump(exclude_unset=True) if body else {}
+    if body is not None and (ids := body.named()) is not None:
+        return _outcomes(await while_connected(request, lambda: letters.redrive_ids(ids)))
+    arguments = body.model_dump(exclude_unset=True, exclude={"ids"}) if body else {}
     return (await while_connected(request, lambda: letters.redrive(**arguments)))._asdict()
 
 
-@router.post(f"{GROUP}/dead/purge", response_model=answers.Job, summary="Forget dead letters")
+@router.post(f"{GROUP}/dead/purge", response_model=BY_IDS, summary="Forget dead letters")
 async def purge(request: Request, topic: TopicName, group: GroupName, body: bodies.DeadIn | None = None) -> Found:
-    """It ends when the client goes away; what is forgotten by then stays so."""
+    """All that match, or those of `ids`, as with redrive. It ends when the client goes away; what is forgotten by then
+    stays so."""
     letters = gateway_of(request).client.dead(topic, group)
-    arguments = body.model_dump(exclude_unset=True) if body else {}
+    if body is not None and (ids := body.named()) is not None:
+        return _outcomes(await while_connected(request, lambda: letters.purge_ids(ids)))
+    arguments = body.model_dump(exclude_unset=True, exclude={"ids"}) if body else {}
     return (await while_connected(request, lambda: letters.purge(**arguments)))._asdict()
+
+
+def _outcomes(found: Sequence[DeadOutcome]) -> Found:
+    results = [{name: value for name, value in one._asdict().items() if value is not None} for one in found]
+    return {"done": sum(one.outcome in ("redriven", "purged") for one in found), "results": results}
 
 
 def _group(name: str, rows: list[dict[str, Any]]) -> Found:

@@ -33,6 +33,8 @@ from sandq.protocol.replies_messages import (
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE, Produce
 from sandq.protocol.requests_admin import (
     DeadList,
+    DeadPurge,
+    DeadRedrive,
     GroupDelete,
     GroupLimit,
     GroupPause,
@@ -58,6 +60,10 @@ from sandq.protocol.requests_messages import (
 NOW_MS = 1_700_000_000_000
 PENDING = ("delayed", "ready")
 HOUR_MS = 3_600_000
+
+
+DIED_OF = "no"
+"""The error of all that is dead."""
 
 
 @dataclass
@@ -94,9 +100,9 @@ class Stored:
 
     def dead_record(self, values: bool) -> DeadRecord:
         deliver_ms = offsets.deliver_ms(self.offset)
-        history = [[1, "c-1", NOW_MS, NOW_MS + 5, "nacked", "no"]]
+        history = [[1, "c-1", NOW_MS, NOW_MS + 5, "nacked", DIED_OF]]
         return DeadRecord(
-            *(self.id, self.offset, 1, self.dead_reason, "no", NOW_MS + 5, NOW_MS, deliver_ms),
+            *(self.id, self.offset, 1, self.dead_reason, DIED_OF, NOW_MS + 5, NOW_MS, deliver_ms),
             *(self.key, self.headers, self.value if values else None, self.unique_key, len(self.value), history),
             *self._rank(),
         )
@@ -294,6 +300,7 @@ class FakeMessages:
                 if row.state in states and given["from_ms"] <= offsets.deliver_ms(row.offset) < given["until_ms"]
                 if (row.key or b"").startswith(given.get("key_prefix") or b"")
                 if given.get("reason") in (None, row.dead_reason)
+                if given.get("error") is None or given["error"] in DIED_OF
             ]
             record = JobRecord(request.job_id, request.kind, RUNNING, len(matched), 0, 0, NOW_MS, None)
             self.jobs[key] = Job(record, [] if given["dry_run"] else matched, request)
@@ -361,9 +368,37 @@ class FakeMessages:
             row
             for row in self.rows(request.topic, request.partition)
             if row.state == "dead" and request.reason in (None, row.dead_reason)
+            if request.error is None or request.error in DIED_OF
+            if (row.key or b"").startswith(request.key_prefix or b"")
         ]
         page, following = self.page(rows, request)
         return [row.dead_record(request.values).to_map() for row in page], following
+
+    def do_dead_redrive(self, connection: Any, frame: Frame) -> Any:
+        return self.each_dead(DeadRedrive.parse(frame), "redriven")
+
+    def do_dead_purge(self, connection: Any, frame: Frame) -> Any:
+        return self.each_dead(DeadPurge.parse(frame), "purged")
+
+    def each_dead(self, request: DeadRedrive | DeadPurge, verdict: str) -> Any:
+        """Outcomes; of what is beyond `page_rows`, that it was not looked at."""
+        self.group(request.group)
+        rows = {row.id: row for row in self.rows(request.topic, request.partition)}
+        told: list[list[Any]] = []
+        for place, one in enumerate(request.ids):
+            row = rows.get(one)
+            if place >= self.page_rows:
+                told.append(["not_yet", None])
+            elif row is None:
+                told.append(["not_found", None])
+            elif row.state != "dead":
+                told.append(["not_dead", row.state])
+            else:
+                told.append([verdict, one])
+                row.state = "ready"
+                if verdict == "purged":
+                    self.stored[request.topic, request.partition].remove(row)
+        return (told,)
 
     def dead_reasons(self, rows: list[Stored]) -> dict[str, int]:
         counts: dict[str, int] = {}

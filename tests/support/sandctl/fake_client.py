@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from click.testing import Result
 
 from sandq.client import Forecast, TopicRecord
-from sandq.client.messages.stored_message import Attempt, DeadLetter, JobResult, StoredMessage
+from sandq.client.messages.stored_message import Attempt, DeadLetter, DeadOutcome, JobResult, StoredMessage
 from sandq.model import offsets
 from sandq.model.batch import headers_pack
 from sandq.model.errors import NotFound, TooLate, UnknownTopic
@@ -90,6 +90,7 @@ class FakeClient:
         self.calls: list[Call] = []
         self.rows: list[StoredMessage] = []
         self.letters: list[DeadLetter] = []
+        self.dead_outcomes: list[DeadOutcome] = []
         self.groups: list[dict[str, Any]] = []
         self.biography: dict[str, Any] = {}
         self.matched = 3
@@ -189,6 +190,14 @@ class FakeDead:
 
     async def purge(self, **arguments: Any) -> JobResult:
         return self._client.job("purge", {"group": self._group, **arguments})
+
+    async def redrive_ids(self, ids: Sequence[str]) -> list[DeadOutcome]:
+        self._client.note("redrive_ids", group=self._group, ids=list(ids))
+        return self._client.dead_outcomes
+
+    async def purge_ids(self, ids: Sequence[str]) -> list[DeadOutcome]:
+        self._client.note("purge_ids", group=self._group, ids=list(ids))
+        return self._client.dead_outcomes
 
 
 class FakeAdmin:

@@ -14,6 +14,7 @@ from sandq.protocol.fields import U32_MAX
 from sandq.protocol.frames import Type, decode_error
 from sandq.protocol.replies import Deliver, HelloReply, Offsets
 from sandq.protocol.replies_messages import (
+    DEAD_OUTCOMES,
     ForecastReply,
     JobRecord,
     MessageRecord,
@@ -82,6 +83,8 @@ def test_replies_and_pushes() -> None:
     assert page(decode("list-reply"), MessageRecord.from_map)[0] == []
     assert [outcome.verdict for outcome in outcomes(decode("move-reply"), 2)] == ["moved", "too_late"]
     assert [outcome.verdict for outcome in outcomes(decode("cancel-reply"), 2)] == ["cancelled", "not_found"]
+    letters = outcomes(decode("dead-redrive-reply"), 2, DEAD_OUTCOMES)
+    assert [outcome.verdict for outcome in letters] == ["redriven", "not_dead"]
     assert JobRecord.parse(decode("job-reply")).matched == 70
     forecast = ForecastReply.parse(decode("forecast-reply"))
     assert (forecast.later, forecast.scheduled, forecast.is_complete) == (3, [(1_800_000_180_000, 2)], True)

@@ -15,6 +15,7 @@ from sandq.model.offsets import pack
 from sandq.model.piece import Piece
 from sandq.protocol.frames import JOINED_BYTES, FrameReader, encode_reply
 from sandq.protocol.replies_messages import (
+    DEAD_OUTCOMES,
     DeadRecord,
     ForecastReply,
     JobRecord,
@@ -148,6 +149,31 @@ def test_a_priority_may_be_negative(record: Any) -> None:
     for name, wrong in (("priority", "5"), ("priority", None), ("tenant", b"a")):
         with pytest.raises(ProtocolError, match=f"whose {name} is a wrong"):
             type(record).from_map({**row, name: wrong})
+
+
+LIVES = [[1, 1, 3, "nacked", "no", 5, 7], [2, 0, 0, "expired", None, 8, 9, "of a newer version"]]
+NO_LIVES: list[Any] = [None, 5, [5], [[]], [[1, 1, 3, "nacked", "no", 5]], [[1, -1, 3, "nacked", "no", 5, 7]],
+                       [[1, 1, 3, None, "no", 5, 7]], [[1, 1, 3, "nacked", 5, 5, 7]]]  # fmt: skip
+
+
+def test_lives_that_are_over() -> None:
+    (row,) = reply(DEAD._replace(lives=LIVES).to_map())[2:]
+    assert DeadRecord.from_map(row).lives == LIVES
+    assert "lives" not in DEAD.to_map() and DeadRecord.from_map(DEAD.to_map()).lives == ()
+    for broken in NO_LIVES:
+        with pytest.raises(ProtocolError, match="life|lives"):
+            DeadRecord.from_map({**row, "lives": broken})
+        told = {**MESSAGE.to_map(), "groups": [{"group": "g", "lives": broken}]}
+        with pytest.raises(ProtocolError, match="life"):
+            why(reply(told))
+
+
+def test_outcomes_of_dead_letters() -> None:
+    told = [["redriven", BASE], ["purged", BASE], ["not_dead", "leased"], ["not_found", None], ["not_yet", None]]
+    assert [*map(list, outcomes(reply(told), 5, DEAD_OUTCOMES))] == told
+    for broken in (["moved", BASE], ["too_late", "leased"], ["redriven", None], ["not_dead", None], ["not_yet", "x"]):
+        with pytest.raises(ProtocolError):
+            outcomes(reply([broken]), 1, DEAD_OUTCOMES)
 
 
 def test_pages() -> None:

@@ -37,6 +37,7 @@ NEAR_END = pack(1, 1, PLACE_MAX - 3, 0)
 """Four places are left from there on."""
 JOB = bytes(range(16))
 RANGE = {"from_ms": 5, "until_ms": 2**48 - 1, "dry_run": True}
+DEAD_PAGE = [45, 1, "t", 0, "g", None, 1, None, True]
 
 EVERY: list[tuple[int, Any]] = [
     (Type.HELLO, requests.Hello(1, "me", {"a": 1})),
@@ -104,6 +105,10 @@ EVERY: list[tuple[int, Any]] = [
     (Type.GROUP_LIMIT, requests_admin.GroupLimit("t", "g", {"rate": 1.5, "burst": 3})),
     (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", None, 1000, None, False)),
     (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", "lease_expired", 1, BASE, True)),
+    (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", None, 1, None, True, 5, 2**48 - 1, "e" * 1024, b"")),
+    (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", None, 1, None, True, 0, 6, None, None)),
+    (Type.DEAD_REDRIVE, requests_admin.DeadRedrive("t", 0, "g", [BASE] * 1000)),
+    (Type.DEAD_PURGE, requests_admin.DeadPurge("t", 4095, "g", [BASE])),
     (Type.HOLD, requests_admin.Hold("t", 4095, "h", BASE, 1000)),
     (Type.HOLD, requests_admin.Hold("t", 0, "h", BASE, 366 * 86_400_000)),
     (Type.HOLD, requests_admin.Hold("t", 0, "h", None, None)),
@@ -281,6 +286,15 @@ def test_credit_has_no_request_id() -> None:
         (requests_admin.DeadList, [45, 1, "t", 0, "g", "old", 1, None, True], r"field 4 \(reason\): .* got 'old'"),
         (requests_admin.DeadList, [45, 1, "t", 0, "g", None, 0, None, True], r"field 5 \(limit\)"),
         (requests_admin.DeadList, [45, 1, "t", 0, "g", None, 1, b"", True], r"field 6 \(after\)"),
+        (requests_admin.DeadList, [*DEAD_PAGE, 0], r"field 9 \(until_ms\): missing; the frame has 8 fields"),
+        (requests_admin.DeadList, [*DEAD_PAGE, 0, 2**48, None, None], r"field 9 \(until_ms\): .* not within"),
+        (requests_admin.DeadList, [*DEAD_PAGE, 0, 9, "", None], r"field 10 \(error\): .* 1..1024 characters"),
+        (requests_admin.DeadList, [*DEAD_PAGE, 0, 9, "e" * 1025, None], r"field 10 \(error\): .* not of 1025"),
+        (requests_admin.DeadList, [*DEAD_PAGE, 0, 9, None, bytes(65_537)], r"field 11 \(key_prefix\)"),
+        (requests_admin.DeadRedrive, [56, 1, "t", 0, "g", []], r"field 4 \(ids\): 1..1000 items"),
+        (requests_admin.DeadPurge, [57, 1, "t", 0, "g", [BASE] * 1001], r"field 4 \(ids\): 1..1000 items"),
+        (requests_admin.DeadPurge, [57, 1, "t", 0, "g", [BASE, b"short"]], "item 2: an id of 16 bytes is expected"),
+        (requests_admin.DeadRedrive, [56, 1, "t", 0, "g", [5]], "item 1: an id of 16 bytes is expected"),
     ],
 )
 def test_mistakes_are_named(cls: Any, frame: Any, words: str) -> None:
@@ -310,6 +324,10 @@ def test_mistakes_are_named(cls: Any, frame: Any, words: str) -> None:
         ("redrive", {**RANGE, "group": "g", "rate": 0}, "rate: 0 is not within 1.."),
         ("purge_dead", {**RANGE, "group": "g", "reason": "old"}, "reason: expected 'nacked', .* got 'old'"),
         ("purge_dead", {**RANGE, "group": "g", "rate": 5}, "'rate' is no argument"),
+        ("purge_dead", {**RANGE, "group": "g", "error": ""}, "error: a part of 1..1024 characters is expected"),
+        ("redrive", {**RANGE, "group": "g", "error": b"no"}, "error: expected str, got bin"),
+        ("redrive", {**RANGE, "group": "g", "key_prefix": bytes(65_537)}, "a key_prefix of 65537 bytes"),
+        ("cancel", {**RANGE, "error": "no"}, "'error' is no argument of 'cancel'"),
     ],
 )
 def test_mistakes_in_a_jobs_arguments_are_named(kind: str, arguments: dict[str, Any], words: str) -> None:
@@ -323,7 +341,16 @@ def test_what_a_job_does_without_is_none() -> None:
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "move", {**RANGE, "priority": -5}])
     assert started.arguments == {**RANGE, "key_prefix": None, "priority": -5}
     started = messages.JobStart.parse([18, 1, "t", 0, JOB, "redrive", {**RANGE, "group": "g"}])
-    assert started.arguments == {**RANGE, "group": "g", "reason": None, "rate": None}
+    assert started.arguments == {**RANGE, "group": "g", "reason": None, "rate": None}, "as ever, without the newer ones"
+    some = {**RANGE, "group": "g", "error": "no", "key_prefix": b"k"}
+    started = messages.JobStart.parse([18, 1, "t", 0, JOB, "purge_dead", some])
+    assert started.arguments == {**some, "reason": None}
+
+
+def test_a_page_of_all_the_dead_is_asked_for_as_ever() -> None:
+    (frame,) = FrameReader(1 << 20).feed(requests_admin.DeadList("t", 0, "g", None, 1, None, True).frame(1))
+    assert frame == [45, 1, "t", 0, "g", None, 1, None, True]
+    assert requests_admin.DeadList.parse(frame) == requests_admin.DeadList("t", 0, "g", None, 1, None, True)
 
 
 def test_what_a_nack_changes_travels_by_name() -> None:

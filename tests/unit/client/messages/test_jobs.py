@@ -8,8 +8,10 @@ from typing import Any
 import anyio
 import pytest
 
+from sandq.client import offset_text
 from sandq.client.client import Client
-from sandq.client.messages.stored_message import JobResult
+from sandq.client.json_format import dead_json
+from sandq.client.messages.stored_message import DeadLetter, JobResult
 from sandq.client.positions import offset_of, shift_ms, start_of
 from sandq.model import offsets
 from sandq.model.errors import (
@@ -28,6 +30,7 @@ from sandq.model.errors import (
 from sandq.model.piece import Piece
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
+from tests.support.client.fake_messages import Stored
 from tests.support.client.fake_server import CUT, NOW_MS, FakeServer
 from tests.support.client.helpers import two_nodes
 
@@ -136,6 +139,120 @@ def test_a_job_that_somebody_else_stopped(with_client: Any) -> None:
             await client.messages("nope").cancel_all()
 
     with_client(body)
+
+
+def test_dead_letters_by_id(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        texts = await fill(client, 12)
+        rows = {offset_text(row.id): row for partition in (0, 1) for row in server.stored["t", partition]}
+        for one in texts[:8]:
+            rows[one].state = "dead"
+        rows[texts[8]].state = "leased"
+        nobody, far = offset_text(offsets.pack(NOW_MS, 9, 9, 1)), offset_text(offsets.pack(NOW_MS, 9, 9, 99))
+        server.page_rows = 2
+        dead = client.dead("t", "g")
+        named = [far, *texts[:5], texts[8], nobody, texts[0]]
+        assert await dead.redrive_ids(named) == [
+            (far, "not_found", None),
+            *[(one, "redriven", None) for one in texts[:5]],
+            (texts[8], "not_dead", "leased"),
+            (nobody, "not_found", None),
+        ]
+        assert {rows[one].state for one in texts[:5]} == {"ready"}
+        assert await dead.purge_ids(iter(texts[5:8])) == [(one, "purged", None) for one in texts[5:8]]
+        assert len(left(server)) == 9
+        asked = len(server.of_type(Type.DEAD_REDRIVE))
+        assert await dead.redrive_ids([]) == []
+        for wrong in (
+            texts[0],
+            ["no id"],
+            [texts[0], 7],
+            [offset_text(offsets.pack(n, 1, 0, 0)) for n in range(10_001)],
+        ):
+            with pytest.raises(InvalidRequest):
+                await dead.redrive_ids(wrong)
+        assert len(server.of_type(Type.DEAD_REDRIVE)) == asked, "nothing is done before all are known to be right"
+        with pytest.raises(UnknownGroup):
+            await client.dead("t", "other").redrive_ids(texts[:1])
+        with pytest.raises(UnknownTopic):
+            await client.dead("nope", "g").purge_ids(texts[:1])
+
+    with_client(body)
+
+
+def test_a_group_that_is_not_in_the_partition_has_no_such_dead_letter(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        texts = await fill(client, 2)
+        answer = server.do_dead_purge
+
+        def unknown(connection: Any, frame: Any) -> Any:
+            raise UnknownGroup("not here")
+
+        server.do_dead_purge = unknown
+        assert await client.dead("t", "g").purge_ids(texts) == [(one, "not_found", None) for one in texts]
+        server.do_dead_purge = answer
+
+    with_client(body)
+
+
+def test_which_dead_letters(with_client: Any) -> None:
+    """What is not asked for is not said: older brokers know neither."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        await fill(client, 4)
+        for partition in (0, 1):
+            for row in server.stored["t", partition]:
+                row.state = "dead"
+        dead = client.dead("t", "g")
+        assert len([letter async for letter in dead.list(reason="nacked")]) == 4
+        assert {len(frame) for frame in server.of_type(Type.DEAD_LIST)} == {9}
+        assert [letter.key async for letter in dead.list(error="n", key_prefix="k2")] == [b"k2"]
+        assert [letter.key async for letter in dead.list(error="yes", since=5_000_000_000_00)] == []
+        assert server.of_type(Type.DEAD_LIST)[-1][9:] == [500_000_000_000, 2**48 - 1, "yes", None]
+        assert await dead.redrive() == (4, 4, 0)
+        assert not {"error", "key_prefix"} & set(server.of_type(Type.JOB_START)[-1][6])
+        assert await dead.purge(error="n", key_prefix=b"k3", dry_run=True) == (0, 0, 0)
+        assert server.of_type(Type.JOB_START)[-1][6].items() >= {"error": "n", "key_prefix": b"k3"}.items()
+        for wrong in (
+            {"error": ""},
+            {"error": "x" * 1025},
+            {"error": 7},
+            {"key_prefix": 7},
+            {"key_prefix": b"x" * 70_000},
+        ):
+            with pytest.raises(InvalidRequest):
+                dead.list(**wrong)
+            with pytest.raises(InvalidRequest):
+                await dead.redrive(**wrong)
+
+    with_client(body)
+
+
+def test_lives_of_a_dead_letter_and_of_what_waits() -> None:
+    first, second = [1, "w", 10, 11, "nacked", "e1"], [2, "w", 12, 13, "lease_expired", None]
+    third = [1, "w", 30, 31, "nacked", "e3"]
+    row = Stored(b"v", None, None, offsets.pack(NOW_MS, 7, 0, 0)).dead_record(True)
+    plain = DeadLetter.of("t", "g", row)
+    assert (plain.life, plain.lives) == (1, [])
+    lives = [[1, 2, 2, "lease_expired", None, 13, 20, "of a newer version"], [2, 0, 0, "expired", None, 21, 25]]
+    found = DeadLetter.of("t", "g", row._replace(history=[first, second, third], lives=lives))
+    assert found.life == 3 and [one.error for one in found.history] == ["e1", None, "e3"]
+    assert [(life.life, life.reason, life.redriven_ms) for life in found.lives] == [
+        (1, "lease_expired", 20),
+        (2, "expired", 25),
+    ]
+    assert [[one.attempt for one in life.history] for life in found.lives] == [[1, 2], []]
+    shown = dead_json(found, value=False)
+    assert [(one["life"], one["attempt"]) for one in shown["history"]] == [(1, 1), (1, 2), (3, 1)]
+    assert (shown["life"], [life["life"] for life in shown["lives"]]) == (3, [1, 2])
+    assert shown["lives"][0] == {
+        "life": 1,
+        "attempts": 2,
+        "reason": "lease_expired",
+        "error": None,
+        "dead_at": "1970-01-01T00:00:00.013Z",
+        "redriven_at": "1970-01-01T00:00:00.020Z",
+    }
 
 
 def test_dead_letters(with_client: Any) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from sandctl.main import main
 from sandctl.output.jsonl import parse_line
-from sandq.client import Forecast
+from sandq.client import DeadOutcome, Forecast, Life
 from sandq.model.times import format_instant
 from tests.support.paths import ROOT
 from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter, text
@@ -30,10 +30,10 @@ def ctl(offline: Ctl) -> Ctl:
 
 
 def test_dead_list(ctl: Ctl, client: FakeClient) -> None:
-    client.letters = [letter(1, key=b"k"), letter(2, reason="expired", error=None, history=[])]
+    client.letters = [letter(1, key=b"k", unique_key=b"order-1"), letter(2, reason="expired", error=None, history=[])]
     result = ctl("dead", "list", "t", "--group", "g", "--reason", "nacked", "--limit", "1")
     assert result.stdout.splitlines()[1].split() == [
-        text(NOW_MS, 1), "nacked", "3", format_instant(NOW_MS), "k", "6", r"no\nstock",
+        text(NOW_MS, 1), "nacked", "1", "3", format_instant(NOW_MS), "k", "order-1", "6", r"no\nstock",
     ]  # fmt: skip
     assert result.stderr.splitlines() == [
         "sandctl: only the first 1 are shown; --limit says how many",
@@ -42,10 +42,59 @@ def test_dead_list(ctl: Ctl, client: FakeClient) -> None:
     assert client.asked("dead.list") == [{"group": "g", "reason": "nacked", "limit": 2, "values": False}]
     line = ctl("dead", "list", "t", "-g", "g", "--values", "-o", "jsonl").stdout.splitlines()[0]
     assert parse_line(line.encode()) == {
-        "value": b"dead 1", "key": b"k", "deliver_at": format_instant(NOW_MS - 5000)
+        "value": b"dead 1", "key": b"k", "unique_key": b"order-1", "deliver_at": format_instant(NOW_MS - 5000)
     }  # fmt: skip
     record = json.loads(line)
     assert (record["attempts"], record["error"], record["history"][0]["consumer"]) == (3, "no\nstock", "worker-1")
+    assert (record["unique_key"], record["life"], record["lives"], record["history"][0]["life"]) == (
+        "order-1",
+        1,
+        [],
+        1,
+    )
+
+
+def test_dead_list_of_some(ctl: Ctl, client: FakeClient) -> None:
+    which = ["--since", "-1h", "--until", "now", "--error", "no stock", "--key-prefix", "eu/"]
+    assert ctl("dead", "list", "t", "-g", "g", *which).exit_code == 0
+    (asked,) = client.asked("dead.list")
+    assert asked.items() >= {
+        "since": NOW_MS - 3_600_000, "until": NOW_MS, "error": "no stock", "key_prefix": b"eu/"
+    }.items()  # fmt: skip
+    ended = Life(1, 3, "nacked", "no\nstock", NOW_MS - 90, NOW_MS - 60, [])
+    client.letters = [letter(1, lives=[ended])]
+    row = ctl("dead", "list", "t", "-g", "g").stdout.splitlines()[1].split()
+    assert row[1:4] == ["nacked", "2", "3"], "its second life"
+    for command in ("list", "redrive", "purge"):
+        result = ctl("dead", command, "t", "-g", "g", "--error", "")
+        assert result.exit_code == 2 and "some text is expected" in result.stderr
+
+
+@pytest.mark.parametrize(("command", "word"), [("redrive", "redriven"), ("purge", "purged")])
+def test_dead_by_id(ctl: Ctl, client: FakeClient, command: str, word: str) -> None:
+    ids = [text(NOW_MS, place) for place in range(3)]
+    named = [argument for one in ids for argument in ("--id", one)]
+    client.dead_outcomes = [DeadOutcome(one, word) for one in ids]
+    result = ctl("dead", command, "t", "-g", "g", *named)
+    assert (result.exit_code, result.stdout) == (0, "".join(f"{word} {one}\n" for one in ids))
+    client.dead_outcomes[1:] = [DeadOutcome(ids[1], "not_dead", "leased"), DeadOutcome(ids[2], "not_found")]
+    result = ctl("dead", command, "t", "-g", "g", *named)
+    assert (result.exit_code, result.stdout) == (1, f"{word} {ids[0]}\n")
+    assert result.stderr.splitlines() == [
+        f"{ids[1]}: not dead, it is leased",
+        f"{ids[2]}: the group has no such dead letter",
+    ]
+    result = ctl("dead", command, "t", "-g", "g", *named, "-o", "jsonl")
+    assert result.exit_code == 1 and [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"id": ids[0], "outcome": word},
+        {"id": ids[1], "outcome": "not_dead", "state": "leased"},
+        {"id": ids[2], "outcome": "not_found"},
+    ]
+    assert client.asked(f"{command}_ids") == [{"group": "g", "ids": ids}] * 3
+    for more in (["--reason", "nacked"], ["--error", "x"], ["--key-prefix", "k"], ["--dry-run"], ["--since", "-1h"]):
+        result = ctl("dead", command, "t", "-g", "g", *named, *more)
+        assert result.exit_code == 2 and f"it goes without {more[0]}" in result.stderr
+    assert ctl("dead", command, "t", "-g", "g", "--id", "nonsense").exit_code == 2
 
 
 def test_dead_redrive(ctl: Ctl, client: FakeClient) -> None:
