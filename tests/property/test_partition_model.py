@@ -17,6 +17,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.model.errors import Unavailable
 from sandq.model.group_limits import parse_limit, with_limit
 from sandq.partition import commands as c
 from tests.support.examples import examples
@@ -259,6 +260,18 @@ class Walk(Holding):
         assert self.apply(started) == shown, "again: it is the same job"
         if to_its_end:
             self.the_leader_looks_after_it(0)
+
+    @precondition(lambda self: self.model.groups and self.model.level > 1)
+    @rule(number=numbers, part=numbers, is_purge=st.sampled_from([False, False, True]))
+    def dead_by_id(self, number: int, part: int, is_purge: bool) -> None:
+        """Some of the dead, and two others."""
+        group = self.model.groups[self._group(number)]
+        names = [name for at, name in enumerate(group.of("dead")) if part >> at & 1]
+        others = [name for name in self.model.messages if name not in names]
+        ids = [self.model.messages[name].id for name in [*others[-1:], *names, *others[:1]]]
+        answer = self.apply((c.PurgeDead if is_purge else c.RedriveDead)(group.name, ids))
+        foretold = self.model.each_dead(group, ids, is_purge)
+        assert isinstance(answer, Unavailable) if foretold is None else answer == foretold
 
     @precondition(lambda self: any(job.state == "running" for job in self.model.jobs.values()))
     @rule()

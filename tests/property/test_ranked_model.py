@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sandq.model.limits import FIXED
 from sandq.partition.groups import group, ranked_grants
 from sandq.partition.jobs import jobs
-from sandq.partition.levels import RANKED
+from sandq.partition.levels import DEAD_LIVES, RANKED
 from sandq.partition.log import message_log, reader, sweep, trim
 from sandq.partition.ready import ready_queues
 from tests.support.examples import examples
@@ -47,6 +47,7 @@ TOPICS: dict[str, tuple[str, dict[str, Any]]] = {
     "fair_few_queues": ("fair", {"few_queues": True}),
     "fair_few_gaps": ("fair", {"few_gaps": True}),
     "fair_before_in_place": ("fair", {"level": RANKED}),
+    "fair_dead_by_id": ("fair", {"level": DEAD_LIVES}),
 }
 STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 1 << 16)), min_size=25, max_size=90)
 

@@ -8,7 +8,17 @@ from typing import Any
 from sandq.partition import commands as c
 from tests.support.partition.bench import T
 from tests.support.partition.model import Model
-from tests.support.partition.model_words import AHEAD_MOST, HISTORY, Group, Held, History, Lease, Taken, offset_of
+from tests.support.partition.model_words import (
+    AHEAD_MOST,
+    HISTORY,
+    Group,
+    Held,
+    History,
+    Lease,
+    Lives,
+    Taken,
+    offset_of,
+)
 
 Offsets = set[bytes]
 
@@ -69,18 +79,24 @@ class GroupModel(Model):
                 continue  # behind what comes again, as before
             held = group.held.pop(message)
             if asked <= self.messages[message].offset <= self.trimmed:
-                again.append((message, held.immortal))
+                again.append((message, held.immortal, held.lives))
         group.start = max(asked, self.trimmed + b"\0")
         self._again(group, again)
         if group.of("dead"):
             group.seek_from = asked
         return True
 
-    def _again(self, group: Group, messages: list[tuple[str, bool]]) -> None:
+    def _again(self, group: Group, messages: list[tuple[str, bool, Lives]]) -> None:
         """Ready for a first attempt, from the group's own copies."""
         seq = self.next_seq()
-        for name, immortal in messages:
-            group.held[name] = Held("waiting", due=self.now, seq=seq, immortal=immortal, since=self.now)
+        for name, immortal, lives in messages:
+            again = Held("waiting", due=self.now, seq=seq, immortal=immortal, since=self.now, lives=lives)
+            group.held[name] = again
+
+    def _redriven(self, group: Group, name: str) -> tuple[str, bool, Lives]:
+        """A dead message, taken out of its group, as it is to come again."""
+        dead = group.held.pop(name)
+        return name, True, dead.with_this_life(self.now) if self.level > 1 else ()
 
     def _revoke(self, group: Group) -> None:
         for lease in self.leases.values():
@@ -357,10 +373,31 @@ class GroupModel(Model):
         if arguments["dry_run"] or not chosen:
             return
         job.done += len(chosen)
-        for name in chosen:
-            del group.held[name]
+        again = [self._redriven(group, name) for name in chosen]
         if job.kind == "redrive":
-            self._again(group, [(name, True) for name in chosen])
+            self._again(group, again)
+
+    def each_dead(self, group: Group, ids: list[bytes], is_purge: bool) -> list[list[Any]] | None:
+        """Outcomes of those that are named; None: not while a seek is under way."""
+        if group.seek_from is not None:
+            return None
+        by_id = {message.id: message for message in self.messages.values()}
+        outcomes: list[list[Any]] = []
+        chosen: list[str] = []
+        for one in ids:
+            held = group.held.get(by_id[one].name)
+            if held is None or held.state == "blocked":
+                outcomes.append(["not_found", None])
+            elif held.state == "dead":
+                chosen.append(by_id[one].name)
+                outcomes.append(["purged" if is_purge else "redriven", one])
+            else:
+                ready = held.state == "waiting" and held.due <= self.now
+                outcomes.append(["not_dead", "ready" if ready else held.state])
+        again = [self._redriven(group, name) for name in self.by_offset(set(chosen))]
+        if again and not is_purge:
+            self._again(group, again)
+        return outcomes
 
     def run_seek(self, name: str, position: bytes) -> bytes:
         """One step of what follows a seek: the dead from its place on come again. How far it is now."""
@@ -371,9 +408,8 @@ class GroupModel(Model):
             group.seek_from = None
             return position
         again = [self.ever[offset] for offset in found if group.stale.pop(offset, None) is None]
-        for name in again:
-            del group.held[name]
-        copies = [(n, True) for n in again if self.messages[n].offset < group.start]
+        redriven = [self._redriven(group, name) for name in again]
+        copies = [one for one in redriven if self.messages[one[0]].offset < group.start]
         if copies:
             self._again(group, copies)
         return found[-1]

@@ -168,7 +168,7 @@ class Model:
         return dead | group.stale
 
     def _entry(self, name: str, d: Held) -> Entry:
-        return (name, d.attempt, d.reason, d.error, d.dead_at, d.history)
+        return (name, d.attempt, d.reason, d.error, d.dead_at, d.history, d.lives)
 
     def _take_out(self, name: str) -> None:
         """It is nowhere in a group any more."""
@@ -378,8 +378,9 @@ class Model:
             self.delivered(group, name)
         attempt = 0 if was.state == "blocked" else was.attempt
         group.held[name] = Held(
-            "dead", attempt, reason=reason, error=error, dead_at=at, history=was.history, immortal=was.immortal
-        )
+            "dead", attempt, reason=reason, error=error, dead_at=at, history=was.history, immortal=was.immortal,
+            lives=was.lives,
+        )  # fmt: skip
 
     def seen_trimmed(self, trimmed: bytes) -> None:
         """The log is trimmed up to an offset: all that goes must be allowed to."""

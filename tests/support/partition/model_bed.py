@@ -19,6 +19,7 @@ from sandq.partition import rows
 from sandq.partition.dedup import expiring_rows
 from sandq.partition.digest import comparable
 from sandq.partition.group_status import GroupStatus
+from sandq.partition.groups.lives import load_lives
 from sandq.partition.jobs import jobs, pending, redrive
 from sandq.partition.log import counts, message_log, reader, trim
 from sandq.partition.state_machine import Status
@@ -201,9 +202,16 @@ class Bed(RuleBasedStateMachine):
         for offset, entry in model.dead_of(group).items():
             m = dead.pop(offset)
             value = m.fields[Column.VALUE].decode()
-            found_entry = (value, m.attempts, m.reason, m.error, m.dead_ms - T, m.history)
+            lives = tuple((*one[:4], one.dead_ms - T, one.redriven_ms - T, one.history) for one in m.lives)
+            found_entry = (value, m.attempts, m.reason, m.error, m.dead_ms - T, m.history, lives)
             assert found_entry == entry, (found_entry, entry)
         assert not dead
+        for offset, held in at.items():
+            if held.lives and held.state in ("leased", "waiting"):
+                row = self.bench.view.get(rows.of_group(rows.KEPT, found.group_id, offset))
+                assert row is not None and [life.number for life in load_lives(rows.unpack(row)[5])] == [
+                    number for number, *_ in held.lives
+                ]
         ahead = [m.offset for m in model.in_log() if m.offset > found.cursor]
         assert ahead == [m.offset for m in model.ahead_of(group)]
         is_full = len(group.of("leased")) >= model.most_in_flight.get(name, 1 << 30)

@@ -15,8 +15,12 @@ HISTORY = 5
 
 Attempt = tuple[int, str, int, int, str, str | None]
 History = tuple[Attempt, ...]
-Entry = tuple[str, int, str, str | None, int, History]
-"""Of a list of dead messages: name, attempts, reason, error, when, history."""
+Life = tuple[int, int, str, str | None, int, int, History]
+"""One that is over: number, attempts, reason, error, dead at, redriven at, history."""
+Lives = tuple[Life, ...]
+LIVES = 4
+Entry = tuple[str, int, str, str | None, int, History, Lives]
+"""Of a list of dead messages: name, attempts, reason, error, when, history, lives before."""
 
 
 def offset_of(at: int, index: int, place: int) -> bytes:
@@ -66,6 +70,14 @@ class Held:
     """Its group has it in a row of its own."""
     reason: str = ""
     dead_at: int = 0
+    lives: Lives = ()
+    """Those before it was redriven."""
+
+    def with_this_life(self, now: int) -> Lives:
+        """Its lives once it is redriven, now that it is dead."""
+        number = self.lives[-1][0] + 1 if self.lives else 1
+        ended = (number, self.attempt, self.reason, self.error, self.dead_at, now, self.history)
+        return (*self.lives, ended)[-LIVES:]
 
 
 @dataclass

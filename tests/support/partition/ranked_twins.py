@@ -28,6 +28,7 @@ from sandq.partition.groups import group as group_module
 from sandq.partition.groups import ranked_grants
 from sandq.partition.groups.leases import Lease
 from sandq.partition.jobs import jobs
+from sandq.partition.levels import DEAD_LIVES
 from sandq.partition.log import sweep, trim
 from sandq.partition.ready import queue_keys, ready_queues
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
@@ -73,6 +74,7 @@ DEEDS = {
     "change": 4,
     "upkeep": 3,
     "start_job": 1,
+    "dead_by_id": 2,
 }
 """How often each is drawn."""
 SMALL_STEPS = (
@@ -142,7 +144,7 @@ class RankedTwins:
         self.weights = DEEDS | ({"go_wrong": 3} if goes_wrong else {})
         self.rules = self.draw.choice(RULES)
         ageing = {"ageing": "2s"} if self.draw.random() < 0.3 else {}
-        self.benches = [RankedBench("fair", tenants=self.rules, **ageing) for _ in range(2)]
+        self.benches = [RankedBench("fair", DEAD_LIVES, tenants=self.rules, **ageing) for _ in range(2)]
         self.bench, self.twin = self.benches
         self.now = self.made = self.jobs = 0
         self.tokens: list[int] = []
@@ -397,6 +399,14 @@ class RankedTwins:
         self.jobs += 1
         self.apply(c.StartJob(self.jobs.to_bytes(16, "big"), kind, arguments))
         self.upkeep()
+
+    def dead_by_id(self) -> None:
+        """Redrive or purge a few dead letters of a group by their ids."""
+        group = self.draw.choice(GROUPS)
+        ids = [message.id for message in self.bench.dead(group)]
+        if ids:
+            some = self.draw.sample(ids, min(len(ids), 3))
+            self.apply(self.draw.choice([c.RedriveDead, c.RedriveDead, c.PurgeDead])(group, some))
 
     def go_wrong(self) -> None:
         """Have an entry come from a clock that is far ahead, and set the clock back, at least in part."""

@@ -19,7 +19,7 @@ from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import IN_PLACE, RANKED_BY_JOBS, RANKED_WAITING, SCOPED_KEYS
+from sandq.partition.levels import DEAD_LIVES, IN_PLACE, RANKED_BY_JOBS, RANKED_WAITING, SCOPED_KEYS
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import cursor_before
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
@@ -108,6 +108,8 @@ class RankedWalk:
         self.named = settings
         self.is_in_place, self.is_noted = level >= IN_PLACE, level >= RANKED_WAITING
         self.is_by_jobs = level >= RANKED_BY_JOBS
+        self.by_id = level >= DEAD_LIVES
+        """Dead letters are had by their ids."""
         self.is_scoped = kind == "fair" and level >= SCOPED_KEYS
         self.benches = [RankedBench(kind, level, **settings) for _ in range(2)]
         self.bench, self.twin = self.benches
@@ -529,7 +531,13 @@ class RankedWalk:
     def dead_letters(self, draw: Random) -> None:
         group, kind = self.groups[draw.choice(GROUPS)], draw.choice(["redrive", "redrive", "purge_dead"])
         dead = [name for name in self.messages if group.of(name).state == DEAD]
-        self._job(kind, group=group.name, reason=None, **({"rate": None} if kind == "redrive" else {}))
+        if self.by_id:
+            make = c.RedriveDead if kind == "redrive" else c.PurgeDead
+            word = "redriven" if kind == "redrive" else "purged"
+            ids = [self.messages[name].id for name in dead]
+            assert self.apply(make(group.name, ids)) == [[word, one] for one in ids]
+        else:
+            self._job(kind, group=group.name, reason=None, **({"rate": None} if kind == "redrive" else {}))
         for name in dead:
             held = group.of(name)
             if kind == "redrive":

@@ -161,7 +161,7 @@ def test_lives_that_are_over() -> None:
     assert DeadRecord.from_map(row).lives == LIVES
     assert "lives" not in DEAD.to_map() and DeadRecord.from_map(DEAD.to_map()).lives == ()
     for broken in NO_LIVES:
-        with pytest.raises(ProtocolError, match="life|lives"):
+        with pytest.raises(ProtocolError, match=r"life|lives"):
             DeadRecord.from_map({**row, "lives": broken})
         told = {**MESSAGE.to_map(), "groups": [{"group": "g", "lives": broken}]}
         with pytest.raises(ProtocolError, match="life"):
