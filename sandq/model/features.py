@@ -18,7 +18,7 @@ level  since    what it adds
 8      v0.3.0   schedules, messages that recur; limits of groups over all partitions (ADR 31)
 9      v0.3.0   rows that say another priority, in place (ADR 33)
 10     v0.3.0   unique keys of fair topics by tenant (ADR 34)
-11     v0.3.0   ends that a worker chooses; jobs reach what waits for another attempt
+11     v0.3.0   ends that a worker chooses; jobs reach what waits for another attempt; dead letters by id, error and key
 =====  =======  ===========================================================
 """
 

@@ -22,7 +22,7 @@ from tests.support.waiting import PATIENCE_S
 
 ID = re.compile(r"\b01HN7K2B6R00000000\d{8}\b")
 ASKS = re.compile(
-    r"^sandctl (topic (delete|purge)|group (delete|seek)|dead purge|"
+    r"^sandctl (topic (delete|purge)|group (delete|seek)|dead purge(?!.* --id)|"
     r"message (cancel|move) .*(--all|--since|--key-prefix))"
 )
 REFUSED = {
@@ -111,10 +111,25 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
             for key in ("app/port", "logo", "theme"):
                 keys.put(key, b"x")
         return ID.sub(lambda match: keys.put("theme", b"x"), line)
+    if line.startswith("sandctl dead") and "--id" in line:
+        return ID.sub(lambda match: dead_letter(client), line)
     topic = "mails" if " mails " in line else "orders"
     if line.endswith("acme --remove"):
         client.admin.update_topic(topic, tenants={"acme": {"weight": 3}})
     return ID.sub(lambda match: client.produce(topic, b"x", delay="30m"), line)
+
+
+def dead_letter(client: sandq.sync.Client) -> str:
+    """Have a message of orders die in the group billing; its id."""
+    client.admin.update_group("orders", "billing", max_attempts=1)
+    message_id, leases = client.produce("orders", b"x"), client.leases("orders", "billing")
+    while True:
+        held = leases.take(100, wait="30s")
+        assert held, "the message came to nobody"
+        leases.nack([(message.lease_token, message.offset) for message in held], error="no stock")
+        if message_id in {message.id for message in held}:
+            client.admin.update_group("orders", "billing")
+            return message_id
 
 
 PAGE = lines("sandctl.md", "sandctl")

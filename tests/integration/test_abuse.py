@@ -353,6 +353,9 @@ ABUSES: dict[str, Abuse] = {
     "acks, never read": never_reads(Type.ACK, *_ACK, count=200),
     "get and why, never read": asks(lambda n: [(Type.GET, *_AT), (Type.WHY, *_AT)], reads=False),
     "dead ones, never read": never_reads(Type.DEAD_LIST, "t", 0, "g", None, 1000, None, True),
+    "dead ones by id": asks(
+        lambda n: [(kind, "t", 0, "g", [offsets.FIRST] * 1000) for kind in (Type.DEAD_REDRIVE, Type.DEAD_PURGE)]
+    ),
     "stats, never read": never_reads(Type.TOPIC_STATS, "t"),
     "credit for nobody": asks(lambda n: [(Type.CREDIT, 1)] * 20, reads=False),
     "what nobody leased": asks(
@@ -484,6 +487,8 @@ ABUSED: dict[Type, str] = {
     Type.GROUP_PAUSE: "groups that come and go",
     Type.GROUP_LIMIT: "groups that come and go",
     Type.DEAD_LIST: "dead ones, never read",
+    Type.DEAD_REDRIVE: "dead ones by id",
+    Type.DEAD_PURGE: "dead ones by id",
     Type.HOLD: "holds",
     Type.CLUSTER_INFO: "cluster info, never read",
     Type.CLUSTER_CLOCK: "what is for those who run it",

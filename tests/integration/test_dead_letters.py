@@ -279,3 +279,89 @@ async def test_the_dead_of_one_group_are_alive_for_another(api: sandq.Client) ->
     assert await api.dead("t", "g").redrive() == (3, 3, 0)
     async with api.subscribe("t", group="g") as subscription:
         assert {message.id for message in await take(subscription, 3)} == set(ids)
+
+
+@both_sizes
+async def test_redriving_and_purging_those_that_are_named(api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions, max_attempts=1)
+    ids = await bury(api, 30)
+    nobody = sandq.offset_text(sandq.offset_bytes(ids[0])[:6] + b"\x00" * 8 + sandq.offset_bytes(ids[0])[14:])
+    dead = api.dead("t", "g")
+    assert await dead.redrive_ids([*ids[:10], nobody]) == [
+        *[(one, "redriven", None) for one in ids[:10]],
+        (nobody, "not_found", None),
+    ]
+    assert await dead.redrive_ids(ids[:1]) == [(ids[0], "not_dead", "ready")], "once more"
+    assert await dead.purge_ids(ids[10:20]) == [(one, "purged", None) for one in ids[10:20]]
+    assert await dead.purge_ids(ids[10:11]) == [(ids[10], "not_found", None)]
+    assert {letter.id for letter in await letters(api)} == set(ids[20:])
+    async with api.subscribe("t", group="g", credit=100) as subscription:
+        got = await take(subscription, 10, ack=False)
+        assert {message.id for message in got} == set(ids[:10])
+        assert await dead.purge_ids(ids[:1]) == [(ids[0], "not_dead", "leased")]
+        for message in got:
+            await message.ack()
+    assert await dead.redrive_ids(ids[:1]) == [(ids[0], "not_found", None)]
+    with pytest.raises(UnknownGroup):
+        await api.dead("t", "nobody").redrive_ids(ids)
+    with pytest.raises(InvalidRequest):
+        await dead.redrive_ids(["nonsense"])
+
+
+async def test_large_letters_that_are_named_come_a_part_at_a_time(api: sandq.Client) -> None:
+    """8 MiB of them in one entry: the rest is asked for again."""
+    await api.admin.create_topic("t", max_attempts=1)
+    ids = [await api.produce("t", bytes(3 << 20)) for _ in range(5)]
+    async with api.subscribe("t", group="g") as subscription:
+        for message in await take(subscription, 5, ack=False):
+            await message.nack()
+    assert await api.dead("t", "g").purge_ids(ids) == [(one, "purged", None) for one in ids]
+
+
+@both_sizes
+async def test_letters_are_chosen_by_error_and_key(api: sandq.Client, partitions: int) -> None:
+    await api.admin.create_topic("t", partitions=partitions, max_attempts=1)
+    ids = await bury(api, 20)
+    dead = api.dead("t", "g")
+    assert {letter.id for letter in await letters(api, error="no 1")} == {ids[1], *ids[10:20]}
+    assert {letter.id for letter in await letters(api, error="no 1", key_prefix="k15")} == {ids[15]}
+    assert await letters(api, error="NO 1") == [], "case counts"
+    newest = max(letter.dead_ms for letter in await letters(api))
+    assert await letters(api, since=newest + 1, error="no") == []
+    assert len(await letters(api, until=newest + 1, error="no")) == 20
+    assert await dead.redrive(error="no 1", key_prefix="k1", reason="expired") == (0, 0, 0)
+    assert await dead.redrive(error="no 1", key_prefix="k15") == (1, 1, 0)
+    assert await dead.purge(key_prefix="k1", dry_run=True) == (10, 0, 0)
+    assert await dead.purge(error="no 1") == (10, 10, 0)
+    assert {letter.id for letter in await letters(api)} == {ids[0], *ids[2:10]}
+    with pytest.raises(InvalidRequest):
+        await letters(api, error="")
+
+
+async def test_what_was_before_a_redrive_is_told(api: sandq.Client) -> None:
+    await api.admin.create_topic("t", max_attempts=2, backoff={"kind": "none"})
+    message_id = await api.produce("t", b"m", unique_key="u")
+    async with api.subscribe("t", group="g") as subscription:
+
+        async def fail(error: str) -> int:
+            (message,) = await take(subscription, 1, ack=False)
+            await message.nack(error=error)
+            return message.attempt
+
+        assert [await fail("e1"), await fail("e2")] == [1, 2]
+        ((first),) = await letters(api)
+        assert (first.life, first.lives, first.unique_key) == (1, [], b"u")
+        assert await api.dead("t", "g").redrive_ids([message_id]) == [(message_id, "redriven", None)]
+        assert await fail("e3") == 1, "attempts count anew"
+        (group,) = (await api.messages("t").why(message_id))["groups"]
+        assert [(row[0], row[5]) for row in group["history"]] == [(1, "e1"), (2, "e2"), (1, "e3")]
+        (life,) = group["lives"]
+        assert (life.life, life.attempts, life.reason, life.error) == (1, 2, "nacked", "e2")
+        assert life.dead_ms == first.dead_ms <= life.redriven_ms
+        assert await fail("e4") == 2
+    ((second),) = await letters(api)
+    assert (second.life, second.attempts, second.error, second.lives) == (2, 2, "e4", [life])
+    assert [one.error for one in second.history] == ["e1", "e2", "e3", "e4"]
+    assert [one.error for one in second.lives[0].history] == ["e1", "e2"]
+    await waits_until_trimmed(api)
+    assert await letters(api) == [second]

@@ -190,6 +190,39 @@ async def test_limits_for_keys_that_not_every_node_knows_are_refused(tmp_path: P
         await client.admin.update_group("t", "g", max_attempts=1)
 
 
+async def test_dead_letters_by_id_error_and_key_that_not_every_node_knows_are_refused(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, "node1", levels=Levels(1, 10)) as nodes, nodes.connect() as client:
+        await until_at(nodes, 10)
+        await client.admin.create_topic("t", max_attempts=1)
+
+        async def die() -> str:
+            async with client.subscribe("t", group="g") as subscription:
+                message = await anext(subscription)
+                await message.nack(error="boom")
+                return str(message.id)
+
+        await client.produce("t", b"m")
+        one, dead = await die(), client.dead("t", "g")
+        for ask in (
+            lambda: dead.redrive_ids([one]),
+            lambda: dead.purge_ids([one]),
+            lambda: dead.redrive(error="boom"),
+            lambda: dead.purge(key_prefix="k"),
+        ):
+            with pytest.raises(Conflict, match="needs feature level 11, and the cluster is at 10"):
+                await ask()
+        assert await dead.redrive() == (1, 1, 0), "all as ever"
+        assert await die() == one
+        assert [(letter.life, len(letter.history)) async for letter in dead.list(error="boom")] == [(1, 1)]
+        await restart(nodes, "node1")
+        await until_at(nodes, KNOWN.highest)
+        await nodes.until_led()
+        await until_holds(lambda: nodes.host("node1").status.level == KNOWN.highest)
+        assert await dead.redrive_ids([one]) == [(one, "redriven", None)]
+        assert await die() == one
+        assert [(letter.life, len(letter.history)) async for letter in dead.list()] == [(2, 2)]
+
+
 async def test_schedules_and_limits_of_groups_that_not_every_node_knows_are_refused(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, "node1", levels=Levels(1, 7)) as nodes, nodes.connect() as client:
         await until_at(nodes, 7)

@@ -238,6 +238,45 @@ async def test_dead_letters(web: Web) -> None:
     assert (await web.get("/topics/t/groups/g"))["dead"] == 0
 
 
+async def test_dead_letters_that_are_named_or_chosen(web: Web) -> None:
+    await topic(web, max_attempts=1)
+    keyed = [{"text": c, "key": f"eu/{c}", "unique_key": f"eu/{c}"} for c in "abcd"]
+    ids = [one["id"] for one in (await web.post("/topics/t", {"messages": keyed}, 201))["results"]]
+    for message in await lease(web, 4):
+        await web.post("/topics/t/groups/g/nack", {**held(message), "error": f"no {message['text']}"})
+    at = "/topics/t/groups/g/dead"
+    (letter,) = (await web.get(at, error="no b", key_prefix="eu/", since="2020-01-01T00:00:00Z"))["messages"]
+    assert (letter["id"], letter["unique_key"], letter["life"], letter["lives"]) == (ids[1], "eu/b", 1, [])
+    assert [(one["life"], one["attempt"], one["error"]) for one in letter["history"]] == [(1, 1, "no b")]
+    for which in ({"error": "yes"}, {"key_prefix": "us/"}, {"until": "2020-01-01T00:00:00Z"}):
+        assert (await web.get(at, **which))["messages"] == []
+        assert (await web.post(f"{at}/redrive", which))["matched"] == 0
+        assert (await web.post(f"{at}/purge", which))["matched"] == 0
+    assert await web.post(f"{at}/redrive", {"ids": ids[:2]}) == {
+        "done": 2,
+        "results": [{"id": one, "outcome": "redriven"} for one in ids[:2]],
+    }
+    found = await web.post(f"{at}/purge", {"ids": [ids[2], ids[0]]})
+    assert found["done"] == 1 and found["results"][0] == {"id": ids[2], "outcome": "purged"}
+    assert found["results"][1]["outcome"] == "not_dead" and found["results"][1]["state"] == "ready"
+    for message in await lease(web, 2):
+        await web.post("/topics/t/groups/g/nack", held(message))
+    first, *_ = (await web.get(at))["messages"]
+    assert (first["life"], [life["error"] for life in first["lives"]]) == (2, ["no a"])
+    assert [(one["life"], one["attempt"]) for one in first["history"]] == [(1, 1), (2, 1)]
+    (group,) = (await web.get(f"/topics/t/messages/{ids[0]}/why"))["groups"]
+    assert (group["life"], group["lives"]) == (2, first["lives"])
+    for body, words in (
+        ({"ids": []}, "ids"),
+        ({"ids": ids * 251}, "ids"),
+        ({"ids": ["x"]}, "26 characters"),
+        ({"ids": ids, "reason": "nacked"}, "ids: they go without reason"),
+        ({"error": ""}, "1..1024"),
+    ):
+        assert words in (await web.post(f"{at}/purge", body, 400))["detail"], body
+    assert (await web.post(f"{at}/purge", {"error": "no d"}))["done"] == 1
+
+
 async def test_beside_the_client(web: Web, web_node: Serving) -> None:
     """A token is a token, whoever leased it."""
     await topic(web, "a")
