@@ -10,6 +10,7 @@ BROKER=HOST:PORT names another broker.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ import anyio
 from fastapi import FastAPI, HTTPException
 
 import sandq
-from sandq.errors import InvalidRequest, NotFound, TooLate, TopicExists
+from sandq.errors import InvalidRequest, NotFound, Retriable, TooLate, TopicExists
 
 sent: deque[str] = deque(maxlen=100)
 
@@ -46,12 +47,19 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/reminders", status_code=201)
 async def schedule(to: str, text: str, delay: str) -> dict[str, str]:
-    """Stored once this answers. `delay` is "90s", "5m", "3d"; how else a time may be written: docs/client.md."""
+    """Stored once this answers. `delay` is "90s", "5m", "3d"; how else a time may be written: docs/client.md. The name
+    makes it safe to ask again after a 503: the same reminder is stored once."""
     client: sandq.Client = app.state.client
+    name = hashlib.sha256("\n".join((to, text, delay)).encode()).hexdigest()
     try:
-        return {"id": await client.produce("reminders", text, headers={"to": to}, delay=delay)}
+        reminder = await client.produce(
+            "reminders", text, headers={"to": to}, delay=delay, unique_key=name, on_conflict="ignore", timeout="2s"
+        )
     except InvalidRequest as error:
         raise HTTPException(422, str(error)) from None
+    except Retriable as error:  # TimedOut, among others: nobody who looks at a browser waits for longer
+        raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
+    return {"id": reminder}
 
 
 @app.delete("/reminders/{reminder}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, NoReturn
@@ -26,7 +27,7 @@ from sandq.client.producer.validation import Headers, Value
 from sandq.client.schedules.schedules import Schedules
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import RequestBatcher
-from sandq.model.errors import ClosedError, InvalidRequest
+from sandq.model.errors import ClosedError, InvalidRequest, TimedOut
 from sandq.model.names import check_name
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, Instant, duration_ms
@@ -77,6 +78,7 @@ class Client:
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109 - what was sent is tried on
     ) -> str:
         """Store one message; its offset (26 characters), which is its id, once it is safe. Calls at the same time
         share batches.
@@ -84,23 +86,33 @@ class Client:
         The arguments are those of `Producer.send`; for many messages use `producer`. Retriable errors are raised
         after `delivery_timeout`; the message then says whether the outcome is unknown. However often it is sent again
         after lost answers, it is stored once. DuplicateKey: a message has the `unique_key`.
+
+        `timeout`: wait no longer, where `delivery_timeout` is too long (a web request). TimedOut then says that the
+        message may be stored, now or in a moment; with a `unique_key` it can be produced again without doubling it.
         """
-        producer = await self._producer_of(topic)
-        receipt = await producer.send(
-            value,
-            key=key,
-            headers=headers,
-            deliver_at=deliver_at,
-            delay=delay,
-            delay_ms=delay_ms,
-            partition=partition,
-            ttl=ttl,
-            unique_key=unique_key,
-            on_conflict=on_conflict,
-            priority=priority,
-            tenant=tenant,
+        timeout_s = None if timeout is None else _seconds("timeout", timeout)
+        with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
+            producer = await self._producer_of(topic)
+            receipt = await producer.send(
+                value,
+                key=key,
+                headers=headers,
+                deliver_at=deliver_at,
+                delay=delay,
+                delay_ms=delay_ms,
+                partition=partition,
+                ttl=ttl,
+                unique_key=unique_key,
+                on_conflict=on_conflict,
+                priority=priority,
+                tenant=tenant,
+            )
+            return await receipt
+        raise TimedOut(
+            f"topic {topic!r}: not confirmed in {timeout_s:g} s; the outcome is unknown: the message may be stored, "
+            "now or in a moment; produced again it may come twice, unless it has a unique_key",
+            topic=topic,
         )
-        return await receipt
 
     async def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
         """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value",

@@ -213,6 +213,23 @@ def test_an_argument_that_there_is_not_is_refused(with_client: Any) -> None:
     with_client(body)
 
 
+def test_timeout_of_one_produce(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        held: list[Any] = []
+        server.script[Type.PRODUCE] += [lambda connection, frame: held.append((connection, frame))]
+        with pytest.raises(TimedOut, match=r"topic 't': not confirmed in 0.05 s; the outcome is unknown") as caught:
+            await client.produce("t", b"slow", timeout="50ms")
+        assert "unless it has a unique_key" in str(caught.value) and caught.value.details == {"topic": "t"}
+        assert len(held) == 1, "it was sent, and nobody answered"
+        server.script[Type.PRODUCE].clear()
+        assert await client.produce("t", b"quick", timeout="1h")
+        for wrong in (0, "soon"):
+            with pytest.raises(InvalidRequest):
+                await client.produce("t", b"x", timeout=wrong)
+
+    with_client(body)
+
+
 def test_the_servers_limits_hold(with_client: Any, run: Any) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
