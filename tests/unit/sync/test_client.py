@@ -268,7 +268,10 @@ def test_stored_messages_and_administration(client: sandq.sync.Client) -> None:
     told: list[int] = []
     assert messages.cancel_all(progress=lambda result: told.append(result.done)).done == 2
     assert told
-    assert client.dead("t", "g").group == "g"
+    dead = client.dead("t", "g")
+    assert dead.group == "g"
+    assert dead.redrive_ids(ids[1:2]) == [(ids[1], "not_found", None)]
+    assert dead.purge_ids(ids[1:2]) == [(ids[1], "not_found", None)]
     with pytest.raises(UnknownTopic):
         list(client.messages("nope").list())
     with pytest.raises(UnknownTopic):

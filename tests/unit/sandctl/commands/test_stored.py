@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from sandctl.output.jsonl import parse_line
+from sandq.client import Attempt, Life
 from sandq.model.times import format_instant
 from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, stored, text
 
@@ -162,6 +163,29 @@ def test_why_is_a_biography(ctl: Ctl, client: FakeClient) -> None:
     client.biography = {**BIOGRAPHY, "groups": [], "moves": 0}
     assert "no group has subscribed" in ctl("message", "why", "t", "--unique-key", "u").stdout
     assert client.asked("why") == [{"id": ID}, {"unique_key": b"u"}]
+
+
+def test_a_biography_goes_life_by_life(ctl: Ctl, client: FakeClient) -> None:
+    """Attempts count from 1 in each: without its lives nobody could tell them apart."""
+    rows = [[1, "w", NOW_MS - 90_000, NOW_MS - 89_000, "nacked", "e1"], [2, "w", NOW_MS - 80_000, NOW_MS - 79_000,
+            "nacked", "e2"], [1, "w", NOW_MS - 2000, NOW_MS - 1000, "nacked", "e3"]]  # fmt: skip
+    first = Life(1, 2, "nacked", "e2", NOW_MS - 79_000, NOW_MS - 60_000, [Attempt(*row) for row in rows[:2]])
+    second = Life(2, 0, "expired", None, NOW_MS - 50_000, NOW_MS - 30_000, [])
+    group = {**BIOGRAPHY["groups"][1], "history": rows, "lives": [first, second]}
+    client.biography = {**BIOGRAPHY, "groups": [group]}
+    told = ctl("message", "why", "t", ID).stdout.partition("group audit: waiting\n")[2].splitlines()[:6]
+    at = {ms: format_instant(NOW_MS + ms) for ms in (-79_000, -60_000, -90_000, -80_000, -50_000, -30_000, -2000)}
+    assert told == [
+        f"  life 1     died {at[-79_000]} (1m19s ago) after 2 attempts (nacked), redriven {at[-60_000]} (1m ago): e2",
+        f"  attempt 1  {at[-90_000]} (1m30s ago) by w, nacked after 1s: e1",
+        f"  attempt 2  {at[-80_000]} (1m20s ago) by w, nacked after 1s: e2",
+        f"  life 2     died {at[-50_000]} (50s ago) after 0 attempts (expired), redriven {at[-30_000]} (30s ago)",
+        f"  life 3     since {at[-30_000]} (30s ago)",
+        f"  attempt 1  {at[-2000]} (2s ago) by w, nacked after 1s: e3",
+    ]
+    record = json.loads(ctl("message", "why", "t", ID, "-o", "json").stdout)["groups"][0]
+    assert [(one["life"], one["attempt"]) for one in record["history"]] == [(1, 1), (1, 2), (3, 1)]
+    assert (record["life"], [life["reason"] for life in record["lives"]]) == (3, ["nacked", "expired"])
 
 
 def test_a_rank_is_part_of_the_biography(ctl: Ctl, client: FakeClient) -> None:

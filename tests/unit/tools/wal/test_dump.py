@@ -49,6 +49,8 @@ COMMANDS: list[c.Command] = [
     c.DropGroup("g"),
     c.ConfigureGroup("g", {"max_attempts": 3}),
     c.PauseGroup("g", True),
+    c.RedriveDead("g", [OFFSET]),
+    c.PurgeDead("g", [OFFSET]),
     c.ShareLimit("g", 1, [(1, 0, 2, 0)], [(1, 5, 1)]),
     c.AllowLimit([("g", 1, 7, 5, 1, 0)]),
     c.Touch(["g"]),
@@ -145,7 +147,7 @@ def test_lines_for_people(log: Path) -> None:
 
 def test_records_are_chosen_by_group_and_index(log: Path) -> None:
     assert [row["index"] for row in rows(log, "--group", GROUP, "--from", 4, "--to", 6)] == [4, 5, 6]
-    assert {row["index"] for row in rows(log, "--from", 20)} == {20, 21, 22, 23, 24}
+    assert {row["index"] for row in rows(log, "--from", 20)} == {20, 21, 22, 23, 24, 25, 26}
     assert rows(log, "--group", 99) == []
     assert "shown" in dump(log, "--group", 99).stderr
 
