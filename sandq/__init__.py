@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sandq.client import (
         Change,
         Client,
+        Dead,
         DeadLetter,
         DeadLetters,
         DeadOutcome,
@@ -51,6 +52,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Change",
     "Client",
+    "Dead",
     "DeadLetter",
     "DeadLetters",
     "DeadOutcome",

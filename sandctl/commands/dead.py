@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-REASONS = ("nacked", "lease_expired", "expired")
+REASONS = ("nacked", "lease_expired", "expired", "rejected")
 
 
 @click.group()
@@ -29,7 +29,7 @@ def dead() -> None:
     """Look at dead letters, deliver them again, or purge them.
 
     A message is dead for a group when its last attempt failed (nacked), when that attempt's lease ended without an
-    ack (lease_expired), or when nobody took it within its ttl (expired).
+    ack (lease_expired), when nobody took it within its ttl (expired), or when a consumer gave it up (rejected).
     """
 
 

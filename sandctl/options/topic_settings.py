@@ -48,6 +48,7 @@ def retry_options(defaults: bool) -> Callable[[F], F]:
 
     options = (
         _option(default("10"), "--max-attempts", "After so many deliveries a message is dead.", metavar="N|none"),
+        _option(default("none"), "--max-snoozes", "Further snoozes count as attempts.", metavar="N|none"),
         _option(
             default("exponential"),
             "--backoff",
@@ -162,11 +163,14 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     backoff = {key: options[option] for option, key in _BACKOFF_KEYS.items() if options.get(option) is not None}
     if backoff:
         settings["backoff"] = backoff
-    attempts = options.get("max_attempts")
-    if attempts is not None:
-        if attempts != "none" and not (attempts.isascii() and attempts.isdecimal()):
-            raise click.BadParameter(f"{attempts!r} is neither a number nor none", param_hint="--max-attempts")
-        settings["max_attempts"] = None if attempts == "none" else int(attempts)
+    for name in ("max_attempts", "max_snoozes"):
+        most = options.get(name)
+        if most is None:
+            continue
+        if most != "none" and not (most.isascii() and most.isdecimal()):
+            hint = f"--{name.replace('_', '-')}"
+            raise click.BadParameter(f"{most!r} is neither a number nor none", param_hint=hint)
+        settings[name] = None if most == "none" else int(most)
     return settings
 
 

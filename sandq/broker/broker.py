@@ -207,8 +207,7 @@ class Broker:
         most = self.limits.headers_bytes
         items, messages, header_bytes = [], 0, 0
         for item in request.items:
-            if len(item) > 5:
-                changes = item[5]
+            if len(item) > 5 and (changes := item[5]) is not None:
                 named = _named(item[1])
                 messages, header_bytes = messages + named, header_bytes + named * len(changes.get("headers", b""))
                 if messages > CHANGED_MESSAGES or header_bytes > CHANGED_BYTES:
@@ -220,7 +219,7 @@ class Broker:
                     self.check_ranked(self.catalog.view.places[request.group_number][0])
                 if (size := len(changes.get("headers", b""))) > most:
                     raise TooLarge(f"headers: {size} bytes, {most} are allowed", limit="headers_bytes", maximum=most)
-                item = [*item[:5], {CHANGES[name]: value for name, value in changes.items()}]
+                item = [*item[:5], {CHANGES[name]: value for name, value in changes.items()}, *item[6:]]
             items.append(item)
         return items
 
@@ -377,7 +376,7 @@ def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
     """Roughly what a command takes until it is applied, in bytes."""
     size = 64 + ITEM_BYTES * len(command.items)
     if isinstance(command, c.Nack):
-        size += sum([len(item[5].get(Column.HEADERS, b"")) for item in command.items if len(item) > 5])
+        size += sum([len(item[5].get(Column.HEADERS, b"")) for item in command.items if len(item) > 5 and item[5]])
     for ranges in [item[1] for item in command.items if isinstance(item[1], list)]:
         size += sum([ITEM_BYTES + (len(extent) if isinstance(extent, bytes) else 0) for _, extent in ranges])
     return size

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from sandq.client.admin.admin import Forecast
 from sandq.client.client import Client, cluster_of, connect, connect_with
+from sandq.client.consumer.end_rules import Dead, Retry
 from sandq.client.consumer.lease import Extension
 from sandq.client.consumer.lease_api import Held, LeasedMessage, Leases
 from sandq.client.consumer.message import Message, Settlement
 from sandq.client.consumer.message_batch import BatchSettlement, MessageBatch
 from sandq.client.consumer.subscription import Subscription
-from sandq.client.consumer.worker import Handler, Retry
+from sandq.client.consumer.worker import Handler
 from sandq.client.kv.entries import Change, Entries, Entry
 from sandq.client.kv.keys import Keys
 from sandq.client.kv.watch import Watch
@@ -57,6 +58,7 @@ __all__ = [
     "BatchSettlement",
     "Change",
     "Client",
+    "Dead",
     "DeadLetter",
     "DeadLetters",
     "DeadOutcome",

@@ -12,9 +12,10 @@ import anyio.abc
 
 from sandq.client.admin.admin import Admin
 from sandq.client.arguments import suggesting
+from sandq.client.consumer.end_rules import EndRules, Types
 from sandq.client.consumer.lease_api import Leases
 from sandq.client.consumer.subscription import Subscription
-from sandq.client.consumer.worker import CONCURRENCY, GRACE, Handler, Runner, check_options
+from sandq.client.consumer.worker import CONCURRENCY, GRACE, Handler, Runner, check_options, timeout_s_of
 from sandq.client.kv.keys import Keys
 from sandq.client.messages.dead_letters import DeadLetters
 from sandq.client.messages.fetch import Fetched, Stretch, measure, read_page
@@ -161,12 +162,23 @@ class Client:
         lease: Duration | None = None,
         start: Start = "earliest",
         grace: Duration = GRACE,
+        retry_on: Types | None = None,
+        dead_on: Types = (),
+        timeout: Duration | None = None,  # noqa: ASYNC109 - of a message, not of the call
     ) -> NoReturn:
         """Call `handler(message)` for every message, `concurrency` of them at a time, until this is cancelled.
 
         When the handler returns the message is acked, when it raises it is nacked with the error (type and message; the
-        traceback is logged, "sandq.client"), and `Retry` names the delay. What it settled itself is left alone. The
-        lease is extended for as long as it works; `message.is_held` tells it whether that still goes well.
+        traceback is logged, "sandq.client"). `Retry` names the delay, `Dead` gives the message up. What it settled
+        itself is left alone. The lease is extended for as long as it works; `message.is_held` tells it whether that
+        still goes well.
+
+        `dead_on`: a class of exceptions, or a tuple of them, after which the message is dead at once; `retry_on`: those
+        after which it comes again, all others then being of `dead_on`. What is of both is dead; a group of exceptions
+        is when all in it are. What is no `Exception` is retried. `timeout`: how long the handler may work on a message:
+        then it is cancelled, and the message nacked ("took longer than 30s"), whatever `retry_on` and `dead_on` say. A
+        worker thread cannot be cancelled: it goes on, what it does with the message counts no more, and it has its
+        place among the `concurrency` until it ends.
 
         An async function runs in the event loop; a plain one in a worker thread, with a message that may be settled
         there (that of `sandq.sync`). `credit`: messages held at most; None: as many as are worked on, and those
@@ -180,9 +192,10 @@ class Client:
         """
         self._check_open()
         check_options(handler, concurrency)
+        rules, timeout_s = EndRules(retry_on, dead_on), timeout_s_of(timeout)
         options = {"credit": credit, "lease": lease, "start": start, "auto_extend": True, "worked_on": concurrency}
         subscription = self._subscribe(topic, group, **options)
-        await Runner(subscription, handler, concurrency, grace).run()
+        await Runner(subscription, handler, concurrency, grace, rules, timeout_s).run()
 
     def kv(self, topic: str) -> Keys:
         """The keys of a compacted topic: put, get, delete, cas, scan, watch."""

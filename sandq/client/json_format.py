@@ -30,6 +30,7 @@ from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, Life, StoredMessage
 from sandq.model.errors import InvalidRequest
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
+from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.rates import as_mapping
 from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
@@ -80,6 +81,7 @@ _VALUES = ("text", "value", "json")
 _COMPACTED = {
     "lease_ms": "lease_ms",
     "max_attempts": "max_attempts",
+    MAX_SNOOZES: MAX_SNOOZES,
     "backoff": "backoff",
     "group_ttl_ms": "group_ttl_ms",
     "key_ttl_ms": "ttl_ms",
@@ -299,6 +301,7 @@ def _said(rule: dict[str, Any]) -> dict[str, Any]:
 
 def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any]:
     """Settings of a record under the names and in the units in which they are given."""
+    is_of_topic = "lease_ms" in record
     if kind == COMPACTED:
         record = {name: record[key] for key, name in _COMPACTED.items() if key in record}
     elif kind in (PRIORITY, FAIR):
@@ -317,6 +320,8 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
             found[key.removesuffix("_permille")] = value / 1000
         else:
             found[key] = value
+        if key == "max_attempts" and is_of_topic:
+            found[MAX_SNOOZES] = record.get(MAX_SNOOZES)  # which a record without a bound does not name
     return found
 
 

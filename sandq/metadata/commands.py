@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import FIRST_LEVEL, GROUP_LIMIT_LEVEL
+from sandq.model.features import ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
+from sandq.model.nack_ends import MAX_SNOOZES
 
 ENTRY_VERSION = 1
 
@@ -59,6 +60,10 @@ class CreateTopic(_Command):
     placement: Sequence[Sequence[str]]
     settings: dict[str, Any]
 
+    @property
+    def needed_level(self) -> int:
+        return ENDS_LEVEL if MAX_SNOOZES in self.settings else self.feature_level
+
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic(_Command):
@@ -80,6 +85,8 @@ class UpdateTopic(_Command):
 
     @property
     def needed_level(self) -> int:
+        if MAX_SNOOZES in self.settings:
+            return ENDS_LEVEL
         return GROUP_LIMIT_LEVEL if GROUP_LIMITS in self.settings else self.feature_level
 
 

@@ -50,5 +50,7 @@ SCHEDULES_LEVEL: Final = 8
 """From which on topics have schedules."""
 GROUP_LIMIT_LEVEL: Final = 8
 """From which on groups may have limits."""
+ENDS_LEVEL: Final = 11
+"""From which on consumers may give messages up, and snooze them."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

@@ -2,6 +2,7 @@
 
     lease                duration        how long a consumer may hold a message
     max_attempts         number, none    then the message is dead
+    max_snoozes          number, none    so often a message may be given back without its attempt being counted
     backoff                              how long a message waits after attempt n:
       kind               text            exponential: first * factor ** (n - 1); linear: first * n; fixed: first; none
       first              duration
@@ -19,7 +20,7 @@
     max_in_flight_per_key
                          number, none    so many messages of a key are with a group's consumers at once; never changes
 
-A compacted topic has `lease`, `max_attempts`, `backoff` and `group_ttl` as these, and
+A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff` and `group_ttl` as these, and
 
     ttl                  duration, none  how long a value stays that was put without a ttl
     history              duration        how long every write can be read on, also one with a later one of its key
@@ -35,8 +36,8 @@ A fair topic has those of a priority topic, and
 
 Defaults and ranges stand with the fields below. What documents say of them is compared with the fields by a test.
 
-A group may have its own `max_attempts` and `backoff`, and a lower `max_in_flight_per_key`; what it has not is the
-topic's.
+A group may have its own `max_attempts`, `max_snoozes` and `backoff`, and a lower `max_in_flight_per_key`; what it has
+not is the topic's.
 
 In the record all numbers are integers (the factor in thousandths), because replicas calculate with them.
 """
@@ -51,12 +52,14 @@ from pydantic import BeforeValidator, Field, ValidationError
 from sandq.model import schema
 from sandq.model.errors import InvalidSetting
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTINGS, key_limit
+from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
 
 _DAY_MS = 86_400_000
 _MAX_BACKOFF_MS = 7 * _DAY_MS
+MOST_SNOOZES = 1_000_000
 _MIB = 1024**2
 _PIB = 1024**5
 
@@ -103,6 +106,7 @@ class _Settings(schema.Section):
 
     lease_ms: Annotated[int, schema.duration(1000, _DAY_MS // 2)] = Field(default=30_000, alias="lease")
     max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = 10
+    max_snoozes: Annotated[int | None, _or_none(schema.integer(0, MOST_SNOOZES))] = None
     backoff: Backoff = Backoff()
     group_ttl_ms: Annotated[int | None, _or_none(schema.duration(60_000, 366 * _DAY_MS))] = Field(
         default=7 * _DAY_MS, alias="group_ttl"
@@ -113,10 +117,13 @@ class _Settings(schema.Section):
         return self.backoff.contradictions()
 
     def record(self) -> dict[str, Any]:
-        """What msgpack stores and replicas read; persisted: a key is never renamed."""
+        """What msgpack stores and replicas read; persisted: a key is never renamed. `max_snoozes` stands in it only
+        where there is a bound: a version that knows none meets none."""
+        bound = {} if self.max_snoozes is None else {MAX_SNOOZES: self.max_snoozes}
         return {
             "lease_ms": self.lease_ms,
             "max_attempts": self.max_attempts,
+            **bound,
             "backoff": self.backoff.record(),
             "group_ttl_ms": self.group_ttl_ms,
         }
@@ -221,6 +228,7 @@ class GroupSettings(schema.Section):
     """What a group may have otherwise than its topic."""
 
     max_attempts: Annotated[int | None, _or_none(schema.integer(1, 1000))] = None
+    max_snoozes: Annotated[int | None, _or_none(schema.integer(0, MOST_SNOOZES))] = None
     backoff: Backoff = Backoff()
     max_in_flight_per_key: Annotated[int, schema.integer(1, MOST_PER_KEY)] = MOST_PER_KEY
 
@@ -270,6 +278,7 @@ def parse_group_settings(mapping: Mapping[str, object], topic: Mapping[str, Any]
     mistakes = given.backoff.contradictions()
     record: dict[str, Any] = {
         "max_attempts": given.max_attempts,
+        MAX_SNOOZES: given.max_snoozes,
         "backoff": given.backoff.record(),
         MAX_IN_FLIGHT_PER_KEY: given.max_in_flight_per_key,
     }

@@ -18,8 +18,9 @@ from sandq.model.errors import Corruption, StartupError
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
+from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.sequence import number_of
-from sandq.partition.levels import DEAD_LIVES, GROUP_LIMIT, KEY_LIMIT, RANKED, SCHEDULES, SCOPED_KEYS
+from sandq.partition.levels import DEAD_LIVES, ENDS, GROUP_LIMIT, KEY_LIMIT, RANKED, SCHEDULES, SCOPED_KEYS
 
 ENTRY_VERSION = 1
 
@@ -155,11 +156,13 @@ class Nack(Command):
     type: ClassVar[int] = CommandType.NACK
     items: Sequence[Sequence[Any]]
     """(token, what, delay_ms (None: the back-off), error), ...; a fifth, False: they were not begun; a sixth, from the
-    level `RANKED` on: `{column: value}` that the messages have in the group from then on (priority, headers)."""
+    level `RANKED` on: `{column: value}` that the messages have in the group from then on (priority, headers); a
+    seventh, from the level `ENDS` on: how the attempt ends (`model.nack_ends`), and the sixth may be None."""
 
     @property
     def needed_level(self) -> int:
-        return RANKED if any([len(item) > 5 for item in self.items]) else self.feature_level
+        most = max([len(item) for item in self.items], default=0)
+        return ENDS if most > 6 else RANKED if most > 5 else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +230,8 @@ class Configure(Command):
 
     @property
     def needed_level(self) -> int:
+        if MAX_SNOOZES in self.settings:
+            return ENDS
         return GROUP_LIMIT if GROUP_LIMITS in self.settings else self.feature_level
 
 
@@ -283,6 +288,8 @@ class ConfigureGroup(Command):
 
     @property
     def needed_level(self) -> int:
+        if MAX_SNOOZES in self.settings:
+            return ENDS
         return KEY_LIMIT if MAX_IN_FLIGHT_PER_KEY in self.settings else self.feature_level
 
 

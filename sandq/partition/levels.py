@@ -40,6 +40,8 @@ SWEPT_BYTES: Final = 10
 """Of a batch of which some were taken out, a sweep takes off all bytes that are left; some stayed counted before."""
 RANKED_BY_JOBS: Final = 11
 """A job that changes priorities reaches what waits for another attempt, too."""
+ENDS: Final = 11
+"""A nack may end messages, and give them back without counting the attempt. What is applied goes by the command."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

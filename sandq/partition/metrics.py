@@ -31,6 +31,9 @@ class Counted(NamedTuple):
     dead_nacked: int = 0
     dead_lease_expired: int = 0
     dead_expired: int = 0
+    dead_rejected: int = 0
+    snoozed: int = 0
+    """Given back without counting the attempt: none of `nacked`."""
 
 
 class Totals:
@@ -56,6 +59,8 @@ class Totals:
             self.dead_nacked,
             self.dead_lease_expired,
             self.dead_expired,
+            self.dead_rejected,
+            self.snoozed,
         ) = counted
 
     def counted(self) -> Counted:
@@ -72,6 +77,8 @@ class Totals:
             self.dead_nacked,
             self.dead_lease_expired,
             self.dead_expired,
+            self.dead_rejected,
+            self.snoozed,
         )
 
 

@@ -127,6 +127,8 @@ class PartitionQueries:
             ended = self._machine.leases.acked_under(group, offset)
             if ended is not None:
                 told |= {"attempt": ended.attempt, "consumer": ended.consumer}
+        if isinstance(holder, Lease | Waiting) and holder.snoozes:
+            told["snoozes"] = holder.snoozes
         told["reason"] = self._reason(group, told, shown)
         return told
 

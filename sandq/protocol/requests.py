@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Self
 from sandq.model.batch_format import Column
 from sandq.model.errors import WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
+from sandq.model.nack_ends import DEAD, ENDS, RETRY, SNOOZE
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
@@ -205,7 +206,10 @@ def _is_change(changes: Any) -> bool:
 class Nack(Request, type=Type.NACK):
     """Give messages back. Items: `[token, what, delay_ms | nil (the topic's back-off), error | nil]`; with a fifth
     field, `False`, they were not begun: they are ready at once, and the attempt is not counted. With a sixth, a map
-    with `priority` or `headers` (packed; empty: none) or both, they have these in the group from then on."""
+    with `priority` or `headers` (packed; empty: none) or both, they have these in the group from then on. With a
+    seventh, how the attempt ends (`model.nack_ends`; the sixth may be nil then): RETRY, as without it; DEAD: they are
+    dead at once, with the error, and nothing of them is changed; SNOOZE: they come again, and the attempt is not
+    counted."""
 
     group_number: int
     partition: Partition
@@ -215,11 +219,14 @@ class Nack(Request, type=Type.NACK):
     def parse(cls, frame: Frame) -> Self:
         request = cls.checked(frame)
         for item, row in enumerate(request.items, 1):
-            if type(row) is not list or len(row) not in (4, 5, 6) or type(row[0]) is not int or row[0] < 0:
-                raise cls.wrong("items", f"item {item}: expected [token, what, delay_ms, error, begun, changes]")
+            if type(row) is not list or not 4 <= len(row) <= 7 or type(row[0]) is not int or row[0] < 0:
+                raise cls.wrong("items", f"item {item}: expected [token, what, delay_ms, error, begun, changes, end]")
             if len(row) > 4 and type(row[4]) is not bool:
                 raise cls.wrong("items", f"item {item}: begun must be bool")
-            if len(row) > 5 and (not row[4] or not _is_change(row[5])):
+            if len(row) > 6:
+                _check_end_of(cls, item, row)
+            may_change = len(row) == 6 or (len(row) > 6 and row[5] is not None)
+            if may_change and (not row[4] or not _is_change(row[5])):
                 raise cls.wrong("items", f"item {item}: changes must be {{priority: int, headers: bin}}, with begun")
             if row[1] is not None:
                 row[1] = ranges_of(cls, item, row[1])
@@ -228,6 +235,17 @@ class Nack(Request, type=Type.NACK):
             if row[3] is not None and (type(row[3]) is not str or len(row[3]) > FIXED.error_chars):
                 raise cls.wrong("items", f"item {item}: error must be nil or str of {FIXED.error_chars} characters")
         return request
+
+
+def _check_end_of(cls: type[Nack], item: int, row: list[Any]) -> None:
+    """Check how an item says that the attempt ends."""
+    end = row[6]
+    if type(end) is not int or end not in ENDS:
+        raise cls.wrong("items", f"item {item}: end must be {RETRY} (retry), {DEAD} (dead) or {SNOOZE} (snooze)")
+    if not row[4]:
+        raise cls.wrong("items", f"item {item}: what was not begun has no end")
+    if end == DEAD and (row[2] is not None or row[5] is not None):
+        raise cls.wrong("items", f"item {item}: what is dead has no delay, and is not changed")
 
 
 _is_extension = row_of("[token, lease_ms]", int, int)

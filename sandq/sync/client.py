@@ -24,6 +24,7 @@ from sandq.client.arguments import suggesting
 from sandq.client.client import CLIENT_NAME
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
+from sandq.client.consumer.end_rules import Types
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
 from sandq.client.options import DEFAULTS
 from sandq.client.portal import Portal, Pump
@@ -137,6 +138,9 @@ class Client(Wrapper[AsyncClient]):
         lease: Duration | None = None,
         start: Start = "earliest",
         grace: Duration = GRACE,
+        retry_on: Types | None = None,
+        dead_on: Types = (),
+        timeout: Duration | None = None,
     ) -> NoReturn:
         """Call `handler(message)` in worker threads for every message, `concurrency` of them at a time, for ever.
 
@@ -149,7 +153,17 @@ class Client(Wrapper[AsyncClient]):
             raise InvalidRequest(f"handler: a plain function is expected; {handler!r} is for sandq.connect's client")
         self._portal.call(
             lambda: self._inner.run(
-                topic, group, handler, concurrency=concurrency, credit=credit, lease=lease, start=start, grace=grace
+                topic,
+                group,
+                handler,
+                concurrency=concurrency,
+                credit=credit,
+                lease=lease,
+                start=start,
+                grace=grace,
+                retry_on=retry_on,
+                dead_on=dead_on,
+                timeout=timeout,
             ),
             patience_s=duration_ms(grace) / 1000 + _CLOSE_S,
         )

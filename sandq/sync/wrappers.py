@@ -265,5 +265,6 @@ class Leases(Wrapper[AsyncLeases]):
     take = blocking(AsyncLeases.take)
     ack = blocking(AsyncLeases.ack)
     nack = blocking(AsyncLeases.nack)
+    dead = blocking(AsyncLeases.dead)
     give_back = blocking(AsyncLeases.give_back)
     extend = blocking(AsyncLeases.extend)

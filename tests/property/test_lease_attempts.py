@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sandq.model.nack_ends import ENDS
 from sandq.partition import commands as c
 from sandq.partition.groups.lease_grants import LeaseGrants
 from sandq.partition.log import reader
@@ -38,7 +39,8 @@ def step(rng: random.Random, at: int, tokens: list[int]) -> tuple[int, c.Command
         case "ack" if tokens:
             return at, c.Ack([(rng.choice(tokens), None)])
         case "nack" if tokens:
-            return at, c.Nack([(rng.choice(tokens), None, rng.choice([0, 30, 900]), None)])
+            item = (rng.choice(tokens), None, rng.choice([0, 30, 900]), None)
+            return at, c.Nack([(*item, True, None, rng.choice(ENDS)) if rng.random() < 0.5 else item])
         case "seek" if not rng.randrange(8):
             return at, c.Seek("g", rng.choice(["earliest", "latest"]))
         case _:

@@ -19,6 +19,7 @@ from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.errors import Unavailable
 from sandq.model.group_limits import parse_limit, with_limit
+from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
 from tests.support.examples import examples
 from tests.support.partition.bench import FOREVER_MS, T
@@ -58,13 +59,20 @@ class Walk(Holding):
         self.model.drop(name)
 
     @precondition(lambda self: self.model.groups)
-    @rule(number=numbers, last=st.sampled_from([None, 1, 2, "topic"]), per_key=st.sampled_from([None, 1, 2, 3]))
-    def configure_group(self, number: int, last: Any, per_key: int | None) -> None:
+    @rule(
+        number=numbers,
+        last=st.sampled_from([None, 1, 2, "topic"]),
+        per_key=st.sampled_from([None, 1, 2, 3]),
+        snoozes=st.sampled_from([None, 0, 1, "topic", "topic"]),
+    )
+    def configure_group(self, number: int, last: Any, per_key: int | None, snoozes: Any) -> None:
         name = self._group(number)
         backoff = {"kind": "linear", "first_ms": 700, "factor_permille": 2000, "cap_ms": 1000, "jitter_percent": 0}
         given: dict[str, Any] = {} if last == "topic" else {"max_attempts": last, "backoff": backoff}
         if per_key is not None and self.model.settings["max_in_flight_per_key"] is not None:
             given["max_in_flight_per_key"] = per_key
+        if snoozes != "topic":
+            given["max_snoozes"] = snoozes
         self.apply(c.ConfigureGroup(name, given))
         self.model.groups[name].settings = given
 
@@ -163,14 +171,25 @@ class Walk(Holding):
         delay=st.sampled_from([None, None, 0, 400, 70_000]),
         error=st.sampled_from([None, "no"]),
         begun=st.sampled_from([None, True, False]),
+        end=st.sampled_from([None, RETRY, DEAD, SNOOZE, SNOOZE]),
     )
     def nack(
-        self, number: int, part: int | None, shape: str, delay: int | None, error: str | None, begun: bool | None
+        self,
+        number: int,
+        part: int | None,
+        shape: str,
+        delay: int | None,
+        error: str | None,
+        begun: bool | None,
+        end: int | None,
     ) -> None:
         token, what, named = self._some(number, part, shape)
-        item = (token, what, delay, error) if begun is None else (token, what, delay, error, begun)
+        item: tuple[Any, ...] = (token, what, delay, error) if begun is None else (token, what, delay, error, begun)
+        if begun is True and end is not None:
+            item = (*item, None, end)
         answer = self.apply(c.Nack([item]))[0]
-        assert self._lost(answer) == self.model.nack(token, named, delay, error, begun is not False)
+        ends = RETRY if begun is not True or end is None else end
+        assert self._lost(answer) == self.model.nack(token, named, delay, error, begun is not False, ends)
 
     def _some(self, number: int, part: int | None, shape: str) -> tuple[int, c.What, set[bytes] | None]:
         """A lease, what of it, in one of the shapes that the wire knows, and the same as offsets."""
@@ -219,7 +238,7 @@ class Walk(Holding):
         window=st.sampled_from([None, (-5000, 5000), (0, 30_000)]),
         prefix=st.sampled_from([None, None, b"a"]),
         shift=st.sampled_from([None, -4000, 2000]),
-        reason=st.sampled_from([None, None, "nacked", "lease_expired", "expired"]),
+        reason=st.sampled_from([None, None, "nacked", "lease_expired", "expired", "rejected"]),
         rate=st.sampled_from([None, None, 3]),
         number=numbers,
         to_its_end=st.booleans(),
@@ -430,7 +449,7 @@ TOPICS: dict[str, dict[str, Any]] = {
     "per_key_ttl": {"max_in_flight_per_key": 2, "ttl": "45s", "max_attempts": 1, "retention": "30s", "dedup_window": 0},
     "retention": {"retention": "2m", "max_attempts": 2, "group_ttl": "5m"},
     "retain": {"delete_on_ack": False, "retain": "1m", "max_attempts": 1, "group_ttl": None},
-    "for_ever": {"delete_on_ack": False, "ttl": "10s", "ordering": "key", "max_attempts": None},
+    "for_ever": {"delete_on_ack": False, "ttl": "10s", "ordering": "key", "max_attempts": None, "max_snoozes": 1},
 }
 
 

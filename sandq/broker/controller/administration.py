@@ -35,11 +35,12 @@ from sandq.model.errors import (
     Unavailable,
     UnknownPartition,
 )
-from sandq.model.features import GROUP_LIMIT_LEVEL, KEY_LIMIT_LEVEL, RANKED_LEVEL
+from sandq.model.features import ENDS_LEVEL, GROUP_LIMIT_LEVEL, KEY_LIMIT_LEVEL, RANKED_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
+from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, check_name
 from sandq.model.offsets import PARTITION_MAX
 from sandq.model.settings import CLASSES, parse_settings, update_settings
@@ -135,6 +136,8 @@ class Administration:
         record = parse_settings(request.settings, kind).record()
         if record.get(MAX_IN_FLIGHT_PER_KEY) is not None:
             self._node_log.check_level(KEY_LIMIT_LEVEL)
+        if MAX_SNOOZES in record:
+            self._node_log.check_level(ENDS_LEVEL)
 
         async def create() -> Topic:
             if name in self._view.topics:
@@ -162,6 +165,8 @@ class Administration:
         async def update() -> Topic:
             old = self._catalog.topic(name).record
             record = update_settings(old.settings, request.settings, old.kind).record()
+            if MAX_SNOOZES in record:
+                self._node_log.check_level(ENDS_LEVEL)
             if GROUP_LIMITS in old.settings:
                 record[GROUP_LIMITS] = old.settings[GROUP_LIMITS]
             there, copies = len(old.partitions), replicas or old.replicas

@@ -17,6 +17,7 @@ from sandq.client.consumer.lease import (
     ACKED,
     LOST,
     NACKED,
+    REJECTED,
     Chunk,
     Lease,
     LeaseOwner,
@@ -27,10 +28,11 @@ from sandq.client.consumer.lease import (
     positions_of,
     what_of,
 )
-from sandq.client.consumer.nack_change import NackChange, nack_item
+from sandq.client.consumer.nack_change import NackTerms
 from sandq.client.options import Options
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import LeaseLost, ProtocolError, SandqError
+from sandq.model.nack_ends import DEAD
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import lost_ranges, results
 from sandq.protocol.requests import Ack, Nack
@@ -42,10 +44,7 @@ class NackKey(NamedTuple):
     """Nacks that are one item of a request."""
 
     lease: Lease
-    delay_ms: int | None
-    error: str | None
-    begun: bool = True
-    change: NackChange | None = None
+    terms: NackTerms
 
 
 class Sent(NamedTuple):
@@ -53,6 +52,13 @@ class Sent(NamedTuple):
 
     nack: NackKey | None
     parts: list[Part]
+
+    @property
+    def settled(self) -> int:
+        """The state of its messages once it is done."""
+        if self.nack is None:
+            return ACKED
+        return REJECTED if self.nack.terms.end == DEAD else NACKED
 
 
 class RequestOwner(LeaseOwner, Protocol):
@@ -111,17 +117,9 @@ class AckQueue:
             self._dirty[chunk] = anyio.current_time()
             self._owner.poke()
 
-    def nack(
-        self,
-        chunk: Chunk,
-        spans: list[Span],
-        delay_ms: int | None,
-        error: str | None,
-        begun: bool = True,
-        change: NackChange | None = None,
-    ) -> None:
-        """Queue a nack of these messages; of what was not begun, the attempt is not counted."""
-        key = NackKey(chunk.lease, delay_ms, error, begun, change)
+    def nack(self, chunk: Chunk, spans: list[Span], terms: NackTerms) -> None:
+        """Queue a nack of these messages."""
+        key = NackKey(chunk.lease, terms)
         _, chunks = self._nacks.setdefault(key, (anyio.current_time(), {}))
         chunks.setdefault(chunk, []).extend(spans)
         self._owner.poke()
@@ -147,17 +145,15 @@ class AckQueue:
         nacks, self._nacks = self._nacks, {}
         since = min((since for since, _ in nacks.values()), default=0.0)
         owner = self._owner
-        plain: list[tuple[list[Any], Sent]] = []
-        changing: list[tuple[list[Any], Sent]] = []
+        by_feature: dict[int, list[tuple[list[Any], Sent]]] = {}
         for key, (_, chunks) in nacks.items():
             parts = list(chunks.items())
-            item = nack_item(key.lease.token, what_of(key.lease, parts), key.delay_ms, key.error, key.change)
-            if not key.begun:
-                item.append(False)
-            (plain if key.change is None else changing).append((item, Sent(key, parts)))
-        # A broker that cannot change messages refuses all of a frame: not that of others.
-        for items, sent in frames_of(plain) + frames_of(changing):
-            self._request(connection, Nack(owner.group_number, owner.partition, items).frame, sent, since)
+            row = key.terms.item(key.lease.token, what_of(key.lease, parts)), Sent(key, parts)
+            by_feature.setdefault(key.terms.feature, []).append(row)
+        # A broker that cannot do what an item asks for refuses all of a frame: not that of others.
+        for rows in by_feature.values():
+            for items, sent in frames_of(rows):
+                self._request(connection, Nack(owner.group_number, owner.partition, items).frame, sent, since)
 
     def _request(self, connection: Connection, frame: Callable[[int], bytes], sent: list[Sent], since: float) -> None:
         self.in_flight += 1
@@ -183,7 +179,7 @@ class AckQueue:
         owner = self._owner
         unseen = 0
         for chunk, spans in sent.parts:
-            chunk.fill(spans, ACKED if sent.nack is None else NACKED)
+            chunk.fill(spans, sent.settled)
             if lost is not None:
                 unseen += self._mark_lost(chunk, spans, lost)
             owner.settled(chunk, count_of([(chunk, spans)]))

@@ -3,7 +3,8 @@
 A `Chunk` is what one DELIVER frame brought, and what has become of each of its messages:
 
     HELD --ack--> ACKING --ok--> ACKED
-      |  --nack--> NACKING --ok--> NACKED         a lost lease: any of HELD, ACKING, NACKING --> LOST
+      |  --nack--> NACKING --ok--> NACKED         a lost lease: any of HELD, ..ING --> LOST
+      |  --dead--> REJECTING --ok--> REJECTED
       +--deadline passed, as far as we know--> LAPSED --ack--> ACKING (the broker has the last word)
 
 One byte a message is its state, so that what happens to many at once costs no work for each of them: a *span* is
@@ -19,7 +20,7 @@ from typing import Any, Final, Protocol, TypeVar
 import anyio
 
 from sandq.client.consumer.ack_ranges import PLACE, Run, ranges_of
-from sandq.client.consumer.nack_change import NackChange
+from sandq.client.consumer.nack_change import NackChange, NackTerms
 from sandq.client.messages.log_page import BYTES, LogPiece, each_offset
 from sandq.client.producer.validation import Headers
 from sandq.model import offsets as offset_model
@@ -42,13 +43,17 @@ NACKING: Final = 4
 NACKED: Final = 5
 LOST: Final = 6
 LAPSED: Final = 7
+REJECTING: Final = 8
+REJECTED: Final = 9
 
-SETTLING: Final = frozenset((ACKING, NACKING))
-SETTLED: Final = frozenset((ACKING, ACKED, NACKING, NACKED))
+SETTLED_BY: Final = {ACKING: ACKED, NACKING: NACKED, REJECTING: REJECTED}
+"""What becomes of messages that are being settled."""
+SETTLING: Final = frozenset(SETTLED_BY)
+SETTLED: Final = frozenset((*SETTLED_BY, *SETTLED_BY.values()))
 
 OF_HELD: Final = re.compile(b"\x01+")
 OF_OPEN: Final = re.compile(b"[\x01\x07]+")  # held or lapsed: may be settled
-OF_SETTLING: Final = re.compile(b"[\x02\x04]+")
+OF_SETTLING: Final = re.compile(b"[\x02\x04\x08]+")
 
 
 class LeaseOwner(Protocol):
@@ -60,15 +65,11 @@ class LeaseOwner(Protocol):
 
     def ack(self, chunk: Chunk, position: int) -> None: ...
 
-    def nack(
-        self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None, change: NackChange | None
-    ) -> None: ...
+    def nack(self, chunk: Chunk, position: int, terms: NackTerms) -> None: ...
 
     def ack_from(self, chunk: Chunk, start: int) -> None: ...
 
-    def nack_from(
-        self, chunk: Chunk, start: int, delay_ms: int | None, error: str | None, change: NackChange | None
-    ) -> None: ...
+    def nack_from(self, chunk: Chunk, start: int, terms: NackTerms) -> None: ...
 
     def nack_change(self, priority: int | None, headers: Headers | None) -> NackChange | None: ...
 

@@ -16,8 +16,8 @@ import anyio
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.ack_ranges import ranges_of
 from sandq.client.consumer.lease import positions_of
-from sandq.client.consumer.message import lease_ms_of, nack_options
-from sandq.client.consumer.nack_change import NackChange, nack_item
+from sandq.client.consumer.message import lease_ms_of
+from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, dead_terms, retry_terms
 from sandq.client.messages.log_page import LogMessage, LogPiece
 from sandq.client.options import again
 from sandq.client.positions import Start, start_of
@@ -257,7 +257,7 @@ class Leases:
     async def ack(self, items: Sequence[Item]) -> list[Held]:
         """Done with these: the group gets them no more. Returns those whose lease was lost: they may come again.
 
-        At most 10,000 at once; here as in `nack` and `extend`.
+        At most 10,000 at once; here as in `nack`, `dead` and `extend`.
         """
         return await self._settle(items, lambda token, what: [token, what], Ack)
 
@@ -269,23 +269,30 @@ class Leases:
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
+        count: bool = True,
     ) -> list[Held]:
         """Not done: they come back after `delay` (None: the topic's back-off), or are dead at the last attempt.
         Returns those whose lease was lost.
 
         For the group they have from then on another `priority` (in a topic of the kind priority or fair), or other
-        `headers` in place of those they had ({}: none), where they are given.
+        `headers` in place of those they had ({}: none), where they are given. `count=False`, a snooze: the attempt is
+        not counted, unless they were snoozed `max_snoozes` times (a setting).
         """
-        options = nack_options(delay, error)
+        terms = retry_terms(delay, error, count)
         if priority is not None:
             await self._cluster.topic(self.topic)
         change = NackChange.of(self._cluster, self.topic, priority, headers)
-        return await self._settle(items, lambda token, what: nack_item(token, what, *options, change), Nack)
+        return await self._settle(items, terms._replace(change=change).item, Nack)
+
+    async def dead(self, items: Sequence[Item], error: str | BaseException | None = None) -> list[Held]:
+        """They cannot be done: for the group they are dead at once, whatever attempts are left; their dead letters say
+        `error`, with the reason "rejected". Returns those whose lease was lost."""
+        return await self._settle(items, dead_terms(error).item, Nack)
 
     async def give_back(self, items: Sequence[Item]) -> list[Held]:
         """Not begun: they are ready again at once, and the attempt is not counted. Returns those whose lease was
         lost."""
-        return await self._settle(items, lambda token, what: [token, what, None, None, False], Nack)
+        return await self._settle(items, NOT_BEGUN.item, Nack)
 
     async def extend(self, items: Sequence[Item], lease: Duration) -> list[int | None]:
         """Hold them until `lease` from now, and whatever else is under their leases. Returns the new deadline (epoch

@@ -8,10 +8,10 @@ from typing import Any
 
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.lease import HELD, LOST, SETTLED, Chunk, Extension
+from sandq.client.consumer.nack_change import dead_terms, retry_terms
 from sandq.client.messages.log_page import LogMessage
 from sandq.client.producer.validation import Headers
 from sandq.model.errors import InvalidRequest
-from sandq.model.limits import FIXED
 from sandq.model.times import Duration, duration_ms
 
 
@@ -47,7 +47,7 @@ class HeldMessage(LogMessage[Chunk]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was acked or nacked here (the broker may not have answered yet)."""
+        """Whether it was acked, nacked or given up here (the broker may not have answered yet)."""
         return self._piece.state[self._position] in SETTLED
 
     @property
@@ -64,9 +64,9 @@ class HeldMessage(LogMessage[Chunk]):
 
 @suggesting
 class Message(HeldMessage):
-    """One delivered message, held under a lease until it is acked or nacked, or the lease ends.
+    """One delivered message, held under a lease until it is settled, or the lease ends.
 
-    `ack`, `nack` and `extend` take effect without being awaited: they are queued and leave within about a
+    `ack`, `nack`, `dead` and `extend` take effect without being awaited: they are queued and leave within about a
     millisecond, many in one frame. Awaiting what they return waits for the broker's answer and raises
     LeaseLost when the lease was not held any more. A failure that nobody awaits is logged as a warning
     ("sandq.client").
@@ -86,14 +86,23 @@ class Message(HeldMessage):
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
+        count: bool = True,
     ) -> Settlement:
         """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
 
+        `count=False`, a snooze: the attempt is not counted, unless it was snoozed `max_snoozes` times (a setting).
         For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
         `headers` in place of those it had ({}: none), where they are given.
         """
         owner = self._piece.lease.owner
-        owner.nack(self._piece, self._position, *nack_options(delay, error), owner.nack_change(priority, headers))
+        terms = retry_terms(delay, error, count, owner.nack_change(priority, headers))
+        owner.nack(self._piece, self._position, terms)
+        return Settlement(self._piece, self._position)
+
+    def dead(self, error: str | BaseException | None = None) -> Settlement:
+        """It cannot be done: for this group it is dead at once, whatever attempts are left; its dead letter says
+        `error`, with the reason "rejected"."""
+        self._piece.lease.owner.nack(self._piece, self._position, dead_terms(error))
         return Settlement(self._piece, self._position)
 
     def extend(self, lease: Duration) -> Extension:
@@ -102,7 +111,7 @@ class Message(HeldMessage):
 
 
 class Settlement:
-    """What `ack` and `nack` return: nothing to do, or `await` it to know that the broker did it."""
+    """What `ack`, `nack` and `dead` return: nothing to do, or `await` it to know that the broker did it."""
 
     __slots__ = ("_chunk", "_position")
 
@@ -112,17 +121,6 @@ class Settlement:
 
     def __await__(self) -> Generator[Any, Any, None]:
         return self._chunk.lease.owner.confirmed(self._chunk, self._position).__await__()
-
-
-def error_text(error: str | BaseException) -> str:
-    """The error of a nack; what UTF-8 cannot say (file names have such text) is escaped."""
-    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    return text[: FIXED.error_chars].encode(errors="backslashreplace").decode()[: FIXED.error_chars]
-
-
-def nack_options(delay: Duration | None, error: str | BaseException | None) -> tuple[int | None, str | None]:
-    """`(delay ms, error)` of a nack."""
-    return None if delay is None else duration_ms(delay), None if error is None else error_text(error)
 
 
 def extension_ms(lease: Duration) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.lease import OF_HELD, Chunk, Extension, positions_of
-from sandq.client.consumer.message import Message, extension_ms, nack_options
+from sandq.client.consumer.message import Message, extension_ms
+from sandq.client.consumer.nack_change import dead_terms, retry_terms
 from sandq.client.messages.log_page import text_of_tenant
 from sandq.client.producer.validation import Headers
 from sandq.model.times import Duration
@@ -100,8 +101,8 @@ class MessageBatch(HeldBatch):
     """Messages of one partition that came together, under one lease. There is no object for each of them until
     `messages` is asked for, and settling all of them is one item of a request.
 
-    `ack` and `nack` are about what of the batch is not settled yet; they are queued, and awaiting what they return
-    waits for the broker's answer, as with a message.
+    `ack`, `nack` and `dead` are about what of the batch is not settled yet; they are queued, and awaiting what they
+    return waits for the broker's answer, as with a message.
     """
 
     __slots__ = ()
@@ -123,13 +124,20 @@ class MessageBatch(HeldBatch):
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
+        count: bool = True,
     ) -> BatchSettlement:
         """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
 
-        `priority` and `headers` as with a message: all of it has them then.
+        `priority`, `headers` and `count` as with a message: they are about all of it.
         """
         owner = self._chunk.lease.owner
-        owner.nack_from(self._chunk, self._start, *nack_options(delay, error), owner.nack_change(priority, headers))
+        terms = retry_terms(delay, error, count, owner.nack_change(priority, headers))
+        owner.nack_from(self._chunk, self._start, terms)
+        return BatchSettlement(self._chunk, self._start)
+
+    def dead(self, error: str | BaseException | None = None) -> BatchSettlement:
+        """It cannot be done: all of it is dead for this group at once, as with a message."""
+        self._chunk.lease.owner.nack_from(self._chunk, self._start, dead_terms(error))
         return BatchSettlement(self._chunk, self._start)
 
     def extend(self, lease: Duration) -> Extension:
@@ -138,8 +146,8 @@ class MessageBatch(HeldBatch):
 
 
 class BatchSettlement:
-    """What a batch's `ack` and `nack` return: nothing to do, or `await` it to know that the broker did it for every
-    message. LeaseLost: one or more were not held any more."""
+    """What a batch's `ack`, `nack` and `dead` return: nothing to do, or `await` it to know that the broker did it for
+    every message. LeaseLost: one or more were not held any more."""
 
     __slots__ = ("_chunk", "_start")
 

@@ -10,6 +10,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Final
 
 import anyio
 
@@ -20,23 +21,28 @@ from sandq.client.consumer.lease import (
     HELD,
     LAPSED,
     LOST,
+    NACKED,
     NACKING,
     OF_HELD,
     OF_OPEN,
     OF_SETTLING,
+    REJECTED,
+    REJECTING,
     SETTLED,
+    SETTLED_BY,
     SETTLING,
     Chunk,
     Extension,
     Lease,
 )
 from sandq.client.consumer.lease_extension import LeaseExtensions
-from sandq.client.consumer.nack_change import NackChange
+from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, NackTerms
 from sandq.client.options import again
 from sandq.client.producer.validation import Headers
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.model.errors import InvalidRequest, LeaseLost, SandqError
+from sandq.model.nack_ends import DEAD
 
 log = logging.getLogger("sandq.client")
 
@@ -143,11 +149,9 @@ class PartitionConsumer:
         if self._begin(chunk, position, ACKING):
             self._ack_queue.ack_one(chunk, position)
 
-    def nack(
-        self, chunk: Chunk, position: int, delay_ms: int | None, error: str | None, change: NackChange | None
-    ) -> None:
-        if self._begin(chunk, position, NACKING):
-            self._ack_queue.nack(chunk, [(position, position + 1)], delay_ms, error, change=change)
+    def nack(self, chunk: Chunk, position: int, terms: NackTerms) -> None:
+        if self._begin(chunk, position, _settling(terms)):
+            self._ack_queue.nack(chunk, [(position, position + 1)], terms)
 
     def ack_from(self, chunk: Chunk, start: int) -> None:
         """Ack all messages from position `start` on that are not settled yet."""
@@ -155,13 +159,11 @@ class PartitionConsumer:
         if spans:
             self._ack_queue.ack(chunk, spans)
 
-    def nack_from(
-        self, chunk: Chunk, start: int, delay_ms: int | None, error: str | None, change: NackChange | None
-    ) -> None:
+    def nack_from(self, chunk: Chunk, start: int, terms: NackTerms) -> None:
         """Nack all messages from position `start` on that are not settled yet."""
-        spans = self._begin_from(chunk, start, NACKING)
+        spans = self._begin_from(chunk, start, _settling(terms))
         if spans:
-            self._ack_queue.nack(chunk, spans, delay_ms, error, change=change)
+            self._ack_queue.nack(chunk, spans, terms)
 
     def nack_change(self, priority: int | None, headers: Headers | None) -> NackChange | None:
         """What a nack changes of its messages, checked. Of any thread: it only looks."""
@@ -169,9 +171,7 @@ class PartitionConsumer:
 
     def give_back_from(self, chunk: Chunk, start: int) -> None:
         """From position `start` on nothing was begun: ready for others at once, the attempt not counted."""
-        spans = self._begin_from(chunk, start, NACKING)
-        if spans:
-            self._ack_queue.nack(chunk, spans, None, None, begun=False)
+        self.nack_from(chunk, start, NOT_BEGUN)
 
     def _begin(self, chunk: Chunk, position: int, settling: int) -> bool:
         """Whether a message is to be settled now: not when it was before, nor when its lease is known to be lost."""
@@ -184,10 +184,10 @@ class PartitionConsumer:
         elif state == LOST:
             chunk.errors.setdefault(position, self.lost_error(chunk.lease))
             return False
-        elif (state in (ACKING, ACKED)) is (settling == ACKING):
+        elif state in (settling, SETTLED_BY[settling]):
             return False
         else:
-            raise settled_otherwise(settling)
+            raise settled_otherwise(state, settling)
         chunk.state[position] = settling
         return True
 
@@ -195,8 +195,8 @@ class PartitionConsumer:
         """Raise what settling a message so would raise. Of any thread: it only looks."""
         self.check_open()
         state = chunk.state[position]
-        if state in SETTLED and (state in (ACKING, ACKED)) is not (settling == ACKING):
-            raise settled_otherwise(settling)
+        if state in SETTLED and state not in (settling, SETTLED_BY[settling]):
+            raise settled_otherwise(state, settling)
 
     def _begin_from(self, chunk: Chunk, start: int, settling: int) -> list[tuple[int, int]]:
         self.check_open()
@@ -312,7 +312,17 @@ class PartitionConsumer:
         self._extensions.give_up(error)
 
 
-def settled_otherwise(settling: int) -> InvalidRequest:
+def settled_otherwise(state: int, settling: int) -> InvalidRequest:
     """The error about acking what was nacked, or the other way round."""
-    was, wanted = ("nacked", "acked") if settling == ACKING else ("acked", "nacked")
-    return InvalidRequest(f"the message was {was} already, it cannot be {wanted}")
+    return InvalidRequest(f"the message was {_SAID[state]} already, it cannot be {_SAID[settling]}")
+
+
+_SAID: Final = {
+    **dict.fromkeys((ACKING, ACKED), "acked"),
+    **dict.fromkeys((NACKING, NACKED), "nacked"),
+    **dict.fromkeys((REJECTING, REJECTED), "given up"),
+}
+
+
+def _settling(terms: NackTerms) -> int:
+    return REJECTING if terms.end == DEAD else NACKING

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from sandq.client.arguments import suggesting
-from sandq.client.consumer.lease import ACKING, NACKING, Chunk, Extension
-from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms, nack_options
+from sandq.client.consumer.lease import ACKING, NACKING, REJECTING, Chunk, Extension
+from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
+from sandq.client.consumer.nack_change import NackTerms, dead_terms, retry_terms
 from sandq.client.consumer.partition_consumer import settled_otherwise
 from sandq.client.portal import Confirmation, Portal
 from sandq.client.producer.validation import Headers
@@ -18,11 +19,11 @@ _OPEN: Final = 0
 
 @suggesting
 class Message(HeldMessage):
-    """One delivered message, held under a lease until it is acked or nacked, or the lease ends.
+    """One delivered message, held under a lease until it is settled, or the lease ends.
 
-    `ack`, `nack` and `extend` only queue what they ask for, and may be called from any thread; `message.ack().wait()`
-    waits for the broker's answer, and raises LeaseLost when the lease was not held any more. A failure that nobody
-    waits for is logged as a warning ("sandq.client").
+    `ack`, `nack`, `dead` and `extend` only queue what they ask for, and may be called from any thread;
+    `message.ack().wait()` waits for the broker's answer, and raises LeaseLost when the lease was not held any more. A
+    failure that nobody waits for is logged as a warning ("sandq.client").
     """
 
     __slots__ = ("_asked", "_portal")
@@ -44,21 +45,21 @@ class Message(HeldMessage):
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
+        count: bool = True,
     ) -> Confirmation[None]:
         """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
 
+        `count=False`, a snooze: the attempt is not counted, unless it was snoozed `max_snoozes` times (a setting).
         For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
         `headers` in place of those it had ({}: none), where they are given.
         """
-        chunk, position = self._piece, self._position
-        options = (*nack_options(delay, error), chunk.lease.owner.nack_change(priority, headers))
-        self._ask(NACKING)
+        change = self._piece.lease.owner.nack_change(priority, headers)
+        return self._nack(NACKING, retry_terms(delay, error, count, change))
 
-        def begin() -> Settlement:
-            chunk.lease.owner.nack(chunk, position, *options)
-            return Settlement(chunk, position)
-
-        return Confirmation(self._portal, begin)
+    def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
+        """It cannot be done: for this group it is dead at once, whatever attempts are left; its dead letter says
+        `error`, with the reason "rejected"."""
+        return self._nack(REJECTING, dead_terms(error))
 
     def extend(self, lease: Duration) -> Confirmation[int]:
         """Hold it until `lease` from now; waiting gives the new deadline, epoch milliseconds.
@@ -72,6 +73,16 @@ class Message(HeldMessage):
         chunk.lease.owner.ack(chunk, position)
         return Settlement(chunk, position)
 
+    def _nack(self, settling: int, terms: NackTerms) -> Confirmation[None]:
+        chunk, position = self._piece, self._position
+        self._ask(settling)
+
+        def begin() -> Settlement:
+            chunk.lease.owner.nack(chunk, position, terms)
+            return Settlement(chunk, position)
+
+        return Confirmation(self._portal, begin)
+
     def _ask(self, settling: int) -> None:
         """Refuse at once what is known to be wrong; the loop has the last word."""
         if self._portal.is_foreign:
@@ -80,7 +91,7 @@ class Message(HeldMessage):
             self._piece.lease.owner.check(self._piece, self._position, settling)
             self._asked = settling
         elif self._asked != settling:
-            raise settled_otherwise(settling)
+            raise settled_otherwise(self._asked, settling)
 
 
 @suggesting
@@ -88,8 +99,8 @@ class MessageBatch(HeldBatch):
     """Messages of one partition that came together, under one lease. There is no object for each of them until
     `messages` is asked for, and settling all of them is one item of a request.
 
-    `ack` and `nack` are about what of the batch is not settled yet; they are queued, and `batch.ack().wait()` waits for
-    the broker's answer.
+    `ack`, `nack` and `dead` are about what of the batch is not settled yet; they are queued, and `batch.ack().wait()`
+    waits for the broker's answer.
     """
 
     __slots__ = ("_portal",)
@@ -121,17 +132,25 @@ class MessageBatch(HeldBatch):
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
+        count: bool = True,
     ) -> Confirmation[None]:
         """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
 
-        `priority` and `headers` as with a message: all of it has them then.
+        `priority`, `headers` and `count` as with a message: they are about all of it.
         """
+        change = self._chunk.lease.owner.nack_change(priority, headers)
+        return self._nack(retry_terms(delay, error, count, change))
+
+    def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
+        """It cannot be done: all of it is dead for this group at once, as with a message."""
+        return self._nack(dead_terms(error))
+
+    def _nack(self, terms: NackTerms) -> Confirmation[None]:
         chunk, start = self._chunk, self._start
-        options = (*nack_options(delay, error), chunk.lease.owner.nack_change(priority, headers))
         chunk.lease.owner.check_open()
 
         def begin() -> BatchSettlement:
-            chunk.lease.owner.nack_from(chunk, start, *options)
+            chunk.lease.owner.nack_from(chunk, start, terms)
             return BatchSettlement(chunk, start)
 
         return Confirmation(self._portal, begin)

@@ -1,8 +1,9 @@
 """`client.run`: a handler called for each message, by so many workers; what becomes of a message follows from how the
 handler ends.
 
-    returned                     acked            raised Retry        nacked, with the delay that it names
-    settled the message itself   left alone       raised anything     nacked, with the error; logged with its traceback
+    returned                     acked            raised Retry     nacked, with the delay that it names
+    settled the message itself   left alone       raised Dead      dead at once, with the error that it names
+    took too long                nacked           raised another   `EndRules` says which; logged with its traceback
 
 Workers are tasks that pull from one subscription; none is made for a message. Idle ones queue up, so that a message
 wakes one of them. Each lives in a cancel scope of its own, shielded from whoever cancels `run`: at the end the idle
@@ -15,17 +16,19 @@ import inspect
 import logging
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import anyio
 import anyio.to_thread
 
-from sandq.client.consumer.message import Message, error_text
+from sandq.client.consumer.end_rules import DEFAULT_RULES, EndRules, Rule
+from sandq.client.consumer.message import Message
 from sandq.client.consumer.subscription import Subscription
 from sandq.client.consumer.threaded import Message as ThreadedMessage
 from sandq.client.portal import Portal, Pump
 from sandq.model.errors import InvalidRequest, SandqError
-from sandq.model.times import Duration, duration_ms
+from sandq.model.times import Duration, duration_ms, format_duration
 
 log = logging.getLogger("sandq.client")
 
@@ -39,29 +42,22 @@ CONCURRENCY_MAX: Final = 10_000
 GRACE: Final = "30s"
 
 
-class Retry(Exception):
-    """Raise it in a handler of `client.run` to choose when the message comes back: `raise sandq.Retry("5m")`.
-
-    `delay`: a duration, from now on; None is the topic's back-off. `error`: what is noted with the attempt; None is the
-    exception that this one was raised from, if any. The attempt counts: at the last one the message is dead.
-    """
-
-    def __init__(self, delay: Duration | None = None, error: str | BaseException | None = None) -> None:
-        self.delay = delay
-        self.delay_ms = None if delay is None else duration_ms(delay)
-        self.error = error
-        super().__init__(delay, error)
-
-    def __str__(self) -> str:
-        reason = self.__cause__ if self.error is None else self.error
-        return "to be tried again" if reason is None else failure_text(reason)
-
-
 class Runner:
     """One `client.run`."""
 
-    def __init__(self, subscription: Subscription, handler: Handler, concurrency: int, grace: Duration) -> None:
+    def __init__(
+        self,
+        subscription: Subscription,
+        handler: Handler,
+        concurrency: int,
+        grace: Duration,
+        rules: EndRules = DEFAULT_RULES,
+        timeout_s: float | None = None,
+    ) -> None:
+        """`timeout_s`: how long the handler may take for a message; None: as long as it likes."""
         self._subscription = subscription
+        self._rules = rules
+        self._timeout_s = timeout_s
         self._handler: Callable[[Any], Any] = handler
         self._concurrency = concurrency
         self._grace_s = duration_ms(grace) / 1000
@@ -137,10 +133,12 @@ class Runner:
     async def _handle(self, message: Message, scope: anyio.CancelScope) -> None:
         """Call the handler and settle the message. Raises what ends the worker."""
         try:
-            if self._threads is None:
-                await self._handler(message)
+            if self._timeout_s is None:
+                await self._call(message)
+            elif self._threads is None:
+                await self._call_within(message, self._timeout_s)
             else:
-                await self._threads.call(self._handler, message)
+                await self._threads.within(self._timeout_s, partial(self._time_out, message), self._call, message)
         except GeneratorExit:
             raise  # the loop is being torn down
         except (KeyboardInterrupt, _NotAHandler):
@@ -160,6 +158,28 @@ class Runner:
         else:
             self._done_with(message)
 
+    async def _call(self, message: Message) -> None:
+        if self._threads is None:
+            await self._handler(message)
+        else:
+            await self._threads.call(self._handler, message)
+
+    async def _call_within(self, message: Message, timeout_s: float) -> None:
+        """Call an async handler, and cancel it when it takes longer than this."""
+        with anyio.move_on_after(timeout_s) as scope:
+            await self._handler(message)
+        if scope.cancelled_caught:
+            self._time_out(message)
+
+    def _time_out(self, message: Message) -> None:
+        """The handler took too long: the message comes again, unless it was settled before."""
+        assert self._timeout_s is not None
+        error = f"took longer than {format_duration(round(self._timeout_s * 1000))}"
+        ended = "was cancelled" if self._threads is None else "goes on in its thread, which nobody can cancel"
+        log.error("%s %s: it %s", _of(message), error, ended)
+        if not (message.is_settled or message.is_lost):
+            self._settle(lambda: message.nack(error=error))
+
     def _done_with(self, message: Message) -> None:
         if message.is_settled:
             return
@@ -169,23 +189,29 @@ class Runner:
         self._settle(message.ack)
 
     def _failed_on(self, message: Message, error: BaseException) -> None:
-        retry = _retry_of(error)
-        if retry is None:
-            log.error("%s failed: %s", _of(message), failure_text(error), exc_info=error)
+        rule = self._rules.rule(error)
+        if not rule.is_expected:
+            failed = "failed, and the message is dead" if rule.is_dead else "failed"
+            log.error("%s %s: %s", _of(message), failed, rule.error, exc_info=error)
+        elif rule.is_dead:
+            log.warning("%s gives it up: it is dead: %s", _of(message), rule.error)
         else:
-            log.info("%s asks to be tried again: %s", _of(message), retry)
-        if message.is_settled or message.is_lost:
-            return
-        if retry is None:
-            self._settle(lambda: message.nack(error=failure_text(error)))
-        else:
-            self._settle(lambda: message.nack(delay=retry.delay, error=str(retry)))
+            log.info("%s asks to be tried again: %s", _of(message), rule.error)
+        if not (message.is_settled or message.is_lost):
+            self._settle(partial(_end, message, rule))
 
     def _settle(self, settle: Callable[[], object]) -> None:
         try:
             settle()
         except SandqError as error:  # the client was closed: the iterator says so, too
             log.warning("topic %s: %s", self._subscription.topic, error)
+
+
+def _end(message: Message, rule: Rule) -> None:
+    if rule.is_dead:
+        message.dead(rule.error)
+    else:
+        message.nack(delay=rule.delay, error=rule.error, count=rule.counts)
 
 
 class _NotAHandler(InvalidRequest):
@@ -205,6 +231,34 @@ class _Threads:
         with anyio.CancelScope(shield=True):
             await self.pump.run()
 
+    async def within(
+        self,
+        timeout_s: float,
+        on_late: Callable[[], None],
+        call: Callable[[Message], Awaitable[None]],
+        message: Message,
+    ) -> None:
+        """Call, and tell `on_late` when it takes longer than this. It is waited for nevertheless: its thread has a
+        place among those that may run until it ends."""
+
+        async def watch() -> None:
+            await anyio.sleep(timeout_s)
+            self.pump.empty()  # it may have settled the message
+            on_late()
+
+        failure: BaseException | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            try:
+                await call(message)
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as error:
+                failure = error  # raised below: as it is, not in the group of a task group
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
     async def call(self, handler: Callable[[ThreadedMessage], object], message: Message) -> None:
         """A thread cannot be cancelled: it is left to itself then."""
         threaded = ThreadedMessage(self._portal, message._piece, message._position, message.value)
@@ -223,27 +277,40 @@ def check_options(handler: object, concurrency: object) -> None:
     """InvalidRequest when these cannot be run."""
     if not callable(handler):
         raise InvalidRequest(f"handler: a function that takes a message is expected, not {handler!r}")
+    _check_signature(handler)
     if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise InvalidRequest(f"concurrency: an int within 1..{CONCURRENCY_MAX} is expected, not {concurrency!r}")
+
+
+def _check_signature(handler: Callable[..., object]) -> None:
+    """InvalidRequest unless it can be called with a message and nothing else; what does not tell is believed."""
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(handler, "__qualname__", None) or repr(handler)
+        raise InvalidRequest(
+            f"handler: {name}{signature} cannot be called with one argument, the message: {error}"
+        ) from None
+
+
+def timeout_s_of(timeout: Duration | None) -> float | None:
+    """Return for how long a handler may work on a message, in seconds. Raises InvalidRequest."""
+    if timeout is None:
+        return None
+    timeout_ms = duration_ms(timeout)
+    if not timeout_ms:
+        raise InvalidRequest("timeout: it must be longer than nothing; None is as long as the handler likes")
+    return timeout_ms / 1000
 
 
 def is_async(handler: object) -> bool:
     """Whether calling it gives something to be awaited."""
     call = getattr(handler, "__call__", None)  # noqa: B004 - of an object that is called like a function
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
-
-
-def failure_text(error: str | BaseException) -> str:
-    """An error as a nack carries it: type and message, bounded; the only one in a group, or the first of several."""
-    more = 0
-    while isinstance(error, BaseExceptionGroup):
-        more += len(error.exceptions) - 1
-        error = error.exceptions[0]
-    try:
-        text = error_text(error)
-    except Exception:  # of its __str__
-        text = type(error).__name__
-    return error_text(f"{text} (and {more} more)") if more else text
 
 
 def _of(message: Message) -> str:
@@ -267,10 +334,3 @@ def _is_task_cancelled() -> bool:
     except RuntimeError:  # trio
         return False
     return task is not None and bool(task.cancelling())
-
-
-def _retry_of(error: BaseException) -> Retry | None:
-    """The Retry that an error is, if it is one (a task group puts it into a group)."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error if isinstance(error, Retry) else None

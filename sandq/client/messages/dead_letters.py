@@ -41,9 +41,9 @@ class DeadLetters:
     """The dead letters of one group, over all partitions of the topic.
 
     Those that are meant can be named by their ids, or chosen by any of these, all of which hold then. `reason` is why a
-    message died: "nacked" or "lease_expired" at its last attempt, "expired" when its ttl had passed. `since` and
-    `until` bound when it died, the latter is not included. `error` is part of its last error, upper and lower case as
-    they are. `key_prefix` is the beginning of its key.
+    message died: "nacked" or "lease_expired" at its last attempt, "expired" when its ttl had passed, "rejected" when a
+    consumer gave it up. `since` and `until` bound when it died, the latter is not included. `error` is part of its last
+    error, upper and lower case as they are. `key_prefix` is the beginning of its key.
     """
 
     def __init__(self, cluster: Cluster, admin: Admin, topic: str, group: str) -> None:

@@ -120,7 +120,7 @@ class DeadOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message that a group does not get any more; `reason`: nacked, lease_expired or expired.
+    """A message that a group does not get any more; `reason`: see `DeadLetters`.
 
     `history` are the last attempts, those before earlier redrives too, the oldest first; `lives` what ended by these
     redrives, each with its own part of the history. `attempts`, `reason` and `error` are those of its last life.

@@ -23,8 +23,8 @@ from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
-NACKED, LEASE_EXPIRED, EXPIRED = "nacked", "lease_expired", "expired"
-"""Why a message died: its last attempt was nacked, or ran out; or its ttl passed."""
+NACKED, LEASE_EXPIRED, EXPIRED, REJECTED = "nacked", "lease_expired", "expired", "rejected"
+"""Why a message died: its last attempt was nacked, or ran out; its ttl passed; or a consumer said that it is dead."""
 ROW_BYTES = 256
 """Of a row beside what its producer sent, about."""
 
@@ -130,6 +130,8 @@ class DeadLetters:
             totals.dead_expired += count
         elif reason == NACKED:
             totals.dead_nacked += count
+        elif reason == REJECTED:
+            totals.dead_rejected += count
         else:
             totals.dead_lease_expired += count
 

@@ -102,7 +102,7 @@ class LeaseGrants:
                 break
             if entry.dies_waiting and entry.due_ms > lease.leased_ms:
                 break  # not ahead of a time that does not come
-            if lease.ranges and (entry.attempt + 1, entry.kept) != (lease.attempt, lease.kept):
+            if lease.ranges and entry.alike != lease.alike:
                 break
             if self._dead.bury_expired(group, entry, lease.leased_ms, view):
                 continue
@@ -110,7 +110,8 @@ class LeaseGrants:
             ranges = self._waiting.take(group, entry, count, view)
             left -= count
             taken_bytes += size
-            lease.attempt, lease.kept, lease.due_ms = entry.attempt + 1, entry.kept, entry.due_ms
+            lease.attempt, lease.kept, lease.snoozes = entry.alike
+            lease.due_ms = entry.due_ms
             lease.since_ms = min(lease.since_ms, entry.since_ms)
             lease.ranges += ranges
             if entry.history:

@@ -58,6 +58,8 @@ class Lease:
     """0 while it lives; then the sequence number of its end (kept a while to answer repeated acks)."""
     counted: int = 0
     """How many of its live messages the group's metrics have counted."""
+    snoozes: int = 0
+    """How often each of its messages was snoozed."""
     flying: int = 0
     """Those of its messages that are counted as in flight of their tenants, where messages are ranked."""
     starts: list[int] = field(init=False)
@@ -96,6 +98,11 @@ class Lease:
         """None of it is live any more: forget what was made for speed alone. `number`: see `ended`."""
         self.ended = number
         self._past = self._packed = self._places = self._queue_ends = None
+
+    @property
+    def alike(self) -> tuple[int, bool, int]:
+        """What all messages of a lease have in common."""
+        return self.attempt, self.kept, self.snoozes
 
     @property
     def live(self) -> int:
@@ -270,6 +277,8 @@ class Lease:
             self.since_ms,
             self.kept,
         )
+        if self.snoozes:
+            return rows.pack_with(fields, past_field, rows.pack_field(self.queues), rows.pack_field(self.snoozes))
         if self.queues:
             return rows.pack_with(fields, past_field, rows.pack_field(self.queues))
         return rows.pack_with(fields, past_field)
@@ -281,8 +290,8 @@ class Lease:
 
     @classmethod
     def load(cls, token: int, row: bytes, progress: bytes | None) -> Lease:
-        group_id, consumer, attempt, deadline_ms, due_ms, ranges, leased_ms, since_ms, kept, past, *queues = (
-            rows.unpack(row)
+        group_id, consumer, attempt, deadline_ms, due_ms, ranges, leased_ms, since_ms, kept, past, *more = rows.unpack(
+            row
         )
         lease = cls(
             token,
@@ -296,8 +305,9 @@ class Lease:
             since_ms,
             kept,
             [(rows.unpack_ranges(packed), load_history(history)) for packed, history in past],
-            [(queue, length) for queue, length in queues[0]] if queues else [],
+            [(queue, length) for queue, length in more[0]] if more else [],
         )
+        lease.snoozes = more[1] if len(more) > 1 else 0
         if progress is not None:
             acked, left, lease.ended, lease.revoked = rows.unpack(progress)
             lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")
@@ -333,12 +343,19 @@ class Waiting:
     """None below the level `CLOCK_RESET`."""
     queue: bytes | None = None
     """The ready queue that they stand in again when they are due, where messages are ranked."""
+    snoozes: int = 0
+    """How often each of them was snoozed."""
     counted: int = 0
     """How many of its messages the group's metrics have counted, ..."""
     ripe: bool = False
     """... and whether their time has come."""
     expiries: Any = None
     """When each of them expires, as far as that was wanted: `waiting_table`."""
+
+    @property
+    def alike(self) -> tuple[int, bool, int]:
+        """What a lease says of them all: see `Lease.alike`."""
+        return self.attempt + 1, self.kept, self.snoozes
 
     @property
     def dies_waiting(self) -> bool:
@@ -357,18 +374,21 @@ class Waiting:
     def row(self) -> bytes:
         ranges = self.ranges.packed()
         fields = self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history
+        if self.snoozes:
+            return rows.pack(*fields, self.made, self.queue, self.snoozes)
         if self.queue is not None:
             return rows.pack(*fields, self.made, self.queue)
         return rows.pack(*fields) if self.made is None else rows.pack(*fields, self.made)
 
     @classmethod
     def load(cls, key: bytes, row: bytes) -> Waiting:
-        attempt, error, packed, since_ms, kept, expires_ms, history, *made = rows.unpack(row)
+        attempt, error, packed, since_ms, kept, expires_ms, history, *more = rows.unpack(row)
         due_ms, seq = int.from_bytes(key[5:11], "big"), int.from_bytes(key[11:], "big")
         ranges = PackedRanges(rows.unpack_ranges(packed))
         entry = cls(due_ms, seq, attempt, error, ranges, since_ms, kept, expires_ms, load_history(history))
-        entry.made = Made(*made[0]) if made else None
-        entry.queue = made[1] if len(made) > 1 else None
+        entry.made = Made(*more[0]) if more and more[0] is not None else None
+        entry.queue = more[1] if len(more) > 1 else None
+        entry.snoozes = more[2] if len(more) > 2 else 0
         return entry
 
 

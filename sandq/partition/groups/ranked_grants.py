@@ -137,7 +137,7 @@ class RankedGrants:
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
-            is_first = not lease.ranges or (lease.attempt, lease.kept) == (1, False)
+            is_first = not lease.ranges or lease.alike == (1, False, 0)
             if is_first and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
                 turns, size = ready.take_turns(left, max_bytes - taken_bytes, view)
                 if turns:
@@ -157,8 +157,7 @@ class RankedGrants:
             head = None if gets_nothing_new else ready.head(queue, view)
             room_for_new = ready.limits.room_for_new(queue.tenant)
             if returned is not None and (head is None or _first(returned) < head.first):
-                is_same = not lease.ranges or (lease.attempt, lease.kept) == (returned.attempt + 1, returned.kept)
-                if not is_same:
+                if lease.ranges and lease.alike != returned.alike:
                     break
                 if most > 1:
                     # What was given back together need not stand together.
@@ -190,7 +189,7 @@ class RankedGrants:
             return 0, 0
         count, size = fitting(self._kept, group, entry, limit, max_bytes, view)
         ranges = self._waiting.take(group, entry, count, view)
-        lease.attempt, lease.kept = entry.attempt + 1, entry.kept
+        lease.attempt, lease.kept, lease.snoozes = entry.alike
         lease.due_ms = max(lease.due_ms, entry.due_ms)
         lease.since_ms = min(lease.since_ms, entry.since_ms)
         lease.ranges += ranges

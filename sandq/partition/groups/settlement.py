@@ -7,13 +7,14 @@ from itertools import groupby
 from typing import Any
 
 from sandq.model import offsets
+from sandq.model.nack_ends import DEAD, MAX_SNOOZES, RETRY, SNOOZE
 from sandq.partition import commands as c
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups import retry
-from sandq.partition.groups.dead_letters import EXPIRED_UNREAD, LEASE_EXPIRED, NACKED, Death
+from sandq.partition.groups.dead_letters import EXPIRED_UNREAD, LEASE_EXPIRED, NACKED, REJECTED, Death
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, Attempt, History, Lease, Waiting
+from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, History, Lease, Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change, renew
 from sandq.partition.rows import Range
@@ -23,6 +24,12 @@ from sandq.partition.view import View
 EXPIRE_MESSAGES = 10_000
 EXPIRE_BYTES = 8 << 20
 """Of what dies: it is copied."""
+BACKOFF_GROWS = 1000
+"""The back-off of snoozes is that of so many attempts at most."""
+SNOOZED = "snoozed"
+"""How an attempt ended that is not counted: beside what messages die of, in their history."""
+_NACK_REST: tuple[Any, ...] = (True, None, RETRY)
+"""What an item of a Nack says that is not there: begun, no changes, and how it ends."""
 
 Lost = list[list[Any]] | None
 """None: done. Else the ranges `[[base, count], ...]` of which the lease was lost; []: the whole lease."""
@@ -67,20 +74,27 @@ class LeaseSettlement:
     def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost:
         """`item`: one of a Nack."""
         token, what, delay_ms, error, *more = item
-        begun, change = more[:1], Change.of(more[1] if len(more) > 1 else None)
+        begun, changes, end = (*more, *_NACK_REST[len(more) :])
         lease = self._leases.by_token.get(token)
         if lease is None:
             return []
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
-        if fresh and begun == [False]:
+        if fresh and not begun:
             self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
+        elif fresh and end == DEAD:
+            self._bury(lease, fresh, lease.kept, REJECTED, error, now_ms, view)
         elif fresh:
-            self._shared.totals.nacked += fresh.bit_count()
+            change = Change.of(changes)
             if change is not None:
                 group = self._groups.by_id[lease.group_id]
                 renew(group, lease.select(fresh), lease.kept, change, self._reader, view)
-            self._retry_or_bury(lease, fresh, delay_ms, NACKED, error, now_ms, view, change)
+            if end == SNOOZE and self._may_snooze(lease):
+                self._shared.totals.snoozed += fresh.bit_count()
+                self._retry(lease, fresh, delay_ms, SNOOZED, error, now_ms, view, change)
+            else:
+                self._shared.totals.nacked += fresh.bit_count()
+                self._retry_or_bury(lease, fresh, delay_ms, NACKED, error, now_ms, view, change)
         return _lost(lease, mask & ~fresh, foreign, what)
 
     def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
@@ -136,7 +150,7 @@ class LeaseSettlement:
                 for ranges, history, queue in self._with_history(lease, lease.live, None, None, now_ms):
                     places, since_ms = PackedRanges(ranges), lease.since_ms
                     again = Waiting(now_ms, 0, lease.attempt - 1, None, places, since_ms, lease.kept, history=history)
-                    again.queue = queue
+                    again.queue, again.snoozes = queue, lease.snoozes
                     self._waiting.add(group, again, view)
                 lease.left |= lease.live
                 self._leases.store_progress(lease, view)
@@ -155,19 +169,50 @@ class LeaseSettlement:
     ) -> None:
         """Let what a lease names in `mask` wait for its next attempt, or bury it after its last. `change`: what was
         changed of it, which is in rows of the group's own by now."""
-        kept = lease.kept or change is not None
-        group = self._groups.by_id[lease.group_id]
-        last = group.setting("max_attempts", self._shared.settings)
+        last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
         if last is not None and lease.attempt >= last:
-            for ranges, history, _ in self._with_history(lease, mask, reason, error, now_ms):
-                self._dead.bury(group, ranges, kept, Death(reason, lease.attempt, error, history), now_ms, view)
-            lease.left |= mask
-            self._leases.store_progress(lease, view)
-            return
+            self._bury(lease, mask, lease.kept or change is not None, reason, error, now_ms, view)
+        else:
+            self._retry(lease, mask, delay_ms, reason, error, now_ms, view, change)
+
+    def _bury(
+        self, lease: Lease, mask: int, kept: bool, reason: str, error: str | None, now_ms: int, view: View
+    ) -> None:
+        """Bury what a lease names in `mask`. `kept`: it is in rows of the group's own."""
+        group = self._groups.by_id[lease.group_id]
+        for ranges, history, _ in self._with_history(lease, mask, reason, error, now_ms):
+            self._dead.bury(group, ranges, kept, Death(reason, lease.attempt, error, history), now_ms, view)
+        lease.left |= mask
+        self._leases.store_progress(lease, view)
+
+    def _may_snooze(self, lease: Lease) -> bool:
+        """Whether a message of the lease may come again without its attempt being counted."""
+        most: int | None = self._groups.by_id[lease.group_id].settings.get(
+            MAX_SNOOZES, self._shared.settings.get(MAX_SNOOZES)
+        )
+        return most is None or lease.snoozes < most
+
+    def _retry(
+        self,
+        lease: Lease,
+        mask: int,
+        delay_ms: int | None,
+        reason: str,
+        error: str | None,
+        now_ms: int,
+        view: View,
+        change: Change | None,
+    ) -> None:
+        """Let what a lease names in `mask` wait for so long, or for the back-off: it grows with each attempt, and with
+        each snooze after which none was counted. `change`: as in `_retry_or_bury`."""
+        group = self._groups.by_id[lease.group_id]
+        is_snooze = reason == SNOOZED
         if delay_ms is None:
             backoff = group.setting("backoff", self._shared.settings)
-            delay_ms = retry.delay_ms(backoff, lease.attempt, lease.first_of(mask), group.group_id)
-        self._requeue(lease, mask, now_ms + delay_ms, lease.attempt, reason, error, now_ms, view, change)
+            failures = min(lease.attempt + lease.snoozes, BACKOFF_GROWS) if is_snooze else lease.attempt
+            delay_ms = retry.delay_ms(backoff, failures, lease.first_of(mask), group.group_id)
+        attempt = lease.attempt - is_snooze
+        self._requeue(lease, mask, now_ms + delay_ms, attempt, reason, error, now_ms, view, change)
 
     def _requeue(
         self,
@@ -194,6 +239,7 @@ class LeaseSettlement:
                 places = PackedRanges(together)
                 entry = Waiting(at_ms, 0, attempt, error, places, lease.since_ms, kept, history=history)
                 entry.queue = queue if change is None else change.queue(queue)
+                entry.snoozes = lease.snoozes + (reason == SNOOZED)
                 self._waiting.add(group, entry, view)
         lease.left |= mask
         self._leases.store_progress(lease, view)
@@ -203,7 +249,7 @@ class LeaseSettlement:
     ) -> list[tuple[list[Range], History, bytes | None]]:
         """Group the messages of `mask` by their attempts, this one included (unless it is not counted), and by their
         ready queues, where messages are ranked."""
-        now: tuple[Attempt, ...] = ()
+        now: History = ()
         if reason is not None:
             short = None if error is None else error[:HISTORY_ERROR_CHARS]
             now = ((lease.attempt, lease.consumer, lease.leased_ms, now_ms, reason, short),)
@@ -216,7 +262,7 @@ class LeaseSettlement:
                 for history, part in groupby(offsets.run(base, length), lease.past_of):
                     same = list(part)
                     found.setdefault((history, queue), []).append(Range(same[0], len(same)))
-        return [(ranges, (*history, *now)[-HISTORY_ATTEMPTS:], queue) for (history, queue), ranges in found.items()]
+        return [(ranges, _joined(history, now), queue) for (history, queue), ranges in found.items()]
 
     def _bury_first_expired(self, group: Group, now_ms: int, view: View) -> int:
         """Bury what `MessageTtl.next_expiry_ms` saw. Messages buried."""
@@ -239,6 +285,14 @@ class LeaseSettlement:
         group.reader.pass_head()
         self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, now_ms, view)
         return head.length
+
+
+def _joined(history: History, now: History) -> History:
+    """A history and what has just ended. Of snoozes one after another the last one stays: they are to leave room for
+    the attempts before them."""
+    if now and history and history[-1][4] == now[0][4] == SNOOZED and history[-1][0] == now[0][0]:
+        history = history[:-1]
+    return (*history, *now)[-HISTORY_ATTEMPTS:]
 
 
 def _lost(lease: Lease, mask: int, foreign: list[list[Any]], what: c.What) -> Lost:

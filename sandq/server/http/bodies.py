@@ -190,7 +190,8 @@ class LimitsIn(Body):
 
 
 class GroupUpdate(Body):
-    """Settings of a group's own: `max_attempts`, `backoff`, `max_in_flight_per_key`. `{}`: it has the topic's again."""
+    """Settings of a group's own: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key`. `{}`: it has the
+    topic's again."""
 
     settings: dict[str, Any]
 
@@ -360,10 +361,20 @@ class NackIn(AckIn):
         default=None, description="What they have in place of theirs from now on, for this group; otherwise as before."
     )
 
+    count: bool = Field(
+        default=True, description="Whether the attempt counts. `false` snoozes them, up to `max_snoozes` times."
+    )
+
     def changes(self) -> dict[str, Any]:
         """What they have otherwise from now on, for `Leases.nack`. Raises InvalidRequest."""
         headers = None if self.headers is None else read_headers(self.headers)
         return {"priority": self.priority, "headers": headers}
+
+
+class RejectIn(AckIn):
+    """What cannot be done."""
+
+    error: str | None = Field(default=None, description="Why, for `why` and the dead letters.")
 
 
 class ExtendIn(AckIn):
@@ -414,7 +425,7 @@ class DeadIn(Window):
     """Which dead letters: all that match, or those of `ids`, and nothing else then. `since` and `until` bound when they
     died."""
 
-    reason: Literal["nacked", "lease_expired", "expired"] | None = None
+    reason: Literal["nacked", "lease_expired", "expired", "rejected"] | None = None
     error: str | None = Field(default=None, description="Part of their last error, upper and lower case as they are.")
     key_prefix: str | None = Field(default=None, description="The beginning of their keys.")
     ids: list[str] | None = Field(default=None, min_length=1, max_length=DEAD_IDS, fail_fast=True)

@@ -29,7 +29,9 @@ from sandq.server.http.strict import Route
 
 router = APIRouter(route_class=Route, tags=["groups"])
 GroupName = Annotated[str, Path(description="The consumer group's name.")]
-Reason = Annotated[Literal["nacked", "lease_expired", "expired"] | None, Query(description="Why they died.")]
+Reason = Annotated[
+    Literal["nacked", "lease_expired", "expired", "rejected"] | None, Query(description="Why they died.")
+]
 GROUP = "/topics/{topic}/groups/{group}"
 BY_IDS = answers.Job | answers.DeadOutcomes
 """Of those that match how many there were; of those that were named what became of each."""
@@ -87,7 +89,16 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
     """409 LEASE_LOST as with ack."""
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
-    lost = await leases.nack(held, delay=body.delay, error=body.error, **body.changes())
+    lost = await leases.nack(held, delay=body.delay, error=body.error, count=body.count, **body.changes())
+    gateway_of(request).streams.settled(held)
+    return _settled(held, lost)
+
+
+@router.post(f"{GROUP}/dead", response_model=answers.Settled, summary="They cannot be done: dead letters at once")
+async def reject(request: Request, topic: TopicName, group: GroupName, body: bodies.RejectIn) -> Found:
+    """Whatever attempts are left; their reason is `rejected`. 409 LEASE_LOST as with ack."""
+    held = body.held()
+    lost = await gateway_of(request).client.leases(topic, group).dead(held, body.error)
     gateway_of(request).streams.settled(held)
     return _settled(held, lost)
 

@@ -52,13 +52,14 @@ GROUPS_OF_WORK = 32
 REFRESH_FAIR_PARTITIONS = 10
 """The same, of questions about tenants, of whom there may be many."""
 GROUP_LIMITS = ("max_in_flight", "rate")
-DEAD_REASONS = ("nacked", "lease_expired", "expired")
+DEAD_REASONS = ("nacked", "lease_expired", "expired", "rejected")
 _OF_TOPIC = (
     ("sandq_messages_in_total", "stored"),
     ("sandq_message_bytes_in_total", "stored_bytes"),
     ("sandq_leases_total", "leases"),
     ("sandq_messages_acked_total", "acked"),
     ("sandq_messages_nacked_total", "nacked"),
+    ("sandq_messages_snoozed_total", "snoozed"),
     ("sandq_messages_lease_expired_total", "lease_expired"),
     ("sandq_messages_released_total", "released"),
     ("sandq_messages_cancelled_total", "cancelled"),

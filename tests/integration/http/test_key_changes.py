@@ -138,7 +138,7 @@ async def test_a_compacted_topic(web: Web) -> None:
     settings = {"history": "10m", "tombstone_retention": "7d", "ttl": "30d", "lease": "1m"}
     made = await web.post("/topics", {"name": "t", "kind": 1, "partitions": 2, "settings": settings}, 201)
     assert made["kind"] == "compacted" and {name: made["settings"][name] for name in settings} == settings
-    assert made["settings"].keys() == {*settings, "max_attempts", "backoff", "group_ttl"}
+    assert made["settings"].keys() == {*settings, "max_attempts", "max_snoozes", "backoff", "group_ttl"}
     again = await web.post("/topics", {"name": "u", "kind": "compacted", "settings": made["settings"]}, 201)
     assert again["settings"] == made["settings"], "what is written can be read again"
     changed = await web.patch("/topics/t", {"settings": {"ttl": None, "history": 0}})

@@ -8,6 +8,7 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.nack_ends import DEAD, SNOOZE
 from sandq.model.names import TIMER
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
@@ -174,6 +175,14 @@ class Bench:
         self, token: int, what: c.What = None, at: int = 0, delay: int | None = None, error: str | None = None
     ) -> Any:
         return self.apply(at, c.Nack([(token, what, delay, error)]))[0][0]
+
+    def reject(self, token: int, what: c.What = None, at: int = 0, error: str | None = None) -> Any:
+        return self.apply(at, c.Nack([(token, what, None, error, True, None, DEAD)]))[0][0]
+
+    def snooze(
+        self, token: int, what: c.What = None, at: int = 0, delay: int | None = None, error: str | None = None
+    ) -> Any:
+        return self.apply(at, c.Nack([(token, what, delay, error, True, None, SNOOZE)]))[0][0]
 
     def extend(self, token: int, ms: int = 30_000, at: int = 0) -> int | None:
         result: int | None = self.apply(at, c.Extend([(token, ms)]))[0][0]

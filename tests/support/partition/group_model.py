@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
 from tests.support.partition.bench import T
 from tests.support.partition.model import Model
 from tests.support.partition.model_words import (
     AHEAD_MOST,
     HISTORY,
+    Attempt,
     Group,
     Held,
     History,
@@ -217,14 +219,24 @@ class GroupModel(Model):
         return self._lost(lease, names & lease.left, what)
 
     def nack(
-        self, token: int, what: Offsets | None, delay: int | None, error: str | None, begun: bool = True
+        self,
+        token: int,
+        what: Offsets | None,
+        delay: int | None,
+        error: str | None,
+        begun: bool = True,
+        end: int = RETRY,
     ) -> Offsets | str | None:
         lease = self.leases.get(token)
         if lease is None:
             return "all"
         names = self._named(lease, what)
         fresh = names & set(lease.live)
-        if fresh and begun:
+        if fresh and begun and end == DEAD:
+            self._bury(lease, fresh, "rejected", error)
+        elif fresh and begun and end == SNOOZE and self._may_snooze(lease, fresh):
+            self._snooze(lease, fresh, delay, error)
+        elif fresh and begun:
             self._give_back(lease, fresh, delay, "nacked", error)
         elif fresh:
             self._wait(lease, fresh, self.now, lease.attempt - 1, None, None)
@@ -269,17 +281,42 @@ class GroupModel(Model):
     def _give_back(self, lease: Lease, names: set[str], delay: int | None, reason: str, error: str | None) -> None:
         group = self.groups[lease.group]
         last = self.setting(group, "max_attempts")
-        attempt = (lease.attempt, lease.consumer, T + lease.leased_at, T + self.now, reason, error)
-        if last is None or lease.attempt < last:
-            if delay is None:
-                delay = self._back_off(group, lease.attempt)
-            self._wait(lease, names, self.now + delay, lease.attempt, error, attempt)
+        if last is not None and lease.attempt >= last:
+            self._bury(lease, names, reason, error)
             return
+        if delay is None:
+            delay = self._back_off(group, lease.attempt)
+        self._wait(lease, names, self.now + delay, lease.attempt, error, self._this(lease, reason, error))
+
+    def _this(self, lease: Lease, reason: str, error: str | None) -> Attempt:
+        return (lease.attempt, lease.consumer, T + lease.leased_at, T + self.now, reason, error)
+
+    def _bury(self, lease: Lease, names: set[str], reason: str, error: str | None) -> None:
+        group = self.groups[lease.group]
         for name in names:
             held = group.held[name]
-            held.history = (*held.history, attempt)[-HISTORY:]
+            held.history = (*held.history, self._this(lease, reason, error))[-HISTORY:]
             self.bury(group, name, reason, held, error, self.now)
         lease.left |= names
+
+    def _may_snooze(self, lease: Lease, names: set[str]) -> bool:
+        group = self.groups[lease.group]
+        most = group.settings.get("max_snoozes", self.settings.get("max_snoozes"))
+        (snoozes,) = {group.held[name].snoozes for name in names}
+        return most is None or snoozes < most
+
+    def _snooze(self, lease: Lease, names: set[str], delay: int | None, error: str | None) -> None:
+        group = self.groups[lease.group]
+        (snoozes,) = {group.held[name].snoozes for name in names}
+        if delay is None:
+            delay = self._back_off(group, lease.attempt + snoozes)
+        for name in names:
+            held = group.held[name]
+            held.snoozes += 1
+            if held.history and held.history[-1][0] == lease.attempt and held.history[-1][4] == "snoozed":
+                held.history = held.history[:-1]
+        this = self._this(lease, "snoozed", error)
+        self._wait(lease, names, self.now + delay, lease.attempt - 1, error, this)
 
     def _back_off(self, group: Group, attempt: int) -> int:
         backoff = self.setting(group, "backoff")

@@ -65,6 +65,7 @@ class Held:
     seq: int = 0
     error: str | None = None
     history: History = ()
+    snoozes: int = 0
     immortal: bool = False
     copied: bool = False
     """Its group has it in a row of its own."""

@@ -18,6 +18,7 @@ from unittest.mock import patch
 from sandq.model.batch import Column, encode
 from sandq.model.group_limits import GroupLimit, limits_of, parse_limit, with_limit
 from sandq.model.limits import FIXED
+from sandq.model.nack_ends import DEAD, SNOOZE
 from sandq.model.rates import interval_us
 from sandq.model.settings import parse_settings
 from sandq.partition import clock_reset, rows
@@ -344,8 +345,12 @@ class RankedTwins:
         if draw.random() < 0.2:
             changes[Column.HEADERS] = b"\x81\xa1a\x01"
         delay, is_begun = draw.choice([None, 0, 0, 300, 5000]), draw.random() < 0.8
-        item = (draw.choice(self.tokens), None, delay, "no", is_begun)
-        self.apply(c.Nack([(*item, changes) if changes else item]))
+        item: tuple[Any, ...] = (draw.choice(self.tokens), None, delay, "no", is_begun)
+        if changes and is_begun:
+            item = (*item, changes)
+        if is_begun and draw.random() < 0.5:
+            item = (*item[:5], changes or None, SNOOZE if changes else draw.choice([SNOOZE, DEAD]))
+        self.apply(c.Nack([item]))
 
     def expire(self) -> None:
         self.apply(c.Expire())

@@ -12,7 +12,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from sandq.model import offsets
+from sandq.model import nack_ends, offsets
 from sandq.model.batch import Column, encode
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
@@ -340,10 +340,10 @@ class RankedWalk:
             assert names == group.turns.take(queues, len(names))
 
     def _check_cuts(self, leases: Sequence[Lease]) -> None:
-        """A lease ends where the limit does, or where attempts or who keeps the messages differ."""
+        """A lease ends where the limit does, or where attempts, snoozes or who keeps the messages differ."""
         for one, other in pairwise(leases):
             if one.consumer == other.consumer and not self.cut_short and not self.ttls:
-                assert (one.attempt, one.kept) != (other.attempt, other.kept)
+                assert one.alike != other.alike
 
     # -- settling -------------------------------------------------------------------------------------------------
 
@@ -380,13 +380,22 @@ class RankedWalk:
                 news[Column.PRIORITY] = draw.choice([-3, 0, 2])
             if draw.random() < 0.2:
                 news[Column.HEADERS] = draw.choice([b"\x81\xa1a\x01", b""])
-            item = (token, what, delay, "no", begun)
-            self.apply(c.Nack([(*item, news) if news else item]))
-            if begun:
+            item: tuple[Any, ...] = (token, what, delay, "no", begun)
+            ends = (nack_ends.RETRY, nack_ends.SNOOZE) if news else nack_ends.ENDS
+            end = draw.choice([None, None, *ends]) if begun else None
+            self.apply(c.Nack([(*item, news or None, end) if end is not None else (*item, news) if news else item]))
+            if end == nack_ends.DEAD:
+                for name in names:
+                    self.groups[lease.group].of(name).state = DEAD
+            elif begun:
                 for held in [self.groups[lease.group].of(name) for name in names]:
                     held.priority = news.get(Column.PRIORITY, held.priority)
                     held.headers = news.get(Column.HEADERS, held.headers)
-                self._give_back(lease, names, self.now + (BACK_OFF if delay is None else delay))
+                due = self.now + (BACK_OFF if delay is None else delay)
+                if end == nack_ends.SNOOZE:
+                    self._wait(lease, names, due, lease.attempt - 1)
+                else:
+                    self._give_back(lease, names, due)
             else:
                 self._wait(lease, names, self.now, lease.attempt - 1)
 

@@ -13,6 +13,7 @@ from typing import Any
 from sandq.model import offsets
 from sandq.model.batch import Column
 from sandq.model.features import KNOWN
+from sandq.model.nack_ends import SNOOZE
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
@@ -182,7 +183,9 @@ class ResetWalk:
     def nack(self) -> None:
         if (chosen := self._some()) is not None:
             delay = self.random.choice([None, 0, DELAY])
-            self.settle(*chosen, c.Nack([(chosen[1].token, None, delay, "no")]))
+            item = (chosen[1].token, None, delay, "no")
+            snoozed = self.random.random() < 0.3
+            self.settle(*chosen, c.Nack([(*item, True, None, SNOOZE) if snoozed else item]))
 
     def settle(self, group: str, lease: Lease, command: c.Command) -> None:
         live = self.bench.machine.leases.by_token.get(lease.token)

@@ -22,7 +22,7 @@ from sandq.model.settings import (
 
 KEYS = [
     *("lease", "max_attempts", "backoff", "ttl", "delete_on_ack", "retention", "retain", "retain_bytes", "group_ttl"),
-    *("dedup_window", "ordering", "max_in_flight_per_key"),
+    *("dedup_window", "ordering", "max_in_flight_per_key", "max_snoozes"),
 ]
 DAY_S = 86_400
 DEFAULT_RECORD = {
@@ -262,11 +262,30 @@ def test_settings_of_a_group() -> None:
         "backoff": DEFAULT_RECORD["backoff"] | {"kind": "fixed"},  # type: ignore[operator]
     }
     with pytest.raises(
-        InvalidSetting, match=r"^lease: unknown key; known are backoff, max_attempts, max_in_flight_per_key$"
+        InvalidSetting,
+        match=r"^lease: unknown key; known are backoff, max_attempts, max_in_flight_per_key, max_snoozes$",
     ):
         parse_group_settings({"lease": "1m"})
     with pytest.raises(InvalidSetting, match=r"^max_attempts: 0 .*; backoff\.cap: "):
         parse_group_settings({"max_attempts": 0, "backoff": {"cap": "9d"}})
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_record_has_a_bound_of_snoozes_only_where_there_is_one(kind: str) -> None:
+    without = parse_settings({}, kind).record()
+    assert "max_snoozes" not in without
+    record = parse_settings({"max_snoozes": "3"}, kind).record()
+    assert record == without | {"max_snoozes": 3}
+    assert update_settings(record, {"lease": "1m"}, kind).max_snoozes == 3
+    assert update_settings(record, {"max_snoozes": "none"}, kind).record() == without
+    assert parse_settings({"max_snoozes": 0}, kind).record()["max_snoozes"] == 0
+
+
+def test_a_group_may_have_no_bound_of_snoozes_where_its_topic_has_one() -> None:
+    assert parse_group_settings({"max_snoozes": "none"}) == {"max_snoozes": None}
+    assert parse_group_settings({"max_snoozes": "7"}) == {"max_snoozes": 7}
+    with pytest.raises(InvalidSetting, match=r"^max_snoozes: -1 is not within 0 to 1000000$"):
+        parse_group_settings({"max_snoozes": -1})
 
 
 def test_a_limit_for_each_key() -> None:

@@ -135,6 +135,43 @@ class TestNack:
         assert message.history == ((1, "c", T + 1, T + 2, "nacked", "no"),)
 
 
+class TestReject:
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
+    def test_lease_lost(self, state: str) -> None:
+        lost = scene(state)
+        assert lost.bench.reject(lost.token, lost.what, at=3) == ([] if lost.lease is None else lost.what)
+        assert lost.state == state
+
+    def test_leased_is_dead_whatever_attempts_are_left(self) -> None:
+        leased = scene("leased")
+        assert leased.bench.reject(leased.token, leased.what, at=3, error="410 gone") is None
+        assert leased.state == "dead"
+        (message,) = leased.bench.dead()
+        assert (message.attempts, message.reason, message.error, message.dead_ms) == (1, "rejected", "410 gone", T + 3)
+        assert message.history == ((1, "c", T + 1, T + 3, "rejected", "410 gone"),)
+
+
+class TestSnooze:
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
+    def test_lease_lost(self, state: str) -> None:
+        lost = scene(state)
+        assert lost.bench.snooze(lost.token, lost.what, at=3) == ([] if lost.lease is None else lost.what)
+        assert lost.state == state
+
+    def test_leased_waits_the_attempt_not_counted(self) -> None:
+        leased = scene("leased")
+        assert leased.bench.snooze(leased.token, leased.what, at=3, delay=70) is None
+        assert leased.state == "waiting"
+        assert leased.bench.lease(at=72) == []
+        assert leased.bench.one(at=73).attempt == 1
+
+    def test_as_a_nack_after_max_snoozes(self) -> None:
+        leased = scene("leased", max_snoozes=0)
+        assert leased.bench.snooze(leased.token, leased.what, at=3, delay=70) is None
+        assert leased.state == "waiting"
+        assert leased.bench.one(at=73).attempt == 2
+
+
 class TestExtend:
     @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
     def test_lease_lost(self, state: str) -> None:

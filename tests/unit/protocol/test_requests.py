@@ -54,6 +54,11 @@ EVERY: list[tuple[int, Any]] = [
     (Type.ACK, requests.Ack(7, 3, [[1, None], [2, [[BASE, 5], [BASE, b"\x05"]]]])),
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None], [2, [[BASE, 1]], 5000, "why"]])),
     (Type.NACK, requests.Nack(7, 3, [[1, None, None, None, False], [2, None, None, None, True]])),
+    (Type.NACK, requests.Nack(7, 3, [[1, None, None, "no", True, None, 1], [2, None, 5, None, True, None, 2]])),
+    (
+        Type.NACK,
+        requests.Nack(7, 3, [[1, None, None, None, True, {"priority": 1}, 2], [2, *3 * [None], True, None, 0]]),
+    ),
     (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000]])),
     (Type.PING, requests.Ping()),
     (Type.PROVE, requests.Prove(bytes(32))),
@@ -209,7 +214,11 @@ def test_credit_has_no_request_id() -> None:
             [10, 1, 7, 0, [[5, [[NEAR_END, b"\x10"]], None, None]]],
             "item 1: a range of 5 places ends",
         ),
-        (requests.Nack, [10, 1, 7, 0, [[5, None, None]]], r"expected \[token, what, delay_ms, error, begun, changes\]"),
+        (
+            requests.Nack,
+            [10, 1, 7, 0, [[5, None, None]]],
+            r"expected \[token, what, delay_ms, error, begun, changes, end\]",
+        ),
         *[
             (requests.Nack, [10, 1, 7, 0, [[5, None, None, None, begun, changes]]], "changes must be")
             for begun, changes in (

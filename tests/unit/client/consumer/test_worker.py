@@ -17,9 +17,9 @@ import pytest
 
 import sandq
 from sandq.client.client import Client
+from sandq.client.consumer.end_rules import failure_text
 from sandq.client.consumer.message import Message
 from sandq.client.consumer.threaded import Message as ThreadedMessage
-from sandq.client.consumer.worker import failure_text
 from sandq.model import offsets
 from sandq.model.errors import ClosedError, InvalidRequest, InvalidTime, UnknownTopic
 from sandq.model.limits import FIXED
