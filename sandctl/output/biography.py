@@ -64,6 +64,9 @@ def _group_facts(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, s
             yield "lease", str(group["token"])
     elif group.get("due_ms") is not None:
         yield "back", f"{moment(group['due_ms'], now_ms)}, after attempt {group['attempt']}"
+    if group.get("snoozes"):
+        count = group["snoozes"]
+        yield "snoozed", "once" if count == 1 else f"{count:,} times"
     if group.get("error"):
         yield "error", _line(group["error"])
     count = group.get("consumers")

@@ -20,6 +20,7 @@ from sandq.protocol.frames import Type
 from sandq.schedules.zones import data_version
 from sandq.server import tcp
 from sandq.server.metrics.catalog import EVERY
+from sandq.server.metrics.metrics import DEAD_REASONS
 from tests.integration.conftest import Dial
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
@@ -82,6 +83,22 @@ async def walked(timed: Serving, hand: HandClock) -> AsyncIterator[tuple[Serving
         yield timed, client
 
 
+async def test_ends_that_a_consumer_chooses_are_counted(timed: Serving) -> None:
+    async with connected(timed) as client:
+        await client.admin.create_topic("ends", backoff=BACKOFF)
+        for value in (b"a", b"b", b"c"):
+            await client.produce("ends", value)
+        leases = client.leases("ends", "g")
+        first, *others = await leases.take(3, wait="1m")
+        assert await leases.dead([first], "410 gone") == []
+        assert await leases.nack(others, count=False) == []
+    found = await scrape(timed)
+    assert found("messages_snoozed_total", topic="ends") == 2
+    assert found("messages_nacked_total", topic="ends") == 0
+    reasons = {reason: found("messages_dead_total", topic="ends", reason=reason) for reason in DEAD_REASONS}
+    assert reasons == {"nacked": 0, "lease_expired": 0, "expired": 0, "rejected": 1}
+
+
 async def test_every_counter_has_the_value_it_must_have(walked: tuple[Serving, sandq.Client]) -> None:
     found = await scrape(walked[0])
     counted = {
@@ -90,6 +107,7 @@ async def test_every_counter_has_the_value_it_must_have(walked: tuple[Serving, s
         "messages_redelivered_total": 1,
         "messages_acked_total": 3,
         "messages_nacked_total": 3,
+        "messages_snoozed_total": 0,
         "messages_lease_expired_total": 0,
         "messages_released_total": 1,
         "messages_cancelled_total": 1,

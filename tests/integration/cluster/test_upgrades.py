@@ -223,6 +223,31 @@ async def test_dead_letters_by_id_error_and_key_that_not_every_node_knows_are_re
         assert [(letter.life, len(letter.history)) async for letter in dead.list()] == [(2, 2)]
 
 
+async def test_ends_that_not_every_node_knows_are_refused(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, "node1", levels=Levels(1, 10)) as nodes, nodes.connect() as client:
+        await until_at(nodes, 10)
+        await client.admin.create_topic("t", backoff={"kind": "none"})
+        await client.produce("t", b"m")
+        leases = client.leases("t", "g")
+        (message,) = await leases.take(wait="1m")
+        for ask in (
+            lambda: leases.dead([message], "410 gone"),
+            lambda: leases.nack([message], count=False),
+            lambda: client.admin.create_topic("u", max_snoozes=1),
+            lambda: client.admin.update_topic("t", max_snoozes=1),
+            lambda: client.admin.update_group("t", "g", max_snoozes=None),
+        ):
+            with pytest.raises(Conflict, match="needs feature level 11, and the cluster is at 10"):
+                await ask()
+        assert await leases.nack([message]) == [], "it is held as before"
+        await restart(nodes, "node1")
+        await until_at(nodes, KNOWN.highest)
+        await nodes.until_led()
+        (message,) = await leases.take(wait="1m")
+        assert (message.attempt, await leases.dead([message], "410 gone")) == (2, [])
+        assert await client.dead("t", "g").counts() == {"rejected": 1}
+
+
 async def test_schedules_and_limits_of_groups_that_not_every_node_knows_are_refused(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, "node1", levels=Levels(1, 7)) as nodes, nodes.connect() as client:
         await until_at(nodes, 7)

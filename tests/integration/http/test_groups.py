@@ -50,6 +50,29 @@ async def test_the_walk_of_doq(web: Web) -> None:
     assert (await web.get("/topics/t/groups/g"))["lag"] == 0
 
 
+async def test_giving_up_and_snoozing(web: Web) -> None:
+    await topic(web, "a", "b", max_attempts=1, max_snoozes=1, backoff={"kind": "none"})
+    assert (await web.get("/topics/t"))["settings"]["max_snoozes"] == 1
+    a, b = await lease(web, 2)
+    assert await web.post("/topics/t/groups/g/dead", {**held(a), "error": "410 gone"}) == {"settled": 1}
+    assert (await web.post("/topics/t/groups/g/dead", held(a), 409))["code"] == "LEASE_LOST"
+    snooze = {**held(b), "delay": 0, "error": "429", "count": False}
+    assert await web.post("/topics/t/groups/g/nack", snooze) == {"settled": 1}
+    (again,) = await lease(web, wait="1m")
+    assert (again["text"], again["attempt"]) == ("b", 1)
+    (told,) = (await web.get(f"/topics/t/messages/{b['id']}/why"))["groups"]
+    assert (told["snoozes"], [attempt["outcome"] for attempt in told["history"]]) == (1, ["snoozed"])
+    await web.post("/topics/t/groups/g/nack", {**snooze, **held(again)})
+    (letter,) = (await web.get("/topics/t/groups/g/dead", reason="rejected"))["messages"]
+    assert (letter["text"], letter["reason"], letter["error"], letter["attempts"]) == ("a", "rejected", "410 gone", 1)
+    (letter,) = (await web.get("/topics/t/groups/g/dead", reason="nacked"))["messages"]
+    outcomes = [(attempt["attempt"], attempt["outcome"]) for attempt in letter["history"]]
+    assert outcomes == [(1, "snoozed"), (1, "nacked")], "beyond max_snoozes the attempt counts"
+    assert (await web.post("/topics/t/groups/g/dead/redrive", {"reason": "rejected"}))["done"] == 1
+    for wrong in ({"delay": 5}, {"headers": {}}, {"error": 5}):
+        await web.post("/topics/t/groups/g/dead", {**held(a), **wrong}, 400)
+
+
 async def test_groups_and_their_lag(web: Web) -> None:
     await topic(web, *"abcde")
     assert (await web.get("/topics/t/groups"))["groups"] == []

@@ -142,6 +142,23 @@ def test_many_threads_share_a_subscription_and_a_producer(client: sandq.sync.Cli
     assert {row.state for row in server.stored["t", 0]} == {"acked"}
 
 
+def test_giving_up_and_snoozing(client: sandq.sync.Client, server: FakeServer, threaded: ThreadedServer) -> None:
+    server.auto = False
+    with client.subscribe("t", group="g") as subscription:
+        batches = subscription.batches()
+        wait_until(lambda: server.subscription().credit >= 10_000)
+        threaded.soon(lambda: server.deliver(server.subscription(), [b"a", b"b", b"c"]))
+        batch = next(batches)
+        first, second, _ = batch.messages
+        first.dead("410 gone").wait()
+        second.nack(delay="3s", count=False).wait()
+        with pytest.raises(InvalidRequest, match="given up already, it cannot be nacked"):
+            first.nack()
+        batch.dead().wait()
+    found = [item[2:] for nack in server.nacks for item in nack.items]
+    assert found == [[None, "410 gone", True, None, 1], [3000, None, True, None, 2], [None, None, True, None, 1]]
+
+
 def test_batches(client: sandq.sync.Client, server: FakeServer, threaded: ThreadedServer) -> None:
     server.auto = False
     with client.subscribe("t", group="g") as subscription:

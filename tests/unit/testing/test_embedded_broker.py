@@ -147,6 +147,32 @@ def test_thirty_days_of_retries_in_order(b: Broker, client: sandq.sync.Client) -
     assert (letter.value, letter.attempts, letter.reason) == (b"hopeless", 8, "nacked")
 
 
+def test_handlers_give_messages_up_and_snooze_them(b: Broker, client: sandq.sync.Client) -> None:
+    b.create_topic("t", max_attempts=2, max_snoozes=30, backoff=FIXED)
+    seen: list[tuple[bytes, int]] = []
+    opens = b.now() + timedelta(hours=20)
+
+    def handle(message: Any) -> None:
+        seen.append((message.value, message.attempt))
+        if message.value == b"gone":
+            raise sandq.Dead("410 gone")
+        if message.value == b"wrong":
+            raise KeyError("account")
+        if b.now() < opens:
+            raise sandq.Retry("1h", "429", count=False)
+
+    with working(b, "t", handle, dead_on=LookupError):
+        for value in (b"gone", b"wrong", b"busy"):
+            client.produce("t", value)
+        b.advance("1d")
+    assert sorted(seen) == sorted([(b"gone", 1), (b"wrong", 1), *21 * [(b"busy", 1)]])
+    letters = {letter.value: letter for letter in b.dead("t", "workers")}
+    assert {value: (one.reason, one.error, one.attempts) for value, one in letters.items()} == {
+        b"gone": ("rejected", "410 gone", 1),
+        b"wrong": ("rejected", "KeyError: 'account'", 1),
+    }
+
+
 def test_a_chain_of_messages_each_at_its_time(b: Broker, client: sandq.sync.Client) -> None:
     b.create_topic("t")
     seen: list[datetime] = []

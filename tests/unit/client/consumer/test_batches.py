@@ -86,6 +86,23 @@ def test_the_ack_of_a_batch_is_one_item(with_client: Any) -> None:
     with_client(body)
 
 
+def test_a_batch_is_given_up_or_snoozed_as_a_whole(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=30_000) as subscription:
+            bases = [server.deliver(server.subscription(), [b"v"] * 3, token=TOKEN) for _ in range(2)]
+            first, second = await take_batches(subscription, 2)
+            await first.dead("410 gone")
+            await second.nack(delay=1, count=False)
+            assert [item for nack in server.nacks for item in nack.items] == [
+                [TOKEN, [[bases[0], 3]], None, "410 gone", True, None, 1],
+                [TOKEN, [[bases[1], 3]], 1000, None, True, None, 2],
+            ]
+            with pytest.raises(InvalidRequest, match="given up already"):
+                first.messages[0].ack()
+
+    with_client(body)
+
+
 def test_single_messages_of_a_batch_may_be_settled_first(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:

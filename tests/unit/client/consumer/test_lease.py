@@ -209,6 +209,54 @@ def test_a_nack_may_change_priority_and_headers(with_client: Any) -> None:
     with_client(body)
 
 
+def test_giving_up_and_snoozing(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"v"] * 7, token=TOKEN)
+            messages = await take(subscription, 7)
+            messages[0].nack()
+            messages[1].dead("410 gone")
+            messages[2].dead("410 gone")
+            messages[3].nack(delay="5s", error="429", count=False)
+            messages[4].nack(headers={}, count=False)
+            await messages[5].dead(ValueError("bad"))
+            at = [offsets.shift(base, place) for place in range(6)]
+            assert [nack.items for nack in server.nacks] == [
+                [[TOKEN, [[at[0], 1]], None, None]],
+                [
+                    [TOKEN, [[at[1], 2]], None, "410 gone", True, None, 1],
+                    [TOKEN, [[at[3], 1]], 5000, "429", True, None, 2],
+                    [TOKEN, [[at[4], 1]], None, None, True, {"headers": b""}, 2],
+                    [TOKEN, [[at[5], 1]], None, "ValueError: bad", True, None, 1],
+                ],
+            ], "what an older broker refuses is in a frame of its own"
+            assert messages[5].is_settled and not messages[5].is_held
+            await messages[5].dead("again is once")
+            for settle in (messages[5].ack, messages[5].nack):
+                with pytest.raises(InvalidRequest, match="the message was given up already"):
+                    settle()
+            with pytest.raises(InvalidRequest, match="the message was nacked already, it cannot be given up"):
+                messages[0].dead()
+            with pytest.raises(InvalidRequest, match="count: True or False is expected, not 0"):
+                messages[6].nack(count=0)  # type: ignore[arg-type]
+            assert messages[6].is_held and len(server.nacks) == 2
+
+    with_client(body)
+
+
+def test_what_was_given_up_under_a_lost_lease_is_lost(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            server.deliver(server.subscription(), [b"v"], token=TOKEN)
+            (message,) = await take(subscription, 1)
+            server.script[Type.NACK].append(lambda to, frame: to.send(encode_reply(frame[1], [[]])))
+            with pytest.raises(LeaseLost):
+                await message.dead()
+            assert message.is_lost
+
+    with_client(body)
+
+
 def test_only_ranked_messages_are_given_another_priority(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=100) as subscription:

@@ -20,6 +20,7 @@ from sandq.client.client import Client
 from sandq.client.consumer.end_rules import failure_text
 from sandq.client.consumer.message import Message
 from sandq.client.consumer.threaded import Message as ThreadedMessage
+from sandq.client.consumer.worker import check_options
 from sandq.model import offsets
 from sandq.model.errors import ClosedError, InvalidRequest, InvalidTime, UnknownTopic
 from sandq.model.limits import FIXED
@@ -102,6 +103,114 @@ def test_what_becomes_of_a_message(with_client: Any, caplog: Any) -> None:
     failed = [record for record in caplog.records if record.exc_info]
     assert [record.exc_info[0] for record in failed] == [ValueError, ExceptionGroup, RuntimeError]
     assert all(record.name == "sandq.client" for record in failed)
+
+
+def test_a_handler_gives_messages_up_and_snoozes_them(with_client: Any, caplog: Any) -> None:
+    async def handler(message: Message) -> None:
+        match message.value:
+            case b"gone":
+                raise sandq.Dead("410 gone")
+            case b"too many":
+                raise sandq.Retry("1m", "429", count=False)
+            case b"bad":
+                raise ValueError("never right")
+            case b"down":
+                raise ConnectionError("refused")
+            case b"own":
+                await message.dead("by itself")
+                raise ConnectionError("after its own end")
+
+    async def body(server: FakeServer, client: Client) -> None:
+        server.auto = True
+        await produce(client, b"gone", b"too many", b"bad", b"down", b"own")
+        async with running(client, handler, retry_on=OSError, dead_on=(KeyError,)):
+            await until_holds(lambda: len(nack_texts(server)) == 5)
+        items = sorted((item[2:] for nack in server.nacks for item in nack.items), key=lambda item: str(item[1]))
+        assert items == [
+            [None, "410 gone", True, None, 1],
+            [60_000, "429", True, None, 2],
+            [None, "ConnectionError: refused"],
+            [None, "ValueError: never right", True, None, 1],
+            [None, "by itself", True, None, 1],
+        ]
+
+    with_client(body)
+    assert {type(record.exc_info[1]) for record in caplog.records if record.exc_info} == {ValueError, ConnectionError}
+    assert "gives it up: it is dead: 410 gone" in caplog.text
+    assert "failed, and the message is dead: ValueError: never right" in caplog.text
+
+
+def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_nacked(with_client: Any, caplog: Any) -> None:
+    ended: list[bytes] = []
+
+    async def handler(message: Message) -> None:
+        try:
+            if message.value != b"fast":
+                await anyio.sleep_forever()
+        finally:
+            ended.append(message.value)
+            if message.value == b"fails then":
+                raise OSError("no more disk")
+
+    async def body(server: FakeServer, client: Client) -> None:
+        server.auto = True
+        await produce(client, b"hangs", b"fails then", b"fast")
+        async with running(client, handler, timeout="20ms", retry_on=()):
+            await until_holds(lambda: len(nack_texts(server)) == 2 and states(server)[b"fast"] == "acked")
+        found = sorted((item[2:] for nack in server.nacks for item in nack.items), key=str)
+        assert found == [[None, "OSError: no more disk", True, None, 1], [None, "took longer than 20ms"]]
+        assert sorted(ended) == [b"fails then", b"fast", b"hangs"]
+
+    with_client(body)
+    assert "took longer than 20ms: it was cancelled" in caplog.text
+
+
+def test_a_plain_handler_that_takes_too_long_goes_on_in_its_place(with_client: Any, caplog: Any) -> None:
+    go = threading.Event()
+    begun: list[bytes] = []
+    told: list[str] = []
+
+    def handler(message: ThreadedMessage) -> None:
+        begun.append(message.value)
+        if message.value == b"hangs":
+            go.wait(PATIENCE_S)
+            assert not message.is_held
+            try:
+                message.ack()
+            except InvalidRequest as error:
+                told.append(str(error))
+            raise ValueError("too late to matter")
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with running(client, handler, timeout="20ms", concurrency=1, dead_on=ValueError, credit=10):
+            server.deliver(await subscribed(server), [b"hangs", b"next"], token=TOKEN)
+            await until_holds(lambda: nack_texts(server))
+            assert begun == [b"hangs"], "its thread has the only place"
+            go.set()
+            await until_holds(lambda: server.acks)
+        assert nack_texts(server) == [(None, "took longer than 20ms")]
+        assert begun == [b"hangs", b"next"]
+
+    with_client(body)
+    assert told == ["the message was nacked already, it cannot be acked"]
+    assert "goes on in its thread, which nobody can cancel" in caplog.text
+
+
+def test_a_plain_handler_in_time_fails_as_without_a_timeout(with_client: Any) -> None:
+    def handler(message: ThreadedMessage) -> None:
+        if message.value == b"bad":
+            raise ValueError("no")
+        if message.value == b"dead":
+            message.dead("by itself").wait(PATIENCE_S)
+
+    async def body(server: FakeServer, client: Client) -> None:
+        server.auto = True
+        await produce(client, b"fine", b"bad", b"dead")
+        async with running(client, handler, timeout="1h"):
+            await until_holds(lambda: len(nack_texts(server)) == 2 and states(server)[b"fine"] == "acked")
+        assert sorted(nack_texts(server), key=str) == [(None, "ValueError: no"), (None, "by itself")]
+
+    with_client(body)
 
 
 def test_so_many_at_once(with_client: Any) -> None:
@@ -472,6 +581,29 @@ def test_a_thread_that_does_not_end_is_left_to_itself(with_client: Any, caplog: 
     assert late[1] == "the subscription to topic 't' is closed"
 
 
+async def _without_a_message() -> None: ...
+
+
+def _with_two(message: Any, other: Any) -> None: ...
+
+
+def _by_name(*, message: Any) -> None: ...
+
+
+WRONG_HANDLERS: list[tuple[Any, str]] = [
+    (_without_a_message, r"_without_a_message\(\)"),
+    (_with_two, "_with_two"),
+    (_by_name, "_by_name"),
+    (partial(_with_two, 1, 2), "partial"),
+    (lambda: None, "lambda"),
+]
+
+
+@pytest.mark.parametrize("handler", [lambda m, other=1: None, lambda *args: None, partial(_with_two, 1), print, str])
+def test_what_takes_one_argument_is_a_handler(handler: Any) -> None:
+    check_options(handler, 1)
+
+
 def test_what_is_no_handler_is_refused(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async def fine(message: Message) -> None: ...
@@ -483,6 +615,15 @@ def test_what_is_no_handler_is_refused(with_client: Any) -> None:
         for concurrency in (0, -1, 1.5, True, 10_001):
             with pytest.raises(InvalidRequest, match="concurrency"):
                 await client.run("t", "g", fine, concurrency=concurrency)  # type: ignore[arg-type]
+        for wrong, shown in WRONG_HANDLERS:
+            with pytest.raises(InvalidRequest, match=f"handler: .*{shown}.* cannot be called with one argument"):
+                await client.run("t", "g", wrong)
+        with pytest.raises(InvalidTime):
+            await client.run("t", "g", fine, timeout="soon")
+        with pytest.raises(InvalidRequest, match="timeout: it must be longer than nothing"):
+            await client.run("t", "g", fine, timeout=0)
+        with pytest.raises(InvalidRequest, match="dead_on: a class of exceptions"):
+            await client.run("t", "g", fine, dead_on="ValueError")  # type: ignore[arg-type]
         with pytest.raises(InvalidTime):
             await client.run("t", "g", fine, grace="soon")
         with pytest.raises(InvalidTime):
