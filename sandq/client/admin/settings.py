@@ -35,6 +35,7 @@ class TopicSettings(TypedDict, total=False):
 
     lease: Duration
     max_attempts: int | OrNone
+    max_snoozes: int | OrNone
     backoff: Backoff
     group_ttl: Duration | None
     ttl: Duration | None
@@ -55,5 +56,6 @@ class GroupSettings(TypedDict, total=False):
     """What a group may have otherwise than its topic."""
 
     max_attempts: int | OrNone
+    max_snoozes: int | OrNone
     backoff: Backoff
     max_in_flight_per_key: int
