@@ -28,7 +28,7 @@ def _which_options(command: F) -> F:
     for option in reversed(
         (
             unique_key_options,
-            window_options("Due"),
+            window_options("Due", unique=True),
             click.option("--all", "everything", is_flag=True, help="Everything that is pending."),
             click.option("--dry-run", is_flag=True, help="Only count what is in the window."),
             yes_option,
@@ -49,6 +49,7 @@ def cancel(
     since: int | None,
     until: int | None,
     key_prefix: str | None,
+    unique_key_prefix: str | None,
     everything: bool,
     dry_run: bool,
     yes: bool,
@@ -65,7 +66,7 @@ def cancel(
     messages named by ID or key the outcome of each is printed, and the exit code is 1 unless all were cancelled; of a
     window, how many there were. A window asks before it cancels; interrupted, it stops where it is.
     """
-    which = named_or_window(ids, unique_key, tenant, everything, Window.of(since, until, key_prefix))
+    which = named_or_window(ids, unique_key, tenant, everything, Window.of(since, until, key_prefix, unique_key_prefix))
     if isinstance(which, Window):
         _window(topic, which, _Cancel(), dry_run, yes)
         return
@@ -93,6 +94,7 @@ def move(
     since: int | None,
     until: int | None,
     key_prefix: str | None,
+    unique_key_prefix: str | None,
     everything: bool,
     dry_run: bool,
     yes: bool,
@@ -119,7 +121,7 @@ def move(
         raise click.UsageError(
             "say where to: --at INSTANT, --in DURATION or --shift DURATION, one of them; or --priority N"
         )
-    which = named_or_window(ids, unique_key, tenant, everything, Window.of(since, until, key_prefix))
+    which = named_or_window(ids, unique_key, tenant, everything, Window.of(since, until, key_prefix, unique_key_prefix))
     if isinstance(which, Window):
         to_ms = at if delay is None else now_ms() + round(delay / timedelta(milliseconds=1))
         _window(topic, which, _Move(to_ms, shift, priority), dry_run, yes)

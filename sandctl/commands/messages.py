@@ -36,7 +36,7 @@ def message() -> None:
     type=click.Choice(STATES),
     help="Only these. What any group did with a message counts. Dead ones: see `dead list`.",
 )
-@window_options("Due")
+@window_options("Due", unique=True)
 @click.option("--values", is_flag=True, help="Show values, too.")
 @limit_option
 @common_options
@@ -46,6 +46,7 @@ def list_(
     since: int | None,
     until: int | None,
     key_prefix: str | None,
+    unique_key_prefix: str | None,
     values: bool,
     limit: int | None,
 ) -> None:
@@ -58,7 +59,7 @@ def list_(
     With --values -o jsonl each line is valid input of `produce --jsonl`. An INSTANT is 2030-01-31T08:00:00Z, epoch
     milliseconds, or a duration from now with its sign: +5m, -1h.
     """
-    window = Window.of(since, until, key_prefix)
+    window = Window.of(since, until, key_prefix, unique_key_prefix)
     columns: dict[str, Any] = {
         "ID": lambda row: row.id,
         "STATE": lambda row: row.state,

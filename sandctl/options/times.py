@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -188,23 +188,29 @@ class Window:
     since: int | None
     until: int | None
     key_prefix: bytes | None = None
+    unique_key_prefix: bytes | None = None
 
     @classmethod
-    def of(cls, since: int | None, until: int | None, key_prefix: str | None = None) -> Window:
+    def of(
+        cls,
+        since: int | None,
+        until: int | None,
+        key_prefix: str | None = None,
+        unique_key_prefix: str | None = None,
+    ) -> Window:
         """UsageError when nothing can lie within."""
         if since is not None and until is not None and until <= since:
             raise click.UsageError("--until is not later than --since: nothing lies between them")
-        return cls(since, until, raw(key_prefix))
+        return cls(since, until, raw(key_prefix), raw(unique_key_prefix))
 
     @property
     def is_open(self) -> bool:
         """Whether it holds everything."""
-        return self.since is None and self.until is None and self.key_prefix is None
+        return not self.arguments()
 
     def arguments(self) -> dict[str, Any]:
         """As the client takes them; only those that are given."""
-        named = {"since": self.since, "until": self.until, "key_prefix": self.key_prefix}
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def text(self, what: str) -> str:
         """ "due from ... until ..., with keys that begin with ..."; nothing when it is open."""
@@ -215,15 +221,19 @@ class Window:
             parts.append(f"{what} from {format_instant(self.since)} on")
         if self.until is not None:
             parts.append(f"{'and ' if parts else f'{what} '}before {format_instant(self.until)}")
-        if self.key_prefix is not None:
-            parts.append(f"with keys that begin with {self.key_prefix.decode('utf-8', 'backslashreplace')!r}")
+        for what, prefix in (("keys", self.key_prefix), ("unique keys", self.unique_key_prefix)):
+            if prefix is not None:
+                parts.append(f"with {what} that begin with {prefix.decode('utf-8', 'backslashreplace')!r}")
         return "".join(f" {part}" for part in parts)
 
 
-def window_options(what: str) -> Callable[[F], F]:
-    """`--since`, `--until` and `--key-prefix`; `what` says of which moment."""
+def window_options(what: str, *, unique: bool = False) -> Callable[[F], F]:
+    """`--since`, `--until` and `--key-prefix`; `what` says of which moment. `unique`: `--unique-key-prefix`, too."""
 
     def add(command: F) -> F:
+        if unique:
+            text = "Whose unique key begins like this."
+            command = click.option("--unique-key-prefix", metavar="TEXT", help=text)(command)
         command = click.option("--key-prefix", metavar="TEXT", help="Whose key begins like this.")(command)
         command = click.option("--until", type=INSTANT, metavar="INSTANT", help=f"{what} before this moment.")(command)
         return click.option("--since", type=INSTANT, metavar="INSTANT", help=f"{what} at this moment or later.")(

@@ -20,7 +20,16 @@ from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.sequence import number_of
-from sandq.partition.levels import DEAD_LIVES, ENDS, GROUP_LIMIT, KEY_LIMIT, RANKED, SCHEDULES, SCOPED_KEYS
+from sandq.partition.levels import (
+    BY_UNIQUE_KEY,
+    DEAD_LIVES,
+    ENDS,
+    GROUP_LIMIT,
+    KEY_LIMIT,
+    RANKED,
+    SCHEDULES,
+    SCOPED_KEYS,
+)
 
 ENTRY_VERSION = 1
 
@@ -72,7 +81,9 @@ level `SCOPED_KEYS` on, with its tenant, unless that is `default`: `[TARGET_KEY,
 TARGET_ID, TARGET_KEY = 0, 1
 DEAD_JOBS: Final = ("redrive", "purge_dead")
 DEAD_FILTERS: Final = ("error", "key_prefix")
-"""Arguments of these jobs that they have from the level `DEAD_LIVES` on, and only where they are given."""
+"""Arguments of these jobs that they have from the level `BY_UNIQUE_KEY` on, and only where they are given."""
+UNIQUE_KEY_PREFIX: Final = "unique_key_prefix"
+"""Argument of a cancel and a move, from the level `BY_UNIQUE_KEY` on, and only where it is given."""
 REJECT, REPLACE, IGNORE = 0, 1, 2
 """What becomes of a message whose unique key is taken: itself refused, the other one cancelled, itself left out."""
 
@@ -313,7 +324,9 @@ class StartJob(Command):
     @property
     def needed_level(self) -> int:
         if any([name in self.arguments for name in DEAD_FILTERS]) and self.kind in DEAD_JOBS:
-            return DEAD_LIVES
+            return BY_UNIQUE_KEY
+        if UNIQUE_KEY_PREFIX in self.arguments:
+            return BY_UNIQUE_KEY
         return RANKED if "priority" in self.arguments else self.feature_level
 
 

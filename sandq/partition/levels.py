@@ -33,11 +33,13 @@ CROWDING: Final = 10
 """A tenant of which very much waits for another attempt gets nothing new, and the others do."""
 DEAD_LIVES: Final = 11
 """What a message went through before it was redriven stays with it, in a row of its group and when it dies again. Dead
-letters are redriven and purged by their ids; jobs choose them by error and key, too."""
+letters are redriven and purged by their ids."""
 RANKED_APART: Final = 10
 """A payload that is kept apart stays where it is when its message gets another priority, which only its log row has."""
 SWEPT_BYTES: Final = 10
 """Of a batch of which some were taken out, a sweep takes off all bytes that are left; some stayed counted before."""
+BY_UNIQUE_KEY: Final = 11
+"""Jobs choose pending messages by the beginning of their unique keys, and dead letters by error and key, too."""
 RANKED_BY_JOBS: Final = 11
 """A job that changes priorities reaches what waits for another attempt, too."""
 ENDS: Final = 11

@@ -27,6 +27,7 @@ from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found
 from sandq.partition.log.pieces import Message, load_kept
 from sandq.partition.log.reader import AnswerReader, cursor_before
+from sandq.partition.prefixes import Prefixes
 from sandq.partition.ready.queue_keys import FAIR
 from sandq.partition.rows import Fields, Range
 from sandq.partition.schedules import schedule_queries
@@ -187,12 +188,14 @@ class PartitionQueries:
         limit: int,
         after: bytes | None,
         values: bool,
+        unique_key_prefix: bytes | None = None,
     ) -> tuple[list[Shown], bytes | None]:
         """Messages of the log in order, within a window of delivery times; and the offset to go on behind, if any."""
         if state in (LEASED, WAITING):
             places, last = self._held(state, from_ms, until_ms, after)
         else:
             places, last = self._logged(state, from_ms, until_ms, after)
+        prefixes = Prefixes(key_prefix, unique_key_prefix)
         shown: list[Shown] = []
         size = 0
         for looked_at, message in enumerate(self._load(places, from_ms, until_ms)):
@@ -201,11 +204,11 @@ class PartitionQueries:
             if len(shown) >= limit or size >= PAGE_BYTES:
                 return shown, cursor_before(message.offset)
             found_state = self._state(message.offset)
-            key = message.fields.get(Column.KEY)
-            if state not in (None, found_state) or not (key_prefix is None or (key or b"").startswith(key_prefix)):
+            if state not in (None, found_state) or not prefixes.take(message.fields):
                 continue
             shown.append(self._shown(message, found_state, values=values))
-            size += ROW_BYTES + len(key or b"") + (len(message.fields.get(Column.VALUE) or b"") if values else 0)
+            size += ROW_BYTES + len(message.fields.get(Column.KEY) or b"")
+            size += len(message.fields.get(Column.VALUE) or b"") if values else 0
         return shown, last
 
     def _logged(

@@ -10,7 +10,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import check_tenant
 from sandq.protocol.fields import OFFSET_BYTES, U32_MAX, U48_MAX, kind_name, one_of
-from sandq.protocol.frames import Frame, Type
+from sandq.protocol.frames import Frame, Type, encode_frame
 from sandq.protocol.request import U48, Bounds, Offset, Partition, Request, choice, each, length
 from sandq.protocol.requests import is_priority
 
@@ -52,6 +52,13 @@ def check_prefix(prefix: bytes) -> str | None:
     return None
 
 
+def check_unique_prefix(prefix: bytes) -> str | None:
+    """What is wrong with a prefix of unique keys, if anything: none is longer than a unique key."""
+    if len(prefix) > FIXED.unique_key_bytes:
+        return f"a unique_key_prefix of {len(prefix)} bytes; {FIXED.unique_key_bytes} is the limit"
+    return None
+
+
 def check_error(part: str) -> str | None:
     """What is wrong with a part of errors, if anything: none is longer than a NACK's."""
     if not 1 <= len(part) <= FIXED.error_chars:
@@ -89,7 +96,7 @@ class Get(Request, type=Type.GET):
 class List(Request, type=Type.LIST):
     """A page of messages in the order of their offsets, those due from `from_ms` on and before `until_ms`.
 
-    `after`: None for the first page, then what the page before gave as its next.
+    `after`: None for the first page, then what the page before gave as its next. The last field may be missing.
     """
 
     topic: str
@@ -101,6 +108,20 @@ class List(Request, type=Type.LIST):
     limit: PageSize
     after: Offset | None
     values: bool
+    unique_key_prefix: Annotated[bytes, check_unique_prefix] | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        return cls.checked([*frame, None] if len(frame) == _PLAIN_LIST else frame)
+
+    def frame(self, request_id: int) -> bytes:
+        """Without the last field, which a version of before does not know, where it says nothing."""
+        fields = [*self]
+        return encode_frame(self.type, request_id, *(fields[:-1] if self.unique_key_prefix is None else fields))
+
+
+_PLAIN_LIST: Final = 2 + 9
+"""Items of a frame without the last field."""
 
 
 class Move(Request, type=Type.MOVE):
@@ -139,7 +160,7 @@ class Argument(NamedTuple):
 
 
 _RANGE: Final = {"from_ms": Argument(int), "until_ms": Argument(int), "dry_run": Argument(bool)}
-_PENDING: Final = {**_RANGE, "key_prefix": Argument(bytes, True)}
+_PENDING: Final = {**_RANGE, "key_prefix": Argument(bytes, True), "unique_key_prefix": Argument(bytes, True)}
 _DEAD: Final = {
     **_RANGE,
     "group": Argument(str),
@@ -209,14 +230,17 @@ def _arguments(kind: str, given: Mapping[Any, Any]) -> dict[str, Any]:
         for name in (_TO, _SHIFT, _PRIORITY):
             if name not in changes:
                 del arguments[name]
-    for name in _DEAD_FILTERS if kind in _DEAD_JOBS else ():
-        if arguments[name] is None:
+    for name in _DEAD_FILTERS if kind in _DEAD_JOBS else ("unique_key_prefix",):
+        if name in arguments and arguments[name] is None:
             del arguments[name]
     error = arguments.get("error")
     if error is not None and (problem := check_error(error)) is not None:
         raise wrong(problem)
     prefix = arguments.get("key_prefix")
     if prefix is not None and (problem := check_prefix(prefix)) is not None:
+        raise wrong(problem)
+    unique = arguments.get("unique_key_prefix")
+    if unique is not None and (problem := check_unique_prefix(unique)) is not None:
         raise wrong(problem)
     return arguments
 

@@ -75,6 +75,11 @@ async def test_cancelling_by_a_prefix_of_the_key(node: Serving, api: sandq.Clien
     assert await messages.cancel_all(key_prefix="nobody") == (0, 0, 0)
     left = [message.key async for message in messages.list()]
     assert len(left) == 900
+    found = [message.unique_key async for message in messages.list(unique_key_prefix="u11", limit=200)]
+    assert found and all(key is not None and key.startswith(b"u11") for key in found)
+    assert await messages.move_all(unique_key_prefix="u11", shift="1s") == (len(found), len(found), 0)
+    assert await messages.cancel_all(unique_key_prefix="u11") == (len(found), len(found), 0)
+    assert [message async for message in messages.list(unique_key_prefix="u11")] == []
     assert not any(key is not None and key.startswith(b"k1") for key in left)
 
 

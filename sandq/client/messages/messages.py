@@ -66,6 +66,7 @@ class Messages:
         since: Instant | None = None,
         until: Instant | None = None,
         key_prefix: Value | None = None,
+        unique_key_prefix: Value | None = None,
         limit: int | None = None,
         after: str | None = None,
         values: bool = False,
@@ -73,17 +74,19 @@ class Messages:
         """`async for message in messages.list():` in the order of delivery, those of all partitions.
 
         `state`: delayed, ready, leased, waiting or acked (None: any of these; the dead are `client.dead`'s). `since`
-        and `until` bound the delivery time, the latter is not included; `after` is the offset of the last one that is
-        known. Values are left out unless asked for.
+        and `until` bound the delivery time, the latter is not included; `key_prefix` and `unique_key_prefix` are the
+        beginnings of their keys; `after` is the offset of the last one that is known. Values are left out unless asked
+        for.
         """
         if state is not None and state not in LISTED_STATES:
             raise InvalidRequest(f"state: one of {', '.join(LISTED_STATES)} is expected, not {state!r}")
         check_limit(limit)
         from_ms, until_ms = span_ms(since, until)
         prefix = None if key_prefix is None else as_bytes("key_prefix", key_prefix)
+        unique = None if unique_key_prefix is None else as_bytes("unique_key_prefix", unique_key_prefix)
 
         async def get(partition: int, after: bytes | None, count: int) -> tuple[list[MessageRecord], bytes | None]:
-            request = List(self.topic, partition, state, from_ms, until_ms, prefix, count, after, bool(values))
+            request = List(self.topic, partition, state, from_ms, until_ms, prefix, count, after, bool(values), unique)
             return page(await call_leader(self._cluster, request), MessageRecord.from_map)
 
         async def partitions() -> range:
@@ -160,16 +163,22 @@ class Messages:
         since: Instant | None = None,
         until: Instant | None = None,
         key_prefix: Value | None = None,
+        unique_key_prefix: Value | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> JobResult:
-        """Cancel every pending message whose delivery time and key match; without any bound, all there are.
+        """Cancel every pending message whose delivery time and keys match; without any bound, all there are. Conflict:
+        `unique_key_prefix` is for a cluster at feature level 11.
 
         `dry_run` only counts. `progress(result)` is called every now and then. Leaving this by cancellation stops it;
         what is cancelled by then stays so.
         """
         return await run_job(
-            self._cluster, self.topic, "cancel", _arguments(since, until, key_prefix, dry_run), progress
+            self._cluster,
+            self.topic,
+            "cancel",
+            _arguments(since, until, key_prefix, unique_key_prefix, dry_run),
+            progress,
         )
 
     async def move_all(
@@ -178,6 +187,7 @@ class Messages:
         since: Instant | None = None,
         until: Instant | None = None,
         key_prefix: Value | None = None,
+        unique_key_prefix: Value | None = None,
         to: Instant | None = None,
         shift: Duration | None = None,
         priority: int | None = None,
@@ -193,7 +203,7 @@ class Messages:
             raise InvalidRequest("move_all: one of to and shift is expected, not both")
         if to is None and shift is None and priority is None:
             raise InvalidRequest("move_all: one of to and shift is expected, or a priority")
-        arguments = _arguments(since, until, key_prefix, dry_run)
+        arguments = _arguments(since, until, key_prefix, unique_key_prefix, dry_run)
         if priority is not None:
             await self._check_priority(priority)
             arguments["priority"] = priority
@@ -256,10 +266,19 @@ class Messages:
         return NotFound(f"topic {self.topic!r} has no message {target_text(target)}")
 
 
-def _arguments(since: Instant | None, until: Instant | None, key_prefix: Value | None, dry_run: bool) -> dict[str, Any]:
+def _arguments(
+    since: Instant | None,
+    until: Instant | None,
+    key_prefix: Value | None,
+    unique_key_prefix: Value | None,
+    dry_run: bool,
+) -> dict[str, Any]:
     from_ms, until_ms = span_ms(since, until)
     prefix = None if key_prefix is None else as_bytes("key_prefix", key_prefix)
-    return {"from_ms": from_ms, "until_ms": until_ms, "key_prefix": prefix, "dry_run": bool(dry_run)}
+    arguments = {"from_ms": from_ms, "until_ms": until_ms, "key_prefix": prefix, "dry_run": bool(dry_run)}
+    if unique_key_prefix is not None:  # a broker of before does not know it
+        arguments["unique_key_prefix"] = as_bytes("unique_key_prefix", unique_key_prefix)
+    return arguments
 
 
 def _past_or_later_ms(instant: Instant | None) -> int:

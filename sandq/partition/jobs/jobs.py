@@ -11,21 +11,21 @@ from collections.abc import Callable
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.batch import Column
 from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.partition import rows
-from sandq.partition.commands import DEAD_FILTERS, DEAD_JOBS, PurgeDead, RedriveDead
+from sandq.partition.commands import DEAD_FILTERS, DEAD_JOBS, UNIQUE_KEY_PREFIX, PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.jobs.job import DONE, RUNNING, STOPPED, Job
 from sandq.partition.jobs.redrive import Outcome, Redrive
-from sandq.partition.jobs.waiting_ranks import Waited, WaitingRanks, has_prefix
-from sandq.partition.levels import DEAD_LIVES, RANKED_BY_JOBS
+from sandq.partition.jobs.waiting_ranks import Waited, WaitingRanks
+from sandq.partition.levels import BY_UNIQUE_KEY, RANKED_BY_JOBS
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import LogReader, cursor_before
+from sandq.partition.prefixes import Prefixes
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -95,8 +95,8 @@ class Jobs:
         known = self._jobs.get(job_id)
         if known is not None:
             return known
+        self._check_filters(kind, arguments)
         if kind in DEAD_JOBS:
-            self._check_filters(arguments)
             arguments = arguments | {"group_id": self._groups.named(arguments["group"]).group_id}
         elif kind not in KINDS:
             raise InvalidRequest(f"there are no jobs of kind {kind!r}")
@@ -104,14 +104,14 @@ class Jobs:
             raise Conflict(f"{RUNNING_JOBS} jobs run in this partition, which is the limit; wait until one is done")
         return self._begin(job_id, kind, arguments, index, now_ms, view)
 
-    def _check_filters(self, arguments: dict[str, Any]) -> None:
+    def _check_filters(self, kind: str, arguments: dict[str, Any]) -> None:
         """Raises Conflict for what a partition below the level does not go by."""
         level = self._shared.level
-        named = [name for name in DEAD_FILTERS if name in arguments]
-        if named and level < DEAD_LIVES:
+        named = [name for name in (DEAD_FILTERS if kind in DEAD_JOBS else (UNIQUE_KEY_PREFIX,)) if name in arguments]
+        if named and level < BY_UNIQUE_KEY:
             raise Conflict(
-                f"the partition is at feature level {level}, and dead letters are chosen by {' and '.join(named)} from "
-                f"{DEAD_LIVES} on"
+                f"the partition is at feature level {level}, and jobs choose by {' and '.join(named)} from "
+                f"{BY_UNIQUE_KEY} on"
             )
 
     def start_own(self, kind: str, arguments: dict[str, Any], index: int, now_ms: int, view: View) -> Job:
@@ -198,22 +198,22 @@ class Jobs:
     # -- pending messages -----------------------------------------------------------------------------------------
 
     def _pending(self, job: Job, index: int, place: int, view: View) -> bool:
-        """Cancel or move what is pending in a window of time, with a prefix of the key."""
+        """Cancel or move what is pending in a window of time, with prefixes of the keys."""
         arguments = job.arguments
         if "kept_of" in arguments:
             return self._kept_by_groups(job, view)
-        from_ms, until_ms, prefix = arguments["from_ms"], arguments["until_ms"], arguments["key_prefix"]
+        from_ms, until_ms, prefixes = arguments["from_ms"], arguments["until_ms"], _prefixes(arguments)
         start = offsets.pack(from_ms, 0, 0, 0) if from_ms else offsets.FIRST
         start = max(job.position, cursor_before(start), self._log.state.trimmed)
         reader = LogReader(start, look_ahead=STEP_MESSAGES)
         # A cancel without a prefix reads nothing but places: how large the messages are does not matter.
-        blind = prefix is None and job.kind == "cancel"
+        blind = prefixes.say_nothing and job.kind == "cancel"
         ranges, _ = reader.take(view, until_ms - 1, STEP_MESSAGES, NO_LIMIT if blind else STEP_BYTES)
-        if prefix is not None:
-            messages = self._log.reader.messages(view, ranges)
-            chosen = [m.offset for m in messages if (m.fields.get(Column.KEY) or b"").startswith(prefix)]
-        else:
+        if prefixes.say_nothing:
             chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
+        else:
+            messages = self._log.reader.messages(view, ranges)
+            chosen = [message.offset for message in messages if prefixes.take(message.fields)]
         chosen = [offset for offset in chosen if offsets.unpack(offset).index < job.index]
         late: list[bytes] = []
         if chosen and self._only_ranks(arguments):
@@ -244,12 +244,12 @@ class Jobs:
     def _kept_by_groups(self, job: Job, view: View) -> bool:
         """The same with what only groups have in rows of their own: it waits there, if it is anybody's to change."""
         arguments = job.arguments
-        group_id, prefix = arguments["kept_of"], arguments["key_prefix"]
+        group_id, prefixes = arguments["kept_of"], _prefixes(arguments)
         step = self._waiting_ranks.step(
             group_id,
             job.position,
             arguments["until_ms"],
-            lambda offset, fields: offsets.unpack(offset).index < job.index and has_prefix(fields, prefix),
+            lambda offset, fields: offsets.unpack(offset).index < job.index and prefixes.take(fields),
             arguments["priority"],
             view,
             limit=STEP_MESSAGES,
@@ -365,3 +365,7 @@ class Jobs:
                 job.done += len(found)
                 return False
         return True
+
+
+def _prefixes(arguments: dict[str, Any]) -> Prefixes:
+    return Prefixes(arguments["key_prefix"], arguments.get(UNIQUE_KEY_PREFIX))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from sandq.model import offsets
-from sandq.model.batch import Column
 from sandq.partition import rows
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
@@ -112,9 +111,3 @@ class WaitingRanks:
             return True
         earlier = [other for other in self._groups.by_id if other < group_id]
         return any([view.get(rows.of_group(rows.KEPT, other, offset)) is not None for other in earlier])
-
-
-def has_prefix(fields: Fields, prefix: bytes | None) -> bool:
-    """Return whether a message has a key that begins so; None: any message has."""
-    key = fields.get(Column.KEY) or b""
-    return prefix is None or (isinstance(key, bytes) and key.startswith(prefix))

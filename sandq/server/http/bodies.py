@@ -416,6 +416,7 @@ class MoveAllIn(Window):
     """Where they are moved: `to` an instant, or by a `shift`; or another priority; or both."""
 
     key_prefix: str | None = None
+    unique_key_prefix: str | None = None
     to: Instant | None = None
     shift: Shift | None = Field(default=None, description='May be negative: `"-30m"`.')
     priority: int | None = _NEW_PRIORITY

@@ -39,6 +39,7 @@ MessageName = Annotated[str, Path(description="Its id, or its unique key with `b
 Since = Annotated[str | None, Query(description="From this instant on (RFC 3339 or epoch milliseconds).")]
 Until = Annotated[str | None, Query(description="Before this instant.")]
 KeyPrefix = Annotated[str | None, Query(description="Messages whose key begins so.")]
+UniqueKeyPrefix = Annotated[str | None, Query(description="Messages whose unique key begins so.")]
 After = Annotated[str | None, Query(description="The offset behind which to begin: `next` of the page before.")]
 State = Annotated[Literal["delayed", "ready", "leased", "waiting", "acked"] | None, Query()]
 
@@ -56,6 +57,7 @@ async def list_(
     since: Since = None,
     until: Until = None,
     key_prefix: KeyPrefix = None,
+    unique_key_prefix: UniqueKeyPrefix = None,
     limit: Limit = None,
     after: After = None,
     values: Annotated[bool, Query(description="With their values.")] = False,
@@ -73,6 +75,7 @@ async def list_(
         since=since,
         until=until,
         key_prefix=key_prefix,
+        unique_key_prefix=unique_key_prefix,
         limit=limit if lines or limit is None else limit + 1,
         after=after,
         values=values,
@@ -90,17 +93,20 @@ async def cancel_all(
     since: Since = None,
     until: Until = None,
     key_prefix: KeyPrefix = None,
+    unique_key_prefix: UniqueKeyPrefix = None,
     dry_run: Annotated[bool, Query(description="Only count them.")] = False,
     all: Annotated[bool, Query(description="Needed when nothing else says which.")] = False,
 ) -> Found:
     """It ends when the client goes away; what is cancelled by then stays so."""
-    if since is None and until is None and key_prefix is None and not (all or dry_run):
-        raise InvalidRequest(
-            "this would cancel every pending message: say all=true, or which (since, until, key_prefix)"
-        )
+    which = {"since": since, "until": until, "key_prefix": key_prefix, "unique_key_prefix": unique_key_prefix}
+    if not any([value is not None for value in which.values()]) and not (all or dry_run):
+        raise InvalidRequest(f"this would cancel every pending message: say all=true, or which ({', '.join(which)})")
     found = gateway_of(request).client.messages(topic)
     result = await while_connected(
-        request, lambda: found.cancel_all(since=since, until=until, key_prefix=key_prefix, dry_run=dry_run)
+        request,
+        lambda: found.cancel_all(
+            since=since, until=until, key_prefix=key_prefix, unique_key_prefix=unique_key_prefix, dry_run=dry_run
+        ),
     )
     return result._asdict()
 

@@ -214,7 +214,10 @@ async def test_why(web: Web) -> None:
 async def test_many_at_once_are_cancelled_and_moved(web: Web) -> None:
     await topic(web, partitions=2)
     messages = [{"text": str(n), "key": f"k{n % 2}", "delay": "1h"} for n in range(20)]
-    await web.post("/topics/t", {"messages": messages})
+    await web.post("/topics/t", {"messages": [*messages, {"text": "u", "unique_key": "order-1", "delay": "1h"}]})
+    assert len((await web.get("/topics/t/messages", unique_key_prefix="order-"))["messages"]) == 1
+    assert (await web.patch("/topics/t/messages", {"shift": "1h", "unique_key_prefix": "order-"}))["done"] == 1
+    assert (await web.delete("/topics/t/messages", unique_key_prefix="order-"))["done"] == 1
     assert "all=true" in (await web.delete("/topics/t/messages", 400))["detail"]
     assert (await web.delete("/topics/t/messages", dry_run=True))["matched"] == 20
     assert (await web.delete("/topics/t/messages", key_prefix="k0"))["done"] == 10

@@ -10,7 +10,7 @@ from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition.jobs import jobs, redrive
-from sandq.partition.levels import RANKED
+from sandq.partition.levels import BY_UNIQUE_KEY, RANKED
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.ranked_bench import RankedBench
 
@@ -111,6 +111,27 @@ def test_only_those(bench: Bench, kind: str) -> None:
     assert bench.job(kind, **arguments) == (2, 2, 0)
     assert bench.values(bench.lease(at=8999)) == ["early", "other", "none", "late"]
     assert bench.values(bench.lease(at=9000)) == (["a", "b"] if kind == "move" else [])
+
+
+@pytest.mark.parametrize("kind", ["cancel", "move"])
+def test_only_those_whose_unique_keys_begin_so(kind: str) -> None:
+    bench = Bench(level=BY_UNIQUE_KEY)
+    bench.open()
+    for value, key, unique in (("a", None, "u-1"), ("b", "k", "u-2"), ("c", "u-3", None), ("d", "k", "v-4")):
+        bench.put(value, key=key, unique=unique, due=1000)
+    arguments: dict[str, Any] = {"unique_key_prefix": b"u-"} | ({"to_ms": T + 9000} if kind == "move" else {})
+    assert bench.job(kind, key_prefix=b"k", dry_run=True, **arguments) == (1, 0, 0), "both hold"
+    assert bench.job(kind, **arguments) == (2, 2, 0)
+    bench.restart()
+    assert bench.values(bench.lease(at=8999)) == ["c", "d"]
+
+
+def test_a_partition_below_the_level_does_not_go_by_unique_keys() -> None:
+    bench = Bench(level=BY_UNIQUE_KEY - 1)
+    start = c.StartJob(ID, "cancel", EVERYTHING | {"unique_key_prefix": b"u-"})
+    assert start.needed_level == BY_UNIQUE_KEY
+    (refused,) = bench.apply(0, start)
+    assert isinstance(refused, Conflict) and "at feature level 10, and jobs choose by unique_key_prefix" in str(refused)
 
 
 def test_what_is_too_late_is_counted(bench: Bench) -> None:

@@ -27,12 +27,14 @@ def ctl(offline: Ctl) -> Ctl:
 
 def test_message_list(ctl: Ctl, client: FakeClient) -> None:
     client.rows = [stored(1, key=b"ada", unique_key=b"\xff"), stored(2, state="leased", value=None)]
-    result = ctl("message", "list", "t", "--state", "delayed", "--since", "-1h", "--until", "+5m", "--key-prefix", "a")
+    window = ("--since", "-1h", "--until", "+5m", "--key-prefix", "a", "--unique-key-prefix", "u")
+    result = ctl("message", "list", "t", "--state", "delayed", *window)
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["ID", "STATE", "DELIVER", "AT", "KEY", "UNIQUE", "KEY", "BYTES"]
     assert lines[1].split() == [ID, "delayed", format_instant(NOW_MS + HOUR_MS), "ada", "ff", "42"]
     assert lines[2].split()[:2] == [OTHER, "leased"] and result.stderr == ""
     asked = {"state": "delayed", "since": NOW_MS - HOUR_MS, "until": NOW_MS + 300_000, "key_prefix": b"a"}
+    asked["unique_key_prefix"] = b"u"
     assert client.asked("list") == [{**asked, "limit": 101, "values": False}]
     assert "value 1" in ctl("message", "list", "t", "--values").output
     client.rows = []
