@@ -12,6 +12,7 @@ from sandq.broker.replication.applier import Ask
 from sandq.broker.replication.replica import Delivery
 from sandq.model import offsets
 from sandq.model.errors import SandqError
+from sandq.model.nack_ends import SNOOZE
 from sandq.partition import commands as c
 from tests.support.simulation.cluster_node import ClusterNode
 from tests.support.simulation.oracle import UNKNOWN, Held
@@ -207,7 +208,14 @@ class Consumer:
     def _nack(self, held: Held, chosen: list[tuple[bytes, bytes]]) -> None:
         for _, payload in chosen:
             self._oracle.holders.pop((self.group, payload), None)
-        item = (held.token, [[offset, 1] for offset, _ in chosen], self._rng.choice((None, 0, 200)), "no")
+        item: tuple[Any, ...] = (
+            held.token,
+            [[offset, 1] for offset, _ in chosen],
+            self._rng.choice((None, 0, 200)),
+            "no",
+        )
+        if self._rng.random() < 0.3:
+            item = (*item, True, None, SNOOZE)
         self._settling[held.token] += 1
         self._clients.submit(c.Nack([item]), lambda result: self._settled(held.token))
 

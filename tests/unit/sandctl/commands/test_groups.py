@@ -137,6 +137,14 @@ def two_groups(client: FakeClient) -> None:
     ]
 
 
+def test_the_bound_of_snoozes_of_a_group(ctl: Ctl, client: FakeClient) -> None:
+    for text_of, value in (("7", 7), ("none", None)):
+        assert ctl("group", "update", "t", "g", "--max-snoozes", text_of).exit_code == 0
+        assert client.asked("update_group")[-1]["settings"] == {"max_snoozes": value}
+    result = ctl("group", "update", "t", "g", "--max-snoozes", "few")
+    assert result.exit_code == 2 and "--max-snoozes: 'few' is neither a number nor none" in result.stderr
+
+
 def test_group_show_adds_up(ctl: Ctl, two_groups: None) -> None:
     record = json.loads(ctl("group", "show", "t", "a", "-o", "json").stdout)
     assert record["settings"] == {"max_attempts": None, "backoff": {"kind": "fixed", "first": "5s", "factor": 2.0}}

@@ -190,6 +190,16 @@ def test_a_biography_goes_life_by_life(ctl: Ctl, client: FakeClient) -> None:
     assert (record["life"], [life["reason"] for life in record["lives"]]) == (3, ["nacked", "expired"])
 
 
+@pytest.mark.parametrize(("snoozes", "words"), [(1, "once"), (1200, "1,200 times")])
+def test_snoozes_are_part_of_the_biography(ctl: Ctl, client: FakeClient, snoozes: int, words: str) -> None:
+    history = [[1, "worker-1", NOW_MS - 900, NOW_MS - 400, "snoozed", "429"]]
+    (_, audit) = BIOGRAPHY["groups"]  # type: ignore[misc]
+    client.biography = {**BIOGRAPHY, "groups": [{**audit, "snoozes": snoozes, "history": history}]}
+    lines = ctl("message", "why", "t", ID).stdout.splitlines()
+    assert f"  snoozed    {words}" in lines
+    assert [line for line in lines if "worker-1, snoozed after 500ms: 429" in line]
+
+
 def test_a_rank_is_part_of_the_biography(ctl: Ctl, client: FakeClient) -> None:
     client.biography = {**BIOGRAPHY, "priority": -3, "tenant": "acme"}
     lines = ctl("message", "why", "t", "--unique-key", "u", "--tenant", "acme").stdout.splitlines()
