@@ -35,19 +35,35 @@ def suggesting(kind: K) -> K:
 
 
 def _suggesting(method: Callable[..., Any], known: list[str]) -> Callable[..., Any]:
+    def explained(error: TypeError, kwargs: dict[str, Any]) -> TypeError:
+        """The error, or one that says what was meant: where the method was not begun, for the arguments are not its
+        own. Then nothing is below the frame that called it."""
+        below = error.__traceback__
+        if below is None or below.tb_next is not None:
+            return error
+        wrong = next((name for name in kwargs if name not in known), None)
+        close = difflib.get_close_matches(wrong, known, n=1) if wrong is not None else []
+        return TypeError(f"{error}. Did you mean {close[0]!r}?") if close else error
+
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
         except TypeError as error:
-            # Nothing below this frame: the method was not begun, for the arguments are not its own.
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            if (better := explained(error, kwargs)) is error:
                 raise
-            wrong = next((name for name in kwargs if name not in known), None)
-            close = difflib.get_close_matches(wrong, known, n=1) if wrong is not None else []
-            if not close:
-                raise
-            message = f"{error}. Did you mean {close[0]!r}?"
-        raise TypeError(message)
+        raise better
 
-    return call
+    @functools.wraps(method)
+    async def wait(*args: Any, **kwargs: Any) -> Any:
+        # A coroutine function, too: there is who asks whether it is one, and calls it in a thread if not.
+        try:
+            begun = method(*args, **kwargs)
+        except TypeError as error:
+            if (better := explained(error, kwargs)) is error:
+                raise
+        else:
+            return await begun
+        raise better
+
+    return wait if inspect.iscoroutinefunction(method) else call

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import heapq
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sandq.client.arguments import did_you_mean
 from sandq.client.consumer.lease_api import LeasedMessage
@@ -124,9 +125,13 @@ def mistakes_of_message(found: Mapping[str, Any]) -> list[tuple[str, InvalidRequ
     return wrong
 
 
+UNKNOWN_TOLD: Final = 20
+"""Unknown fields of a message that are told: what each may mean is looked for."""
+
+
 def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, InvalidRequest]]:
     """Read field by field, and tell what is wrong."""
-    for name in sorted(found.keys() - KNOWN - FROM_OTHERS):
+    for name in heapq.nsmallest(UNKNOWN_TOLD, found.keys() - KNOWN - FROM_OTHERS):
         meant = did_you_mean(name, KNOWN) or f" (this version knows {', '.join(sorted(KNOWN))})"
         yield name, InvalidRequest(f"{name}: no such field of a message{meant}")
     try:

@@ -63,6 +63,10 @@ def check_error(part: str) -> str | None:
     """What is wrong with a part of errors, if anything: none is longer than a NACK's."""
     if not 1 <= len(part) <= FIXED.error_chars:
         return f"error: a part of 1..{FIXED.error_chars} characters is expected, not of {len(part)}"
+    try:
+        part.encode()
+    except UnicodeEncodeError:
+        return f"error: {part[:60]!a} is no text that UTF-8 can write"
     return None
 
 

@@ -72,6 +72,22 @@ async def test_moves_are_held_to_it(api: sandq.Client) -> None:
             await messages.move(one, **where)  # type: ignore[arg-type]
     assert (await messages.get(one)).moves == 0
     await messages.move(one, delay="3000d")
+    for many in ({"to": "2090-01-01T00:00:00Z"}, {"shift": "4000d"}):
+        with pytest.raises(InvalidTime, match="at most 3660 days"):
+            await messages.move_all(**many)  # type: ignore[arg-type]
+    assert await messages.move_all(shift="-1d") == (1, 1, 0)
+
+
+async def test_nothing_is_refused_together_with_what_is_too_far_for_this_node(tmp_path: Path) -> None:
+    async with run_node(small_config(tmp_path, LIMITS__DELAY_DAYS="30")) as serving, connected(serving) as api:
+        await api.admin.create_topic("t")
+        now_ms = serving.broker.clock.now_ms()
+        async with api.producer("t") as producer:
+            fine = await producer.send(b"fine", deliver_at=format_instant(now_ms + DAY_MS))
+            far = await producer.send(b"far", deliver_at=format_instant(now_ms + 60 * DAY_MS))
+            with pytest.raises(InvalidTime, match="at most 30 days"):
+                await far
+            await fine
 
 
 async def test_the_node_says_how_far(tmp_path: Path) -> None:

@@ -235,6 +235,8 @@ class MessageQueries:
         arguments = dict(request.arguments)
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
             raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
+        far_ms = max(arguments.get("to_ms", 0) - self._broker.clock.now_ms(), arguments.get("shift_ms", 0))
+        check_not_far(far_ms, self._broker.limits.delay_days)
         if "priority" in arguments:
             self._broker.check_ranked(request.topic)
         host = self._host(request)

@@ -211,7 +211,7 @@ class Admin:
         await self._of_group(request, idempotent=False)
 
     async def update_group(self, /, topic: str, group: str, **settings: Unpack[GroupSettings]) -> None:
-        """Give a group settings of its own, instead of those that it had: `max_attempts`, `backoff`,
+        """Give a group settings of its own, instead of those that it had: `max_attempts`, `max_snoozes`, `backoff`,
         `max_in_flight_per_key` (not above the topic's); none at all: it has the topic's again."""
         request = GroupUpdate(topic, check_name("group", group), _plain(settings))
         await self._of_group(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from sandq.client.consumer.nack_change import error_text
@@ -70,7 +71,7 @@ class EndRules:
 
     `Retry` and `Dead` say it themselves. Of the others those of `dead_on` do, and with `retry_on` all that are not of
     it; an exception of both is of `dead_on`. What is no `Exception` (a cancellation, SystemExit) says nothing about the
-    message: it comes again. A group of exceptions is dead when all of them are.
+    message: it comes again. A group of exceptions is dead when all of them are, unless its own class is among those.
     """
 
     def __init__(self, retry_on: Types | None = None, dead_on: Types = ()) -> None:
@@ -80,21 +81,34 @@ class EndRules:
 
     def rule(self, error: BaseException) -> Rule:
         """Return what becomes of a message whose handler raised this."""
-        one = _only(error)
-        if isinstance(one, Retry):
-            return Rule(False, True, str(one), one.delay, one.count)
-        if isinstance(one, Dead):
-            return Rule(True, True, str(one))
-        return Rule(self._is_dead(one), False, failure_text(one))
+        all_of_it = [*_leaves(error)]
+        retries = [one for one in all_of_it if isinstance(one, Retry)]
+        if len(retries) == len(all_of_it):
+            return _together(retries)
+        if all([isinstance(one, Dead) for one in all_of_it]):
+            return Rule(True, True, str(all_of_it[0]))
+        return Rule(self._is_dead(error), False, failure_text(error))
 
     def _is_dead(self, error: BaseException) -> bool:
         if isinstance(error, BaseExceptionGroup):
+            if isinstance(error, _groups_of(self._dead_on)):
+                return True
+            if isinstance(error, _groups_of(self._retry_on or ())):
+                return False
             return all([self._is_dead(one) for one in error.exceptions])
         if isinstance(error, Retry) or not isinstance(error, Exception):
             return False
         if isinstance(error, (Dead, *self._dead_on)):
             return True
         return self._retry_on is not None and not isinstance(error, self._retry_on)
+
+
+def _together(retries: Sequence[Retry]) -> Rule:
+    """What several tasks of one handler ask for: the longest delay (the topic's back-off if one of them leaves it to
+    that), and the attempt counts if it does for one of them."""
+    longest = max(retries, key=lambda one: one.delay_ms or 0)
+    delay = None if any([one.delay is None for one in retries]) else longest.delay
+    return Rule(False, True, str(longest), delay, any([one.count for one in retries]))
 
 
 def _types_of(name: str, given: object) -> tuple[type[BaseException], ...]:
@@ -105,11 +119,18 @@ def _types_of(name: str, given: object) -> tuple[type[BaseException], ...]:
     return types
 
 
-def _only(error: BaseException) -> BaseException:
-    """The only exception of a group of one: a task group puts what it raises into a group."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+def _groups_of(types: tuple[type[BaseException], ...]) -> tuple[type[BaseException], ...]:
+    """Those of these classes that are classes of groups: they are meant as a whole."""
+    return tuple([one for one in types if issubclass(one, BaseExceptionGroup)])
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """What is in a group, at any depth: a task group puts what it raises into a group."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
 
 
 def failure_text(error: str | BaseException) -> str:

@@ -149,7 +149,8 @@ class Runner:
                 if failure is not None:
                     self._failed_on(message, failure)
                 else:
-                    log.warning("%s did not end in %g s and was cancelled: given back", _of(message), self._grace_s)
+                    becomes = "" if message.is_settled else ": given back"
+                    log.warning("%s did not end in %g s and was cancelled%s", _of(message), self._grace_s, becomes)
                 raise cancelled from None
             # Cancelled without anybody here having asked for it: the handler awaited something that was.
             self._failed_on(message, error)
@@ -168,7 +169,7 @@ class Runner:
         """Call an async handler, and cancel it when it takes longer than this."""
         with anyio.move_on_after(timeout_s) as scope:
             await self._handler(message)
-        if scope.cancelled_caught:
+        if scope.cancel_called:  # also where the handler swallowed it: whatever it left undone is done again
             self._time_out(message)
 
     def _time_out(self, message: Message) -> None:
@@ -190,6 +191,10 @@ class Runner:
 
     def _failed_on(self, message: Message, error: BaseException) -> None:
         rule = self._rules.rule(error)
+        if message.is_settled or message.is_lost:
+            failure = None if rule.is_expected else error
+            log.error("%s raised behind its message's end: %s", _of(message), rule.error, exc_info=failure)
+            return
         if not rule.is_expected:
             failed = "failed, and the message is dead" if rule.is_dead else "failed"
             log.error("%s %s: %s", _of(message), failed, rule.error, exc_info=error)
@@ -197,8 +202,7 @@ class Runner:
             log.warning("%s gives it up: it is dead: %s", _of(message), rule.error)
         else:
             log.info("%s asks to be tried again: %s", _of(message), rule.error)
-        if not (message.is_settled or message.is_lost):
-            self._settle(partial(_end, message, rule))
+        self._settle(partial(_end, message, rule))
 
     def _settle(self, settle: Callable[[], object]) -> None:
         try:

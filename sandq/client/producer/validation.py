@@ -40,8 +40,6 @@ EXPECTED_BIT = 32
 RANK_BIT = 64
 FAR_BIT = 128
 
-_FAR_MS = DEFAULT.delay_days * DAY_MS
-
 _ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE}
 
 
@@ -138,7 +136,7 @@ class MessageValidation:
             return (DELAY, delay_ms) if delay_ms else (NOW, 0)
         if deliver_at is not None:
             at_ms = instant_ms(deliver_at)
-            return (AT | FAR_BIT if at_ms > time.time() * 1000 + _FAR_MS else AT), at_ms
+            return (AT | FAR_BIT if at_ms > time.time() * 1000 + self.delay_days * DAY_MS else AT), at_ms
         return NOW, 0
 
     def value(self, value: Value) -> bytes:

@@ -208,7 +208,8 @@ class Jobs:
         reader = LogReader(start, look_ahead=STEP_MESSAGES)
         # A cancel without a prefix reads nothing but places: how large the messages are does not matter.
         blind = prefixes.say_nothing and job.kind == "cancel"
-        ranges, _ = reader.take(view, until_ms - 1, STEP_MESSAGES, NO_LIMIT if blind else STEP_BYTES)
+        most = self._waiting_ranks.most(STEP_MESSAGES) if self._ranks_waiting(arguments) else STEP_MESSAGES
+        ranges, _ = reader.take(view, until_ms - 1, most, NO_LIMIT if blind else STEP_BYTES)
         if prefixes.say_nothing:
             chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
         else:
@@ -252,7 +253,7 @@ class Jobs:
             lambda offset, fields: offsets.unpack(offset).index < job.index and prefixes.take(fields),
             arguments["priority"],
             view,
-            limit=STEP_MESSAGES,
+            limit=self._waiting_ranks.most(STEP_MESSAGES),
             max_bytes=STEP_BYTES,
             dry_run=arguments["dry_run"],
         )

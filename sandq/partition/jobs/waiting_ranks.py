@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from sandq.model import offsets
+from sandq.model.batch import Column
 from sandq.partition import rows
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.ownership import Ownership
@@ -17,6 +18,8 @@ from sandq.partition.view import View
 
 AT_ONCE: Final = 64
 """Messages between two times that others are given way: each takes some 50 us."""
+LOOKS: Final = 8000
+"""Messages of a step by groups that there are: each group is asked for each message, which takes some 9 us."""
 
 
 class Waited(NamedTuple):
@@ -73,6 +76,10 @@ class WaitingRanks:
             self._ranking.note(found, priority, view)
         return True
 
+    def most(self, limit: int) -> int:
+        """Return how many messages a step may look at, of so many."""
+        return max(min(limit, LOOKS // max(len(self._groups.by_id), 1)), 1)
+
     # -- what the log has not any more ----------------------------------------------------------------------------
 
     def first_group(self, above: int = -1) -> int | None:
@@ -93,14 +100,17 @@ class WaitingRanks:
         dry_run: bool,
     ) -> Step:
         """Do that with what a group keeps above an offset, of messages that neither the log has nor an earlier group
-        keeps. `is_chosen`: by offset and fields."""
+        keeps, and that have another priority. `is_chosen`: by offset and fields."""
         start = rows.after(rows.of_group(rows.KEPT, group_id, above))
         stop = rows.of_group(rows.KEPT, group_id, offsets.pack(min(until_ms, offsets.U48_MAX), 0, 0, 0))
         found = view.scan(start, stop, limit=limit, max_bytes=max_bytes) if start < stop else []
         chosen = []
-        for key, row in found:
-            offset = key[-offsets.OFFSET_BYTES :]
-            if is_chosen(offset, rows.unpack(row)[2]) and not self._is_seen(group_id, offset, view):
+        for key, row in self._shared.in_turns(found, AT_ONCE):
+            offset, fields = key[-offsets.OFFSET_BYTES :], rows.unpack(row)[2]
+            # What has it was met in the log, perhaps, and has left that since: it counts once.
+            if (fields.get(Column.PRIORITY) or 0) == priority or not is_chosen(offset, fields):
+                continue
+            if not self._is_seen(group_id, offset, view):
                 chosen.append(offset)
         waited = self.rank(chosen, priority, view, dry_run=dry_run)
         return Step(waited, found[-1][0][-offsets.OFFSET_BYTES :] if found else None)

@@ -176,7 +176,9 @@ class DeadOutcome(Answer):
 
 class DeadOutcomes(Answer):
     done: int = Field(description="How many were redriven, or purged.")
-    results: list[DeadOutcome] = Field(description="One for each of `ids`, in their order.")
+    results: list[DeadOutcome] = Field(
+        description="One for each of `ids`, in their order; one that is named twice has one."
+    )
 
 
 class Group(Answer):

@@ -91,9 +91,10 @@ def problem(
     more: Mapping[str, Any] | None = None,
 ) -> Response:
     """The response that tells of an error."""
+    told = dict(more or {})
+    errors = told.pop("errors", [mistake("request", detail)])
     body = {
-        "errors": [mistake("request", detail)],
-        **(more or {}),
+        **told,
         "type": f"urn:sandq:error:{code}",
         "title": HTTPStatus(status).phrase,
         "status": status,
@@ -101,6 +102,7 @@ def problem(
         "code": code,
         "retriable": retriable,
         "request_id": request_id,
+        "errors": errors,
     }
     headers = {"retry-after": "1"} if retriable else {}
     # ASCII: what was refused may hold what UTF-8 cannot write.

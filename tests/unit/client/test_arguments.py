@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_type_hints
@@ -64,8 +65,16 @@ def call_wrongly(kind: type, name: str, member: Callable[..., Any], wrong: str) 
     for parameter in list(inspect.signature(member).parameters.values())[1:]:
         if parameter.default is parameter.empty and parameter.kind is not parameter.KEYWORD_ONLY:
             arguments.append("x")
-    found = member(Stub(), *arguments, **{wrong: 1})
-    assert found is None, (kind, name)
+    assert begin(member(Stub(), *arguments, **{wrong: 1})) is None, (kind, name)
+
+
+def begin(found: object) -> object:
+    """What a call returned; a coroutine is begun, as far as that its arguments are looked at."""
+    if inspect.iscoroutine(found):
+        found.send(None)
+        found.close()
+        return None
+    return found
 
 
 class Stub:
@@ -74,7 +83,7 @@ class Stub:
     class _portal:
         @staticmethod
         def call(work: Callable[[], object]) -> None:
-            work()
+            begin(work())
 
         @staticmethod
         def check() -> None: ...
@@ -100,6 +109,21 @@ def test_suggestion_names_the_nearest_argument() -> None:
     assert thing.keep(3, delay=4) == 7
     with pytest.raises(TypeError, match=r"keep\(\) got an unexpected keyword argument 'deley'. Did you mean 'delay'\?"):
         thing.keep(3, deley=4)  # type: ignore[call-arg]
+
+
+def test_coroutine_functions_stay_such() -> None:
+    """Who runs functions in the background asks, and calls in a thread what is none: nothing would await it there."""
+
+    @suggesting
+    class Face:
+        async def later(self, delay: int = 0) -> int:
+            return delay
+
+    assert inspect.iscoroutinefunction(Face.later) and asyncio.run(Face().later(3)) == 3
+    with pytest.raises(TypeError, match=r"Did you mean 'delay'\?"):
+        asyncio.run(Face().later(deley=3))  # type: ignore[call-arg]
+    for name in ("produce", "run", "measure"):
+        assert inspect.iscoroutinefunction(getattr(sandq.Client, name)), name
 
 
 def test_other_type_errors_pass_as_they_are() -> None:

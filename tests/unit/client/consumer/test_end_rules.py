@@ -12,6 +12,10 @@ from sandq.client.consumer.end_rules import EndRules
 from sandq.model.errors import InvalidRequest, InvalidTime
 
 
+class Several(BaseExceptionGroup[BaseException]):
+    pass
+
+
 def group_of(*errors: BaseException) -> BaseException:
     return BaseExceptionGroup("several", list(errors))
 
@@ -37,6 +41,9 @@ def group_of(*errors: BaseException) -> BaseException:
         ({"dead_on": ValueError}, group_of(ValueError(), sandq.Dead()), True),
         ({"dead_on": ValueError}, group_of(ValueError(), sandq.Retry()), False),
         ({"retry_on": ()}, group_of(ValueError(), SystemExit()), False),
+        ({"retry_on": (Several, OSError)}, Several("several", [ValueError()]), False),
+        ({"dead_on": Several}, Several("several", [ValueError(), SystemExit()]), True),
+        ({"dead_on": Several}, group_of(ValueError()), False),
         ({"retry_on": ()}, sandq.Retry(), False),
         ({"dead_on": Exception}, sandq.Retry(), False),
         ({"retry_on": Exception}, sandq.Dead(), True),
@@ -49,6 +56,9 @@ def test_which_exceptions_mean_that_a_message_is_dead(options: Any, error: BaseE
 def test_what_a_handler_chose_is_expected() -> None:
     rules = EndRules(retry_on=())
     assert rules.rule(group_of(sandq.Retry("5m", "429", count=False))) == (False, True, "429", "5m", False)
+    together = group_of(sandq.Retry("1s", "a", count=False), group_of(sandq.Retry("5m", "429", count=False)))
+    assert rules.rule(together) == (False, True, "429", "5m", False)
+    assert rules.rule(group_of(together, sandq.Retry(error="b"))) == (False, True, "429", None, True)
     assert rules.rule(sandq.Retry()) == (False, True, "to be tried again", None, True)
     assert rules.rule(group_of(sandq.Dead("410 gone"))) == (True, True, "410 gone", None, True)
     assert rules.rule(ValueError("x")) == (True, False, "ValueError: x", None, True)

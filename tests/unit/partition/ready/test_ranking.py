@@ -11,7 +11,7 @@ from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
-from sandq.partition.jobs import jobs
+from sandq.partition.jobs import jobs, waiting_ranks
 from sandq.partition.levels import IN_PLACE, RANKED, RANKED_APART, RANKED_BY_JOBS, RANKED_WAITING
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.trim import PIN_MS
@@ -380,6 +380,32 @@ def test_a_job_reaches_what_only_groups_have_in_its_window(monkeypatch: pytest.M
         assert (job.matched, job.done, job.too_late) == ((2, 2, 1) if number == 0 else (0, 0, 0))
     assert bench.take(9, at=2 * PIN_MS) == ["a", "c", "b", "d"], "a was acked in the other group"
     assert bench.take(9, at=2 * PIN_MS, group="h") == ["c", "b", "d"]
+
+
+def test_a_job_counts_what_leaves_the_log_while_it_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = RankedBench(level=RANKED_BY_JOBS)
+    bench.open()
+    bench.add(*"abc", priority=5)
+    bench.nack(bench.one(limit=3).token, delay=3 * PIN_MS)
+    start(bench, 9)
+    bench.upkeep(PIN_MS - 1)  # the log
+    assert bench.machine.jobs.find(bytes(16)).done == 3 and bench.rows(rows.LOG)
+    bench.trim(2 * PIN_MS)
+    job = bench.machine.jobs.find(bytes(16))
+    assert (job.state, job.matched, job.done, job.too_late) == ("done", 3, 3, 0)
+
+
+def test_a_step_of_a_job_is_as_long_with_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_ranks, "LOOKS", 20)
+    bench = RankedBench(level=RANKED_BY_JOBS)
+    for number in range(10):
+        bench.open(f"g{number}")
+    bench.add(*"abcdef", priority=5)
+    start(bench, 9)
+    bench.upkeep()
+    assert bench.machine.jobs.find(bytes(16)).done == 2
+    bench.trim()
+    assert bench.machine.jobs.find(bytes(16)).done == 6
 
 
 @pytest.mark.parametrize("state", STATES)
