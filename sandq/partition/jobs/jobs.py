@@ -33,6 +33,8 @@ from sandq.partition.view import View
 STEP_MESSAGES = 1000
 STEP_BYTES = 8 << 20
 NO_LIMIT = 1 << 40
+EMPTY_GROUPS = 64
+"""Groups of which a step finds that they keep nothing."""
 RUNNING_JOBS = 64
 FINISHED_JOBS = 64
 KINDS = ("cancel", "move", *DEAD_JOBS)
@@ -244,10 +246,18 @@ class Jobs:
 
     def _kept_by_groups(self, job: Job, view: View) -> bool:
         """The same with what only groups have in rows of their own: it waits there, if it is anybody's to change."""
-        arguments = job.arguments
-        group_id, prefixes = arguments["kept_of"], _prefixes(arguments)
+        for _ in range(EMPTY_GROUPS):
+            if self._kept_by_one(job, view):
+                return False
+            if self._goes_on_with(job, self._waiting_ranks.first_group(above=job.arguments["kept_of"])):
+                return True
+        return False
+
+    def _kept_by_one(self, job: Job, view: View) -> bool:
+        """The same with a bounded part of what one group keeps. Whether there was any."""
+        arguments, prefixes = job.arguments, _prefixes(job.arguments)
         step = self._waiting_ranks.step(
-            group_id,
+            arguments["kept_of"],
             job.position,
             arguments["until_ms"],
             lambda offset, fields: offsets.unpack(offset).index < job.index and prefixes.take(fields),
@@ -258,10 +268,9 @@ class Jobs:
             dry_run=arguments["dry_run"],
         )
         self._count(job, step.waited)
-        if step.position is None:
-            return self._goes_on_with(job, self._waiting_ranks.first_group(above=group_id))
-        job.position = step.position
-        return False
+        if step.position is not None:
+            job.position = step.position
+        return step.position is not None
 
     def _goes_on_with(self, job: Job, group_id: int | None) -> bool:
         """Have a job go on with what a group keeps. Whether there is none."""
