@@ -15,14 +15,15 @@ PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 
 setup: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml packaging/client/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "sandq needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
 	  echo "Name another one: make setup PYTHON=python3.11" >&2; exit 1; }
 	@rm -f $@
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  -e packaging/client -e .
 	@touch $@
 
 # The pipeline's extra, some 700 MB; Java comes from the system.

@@ -3,9 +3,12 @@ of `sandq.spark.jobs` as well."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from sandctl.lazy import Later, LazyGroup
+from sandq.errors import StartupError
 
 JOBS = {
     "archive": Later(
@@ -41,6 +44,19 @@ JOBS = {
 }
 
 
-@click.command("pipeline", cls=LazyGroup, later=JOBS)
+class _Pipeline(LazyGroup):
+    """The commands; where the client is installed alone, each says what it needs."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """StartupError when the jobs are not installed."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name != "sandq.spark":
+                raise
+        raise StartupError("sandq-client comes without the pipeline: pip install 'sandq[spark]', and Java 17 or later")
+
+
+@click.command("pipeline", cls=_Pipeline, later=JOBS)
 def pipeline() -> None:
     """Archive, load, replay and query messages with Spark; see what is due, what waits, what died."""

@@ -1,4 +1,4 @@
-"""The wheel, as a cluster gets it: Spark finds the source by its name, on the driver and on the workers."""
+"""The wheels, as a cluster gets them: Spark finds the source by its name, on the driver and on the workers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ print("ROWS", frame.count())
 """
 
 
-def test_spark_submit_with_the_wheel(node: Broker, tmp_path: Path) -> None:
+def test_spark_submit_with_the_wheels(node: Broker, tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    # Spark puts .zip on the path, and passes .whl over; the package sandq is looked for in one place.
+    package = tmp_path / "sandq.zip"
+    for project in (".", "packaging/client"):
+        subprocess.run(build, cwd=ROOT / project, check=True, capture_output=True)
+    with zipfile.ZipFile(package, "w") as whole:
+        for wheel in map(zipfile.ZipFile, tmp_path.glob("*.whl")):
+            for name in wheel.namelist():
+                whole.writestr(name, wheel.read(name))
+    names = zipfile.ZipFile(package).namelist()
     assert {"pyspark_sandq/__init__.py", "sandq/spark/datasource.py", "sandctl/pipeline/__init__.py"} <= {*names}
-    # Spark puts .zip on the path, and passes .whl over.
-    package = wheel.rename(tmp_path / "sandq.zip")
     node.create_topic("t")
     fill(node, "t", range(100))
     node.advance("1m")

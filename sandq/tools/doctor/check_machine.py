@@ -24,7 +24,8 @@ YEAR_2024_S = 1_704_067_200
 NTP_ERROR = 5
 """adjtimex: the clock is not synchronised (TIME_ERROR)."""
 
-_MODULES = {"pyyaml": "yaml"}
+_DISTRIBUTIONS = ("sandq", "sandq-client")
+_MODULES = {"pyyaml": "yaml", "sandq-client": "sandq"}
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")
 _CLAUSE = re.compile(r"(===|==|!=|>=|<=|~=|<|>)\s*([0-9A-Za-z.*+!_-]+)")
 
@@ -41,7 +42,7 @@ def check_python() -> Check:
 def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -> Iterator[Check]:
     """Whether what sandq depends on can be imported, in versions that it allows."""
     try:
-        requirements = (requires or (lambda: importlib.metadata.requires("sandq")))()
+        requirements = (requires or _requirements)()
     except importlib.metadata.PackageNotFoundError:
         yield warning(
             "packages",
@@ -61,6 +62,12 @@ def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -
         else:
             yield failed(f"package {name}", problem, f"pip install '{name}{wanted}'")
     yield ok("packages", f"{fine} packages in versions that sandq allows")
+
+
+def _requirements() -> list[str]:
+    """What sandq and its client depend on, each package once."""
+    found = (one for name in _DISTRIBUTIONS for one in importlib.metadata.requires(name) or ())
+    return list({one.partition(">")[0].strip(): one for one in found}.values())
 
 
 def _problem_with(name: str, wanted: str) -> str | None:

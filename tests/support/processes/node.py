@@ -16,7 +16,7 @@ from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class NodeProcess:
-    """`program` runs the node, behind the command `launcher`; what it prints goes to `log`."""
+    """`program` of a `python` runs the node, behind the command `launcher`; what it prints goes to `log`."""
 
     def __init__(
         self,
@@ -24,6 +24,7 @@ class NodeProcess:
         *,
         program: tuple[str, ...] = ("-m", "sandq.cli"),
         launcher: tuple[str, ...] = (),
+        python: str | Path = sys.executable,
         host: str = "127.0.0.1",
         **environ: str,
     ) -> None:
@@ -32,7 +33,7 @@ class NodeProcess:
         self.port = free_port()
         self.data_dir = directory / "data"
         self.log = directory / "node.log"
-        self._command = (*launcher, sys.executable, *program)
+        self._command = (*launcher, str(python), *program)
         self.environ = os.environ | {
             "SANDQ_NODE__DATA_DIR": str(self.data_dir),
             "SANDQ_LISTEN__CLIENT": self.address,
