@@ -18,6 +18,7 @@ from sandq.server.http import (
     routes_schedules,
     routes_topics,
 )
+from sandq.server.http.examples import BODIES
 from sandq.server.http.gateway import Gateway
 from sandq.server.http.guards import Guard, Observe, Rules
 from sandq.server.http.hot_routes import HotRoutes
@@ -63,7 +64,7 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _with_problems(make_schema())
+            app.openapi_schema = _completed(make_schema())
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -79,11 +80,13 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
     return Guard(inner, rules, observe, account)
 
 
-def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
-    """Errors are problems, of that media type."""
+def _completed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Have bodies show an example; errors are problems, of that media type."""
     for path in schema["paths"].values():
         for operation in path.values():
             for status, response in operation["responses"].items():
                 if str(status)[0] in "45":
                     response["content"] = _PROBLEM["content"]
+            if "requestBody" in operation:
+                operation["requestBody"]["content"]["application/json"]["example"] = BODIES[operation["operationId"]]
     return schema

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from sandq.client.consumer import SETTLE_ITEMS
 from sandq.client.json_format import FROM_OTHERS, read_headers, read_message, read_value
@@ -39,29 +40,39 @@ def _checked(check: Callable[[Any], object]) -> AfterValidator:
     return AfterValidator(validate)
 
 
-Duration = Annotated[
-    str | int | float,
-    Field(
-        union_mode="left_to_right",
-        description='Seconds, or text: `"90s"`, `"5m"`, `"1h30m"`, `"250ms"`.',
-        examples=["30s"],
-    ),
-    _checked(duration_ms),
-]
-Instant = Annotated[
-    str | int,
-    Field(
-        union_mode="left_to_right",
-        description='RFC 3339 (`"2030-01-31T08:00:00Z"`), or milliseconds since 1970.',
-        examples=["2030-01-31T08:00:00Z"],
-    ),
-    _checked(instant_ms),
-]
-Shift = Annotated[str | int | float, Field(union_mode="left_to_right", examples=["1h"])]
-Start = Annotated[
-    str | int,
-    Field(union_mode="left_to_right", description='`"earliest"`, `"latest"`, an instant, or an offset.'),
-]
+# Named, so that clients that are generated have one type for each.
+Duration = TypeAliasType(
+    "Duration",
+    Annotated[
+        str | int | float,
+        Field(
+            union_mode="left_to_right",
+            description='Seconds, or text: `"90s"`, `"5m"`, `"1h30m"`, `"250ms"`.',
+            examples=["30s"],
+        ),
+        _checked(duration_ms),
+    ],
+)
+Instant = TypeAliasType(
+    "Instant",
+    Annotated[
+        str | int,
+        Field(
+            union_mode="left_to_right",
+            description='RFC 3339 (`"2030-01-31T08:00:00Z"`), or milliseconds since 1970.',
+            examples=["2030-01-31T08:00:00Z"],
+        ),
+        _checked(instant_ms),
+    ],
+)
+Shift = TypeAliasType("Shift", Annotated[str | int | float, Field(union_mode="left_to_right", examples=["1h"])])
+Start = TypeAliasType(
+    "Start",
+    Annotated[
+        str | int,
+        Field(union_mode="left_to_right", description='`"earliest"`, `"latest"`, an instant, or an offset.'),
+    ],
+)
 
 
 _HEADER_TYPES = (str, int, float, bool, type(None), dict)
@@ -196,7 +207,7 @@ class GroupUpdate(Body):
     settings: dict[str, Any]
 
 
-HeaderValue = str | int | float | bool | None | dict[str, str]
+HeaderValue = TypeAliasType("HeaderValue", str | int | float | bool | dict[str, str] | None)
 _TEXT: Any = Field(default=None, description="The value, as UTF-8 text.")
 # No `= None` in the schema: null is a value, too.
 _JSON: Any = Field(default=None, alias="json", description="The value, as JSON; it is sent as its compact text.")
@@ -299,9 +310,10 @@ def _one_or_many(given: Any) -> str:
     return "many" if isinstance(given, MessagesIn) or (isinstance(given, dict) and "messages" in given) else "one"
 
 
-ProduceIn = Annotated[
-    Annotated[MessagesIn, Tag("many")] | Annotated[MessageIn, Tag("one")], Discriminator(_one_or_many)
-]
+ProduceIn = TypeAliasType(
+    "ProduceIn",
+    Annotated[Annotated[MessagesIn, Tag("many")] | Annotated[MessageIn, Tag("one")], Discriminator(_one_or_many)],
+)
 """A message, or many."""
 
 

@@ -38,7 +38,9 @@ BY_IDS = answers.Job | answers.DeadOutcomes
 _COUNTS = ("lag", "ready", "leased", "waiting", "dead")
 
 
-@router.post(f"{GROUP}/lease", response_model=answers.LeasedMessages, summary="Lease messages")
+@router.post(
+    f"{GROUP}/lease", operation_id="leaseMessages", response_model=answers.LeasedMessages, summary="Lease messages"
+)
 async def lease(request: Request, topic: TopicName, group: GroupName, body: bodies.LeaseIn | None = None) -> Found:
     """What is ready now; when that is nothing, what first becomes ready within `wait`. The group is made when it is
     new. When the client goes away meanwhile, what was leased is given back.
@@ -52,7 +54,13 @@ async def lease(request: Request, topic: TopicName, group: GroupName, body: bodi
     return {"messages": [message_json(message) for message in found], "without_leader": found.without_leader}
 
 
-@router.get(f"{GROUP}/stream", response_class=Response, responses=EVENTS, summary="Messages as they become ready")
+@router.get(
+    f"{GROUP}/stream",
+    operation_id="streamMessages",
+    response_class=Response,
+    responses=EVENTS,
+    summary="Messages as they become ready",
+)
 async def stream(
     request: Request,
     topic: TopicName,
@@ -75,7 +83,12 @@ async def stream(
     return await event_stream(request, client.leases(topic, group), Wanted(wanted, lease_ms, start))
 
 
-@router.post(f"{GROUP}/ack", response_model=answers.Settled, summary="Done: they are not delivered again")
+@router.post(
+    f"{GROUP}/ack",
+    operation_id="ackMessages",
+    response_model=answers.Settled,
+    summary="Done: they are not delivered again",
+)
 async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies.AckIn) -> Found:
     """409 LEASE_LOST when the lease of one had ended: `lost` names those, `settled` counts the others."""
     held = body.held()
@@ -84,7 +97,12 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
     return _settled(held, lost)
 
 
-@router.post(f"{GROUP}/nack", response_model=answers.Settled, summary="Not done: they are delivered again")
+@router.post(
+    f"{GROUP}/nack",
+    operation_id="nackMessages",
+    response_model=answers.Settled,
+    summary="Not done: they are delivered again",
+)
 async def nack(request: Request, topic: TopicName, group: GroupName, body: bodies.NackIn) -> Found:
     """409 LEASE_LOST as with ack."""
     held = body.held()
@@ -94,7 +112,12 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
     return _settled(held, lost)
 
 
-@router.post(f"{GROUP}/dead", response_model=answers.Settled, summary="They cannot be done: dead letters at once")
+@router.post(
+    f"{GROUP}/dead",
+    operation_id="rejectMessages",
+    response_model=answers.Settled,
+    summary="They cannot be done: dead letters at once",
+)
 async def reject(request: Request, topic: TopicName, group: GroupName, body: bodies.RejectIn) -> Found:
     """Whatever attempts are left; their reason is `rejected`. 409 LEASE_LOST as with ack."""
     held = body.held()
@@ -103,7 +126,9 @@ async def reject(request: Request, topic: TopicName, group: GroupName, body: bod
     return _settled(held, lost)
 
 
-@router.post(f"{GROUP}/extend", response_model=answers.Extended, summary="Hold them longer")
+@router.post(
+    f"{GROUP}/extend", operation_id="extendLeases", response_model=answers.Extended, summary="Hold them longer"
+)
 async def extend(request: Request, topic: TopicName, group: GroupName, body: bodies.ExtendIn) -> Found:
     """With a message goes whatever else is under its lease. 409 LEASE_LOST as with ack."""
     held = body.held()
@@ -131,14 +156,19 @@ def _settled(held: list[tuple[str, str | None]], lost: Iterable[tuple[str, str |
     return {"settled": settled}
 
 
-@router.get("/topics/{topic}/groups", response_model=answers.Groups, summary="The groups of a topic, with their lag")
+@router.get(
+    "/topics/{topic}/groups",
+    operation_id="listGroups",
+    response_model=answers.Groups,
+    summary="The groups of a topic, with their lag",
+)
 async def list_(request: Request, topic: TopicName) -> Found:
     rows = await gateway_of(request).client.admin.groups(topic)
     names = dict.fromkeys(row["group"] for row in rows)
     return {"groups": [_group(name, rows) for name in names]}
 
 
-@router.get(GROUP, response_model=answers.Group, summary="One group")
+@router.get(GROUP, operation_id="getGroup", response_model=answers.Group, summary="One group")
 async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
     rows = await gateway_of(request).client.admin.groups(topic)
     if all(row["group"] != group for row in rows):
@@ -146,44 +176,54 @@ async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
     return _group(group, rows)
 
 
-@router.patch(GROUP, status_code=204, summary="Give a group settings of its own")
+@router.patch(GROUP, operation_id="updateGroup", status_code=204, summary="Give a group settings of its own")
 async def update(request: Request, topic: TopicName, group: GroupName, body: bodies.GroupUpdate) -> None:
     admin = gateway_of(request).client.admin
     await admin.update_group(topic, group, **settings_of(body.settings))
 
 
-@router.post(f"{GROUP}/pause", status_code=204, summary="Give a group nothing, until it is resumed")
+@router.post(
+    f"{GROUP}/pause", operation_id="pauseGroup", status_code=204, summary="Give a group nothing, until it is resumed"
+)
 async def pause(request: Request, topic: TopicName, group: GroupName) -> None:
     """What its consumers hold they keep, and can ack. It stays paused across restarts."""
     await gateway_of(request).client.admin.pause_group(topic, group)
 
 
-@router.post(f"{GROUP}/resume", status_code=204, summary="Give a group again what there is for it")
+@router.post(
+    f"{GROUP}/resume", operation_id="resumeGroup", status_code=204, summary="Give a group again what there is for it"
+)
 async def resume(request: Request, topic: TopicName, group: GroupName) -> None:
     """What has come due meanwhile comes first."""
     await gateway_of(request).client.admin.resume_group(topic, group)
 
 
-@router.put(f"{GROUP}/limits", status_code=204, summary="Limit a group over all partitions")
+@router.put(f"{GROUP}/limits", operation_id="limitGroup", status_code=204, summary="Limit a group over all partitions")
 async def limit(request: Request, topic: TopicName, group: GroupName, body: bodies.LimitsIn) -> None:
     """Instead of the limits that it had; `{}`: it has none. The group need not be there yet."""
     await gateway_of(request).client.admin.limit_group(topic, group, **body.model_dump(exclude_none=True))
 
 
-@router.delete(GROUP, status_code=204, summary="Forget a group and its dead letters")
+@router.delete(GROUP, operation_id="deleteGroup", status_code=204, summary="Forget a group and its dead letters")
 async def delete(request: Request, topic: TopicName, group: GroupName) -> None:
     """409 CONFLICT while it has consumers."""
     await gateway_of(request).client.admin.delete_group(topic, group)
 
 
-@router.post(f"{GROUP}/seek", response_model=answers.Seeked, summary="Go on from elsewhere")
+@router.post(f"{GROUP}/seek", operation_id="seekGroup", response_model=answers.Seeked, summary="Go on from elsewhere")
 async def seek(request: Request, topic: TopicName, group: GroupName, body: bodies.SeekIn) -> Found:
     """Everything from there on is delivered again; what lies before it counts as acked."""
     cursors = await gateway_of(request).client.admin.seek_group(topic, group, body.to)
     return {"cursors": {str(partition): cursor for partition, cursor in cursors.items()}}
 
 
-@router.get(f"{GROUP}/dead", response_model=answers.DeadPage, responses=LINES, summary="Dead letters")
+@router.get(
+    f"{GROUP}/dead",
+    operation_id="listDeadLetters",
+    response_model=answers.DeadPage,
+    responses=LINES,
+    summary="Dead letters",
+)
 async def dead(
     request: Request,
     topic: TopicName,
@@ -217,7 +257,12 @@ async def dead(
     return {"messages": [shown(letter) for letter in page], "next": page[-1].offset if following else None}
 
 
-@router.post(f"{GROUP}/dead/redrive", response_model=BY_IDS, summary="Deliver dead letters once more")
+@router.post(
+    f"{GROUP}/dead/redrive",
+    operation_id="redriveDeadLetters",
+    response_model=BY_IDS,
+    summary="Deliver dead letters once more",
+)
 async def redrive(request: Request, topic: TopicName, group: GroupName, body: bodies.RedriveIn | None = None) -> Found:
     """All that match, or those of `ids`, with an outcome for each. It ends when the client goes away; what is redriven
     by then stays so. 409 CONFLICT with `ids`, `error` or `key_prefix` in a cluster below feature level 11."""
@@ -228,7 +273,9 @@ async def redrive(request: Request, topic: TopicName, group: GroupName, body: bo
     return (await while_connected(request, lambda: letters.redrive(**arguments)))._asdict()
 
 
-@router.post(f"{GROUP}/dead/purge", response_model=BY_IDS, summary="Forget dead letters")
+@router.post(
+    f"{GROUP}/dead/purge", operation_id="purgeDeadLetters", response_model=BY_IDS, summary="Forget dead letters"
+)
 async def purge(request: Request, topic: TopicName, group: GroupName, body: bodies.DeadIn | None = None) -> Found:
     """All that match, or those of `ids`, as with redrive. It ends when the client goes away; what is forgotten by then
     stays so."""

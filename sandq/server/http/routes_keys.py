@@ -58,7 +58,13 @@ IfNoneMatch = Annotated[
 Prefix = Annotated[str | None, Query(description="Only keys that begin so.")]
 
 
-@router.get("/topics/{topic}/keys", response_model=answers.KeyPage, responses=LINES, summary="Keys in their order")
+@router.get(
+    "/topics/{topic}/keys",
+    operation_id="listKeys",
+    response_model=answers.KeyPage,
+    responses=LINES,
+    summary="Keys in their order",
+)
 async def list_(
     request: Request,
     response: Response,
@@ -92,7 +98,7 @@ async def list_(
     return {"keys": [shown(entry) for entry in page], "next": next_}
 
 
-@router.get(KEY, response_model=answers.Entry, responses=_READ, summary="What a key has")
+@router.get(KEY, operation_id="getKey", response_model=answers.Entry, responses=_READ, summary="What a key has")
 async def get(
     request: Request,
     response: Response,
@@ -126,7 +132,7 @@ async def get(
     return entry_json(entry)
 
 
-@router.put(KEY, response_model=answers.Put, responses=_CHANGED, summary="Put a value")
+@router.put(KEY, operation_id="putKey", response_model=answers.Put, responses=_CHANGED, summary="Put a value")
 async def put(
     request: Request,
     response: Response,
@@ -155,7 +161,13 @@ async def put(
     return {**key_fields("key", name), "version": version, "partition": unpack(from_text(version)).partition}
 
 
-@router.delete(KEY, response_model=answers.Deleted, responses={412: _CHANGED[412]}, summary="Delete a key")
+@router.delete(
+    KEY,
+    operation_id="deleteKey",
+    response_model=answers.Deleted,
+    responses={412: _CHANGED[412]},
+    summary="Delete a key",
+)
 async def delete(
     request: Request, topic: TopicName, key: KeyName, encoding: Encoding = "text", if_match: IfMatch = None
 ) -> Found:
@@ -166,7 +178,12 @@ async def delete(
     return {"version": await gateway_of(request).client.kv(topic).delete(name, expected=version)}
 
 
-@router.get("/topics/{topic}/changes", response_model=answers.Changes, summary="Wait for changes of keys")
+@router.get(
+    "/topics/{topic}/changes",
+    operation_id="watchKeys",
+    response_model=answers.Changes,
+    summary="Wait for changes of keys",
+)
 async def changes(
     request: Request,
     topic: TopicName,

@@ -46,6 +46,7 @@ State = Annotated[Literal["delayed", "ready", "leased", "waiting", "acked"] | No
 
 @router.get(
     "/topics/{topic}/messages",
+    operation_id="listMessages",
     response_model=answers.Page,
     responses=LINES,
     summary="Messages in the order of delivery",
@@ -86,7 +87,12 @@ async def list_(
     return {"messages": [shown(message) for message in page], "next": page[-1].offset if following else None}
 
 
-@router.delete("/topics/{topic}/messages", response_model=answers.Job, summary="Cancel many pending messages")
+@router.delete(
+    "/topics/{topic}/messages",
+    operation_id="cancelMessages",
+    response_model=answers.Job,
+    summary="Cancel many pending messages",
+)
 async def cancel_all(
     request: Request,
     topic: TopicName,
@@ -111,25 +117,45 @@ async def cancel_all(
     return result._asdict()
 
 
-@router.patch("/topics/{topic}/messages", response_model=answers.Job, summary="Move many pending messages")
+@router.patch(
+    "/topics/{topic}/messages",
+    operation_id="moveMessages",
+    response_model=answers.Job,
+    summary="Move many pending messages",
+)
 async def move_all(request: Request, topic: TopicName, body: bodies.MoveAllIn) -> Found:
     """It ends when the client goes away; what is moved by then stays so."""
     found = gateway_of(request).client.messages(topic)
     return (await while_connected(request, lambda: found.move_all(**body.model_dump(exclude_unset=True))))._asdict()
 
 
-@router.get("/topics/{topic}/messages/{message}", response_model=answers.StoredMessage, summary="One message")
+@router.get(
+    "/topics/{topic}/messages/{message}",
+    operation_id="getMessage",
+    response_model=answers.StoredMessage,
+    summary="One message",
+)
 async def get(request: Request, topic: TopicName, message: MessageName, by: By = "id", tenant: Tenant = None) -> Found:
     found = await gateway_of(request).client.messages(topic).get(**_named(message, by, tenant))
     return stored_json(found, value=True)
 
 
-@router.get("/topics/{topic}/messages/{message}/why", response_model=answers.Why, summary="What a message waits for")
+@router.get(
+    "/topics/{topic}/messages/{message}/why",
+    operation_id="explainMessage",
+    response_model=answers.Why,
+    summary="What a message waits for",
+)
 async def why(request: Request, topic: TopicName, message: MessageName, by: By = "id", tenant: Tenant = None) -> Found:
     return why_json(await gateway_of(request).client.messages(topic).why(**_named(message, by, tenant)))
 
 
-@router.patch("/topics/{topic}/messages/{message}", response_model=answers.Changed, summary="Move a pending message")
+@router.patch(
+    "/topics/{topic}/messages/{message}",
+    operation_id="moveMessage",
+    response_model=answers.Changed,
+    summary="Move a pending message",
+)
 async def move(
     request: Request,
     topic: TopicName,
@@ -145,7 +171,12 @@ async def move(
     return {"id": message if by == "id" else (await messages.get(**named)).id, "offset": offset}
 
 
-@router.delete("/topics/{topic}/messages/{message}", response_model=answers.Changed, summary="Cancel a pending message")
+@router.delete(
+    "/topics/{topic}/messages/{message}",
+    operation_id="cancelMessage",
+    response_model=answers.Changed,
+    summary="Cancel a pending message",
+)
 async def cancel(
     request: Request, topic: TopicName, message: MessageName, by: By = "id", tenant: Tenant = None
 ) -> Found:
@@ -162,6 +193,7 @@ def _named(message: str, by: str, tenant: str | None) -> dict[str, Any]:
 
 @router.post(
     "/topics/{topic}",
+    operation_id="produce",
     status_code=201,
     response_model=answers.Stored | answers.StoredMany,
     responses=PRODUCED,
@@ -178,6 +210,7 @@ async def produce(request: Request, topic: TopicName, body: bodies.ProduceIn) ->
 
 @router.post(
     "/topics/{topic}/{partition:int}",
+    operation_id="produceTo",
     status_code=201,
     response_model=answers.Stored | answers.StoredMany,
     responses=PRODUCED,
@@ -194,7 +227,11 @@ async def produce_to(
 
 
 @router.get(
-    "/topics/{topic}/{partition:int}", response_model=answers.LogPage, responses=LINES, summary="Read a partition's log"
+    "/topics/{topic}/{partition:int}",
+    operation_id="fetchPartition",
+    response_model=answers.LogPage,
+    responses=LINES,
+    summary="Read a partition's log",
 )
 async def fetch(
     request: Request,

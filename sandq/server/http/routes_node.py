@@ -35,18 +35,30 @@ _ASSETS = {
 _POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
 
 
-@router.get("/cluster", tags=CLUSTER, response_model=answers.Cluster, summary="The cluster as this node sees it")
+@router.get(
+    "/cluster",
+    operation_id="getCluster",
+    tags=CLUSTER,
+    response_model=answers.Cluster,
+    summary="The cluster as this node sees it",
+)
 async def cluster(request: Request) -> Found:
     return await gateway_of(request).client.admin.cluster()
 
 
-@router.get("/cluster/nodes", tags=CLUSTER, response_model=answers.Nodes, summary="Its nodes")
+@router.get("/cluster/nodes", operation_id="listNodes", tags=CLUSTER, response_model=answers.Nodes, summary="Its nodes")
 async def nodes(request: Request) -> Found:
     found = await gateway_of(request).client.admin.cluster()
     return {"nodes": found["nodes"], "others": found["others"]}
 
 
-@router.post("/cluster/init", tags=CLUSTER, response_model=answers.Founded, summary="Found the cluster with this node")
+@router.post(
+    "/cluster/init",
+    operation_id="initCluster",
+    tags=CLUSTER,
+    response_model=answers.Founded,
+    summary="Found the cluster with this node",
+)
 async def init(request: Request) -> Found:
     """Alone, and now; the nodes that wait beside it join. 409 unless this node waits to be taken in by a cluster, and
     knows of none."""
@@ -55,6 +67,7 @@ async def init(request: Request) -> Found:
 
 @router.post(
     "/cluster/nodes/{node}/drain",
+    operation_id="drainNode",
     status_code=202,
     tags=CLUSTER,
     response_model=answers.Changing,
@@ -70,6 +83,7 @@ async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = 
 
 @router.delete(
     "/cluster/nodes/{node}",
+    operation_id="removeNode",
     status_code=202,
     tags=CLUSTER,
     response_model=answers.Changing,
@@ -83,7 +97,11 @@ async def remove(request: Request, node: NodeName) -> Found:
 
 
 @router.get(
-    "/cluster/partitions", tags=CLUSTER, response_model=answers.Partitions, summary="Who leads and holds each partition"
+    "/cluster/partitions",
+    operation_id="listPartitions",
+    tags=CLUSTER,
+    response_model=answers.Partitions,
+    summary="Who leads and holds each partition",
 )
 async def partitions(
     request: Request, topic: Annotated[str | None, Query(description="Only those of this topic.")] = None
@@ -92,39 +110,76 @@ async def partitions(
     return {"partitions": await while_connected(request, lambda: partition_rows(admin, topic))}
 
 
-@router.post("/cluster/transfer", status_code=204, tags=CLUSTER, summary="Let another node lead a partition")
+@router.post(
+    "/cluster/transfer",
+    operation_id="transferPartition",
+    status_code=204,
+    tags=CLUSTER,
+    summary="Let another node lead a partition",
+)
 async def transfer(request: Request, body: bodies.TransferIn) -> None:
     """One of those that hold it. 504 when it does not lead it yet: it will, once it can be reached and has caught
     up."""
     await gateway_of(request).client.admin.transfer(body.topic, body.partition, body.node)
 
 
-@router.post("/cluster/rebuild", status_code=202, tags=CLUSTER, summary="Make a node's replica of a partition anew")
+@router.post(
+    "/cluster/rebuild",
+    operation_id="rebuildReplica",
+    status_code=202,
+    tags=CLUSTER,
+    summary="Make a node's replica of a partition anew",
+)
 async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
     """For a replica that is not what the others are. It is dropped, and on its way back, when this is answered; 409
     when the other replicas are not all there."""
     await gateway_of(request).client.admin.rebuild(body.topic, body.partition, body.node)
 
 
-@router.get("/cluster/clock", tags=CLUSTER, response_model=answers.Clock, summary="A node's guarded clock")
+@router.get(
+    "/cluster/clock",
+    operation_id="getClock",
+    tags=CLUSTER,
+    response_model=answers.Clock,
+    summary="A node's guarded clock",
+)
 async def clock(request: Request) -> Found:
     return await gateway_of(request).client.admin.clock()
 
 
-@router.post("/cluster/clock/accept", tags=CLUSTER, response_model=answers.Clock, summary="Trust the wall clock again")
+@router.post(
+    "/cluster/clock/accept",
+    operation_id="acceptClock",
+    tags=CLUSTER,
+    response_model=answers.Clock,
+    summary="Trust the wall clock again",
+)
 async def accept_clock(request: Request) -> Found:
     """After a step of the wall clock that the node did not follow."""
     return await gateway_of(request).client.admin.clock(accept=True)
 
 
-@router.post("/cluster/clock/reset", tags=CLUSTER, response_model=answers.ClockReset, summary="Set a partition back")
+@router.post(
+    "/cluster/clock/reset",
+    operation_id="resetClock",
+    tags=CLUSTER,
+    response_model=answers.ClockReset,
+    summary="Set a partition back",
+)
 async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
     """To the clock of the node that leads it, after a wrong clock put its time ahead. It neither stores nor delivers
     until it is through; its `stats` tell how far it is (`clock_reset`), and how far ahead it was (`ahead_ms`)."""
     return await gateway_of(request).client.admin.reset_clock(body.topic, body.partition)
 
 
-@router.get("/healthz", tags=NODE, response_model=answers.Health, responses=_UNWELL, summary="Whether it is alive")
+@router.get(
+    "/healthz",
+    operation_id="getHealth",
+    tags=NODE,
+    response_model=answers.Health,
+    responses=_UNWELL,
+    summary="Whether it is alive",
+)
 async def healthz(request: Request) -> Any:
     """503 once its disk is full or has failed: what must not be written any more is not. Likewise while its disk hangs:
     `UNAVAILABLE` then."""
@@ -136,7 +191,14 @@ async def healthz(request: Request) -> Any:
     return {"status": "ok"}
 
 
-@router.get("/readyz", tags=NODE, response_model=answers.Health, responses=_UNWELL, summary="Whether it takes work")
+@router.get(
+    "/readyz",
+    operation_id="getReadiness",
+    tags=NODE,
+    response_model=answers.Health,
+    responses=_UNWELL,
+    summary="Whether it takes work",
+)
 async def readyz(request: Request) -> Any:
     gateway = gateway_of(request)
     reason = "the node is stopping" if gateway.ending.is_set() else gateway.node.ready()
@@ -147,6 +209,7 @@ async def readyz(request: Request) -> Any:
 
 @router.get(
     "/metrics",
+    operation_id="getMetrics",
     tags=NODE,
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},

@@ -23,7 +23,13 @@ ScheduleName = Annotated[str, Path(description="The schedule's name, percent-enc
 Tenant = Annotated[str | None, Query(description="In a fair topic: whose it is; otherwise `default`.")]
 
 
-@router.get(ALL, response_model=answers.SchedulePage, responses=LINES, summary="Schedules in the order of their names")
+@router.get(
+    ALL,
+    operation_id="listSchedules",
+    response_model=answers.SchedulePage,
+    responses=LINES,
+    summary="Schedules in the order of their names",
+)
 async def list_(
     request: Request,
     topic: TopicName,
@@ -49,6 +55,7 @@ async def list_(
 
 @router.post(
     ALL,
+    operation_id="createSchedules",
     status_code=201,
     response_model=answers.Schedule | answers.SchedulesStored,
     summary="Make a schedule, or many",
@@ -63,7 +70,12 @@ async def create(request: Request, topic: TopicName, body: bodies.MakeIn) -> Any
     return (await while_connected(request, lambda: schedules.create_many(told)))._asdict()
 
 
-@router.post("/schedules/preview", response_model=answers.Fires, summary="When a schedule would fire")
+@router.post(
+    "/schedules/preview",
+    operation_id="previewSchedule",
+    response_model=answers.Fires,
+    summary="When a schedule would fire",
+)
 async def preview(request: Request, body: bodies.PreviewIn) -> Found:
     """Without making it. Its name chooses by how much each occurrence is later, when there is a `jitter`."""
     schedules = gateway_of(request).client.schedules("none")  # a preview asks for no topic
@@ -71,12 +83,17 @@ async def preview(request: Request, body: bodies.PreviewIn) -> Found:
     return {"next": [fire_json(fire, body.zone or "UTC") for fire in fires]}
 
 
-@router.get(ONE, response_model=answers.Schedule, summary="One schedule, how it stands, and what it did last")
+@router.get(
+    ONE,
+    operation_id="getSchedule",
+    response_model=answers.Schedule,
+    summary="One schedule, how it stands, and what it did last",
+)
 async def show(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> Found:
     return schedule_json(await _of(request, topic).get(segment_of(request), tenant=tenant))
 
 
-@router.patch(ONE, response_model=answers.Schedule, summary="Change a schedule")
+@router.patch(ONE, operation_id="updateSchedule", response_model=answers.Schedule, summary="Change a schedule")
 async def update(
     request: Request, topic: TopicName, name: ScheduleName, body: bodies.ScheduleUpdate, tenant: Tenant = None
 ) -> Found:
@@ -86,13 +103,15 @@ async def update(
     return schedule_json(await schedules.update(segment_of(request), tenant=tenant, **changes))
 
 
-@router.delete(ONE, status_code=204, summary="Delete a schedule")
+@router.delete(ONE, operation_id="deleteSchedule", status_code=204, summary="Delete a schedule")
 async def delete(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
     """A message whose time has come stays; that of the next occurrence is cancelled."""
     await _of(request, topic).delete(segment_of(request), tenant=tenant)
 
 
-@router.get(f"{ONE}/next", response_model=answers.Fires, summary="When a schedule fires next")
+@router.get(
+    f"{ONE}/next", operation_id="nextOccurrences", response_model=answers.Fires, summary="When a schedule fires next"
+)
 async def next_(
     request: Request,
     topic: TopicName,
@@ -107,19 +126,29 @@ async def next_(
     return {"next": [fire_json(fire, zone) for fire in fires]}
 
 
-@router.post(f"{ONE}/pause", status_code=204, summary="Let a schedule fire nothing, until it is resumed")
+@router.post(
+    f"{ONE}/pause",
+    operation_id="pauseSchedule",
+    status_code=204,
+    summary="Let a schedule fire nothing, until it is resumed",
+)
 async def pause(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
     """What comes due meanwhile is left out."""
     await _of(request, topic).pause(segment_of(request), tenant=tenant)
 
 
-@router.post(f"{ONE}/resume", status_code=204, summary="Let a schedule fire again")
+@router.post(f"{ONE}/resume", operation_id="resumeSchedule", status_code=204, summary="Let a schedule fire again")
 async def resume(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
     """From the first occurrence from now on."""
     await _of(request, topic).resume(segment_of(request), tenant=tenant)
 
 
-@router.post(f"{ONE}/trigger", response_model=answers.Triggered, summary="Send a schedule's message now")
+@router.post(
+    f"{ONE}/trigger",
+    operation_id="triggerSchedule",
+    response_model=answers.Triggered,
+    summary="Send a schedule's message now",
+)
 async def trigger(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> Found:
     """Beside all occurrences; also of one that is paused."""
     return {"id": await _of(request, topic).trigger(segment_of(request), tenant=tenant)}

@@ -18,7 +18,9 @@ router = APIRouter(route_class=Route, tags=["topics"])
 TopicName = Annotated[str, Path(description="The topic's name.")]
 
 
-@router.post("/topics", status_code=201, response_model=answers.Topic, summary="Make a topic")
+@router.post(
+    "/topics", operation_id="createTopic", status_code=201, response_model=answers.Topic, summary="Make a topic"
+)
 async def create(request: Request, body: bodies.TopicCreate) -> Found:
     """409 TOPIC_EXISTS when there is one of this name."""
     client = gateway_of(request).client
@@ -30,19 +32,26 @@ async def create(request: Request, body: bodies.TopicCreate) -> Found:
     return topic_json(record)
 
 
-@router.get("/topics", response_model=answers.Topics, summary="All topics, by name")
+@router.get("/topics", operation_id="listTopics", response_model=answers.Topics, summary="All topics, by name")
 async def list_(request: Request) -> Found:
     records = await gateway_of(request).client.admin.list_topics()
     return {"topics": [topic_json(record) for record in records]}
 
 
-@router.get("/topics/{topic}", response_model=answers.TopicHeld, summary="One topic, and what it holds")
+@router.get(
+    "/topics/{topic}", operation_id="getTopic", response_model=answers.TopicHeld, summary="One topic, and what it holds"
+)
 async def show(request: Request, topic: TopicName) -> Found:
     admin = gateway_of(request).client.admin
     return {**topic_json(await admin.topic(topic)), "stats": await admin.stats(topic)}
 
 
-@router.patch("/topics/{topic}", response_model=answers.Topic, summary="Change settings; add partitions or replicas")
+@router.patch(
+    "/topics/{topic}",
+    operation_id="updateTopic",
+    response_model=answers.Topic,
+    summary="Change settings; add partitions or replicas",
+)
 async def update(request: Request, topic: TopicName, body: bodies.TopicUpdate) -> Found:
     """Partitions cannot become fewer, and with more of them some keys choose another one than before. Replicas come and
     go after the answer: `/cluster/partitions` shows it."""
@@ -52,12 +61,19 @@ async def update(request: Request, topic: TopicName, body: bodies.TopicUpdate) -
     return topic_json(await admin.update_topic(topic, partitions=partitions, replicas=replicas, **settings))
 
 
-@router.delete("/topics/{topic}", status_code=204, summary="Delete a topic with all its messages")
+@router.delete(
+    "/topics/{topic}", operation_id="deleteTopic", status_code=204, summary="Delete a topic with all its messages"
+)
 async def delete(request: Request, topic: TopicName) -> None:
     await gateway_of(request).client.admin.delete_topic(topic)
 
 
-@router.post("/topics/{topic}/purge", response_model=answers.Job, summary="Remove all messages that nobody holds")
+@router.post(
+    "/topics/{topic}/purge",
+    operation_id="purgeTopic",
+    response_model=answers.Job,
+    summary="Remove all messages that nobody holds",
+)
 async def purge(request: Request, topic: TopicName) -> Found:
     """What is leased or waits to be delivered again stays. It ends when the client goes away; what is removed by then
     stays so."""
@@ -65,7 +81,12 @@ async def purge(request: Request, topic: TopicName) -> Found:
     return (await while_connected(request, lambda: admin.purge_topic(topic)))._asdict()
 
 
-@router.get("/topics/{topic}/forecast", response_model=answers.Forecast, summary="When messages come due")
+@router.get(
+    "/topics/{topic}/forecast",
+    operation_id="forecastTopic",
+    response_model=answers.Forecast,
+    summary="When messages come due",
+)
 async def forecast(
     request: Request,
     topic: TopicName,

@@ -1,0 +1,36 @@
+"""What `/openapi.json` shows as the body of each request, by its operation; a test sends them all."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_TOKEN: Final = "1.0.1114112"
+_MESSAGE: Final = {"json": {"order": 17}, "key": "customer-7", "delay": "2h"}
+_SCHEDULE: Final = {"cron": "0 9 * * MON-FRI", "zone": "Europe/Berlin", "text": "stand-up"}
+
+BODIES: Final[dict[str, dict[str, Any]]] = {
+    "createTopic": {"name": "orders", "partitions": 6, "settings": {"lease": "30s", "max_attempts": 5}},
+    "updateTopic": {"settings": {"retention": "1d"}},
+    "produce": _MESSAGE,
+    "produceTo": _MESSAGE,
+    "moveMessage": {"delay": "30m"},
+    "moveMessages": {"unique_key_prefix": "reminder-", "shift": "1h"},
+    "leaseMessages": {"max": 10, "wait": "10s"},
+    "ackMessages": {"lease_token": _TOKEN},
+    "nackMessages": {"lease_token": _TOKEN, "delay": "30s", "error": "503 from the bank"},
+    "rejectMessages": {"lease_token": _TOKEN, "error": "410 gone"},
+    "extendLeases": {"lease_token": _TOKEN, "lease": "1m"},
+    "updateGroup": {"settings": {"max_attempts": 20}},
+    "limitGroup": {"max_in_flight": 100, "rate": "50/s"},
+    "seekGroup": {"to": "2026-01-31T08:00:00Z"},
+    "redriveDeadLetters": {"reason": "nacked", "rate": 50},
+    "purgeDeadLetters": {"until": "2026-01-31T08:00:00Z", "dry_run": True},
+    "putKey": {"json": {"theme": "dark"}},
+    "createSchedules": {"name": "stand-up", **_SCHEDULE},
+    "updateSchedule": {"cron": "30 9 * * MON-FRI"},
+    "previewSchedule": {"cron": "0 9 * * MON-FRI", "zone": "Europe/Berlin", "count": 3},
+    "drainNode": {"undo": True},
+    "transferPartition": {"topic": "orders", "partition": 0, "node": "node2"},
+    "rebuildReplica": {"topic": "orders", "partition": 0, "node": "node2"},
+    "resetClock": {"topic": "orders", "partition": 0},
+}
