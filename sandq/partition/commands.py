@@ -29,6 +29,7 @@ from sandq.partition.levels import (
     RANKED,
     SCHEDULES,
     SCOPED_KEYS,
+    UPDATES,
 )
 
 ENTRY_VERSION = 1
@@ -265,10 +266,18 @@ class Move(Command):
     type: ClassVar[int] = CommandType.MOVE
     items: Sequence[Sequence[Any]]
     """(target, instant or, when relative, delay after the stamp (ms), relative), ...; with a fourth, from the level
-    `RANKED` on: the priority that it gets; its time may be None then, and stays."""
+    `RANKED` on: the priority that it gets; its time may be None then, and stays; with a fifth, from the level `UPDATES`
+    on: `{column: value}` that it gets (value, headers), and the fourth may be None."""
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether messages get other values or headers."""
+        return any([len(item) > 4 for item in self.items])
 
     @property
     def needed_level(self) -> int:
+        if self.has_updates:
+            return UPDATES
         if any([len(item[0]) > 2 for item in self.items]):
             return SCOPED_KEYS
         return RANKED if any([len(item) > 3 for item in self.items]) else self.feature_level

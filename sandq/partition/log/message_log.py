@@ -35,7 +35,7 @@ from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.renewal import Change
 from sandq.partition.levels import CLOCK_RESET, ONE_MOMENT, OWNERSHIP, RANKED_APART
-from sandq.partition.log import priorities
+from sandq.partition.log import overlays
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import (
@@ -67,6 +67,9 @@ where each has its own. Replicas go by it: another number needs a feature level 
 THIN_LOOKS = 16
 """How often it is looked at how many are left of such a row, about, while its messages are taken out. Replicas go by
 it, and by `_is_looked_at` and `_thin_out`: any change of what these decide needs a feature level of its own."""
+THIN_BYTES = 8 << 20
+"""A row whose messages were updated to more than that keeps them: they are all read at once when they get rows of
+their own."""
 LARGE_ROW_BYTES = 1 << 16
 """Beside a row of so many bytes look-ups of rows that are not there are worth saving."""
 
@@ -525,6 +528,19 @@ class MessageLog:
         self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
         return entry
 
+    def rewrite(self, found: Found, change: Change, view: View) -> LogEntry:
+        """Put a message that has a row of its own there anew, as it is with a change. Its entry."""
+        old, message = self.entry_of(found), self.load(found, view)
+        message_id = None if found.id == found.offset else found.id
+        fields, wanted = change.apply(message.fields), message.wanted or AS_PLACED
+        entry = self.put_anew(found.offset, message_id, message.created_ms, fields, wanted, view)
+        written = view.get(found.key)
+        assert written is not None
+        if rows.is_apart(found.value) and not rows.is_apart(written):
+            view.delete(rows.PAYLOAD + found.id)
+        self.state.bytes += entry.size - old.size
+        return entry
+
     def is_ranked_apart(self, found: Found) -> bool:
         """Whether another priority leaves a message's payload where it is."""
         return found.alone and self._shared.level >= RANKED_APART and rows.is_apart(found.value)
@@ -533,7 +549,7 @@ class MessageLog:
         """Delete a log row, of about that many bytes. `batch`: it is one of so many messages."""
         view.delete(key)
         if batch:
-            priorities.drop(view, key[1:], batch)
+            self.state.bytes -= overlays.drop(view, key[1:], batch)
         self.garbage.deleted(key, size)
         if self._batch_row is not None and self._batch_row.key == key:
             self._batch_row = None
@@ -582,7 +598,7 @@ class MessageLog:
         if found.length == 1:
             self.delete_row(found.key, found.size, view, 0 if found.alone else 1)
         else:
-            priorities.drop(view, offset, 1)
+            self.state.bytes -= overlays.drop(view, offset, 1)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
             self._trim_schedule.note_settled(now_ms)
@@ -612,7 +628,7 @@ class MessageLog:
         first, length = taken.key[1:], taken.length
         last = offsets.shift(first, length - 1)
         gone = tombstones(view, first, last, FILL_TOMBSTONES)
-        if 2 * len(gone) < length:
+        if 2 * len(gone) < length or overlays.size_between(view, first, length) > THIN_BYTES:
             return
         entry = rows.batch_entry(first, length, taken.size)
         left = [Range(part.first, part.length) for part in without(entry, gone)]

@@ -201,8 +201,8 @@ def test_another_priority_of_a_message_of_a_batch() -> None:
     bench.open()
     _, one = bench.add("1", "2", priority=5)
     bench.apply(0, c.Move([(by_id(one), None, False, -5)]))
-    assert example("priority-key") == rows.PRIORITY + OFFSET
-    assert bench.rows(rows.PRIORITY) == [(rows.PRIORITY + one, example("priority-row"))]
+    assert example("priority-key") == rows.OVERLAY + OFFSET
+    assert bench.rows(rows.OVERLAY) == [(rows.OVERLAY + one, example("priority-row"))]
 
 
 def test_ranked_leases_and_waiting_entries() -> None:
