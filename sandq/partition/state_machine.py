@@ -388,6 +388,8 @@ class TimerPartition:
 
     def _append(self, index: int, place: int, command: c.Append, view: View) -> tuple[Result, int]:
         """The batch's answer, and the places that it used: none, when it was stored before."""
+        if command.on_conflict == c.REPLACE_PENDING and self.shared.level < UPDATES:
+            raise Conflict(f"the partition is at feature level {self.shared.level}, replace_pending needs {UPDATES}")
         before = self.producers.answered(command, self.now_ms, view) if command.producer_id else None
         if before is not None:
             return before, 0
