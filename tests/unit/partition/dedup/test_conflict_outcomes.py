@@ -1,4 +1,5 @@
-"""From level 12 on a producer is told what became of a unique key that was taken, and may replace what is pending alone."""
+"""From level 12 on a producer is told what became of a unique key that was taken, and may replace only what is
+pending."""
 
 from __future__ import annotations
 
