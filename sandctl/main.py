@@ -112,7 +112,7 @@ COMMANDS = {
     ),
     "kv": Later("sandctl.commands.kv", "kv", "Read, put, delete, list and watch the keys of a compacted topic."),
     "message": Later(
-        "sandctl.commands.messages", "message", "Look at stored messages; cancel and move those that are pending."
+        "sandctl.commands.messages", "message", "Look at stored messages; cancel, move and update pending ones."
     ),
     "schedule": Later(
         "sandctl.commands.schedules",

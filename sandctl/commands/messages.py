@@ -1,4 +1,5 @@
-"""`sandctl message list`, `get` and `why`; `cancel` and `move` stand in `sandctl.commands.message_changes`."""
+"""`sandctl message list`, `get` and `why`; `cancel` and `move` stand in `sandctl.commands.message_changes`, `update` in
+`sandctl.commands.message_update`."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandctl.commands.message_changes import cancel, move
+from sandctl.commands.message_update import update
 from sandctl.options.common import common_options, run, settings
 from sandctl.options.names import topic_argument
 from sandctl.options.targets import one, unique_key_options
@@ -22,7 +24,7 @@ STATES = ("delayed", "ready", "leased", "waiting", "acked")
 
 @click.group()
 def message() -> None:
-    """Look at stored messages; cancel and move those that are pending.
+    """Look at stored messages; cancel, move and update pending ones.
 
     A message is named by its ID (26 characters, printed by `produce` and `message list`; it keeps it when it is moved)
     or by its unique key, when its producer gave it one; in a fair topic with its tenant.
@@ -132,3 +134,4 @@ def why(topic: str, message_id: str | None, unique_key: str | None, tenant: str 
 
 message.add_command(cancel)
 message.add_command(move)
+message.add_command(update)

@@ -48,10 +48,11 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
 @click.option("--unique-key", metavar="K", help="Only one pending message of TOPIC may have it.")
 @click.option(
     "--on-conflict",
-    type=click.Choice(["reject", "replace", "ignore"]),
+    type=click.Choice(["reject", "replace", "replace_pending", "ignore"]),
     default="reject",
     show_default=True,
-    help="When the unique key is taken: fail, cancel the other message, or keep the other one.",
+    help="When the unique key is taken: fail, cancel the other message (or send beside one that is done), cancel it or "
+    "fail, or keep the other one. With -o json the outcome is told.",
 )
 @click.option("--priority", type=int, metavar="N", help="Of a priority or fair TOPIC: lower goes first.  [default: 0]")
 @click.option("--tenant", metavar="NAME", help="Of a fair TOPIC: whose share it counts for.  [default: default]")
@@ -138,9 +139,14 @@ def produce(
             again = _repeated({"value": value, **common}, count)
             run(lambda client: _send_many(client, topic, again, rate, count), waits=True)
         else:
-            offset = run(lambda client: client.produce(topic, value, **common))
+            receipt = run(lambda client: _send_one(client, topic, value, common))
             with _Offsets("message", None) as offsets:
-                offsets.stored_at(offset)
+                offsets.add(*receipt)
+
+
+async def _send_one(client: Client, topic: str, value: bytes, common: dict[str, Any]) -> tuple[str, Receipt]:
+    receipt = await client.send(topic, value, **common)
+    return await receipt, receipt
 
 
 async def _send_lines(
@@ -198,12 +204,15 @@ class _Offsets:
         if self._output == "json" and self._whole and (self.stored or error is None):
             click.echo("\n]" if self.stored else "[]")
 
-    def stored_at(self, offset: str) -> None:
+    def add(self, offset: str, receipt: Receipt) -> None:
+        from sandq.client.json_format import outcome_fields
+
+        row = {"offset": offset, **outcome_fields(receipt)}
         self._whole = False
         if self._output == "json":
-            click.echo(("[\n  " if not self.stored else ",\n  ") + to_json({"offset": offset}), nl=False)
+            click.echo(("[\n  " if not self.stored else ",\n  ") + to_json(row), nl=False)
         else:
-            click.echo(to_json({"offset": offset}) if self._output == "jsonl" else offset)
+            click.echo(to_json(row) if self._output == "jsonl" else offset)
         self._whole = True
         self.stored += 1
         if self._progress is not None:
@@ -222,7 +231,7 @@ async def _confirm(receiver: MemoryObjectReceiveStream[tuple[int, Receipt]], off
                 offsets.failed += 1
                 offsets.failure = offsets.failure or BadLine(f"{offsets.what} {number}: {error.message}")
             else:
-                offsets.stored_at(offset)
+                offsets.add(offset, receipt)
 
 
 async def _send_all(

@@ -78,6 +78,16 @@ def _check_tenant(tenant: str | None, unique_key: str | None) -> None:
         raise click.UsageError("--tenant says whose a unique key is: it goes with --unique-key")
 
 
+def named(ids: Sequence[str], unique_key: str | None, tenant: str | None) -> list[Target]:
+    """Those that are named; UsageError unless they are named in one way."""
+    if bool(ids) == (unique_key is not None):
+        raise click.UsageError("say which messages: ID..., or --unique-key K; one of them")
+    _check_tenant(tenant, unique_key)
+    if unique_key is not None:
+        return [Target(None, raw(unique_key), tenant)]
+    return [Target(one_id, None) for one_id in dict.fromkeys(ids)]
+
+
 def named_or_window(
     ids: Sequence[str], unique_key: str | None, tenant: str | None, everything: bool, window: Window
 ) -> list[Target] | Window:
@@ -86,9 +96,7 @@ def named_or_window(
     if sum(ways) != 1:
         raise click.UsageError(_WHICH if not any(ways) else f"{_WHICH}; one of these, not several")
     _check_tenant(tenant, unique_key)
-    if ids:
-        return [Target(one_id, None) for one_id in dict.fromkeys(ids)]
-    return [Target(None, raw(unique_key), tenant)] if unique_key is not None else window
+    return named(ids, unique_key, tenant) if ids or unique_key is not None else window
 
 
 Change = Callable[["Messages", Target], Awaitable[dict[str, Any]]]

@@ -35,7 +35,7 @@ from sandq.client.messages.stored_message import (
     Life,
     StoredMessage,
 )
-from sandq.client.producer.batches import Receipt, Receipts
+from sandq.client.producer.batches import Receipt, Receipts, SendOutcome
 from sandq.client.producer.producer import Producer
 from sandq.client.schedules.schedule import Occurrence, Schedule
 from sandq.client.schedules.schedules import Fire, Schedules, SchedulesStored
@@ -88,6 +88,7 @@ __all__ = [
     "Schedule",
     "Schedules",
     "SchedulesStored",
+    "SendOutcome",
     "Settlement",
     "StoredMessage",
     "Subscription",

@@ -22,7 +22,7 @@ from sandq.client.messages.fetch import Fetched, Stretch, measure, read_page
 from sandq.client.messages.messages import Messages, check_limit
 from sandq.client.options import DEFAULTS, Options, parse_server
 from sandq.client.positions import Point, Start
-from sandq.client.producer.batches import Receipts
+from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import Headers, Value
 from sandq.client.schedules.schedules import Schedules
@@ -93,8 +93,8 @@ class Client:
         """
         timeout_s = None if timeout is None else _seconds("timeout", timeout)
         with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
-            producer = await self._producer_of(topic)
-            receipt = await producer.send(
+            receipt = await self.send(
+                topic,
                 value,
                 key=key,
                 headers=headers,
@@ -113,6 +113,42 @@ class Client:
             f"topic {topic!r}: not confirmed in {timeout_s:g} s; the outcome is unknown: the message may be stored, "
             "now or in a moment; produced again it may come twice, unless it has a unique_key",
             topic=topic,
+        )
+
+    async def send(
+        self,
+        /,
+        topic: str,
+        value: Value | None,
+        *,
+        key: Value | None = None,
+        headers: Headers | None = None,
+        deliver_at: Instant | None = None,
+        delay: Duration | None = None,
+        delay_ms: int | None = None,
+        partition: int | None = None,
+        ttl: Duration | None = None,
+        unique_key: Value | None = None,
+        on_conflict: str = "reject",
+        priority: int | None = None,
+        tenant: str | None = None,
+    ) -> Receipt:
+        """Have one message stored as `produce` does, and do not wait for it: `await receipt` gives its offset, or
+        raises; `receipt.outcome` then says what `on_conflict` did. The arguments are those of `Producer.send`."""
+        producer = await self._producer_of(topic)
+        return await producer.send(
+            value,
+            key=key,
+            headers=headers,
+            deliver_at=deliver_at,
+            delay=delay,
+            delay_ms=delay_ms,
+            partition=partition,
+            ttl=ttl,
+            unique_key=unique_key,
+            on_conflict=on_conflict,
+            priority=priority,
+            tenant=tenant,
         )
 
     async def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:

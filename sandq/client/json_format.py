@@ -39,6 +39,7 @@ from sandq.protocol.replies import TopicRecord
 
 if TYPE_CHECKING:
     from sandq.client.kv.entries import Change, Entry
+    from sandq.client.producer.batches import Receipt
 
 __all__ = [
     "FROM_OTHERS",
@@ -56,6 +57,7 @@ __all__ = [
     "key_fields",
     "message_json",
     "mistakes_of_message",
+    "outcome_fields",
     "rank_fields",
     "read_headers",
     "read_key",
@@ -172,6 +174,13 @@ def at_once(arguments: dict[str, Any], now_ms: int) -> dict[str, Any]:
     except InvalidRequest:
         return arguments  # it is refused where it is sent
     return {name: value for name, value in arguments.items() if name != "deliver_at"} if is_over else arguments
+
+
+def outcome_fields(receipt: Receipt) -> dict[str, Any]:
+    """What became of a stored message whose unique key may have been taken; nothing, where taken keys refuse, or it is
+    not told."""
+    outcome = receipt.outcome if receipt.may_conflict else None
+    return {} if outcome is None else {name: value for name, value in outcome._asdict().items() if value is not None}
 
 
 def read_value(found: Mapping[str, Any]) -> bytes | None:

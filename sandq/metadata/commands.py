@@ -28,6 +28,11 @@ class _Command:
     takes_space: ClassVar[bool] = False
 
     @property
+    def needs_space(self) -> bool:
+        """Whether it is refused while the disk is nearly full."""
+        return self.takes_space
+
+    @property
     def needed_level(self) -> int:
         """The same, of this very command."""
         return self.feature_level

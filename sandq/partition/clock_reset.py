@@ -34,7 +34,7 @@ from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.levels import ONE_MOMENT
-from sandq.partition.log import priorities
+from sandq.partition.log import overlays
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import CANCELLED, MessageLog
 from sandq.partition.log.pieces import FAR_MS, Message, decode_fields, load_kept, wanted_times
@@ -530,9 +530,11 @@ class _Placing:
         batch = Batch.parse(value[rows.LOG_HEADER.size :])
         wanted = wanted_times(batch, min(created_ms, self._state.new_ms))
         gone = set(tombstones(self._view, entry.first, rows.last_of(entry), FILL_TOMBSTONES))
-        others = priorities.between(self._view, entry.first, entry.length)
+        others = overlays.between(self._view, entry.first, entry.length)
         return [
-            _Message(offset, offset, wanted_ms, None, created_ms, priorities.laid_over(others, offset, fields))
+            _Message(
+                offset, offset, wanted_ms, None, created_ms, overlays.laid_over(self._view, others, offset, fields)
+            )
             for offset, wanted_ms, fields in zip(
                 offsets.run(entry.first, entry.length), wanted, decode_fields(batch), strict=True
             )

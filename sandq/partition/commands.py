@@ -29,6 +29,7 @@ from sandq.partition.levels import (
     RANKED,
     SCHEDULES,
     SCOPED_KEYS,
+    UPDATES,
 )
 
 ENTRY_VERSION = 1
@@ -84,8 +85,9 @@ DEAD_FILTERS: Final = ("error", "key_prefix")
 """Arguments of these jobs that they have from the level `BY_UNIQUE_KEY` on, and only where they are given."""
 UNIQUE_KEY_PREFIX: Final = "unique_key_prefix"
 """Argument of a cancel and a move, from the level `BY_UNIQUE_KEY` on, and only where it is given."""
-REJECT, REPLACE, IGNORE = 0, 1, 2
-"""What becomes of a message whose unique key is taken: itself refused, the other one cancelled, itself left out."""
+REJECT, REPLACE, IGNORE, REPLACE_PENDING = 0, 1, 2, 3
+"""What becomes of a message whose unique key is taken: itself refused, the other one cancelled, itself left out. The
+last, from the level `UPDATES` on: the other one cancelled, or itself refused where a group has leased that."""
 
 
 class Command:
@@ -103,6 +105,11 @@ class Command:
     def needed_level(self) -> int:
         """The cluster's level from which on this very command may be proposed: it may have fields of a later one."""
         return self.feature_level
+
+    @property
+    def needs_space(self) -> bool:
+        """Whether this very command brings something new."""
+        return self.takes_space
 
     def fields(self) -> tuple[Any, ...]:
         return tuple([getattr(self, name) for name in self.__match_args__])
@@ -126,6 +133,10 @@ class Append(Command):
     sequence: int = 0
     on_conflict: int = REJECT
     split: bool = False
+
+    @property
+    def needed_level(self) -> int:
+        return UPDATES if self.on_conflict == REPLACE_PENDING else self.feature_level
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -265,10 +276,22 @@ class Move(Command):
     type: ClassVar[int] = CommandType.MOVE
     items: Sequence[Sequence[Any]]
     """(target, instant or, when relative, delay after the stamp (ms), relative), ...; with a fourth, from the level
-    `RANKED` on: the priority that it gets; its time may be None then, and stays."""
+    `RANKED` on: the priority that it gets; its time may be None then, and stays; with a fifth, from the level `UPDATES`
+    on: `{column: value}` that it gets (value, headers), and the fourth may be None."""
+
+    @property
+    def needs_space(self) -> bool:
+        return self.has_updates
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether messages get other values or headers."""
+        return any([len(item) > 4 for item in self.items])
 
     @property
     def needed_level(self) -> int:
+        if self.has_updates:
+            return UPDATES
         if any([len(item[0]) > 2 for item in self.items]):
             return SCOPED_KEYS
         return RANKED if any([len(item) > 3 for item in self.items]) else self.feature_level

@@ -46,6 +46,7 @@ class CompactedPartition(TimerPartition):
     def load(
         cls, partition: int, settings: dict[str, Any], view: View, look_aheads: LookAheads | None = None
     ) -> CompactedPartition:
+        view.has_overlays = False  # rows of that tag are of deleted keys, which may look like offsets
         self = super().load(partition, settings, view, look_aheads)
         assert isinstance(self, CompactedPartition)
         self.keys.load(view)

@@ -44,6 +44,10 @@ RANKED_BY_JOBS: Final = 11
 """A job that changes priorities reaches what waits for another attempt, too."""
 ENDS: Final = 11
 """A nack may end messages, and give them back without counting the attempt. What is applied goes by the command."""
+UPDATES: Final = 12
+"""Pending messages get other values and headers, by moves that say so. What became of a unique key that was taken is
+told and kept with a producer's answers, and a message may be replaced only while it is pending. What is applied goes by
+the command, but for what is told."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

@@ -34,6 +34,8 @@ class Counted(NamedTuple):
     dead_rejected: int = 0
     snoozed: int = 0
     """Given back without counting the attempt: none of `nacked`."""
+    updated: int = 0
+    """Given another value, or other headers."""
 
 
 class Totals:
@@ -61,6 +63,7 @@ class Totals:
             self.dead_expired,
             self.dead_rejected,
             self.snoozed,
+            self.updated,
         ) = counted
 
     def counted(self) -> Counted:
@@ -79,6 +82,7 @@ class Totals:
             self.dead_expired,
             self.dead_rejected,
             self.snoozed,
+            self.updated,
         )
 
 

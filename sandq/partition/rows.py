@@ -21,8 +21,9 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "L" group name                     limits of a group: what the partition may have of them
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
+    "V" offset 16                      fields of a message of a batch that was updated later
     "U" tenant, 0, unique key          the same in a fair topic, of a message of level 10 and later
-    "y" offset 16                      priority that a message of a batch was given later
+    "y" offset 16                      what a message of a batch was given later: a priority, fields
     "w" group u32, due_ms u48, seq u64 messages that wait for their next attempt
     "F" fire_ms u48, name              schedule that fires then
     "O" group name, 0, partition u16   what another partition may have of limits: in partition 0 alone
@@ -64,7 +65,7 @@ QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
 JOB = b"j"
 SCHEDULE, FIRE = b"S", b"F"
 HOLD = b"h"
-PRIORITY = b"y"
+OVERLAY, UPDATED = b"y", b"V"
 LIMIT, SHARE = b"L", b"O"
 PRODUCER, ANSWER = b"q", b"r"
 STATE_KEY = b"s"

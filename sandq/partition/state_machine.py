@@ -33,11 +33,12 @@ from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.lease_grants import LeaseGrants
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.ownership import Ownership
+from sandq.partition.groups.renewal import Change
 from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
-from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED, UPDATES
 from sandq.partition.limits.group_limits import GroupLimits, LimitsStatus
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
@@ -47,6 +48,7 @@ from sandq.partition.log.pieces import MessageReader
 from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.trim import Trimmer
 from sandq.partition.log.trim_schedule import TrimSchedule
+from sandq.partition.log.updates import Updates
 from sandq.partition.metrics import Counted
 from sandq.partition.schedules.schedule_table import ScheduleTable
 from sandq.partition.shared_state import SharedState
@@ -140,7 +142,8 @@ class TimerPartition:
         self._statuses = StatusTable(self.groups, self.log.counts, log_state)
         ranking = Ranking(shared, self.groups, self.log)
         self.jobs = Jobs(shared, group_state, self.log, ranking, ownership)
-        self.pending = Pending(shared, self.groups, self.log, unique, ownership, ranking)
+        updates = Updates(shared, self.groups, self.log)
+        self.pending = Pending(shared, self.groups, self.log, unique, ownership, ranking, updates)
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
         self.producers = Producers(partition)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)
@@ -385,6 +388,8 @@ class TimerPartition:
 
     def _append(self, index: int, place: int, command: c.Append, view: View) -> tuple[Result, int]:
         """The batch's answer, and the places that it used: none, when it was stored before."""
+        if command.on_conflict == c.REPLACE_PENDING and self.shared.level < UPDATES:
+            raise Conflict(f"the partition is at feature level {self.shared.level}, replace_pending needs {UPDATES}")
         before = self.producers.answered(command, self.now_ms, view) if command.producer_id else None
         if before is not None:
             return before, 0
@@ -483,13 +488,25 @@ class TimerPartition:
 
     def _move(self, index: int, place: int, command: c.Move, view: View) -> Result:
         outcomes = []
-        for at, (target, at_ms, relative, *ranked) in enumerate(self.shared.in_turns(command.items)):
+        if command.has_updates and self.shared.level < UPDATES:
+            raise Conflict(f"the partition is at feature level {self.shared.level}, an update needs {UPDATES}")
+        for at, (target, at_ms, relative, *others) in enumerate(self.shared.in_turns(command.items)):
             to_ms = self.shared.stamp_ms + at_ms if relative else at_ms
-            priority = ranked[0] if ranked else None
+            priority = others[0] if others else None
+            change = Change.of(others[1]) if len(others) > 1 else None
             now_ms, floor_ms = self.now_ms, self.floor_ms
             outcomes.append(
                 self.pending.move(
-                    target, to_ms, index, place + at, now_ms, floor_ms, view, is_delay=relative, priority=priority
+                    target,
+                    to_ms,
+                    index,
+                    place + at,
+                    now_ms,
+                    floor_ms,
+                    view,
+                    is_delay=relative,
+                    priority=priority,
+                    change=change,
                 )
             )
         return outcomes

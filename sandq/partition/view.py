@@ -48,8 +48,8 @@ class View:
         """All stored rows from one key to another, that `get_ahead` read since the last drain."""
         self._vacant: set[Bounds] = set()
         """Ranges without a stored row, that `note_vacant` found since the last drain."""
-        self.has_priorities: bool | None = None
-        """Whether there are, or were, rows of `log/priorities.py`; None: nobody has looked."""
+        self.has_overlays: bool | None = None
+        """Whether there are, or were, rows of `log/overlays.py`; None: nobody has looked."""
         self._made: tuple[bytes, Any] | None = None
         """What `note_made` was told last since the last drain."""
         self.bytes = 0

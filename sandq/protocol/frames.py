@@ -457,12 +457,12 @@ def pack_large_bin(size: int) -> bytes:
     return b"\xc6" + LENGTH.pack(size)
 
 
-def encode_replies(replies: Iterable[tuple[int, Any, Any]]) -> bytes:
-    """Many answers of two fields each, one behind the other."""
+def encode_replies(replies: Iterable[tuple[Any, ...]]) -> bytes:
+    """Many answers, each a request's id and its fields, one behind the other."""
     pack, length = _pack, LENGTH.pack
     frames: list[bytes] = []
-    for request_id, first, second in replies:
-        body = pack((0, request_id, first, second))
+    for reply in replies:
+        body = pack((0, *reply))
         frames += (length(len(body)), body)
     return b"".join(frames)
 

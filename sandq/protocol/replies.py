@@ -5,6 +5,9 @@ what each request is answered with.
     offsets      = [base bin16, count] | bin of 16 bytes a message
     conflicts    = nil | [[position, state]...], rising: refused, for the message that has the unique key is in
                    this state; its id stands in the 16 bytes of the position
+    outcomes     = missing or nil (not told) | [[position, "replaced", id bin16] | [position, "stored" | "ignored",
+                   state]...], rising: of other positions whose unique keys were taken what became of them, and how
+                   the message is that has the key; of PRODUCE behind the conflicts
 
     DELIVER 7      [group_number, partition, token, attempt, deadline_ms, offsets, ids, created_ms, live,
                     last bool, batch bin]
@@ -34,6 +37,11 @@ from sandq.model.piece import LeasedPieces
 from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U48_MAX, Field, Shape
 from sandq.protocol.frames import Frame, Type, encode_with_tail
 from sandq.protocol.requests import RANGE_MESSAGES
+
+STORED: Final = "stored"
+REPLACED: Final = "replaced"
+IGNORED: Final = "ignored"
+"""What became of a message whose unique key was taken."""
 
 
 def _shape(name: str, *fields: Field) -> Shape:
@@ -170,6 +178,9 @@ class Offsets(NamedTuple):
     messages: int
     column: bytes | None
     conflicts: Mapping[int, str] = MappingProxyType({})
+    outcomes: Mapping[int, tuple[str, bytes | str]] | None = None
+    """By position, of those whose unique keys were taken, and which were not refused: REPLACED and the id of the one
+    that went; STORED beside one that it came too late for, or IGNORED, and that one's state. None: that is not told."""
 
     @classmethod
     def parse(cls, frame: Frame) -> Offsets:
@@ -183,12 +194,19 @@ class Offsets(NamedTuple):
             raise ProtocolError(
                 "PRODUCE reply field 1 (offsets): expected [base offset, count] or bin of 16 bytes each"
             )
-        return found if rows is None else found._replace(conflicts=_conflicts(rows, found.messages))
+        if rows is not None:
+            found = found._replace(conflicts=_conflicts(rows, found.messages))
+        if len(frame) > 4 and frame[4] is not None:
+            found = found._replace(outcomes=_outcomes(frame[4], found.messages))
+        return found
 
     def fields(self) -> tuple[Any, ...]:
         """For `encode_reply`."""
         offsets = [self.base, self.messages] if self.column is None else self.column
-        return offsets, [[*row] for row in sorted(self.conflicts.items())] or None
+        fields = offsets, [[*row] for row in sorted(self.conflicts.items())] or None
+        if self.outcomes is None:
+            return fields
+        return *fields, [[at, *told] for at, told in sorted(self.outcomes.items())]
 
 
 def _conflicts(rows: object, messages: int) -> dict[int, str]:
@@ -197,6 +215,22 @@ def _conflicts(rows: object, messages: int) -> dict[int, str]:
         if type(row) is not list or [*map(type, row)] != [int, str] or not 0 <= row[0] < messages:
             raise ProtocolError("PRODUCE reply field 2 (conflicts): expected nil or [position, state] items")
         found[row[0]] = row[1]
+    return found
+
+
+def _outcomes(rows: object, messages: int) -> dict[int, tuple[str, bytes | str]]:
+    found: dict[int, tuple[str, bytes | str]] = {}
+    for row in rows if type(rows) is list else (None,):
+        if (
+            type(row) is not list
+            or [*map(type, row[:2])] != [int, str]
+            or not 0 <= row[0] < messages
+            or len(row) < 3
+            or type(row[2]) is not (bytes if row[1] == REPLACED else str)
+            or (row[1] == REPLACED and len(row[2]) != OFFSET_BYTES)
+        ):
+            raise ProtocolError("PRODUCE reply field 3 (outcomes): expected nil or [position, outcome, detail] items")
+        found[row[0]] = row[1], row[2]
     return found
 
 

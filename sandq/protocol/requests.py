@@ -37,6 +37,8 @@ LATEST: Final = "latest"
 REJECT: Final = 0
 REPLACE: Final = 1
 IGNORE: Final = 2
+REPLACE_PENDING: Final = 3
+"""From feature level 12 on."""
 LEASE_WAIT_MAX_MS: Final = 60_000
 """A LEASE waits for messages for so long, at most."""
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
@@ -104,7 +106,8 @@ class Produce(Request, type=Type.PRODUCE):
 
     `on_conflict`: what becomes of a message whose unique key is taken. REJECT: it is refused; REPLACE: the one that
     has the key is cancelled, or, when a group holds it, the new one is refused; IGNORE: it is left out, and answered
-    with the id of the one that has the key.
+    with the id of the one that has the key. REPLACE_PENDING: the one that has the key is cancelled, or, once a group
+    has leased it, the new one is refused.
     """
 
     topic: str
@@ -112,7 +115,7 @@ class Produce(Request, type=Type.PRODUCE):
     producer_id: int
     epoch: U32
     sequence: int
-    on_conflict: Annotated[int, Bounds(REJECT, IGNORE)]
+    on_conflict: Annotated[int, Bounds(REJECT, REPLACE_PENDING)]
     batch: bytes
 
     def frame(self, request_id: int) -> bytes:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, Self
 
+from sandq.model.batch_format import Column
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import check_tenant
 from sandq.protocol.fields import OFFSET_BYTES, U32_MAX, U48_MAX, kind_name, one_of
-from sandq.protocol.frames import Frame, Type, encode_frame
+from sandq.protocol.frames import Frame, Type, encode_frame, encode_with_tail
 from sandq.protocol.request import U48, Bounds, Offset, Partition, Request, choice, each, length
 from sandq.protocol.requests import is_priority
 
@@ -70,14 +71,27 @@ def check_error(part: str) -> str | None:
     return None
 
 
+UPDATED_COLUMNS: Final = {"value": Column.VALUE.value, "headers": Column.HEADERS.value}
+"""What an item of a MOVE may change of its message, in the order of its cells, and the columns that hold it."""
+
+
+def _is_update(changes: Any) -> bool:
+    """Whether something says how long another value is, other headers are, or both."""
+    if type(changes) is not dict or not changes or not changes.keys() <= UPDATED_COLUMNS.keys():
+        return False
+    return all([type(size) is int and 0 <= size <= U32_MAX for size in changes.values()])
+
+
 def _check_move(item: Any) -> str | None:
-    if type(item) is not list or len(item) not in (3, 4) or type(item[0]) is not list or type(item[2]) is not bool:
-        return "expected [target, at_ms, relative], and perhaps a priority"
+    if type(item) is not list or not 3 <= len(item) <= 5 or type(item[0]) is not list or type(item[2]) is not bool:
+        return "expected [target, at_ms, relative], and perhaps a priority, and changes"
     if (problem := check_target(item[0])) is not None:
         return problem
-    if len(item) == 4 and not is_priority(item[3]):
+    if len(item) > 4 and not _is_update(item[4]):
+        return "changes must be {value: length, headers: length}, one of them at least"
+    if len(item) > 3 and not is_priority(item[3]) and (len(item) == 4 or item[3] is not None):
         return f"priority {item[3]!r} is not within {FIXED.priority_least}..{FIXED.priority_most}"
-    if item[1] is None and len(item) == 4:
+    if item[1] is None and len(item) > 3:
         return None  # its time stays
     return None if type(item[1]) is int and 0 <= item[1] <= U48_MAX else f"at_ms {item[1]} is not within 0..{U48_MAX}"
 
@@ -128,13 +142,67 @@ _PLAIN_LIST: Final = 2 + 9
 """Items of a frame without the last field."""
 
 
+def _has_updates(items: Any) -> bool:
+    """Whether some of the items of a MOVE change more than times and priorities."""
+    return isinstance(items, Sequence) and any([isinstance(item, Sequence) and len(item) > 4 for item in items])
+
+
 class Move(Request, type=Type.MOVE):
     """New delivery times of pending messages. Items: `[target, at_ms, relative]`; relative: a delay from now. With a
-    fourth field they get that priority; `at_ms` may be nil then, and their times stay."""
+    fourth field they get that priority; `at_ms` may be nil then, and their times stay. With a fifth, a map with the
+    lengths of a `value` or of `headers` (packed; empty: none) or both, they get these; the priority may be nil then,
+    and stays. `cells` are these, one behind the other, in the order of the items, a value before headers; the field may
+    be missing. (A frame may be large only in bin fields of its own.)"""
 
     topic: str
     partition: Partition
     items: Annotated[Sequence[Sequence[Any]], each(_check_move, PAGE_MAX)]
+    cells: bytes = b""
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        is_plain = len(frame) == _PLAIN_MOVE and not _has_updates(frame[-1])
+        request = cls.checked([*frame, b""] if is_plain else frame)
+        wanted = sum([sum(item[4].values()) for item in request.items if len(item) > 4])
+        if wanted != len(request.cells):
+            raise cls.wrong("cells", f"the items name {wanted} bytes, and there are {len(request.cells)}")
+        return request
+
+    def frame(self, request_id: int) -> bytes:
+        """Without the last field, which a version of before does not know, where no item has any."""
+        if not _has_updates(self.items):
+            return encode_frame(self.type, request_id, *self[:-1])
+        return encode_with_tail((self.type, request_id, *self[:-1]), self.cells)
+
+    @classmethod
+    def of_updates(cls, topic: str, partition: int, items: Sequence[Sequence[Any]]) -> Self:
+        """Of items whose fifth fields hold the cells themselves, by their names."""
+        cells: list[bytes] = []
+        named = []
+        for item in items:
+            changes = {name: item[4][name] for name in UPDATED_COLUMNS if name in item[4]}
+            cells += changes.values()
+            named.append([*item[:4], {name: len(cell) for name, cell in changes.items()}])
+        return cls(topic, partition, named, b"".join(cells))
+
+    def with_cells(self) -> list[Sequence[Any]]:
+        """The items, their fifth fields as `{column: cell}`."""
+        items: list[Sequence[Any]] = []
+        start = 0
+        for item in self.items:
+            if len(item) > 4:
+                changes: dict[int, bytes] = {}
+                for name, column in UPDATED_COLUMNS.items():
+                    if name in item[4]:
+                        changes[column] = self.cells[start : start + item[4][name]]
+                        start += item[4][name]
+                item = [*item[:4], changes]
+            items.append(item)
+        return items
+
+
+_PLAIN_MOVE: Final = 2 + 3
+"""Items of a frame without the last field."""
 
 
 class Cancel(Request, type=Type.CANCEL):

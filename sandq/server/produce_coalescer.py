@@ -6,7 +6,7 @@ receive brought is all there at once, so that gathering it delays nobody.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Any, Final, TypeVar
@@ -210,23 +210,35 @@ def _column(batches: Sequence[Batch], column: int) -> list[Any]:
     return cells
 
 
-def _told(result: tuple[bytes, int] | Stored) -> tuple[Any, Any]:
+def _told(result: tuple[bytes, int] | Stored) -> tuple[Any, ...]:
     """What the answer says of a batch that was stored."""
-    return (result.offsets, result.refused or None) if isinstance(result, Stored) else (result, None)
+    if not isinstance(result, Stored):
+        return result, None
+    told = result.offsets, result.refused or None
+    return told if result.outcomes is None else (*told, result.outcomes)
 
 
-def _parts(result: tuple[bytes, int] | Stored, ids: Sequence[int], counts: Sequence[int]) -> list[tuple[int, Any, Any]]:
+def _parts(result: tuple[bytes, int] | Stored, ids: Sequence[int], counts: Sequence[int]) -> list[tuple[Any, ...]]:
     """And of each part of it, the request's, as if that had been a batch."""
     parts = zip(ids, accumulate(counts, initial=0), counts, strict=False)
     if not isinstance(result, Stored):
         bases = offsets.run(result[0], result[1])
         return [(request_id, (bases[start], count), None) for request_id, start, count in parts]
-    size, refused = offsets.OFFSET_BYTES, dict(result.refused)
+    size = offsets.OFFSET_BYTES
+    refused, outcomes = dict(result.refused), {at: told for at, *told in result.outcomes or ()}
     return [
         (
             request_id,
             result.offsets[start * size : (start + count) * size],
             ([(at, refused[start + at]) for at in range(count) if start + at in refused] or None) if refused else None,
+            *_told_part(result, outcomes, start, count),
         )
         for request_id, start, count in parts
     ]
+
+
+def _told_part(result: Stored, outcomes: Mapping[int, Sequence[Any]], start: int, count: int) -> tuple[Any, ...]:
+    """What is told of unique keys that were taken, of so many messages; nothing, where that is not told."""
+    if result.outcomes is None:
+        return ()
+    return ([(at, *outcomes[start + at]) for at in range(count) if start + at in outcomes],)

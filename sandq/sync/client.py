@@ -33,7 +33,7 @@ from sandq.client.producer.validation import Value
 from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration, duration_ms
 from sandq.sync.keys import Keys
-from sandq.sync.producer import Producer, Receipts
+from sandq.sync.producer import Producer, Receipts, sending
 from sandq.sync.subscription import Subscription
 from sandq.sync.wrappers import Admin, Blocks, DeadLetters, Leases, Messages, Schedules, Wrapper, blocking, iterating
 
@@ -94,6 +94,8 @@ class Client(Wrapper[AsyncClient]):
         return self._portal.call(lambda: work(self._inner))
 
     produce = blocking(AsyncClient.produce)
+
+    send = sending(AsyncClient.send)
 
     def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
         """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value",

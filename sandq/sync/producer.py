@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sandq.client.arguments import suggesting
 from sandq.client.portal import Portal, bounded
-from sandq.client.producer.batches import Batch
+from sandq.client.producer.batches import Batch, SendOutcome
 from sandq.client.producer.batches import Receipt as AsyncReceipt
 from sandq.client.producer.batches import Receipts as AsyncReceipts
 from sandq.client.producer.producer import Producer as AsyncProducer
 from sandq.client.producer.validation import Headers, Ready, Value, delay_of
 from sandq.model.errors import SandqError
 from sandq.model.times import Duration, Instant
-from sandq.sync.wrappers import Blocks, BlockWrapper, blocking
+from sandq.sync.wrappers import Blocks, BlockWrapper, Wrapper, blocking
 
+S = TypeVar("S")
+P = ParamSpec("P")
 _AHEAD_MESSAGES: Final = 1000
 _AHEAD_BYTES: Final = 256 * 1024
 """After so much a thread waits until the loop has taken it, and has room for more."""
@@ -38,6 +41,13 @@ class Receipt:
         self._inner: AsyncReceipt | None = None
         self._error: SandqError | None = None
 
+    @classmethod
+    def of(cls, portal: Portal, inner: AsyncReceipt) -> Receipt:
+        """That of a message that was put into its batch."""
+        receipt = cls(portal)
+        receipt._batch, receipt._position, receipt._inner = inner._batch, inner._position, inner
+        return receipt
+
     @property
     def done(self) -> bool:
         """Whether waiting for it would not take long."""
@@ -52,6 +62,11 @@ class Receipt:
             raise self._error
         assert self._batch is not None
         return self._batch.partition
+
+    @property
+    def outcome(self) -> SendOutcome | None:
+        """What became of the message, once it was waited for; as `sandq.Receipt.outcome`."""
+        return None if self._batch is None else self._batch.outcome(self._position)
 
     def wait(self, timeout: Duration | None = None) -> str:
         """Until the message is stored. TimedOut: not known after `timeout`; it may still be stored."""
@@ -78,6 +93,19 @@ class Receipt:
             self._error = error
 
 
+def sending(
+    method: Callable[Concatenate[S, P], Awaitable[AsyncReceipt]],
+) -> Callable[Concatenate[Wrapper[S], P], Receipt]:
+    """The method of a face that gives a receipt, as an async method of what is behind it does."""
+
+    @functools.wraps(method)
+    def send(wrapper: Wrapper[S], /, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        inner, portal = wrapper._inner, wrapper._portal
+        return Receipt.of(portal, portal.call(lambda: method(inner, *args, **kwargs)))
+
+    return send
+
+
 class Receipts:
     """What `send_many` returns: a sequence of receipts; `wait()` gives the list of offsets, or raises."""
 
@@ -91,9 +119,7 @@ class Receipts:
     def __iter__(self) -> Iterator[Receipt]:
         for part in self._parts:
             for inner in part:
-                receipt = Receipt(self._portal)
-                receipt._batch, receipt._position, receipt._inner = inner._batch, inner._position, inner
-                yield receipt
+                yield Receipt.of(self._portal, inner)
 
     def wait(self, timeout: Duration | None = None) -> list[str]:
         """Until all are stored. TimedOut: not known of all after `timeout`; they may still be stored."""

@@ -201,6 +201,7 @@ class Messages(Wrapper[AsyncMessages]):
     list = iterating(AsyncMessages.list)
     cancel = blocking(AsyncMessages.cancel)
     move = blocking(AsyncMessages.move)
+    update = blocking(AsyncMessages.update)
     set_priority = blocking(AsyncMessages.set_priority)
     cancel_all = blocking(AsyncMessages.cancel_all)
     move_all = blocking(AsyncMessages.move_all)

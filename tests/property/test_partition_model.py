@@ -26,7 +26,7 @@ from tests.support.partition.bench import FOREVER_MS, T
 from tests.support.partition.group_model import Job
 from tests.support.partition.hold_walk import Holding
 from tests.support.partition.model_bed import GROUPS, numbers, positions, steps
-from tests.support.partition.model_words import Lease
+from tests.support.partition.model_words import Lease, name_of
 
 
 class Walk(Holding):
@@ -129,7 +129,7 @@ class Walk(Holding):
             assert len({taken.grant for taken in chunk}) == 1 and grants[chunk[0].grant][0] == lease.consumer
             found = self.bench.messages(lease)
             names = self.model.by_offset(taken.name for taken in chunk)
-            assert [message.fields[Column.VALUE].decode() for message in found] == names
+            assert [name_of(message.fields[Column.VALUE]) for message in found] == names
             for message in found:
                 self._is_whole(message)
             due = max(self.model.messages[n].at for n in names)
@@ -140,10 +140,11 @@ class Walk(Holding):
             self.model.granted(Lease(name, lease.consumer, lease.token, lease.attempt, names, at, now, until))
 
     def _is_whole(self, message: Any) -> None:
-        """What a consumer gets is what the producer sent."""
-        of = self.model.messages[message.fields[Column.VALUE].decode()]
+        """What a consumer gets is what the producer sent, or made of it since."""
+        of = self.model.messages[name_of(message.fields[Column.VALUE])]
         assert (message.id, message.offset, message.created_ms) == (of.id, of.offset, T + of.created)
-        sent = {Column.VALUE: of.name, Column.KEY: of.key, Column.TTL_MS: of.ttl, Column.UNIQUE_KEY: of.unique}
+        sent = {Column.VALUE: of.value, Column.KEY: of.key, Column.TTL_MS: of.ttl, Column.UNIQUE_KEY: of.unique}
+        sent[Column.HEADERS] = of.headers
         known = {column: cell.encode() if isinstance(cell, str) else cell for column, cell in sent.items()}
         assert message.fields == {column: cell for column, cell in known.items() if cell is not None}
 

@@ -24,12 +24,13 @@ from sandq.model.errors import (
     InvalidRequest,
     InvalidTime,
     NotFound,
+    TooLarge,
     UnknownGroup,
     UnknownPartition,
 )
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import incarnation_of, node_of
-from sandq.model.names import FAIR, check_name
+from sandq.model.names import COMPACTED, FAIR, check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.partition import commands as c
@@ -108,7 +109,7 @@ class MessageQueries:
     def move(self, request: Move, caller: Caller, done: Done) -> None:
         """`done` gets an outcome for each item. Raises InvalidTime."""
         items: Sequence[Any] = request.items
-        if any([len(item) > 3 for item in items]):
+        if any([len(item) > 3 and item[3] is not None for item in items]):
             self._broker.check_ranked(request.topic)
         now_ms = self._broker.clock.now_ms()
         for position, (_, at_ms, relative, *_) in enumerate(items):
@@ -116,14 +117,47 @@ class MessageQueries:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
             if at_ms is not None:
                 check_not_far(at_ms if relative else at_ms - now_ms, self._broker.limits.delay_days)
+        updated_bytes = 0
+        if any([len(item) > 4 for item in items]):
+            items, updated_bytes = self._with_updates(request)
         host = self._host(request)
         targets = [item[0] for item in items]
         known = self._known(request, targets)
         if known is not targets:
             items = [[target, *rest] for target, (_, *rest) in zip(known, items, strict=True)]
         count = len(items)
-        size, work = 64 + 128 * count, TARGET_WORK * max(count, 1)
+        size, work = 64 + 128 * count + updated_bytes, TARGET_WORK * max(count, 1) + updated_bytes
         host.submit(c.Move(items), done, size=size, work=work, messages=count, line=caller.line)
+
+    def _with_updates(self, request: Move) -> tuple[Sequence[Sequence[Any]], int]:
+        """The items of a move, with what they change of their messages by column, and the bytes of that. Raises
+        InvalidRequest, TooLarge."""
+        limits = self._broker.limits
+        if self._broker.topic(request.topic).record.kind == COMPACTED:
+            raise InvalidRequest(
+                f"topic {request.topic!r} is a compacted topic: its messages are not updated; put the key's new value",
+                topic=request.topic,
+            )
+        bounds = (("value", "message_bytes", limits.message_bytes), ("headers", "headers_bytes", limits.headers_bytes))
+        total = len(request.cells)
+        for position, item in enumerate(request.items):
+            for name, limit, most in bounds if len(item) > 4 else ():
+                size = item[4].get(name, 0)
+                if size > most:
+                    raise TooLarge(
+                        f"item {position}: {name} has {size} bytes, at most {most} are taken",
+                        limit=limit,
+                        maximum=most,
+                        size=size,
+                    )
+        if total > limits.batch_bytes:
+            raise TooLarge(
+                f"values and headers of {total} bytes; at most {limits.batch_bytes} are taken: send them in parts",
+                limit="batch_bytes",
+                maximum=limits.batch_bytes,
+                size=total,
+            )
+        return request.with_cells(), total
 
     def _known(self, request: PartitionRequest, targets: Sequence[Target]) -> Sequence[Target]:
         """Names of messages as the cluster knows them: without tenants, below the level at which unique keys are

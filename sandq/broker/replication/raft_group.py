@@ -310,7 +310,7 @@ class RaftGroup:
         if (level := command.needed_level) > FIRST_LEVEL:
             self._check_level(level)
         backlog = self._backlog
-        if backlog.no_room is not None and command.takes_space:
+        if backlog.no_room is not None and command.needs_space:
             raise DiskFull(backlog.no_room)
         if backlog.bytes + size > backlog.limit_bytes and backlog.bytes:
             raise Overloaded(

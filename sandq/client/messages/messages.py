@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from sandq.client.arguments import suggesting
 from sandq.client.messages.jobs import Progress, run_job
@@ -11,7 +11,7 @@ from sandq.client.messages.merged_pages import Merged
 from sandq.client.messages.stored_message import JobResult, StoredMessage, lives_of, target_of, target_text
 from sandq.client.positions import shift_ms, span_ms
 from sandq.client.producer.partitioner import check_rank
-from sandq.client.producer.validation import Value, as_bytes, rank_of
+from sandq.client.producer.validation import Headers, MessageValidation, Value, as_bytes, rank_of
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Ask, Counter, RequestBatcher
 from sandq.client.transport.requests import call_leader, fresh_topic
@@ -21,7 +21,18 @@ from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
 from sandq.model.names import DEFAULT_TENANT, FAIR
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
-from sandq.protocol.replies_messages import MOVED, NOT_FOUND, TOO_LATE, MessageRecord, Outcome, outcomes, page, why
+from sandq.protocol.replies_messages import (
+    CANCELLED,
+    MOVED,
+    NOT_FOUND,
+    TOO_LATE,
+    UPDATED,
+    MessageRecord,
+    Outcome,
+    outcomes,
+    page,
+    why,
+)
 from sandq.protocol.requests_messages import BY_ID, LISTED_STATES, Cancel, Get, List, Move, Target, Why
 
 
@@ -32,9 +43,16 @@ async def _settle(
     return outcomes(frame, len(items))
 
 
+async def _settle_updates(cluster: Cluster, topic: str, partition: int, items: list[Any]) -> list[Outcome]:
+    frame = await call_leader(cluster, Move.of_updates(topic, partition, items))
+    return outcomes(frame, len(items))
+
+
 _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
-# In frames of their own: a broker that knows no priorities of a topic refuses all of a frame.
+# In frames of their own: a broker that knows no priorities of a topic, or no updates, refuses all of a frame.
 _RANK = partial(_settle, Move)
+_UPDATE = _settle_updates
+_VERDICTS: Final[dict[Ask[Any, Outcome], str]] = {_CANCEL: CANCELLED, _MOVE: MOVED, _RANK: MOVED, _UPDATE: UPDATED}
 
 
 @suggesting
@@ -124,19 +142,49 @@ class Messages:
         message may come later than asked for by as long as the first answer was waited for, and is never early.
         """
         target = target_of(id, unique_key, tenant)
-        if deliver_at is not None and delay is not None:
-            raise InvalidRequest("move: one of deliver_at and delay is expected, not both")
         if deliver_at is None and delay is None and priority is None:
             raise InvalidRequest("move: one of deliver_at and delay is expected, or a priority")
-        item: list[Any] = [target, None, False]
-        if delay is not None:
-            item = [target, duration_ms(delay), True]
-        elif deliver_at is not None:
-            item = [target, _past_or_later_ms(deliver_at), False]
+        item = _move_item("move", target, deliver_at, delay)
         if priority is None:
             return await self._settled(target, tenant, _MOVE, item)
         await self._check_priority(priority)
         return await self._settled(target, tenant, _RANK, [*item, priority])
+
+    async def update(
+        self,
+        id: str | None = None,
+        *,
+        unique_key: Value | None = None,
+        tenant: str | None = None,
+        value: Value | None = None,
+        headers: Headers | None = None,
+        deliver_at: Instant | None = None,
+        delay: Duration | None = None,
+        priority: int | None = None,
+    ) -> str:
+        """Give a message that is delayed or ready, or waits for another attempt, another value, other headers (`{}`:
+        none), or both, in every group; its offset. What is not given stays as it is, and so do its place, its keys, its
+        ttl and its attempts. With `deliver_at`, `delay` or `priority` it is moved as well, in one step: all of it is
+        done, or nothing.
+
+        Once this returns, nobody is given the old value any more. TooLate and NotFound as with `move`; but without
+        another time or priority it is never too late for what waits. TooLarge: the value or the headers. Conflict below
+        feature level 12. InvalidRequest for a compacted topic: there put the key's new value. It is repeated by itself
+        when an answer is lost. Several at the same time share frames.
+        """
+        target = target_of(id, unique_key, tenant)
+        if value is None and headers is None:
+            raise InvalidRequest("update: a value or headers are expected, or both")
+        checks = MessageValidation(self._cluster.limits)
+        changes: dict[str, bytes] = {}
+        if value is not None:
+            changes["value"] = checks.value(value)
+        if headers is not None:
+            changes["headers"] = checks.headers(headers) or b""
+        if priority is not None:
+            await self._check_priority(priority)
+        item = [*_move_item("update", target, deliver_at, delay), priority, changes]
+        return await self._settled(target, tenant, _UPDATE, item, sum(map(len, changes.values())))
 
     async def set_priority(
         self,
@@ -247,18 +295,21 @@ class Messages:
             raise self._not_found(target)
         return partition
 
-    async def _settled(self, target: Target, tenant: str | None, ask: Ask[Any, Outcome], item: Any) -> str:
+    async def _settled(
+        self, target: Target, tenant: str | None, ask: Ask[Any, Outcome], item: Any, size: int = 0
+    ) -> str:
         counter = Counter(ask, self.topic, await self._partition(target, tenant))
-        return self._text_of(target, await self._batcher.run(counter, item), ask is not _CANCEL)
+        return self._text_of(target, await self._batcher.run(counter, item, size), _VERDICTS[ask])
 
-    def _text_of(self, target: Target, outcome: Outcome, moved: bool) -> str:
+    def _text_of(self, target: Target, outcome: Outcome, wanted: str) -> str:
+        """`wanted`: the verdict on what was done."""
         verdict, detail = outcome
         if verdict == TOO_LATE:
-            doing, state = "moved" if moved else "cancelled", str(detail)
-            raise TooLate(f"message {target_text(target)} cannot be {doing} any more: it is {state}", state=state)
+            state = str(detail)
+            raise TooLate(f"message {target_text(target)} cannot be {wanted} any more: it is {state}", state=state)
         if verdict == NOT_FOUND:
             raise self._not_found(target)
-        if (verdict == MOVED) is not moved or not isinstance(detail, bytes):
+        if verdict != wanted or not isinstance(detail, bytes):
             raise ProtocolError(f"an outcome that does not fit the request: {verdict}")
         return offset_model.to_text(detail)
 
@@ -279,6 +330,15 @@ def _arguments(
     if unique_key_prefix is not None:  # a broker of before does not know it
         arguments["unique_key_prefix"] = as_bytes("unique_key_prefix", unique_key_prefix)
     return arguments
+
+
+def _move_item(verb: str, target: Target, deliver_at: Instant | None, delay: Duration | None) -> list[Any]:
+    """What an item of a MOVE says of the time: None, it stays."""
+    if deliver_at is not None and delay is not None:
+        raise InvalidRequest(f"{verb}: one of deliver_at and delay is expected, not both")
+    if delay is not None:
+        return [target, duration_ms(delay), True]
+    return [target, None if deliver_at is None else _past_or_later_ms(deliver_at), False]
 
 
 def _past_or_later_ms(instant: Instant | None) -> int:

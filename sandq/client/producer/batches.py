@@ -10,7 +10,7 @@ without a rank.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sandq.client.options import again
 from sandq.client.producer.batch_sender import NumberedBatch
@@ -18,6 +18,8 @@ from sandq.client.producer.validation import DELAY, EXPECTED_BIT, NOW, RANK_BIT,
 from sandq.model import offsets as offset_model
 from sandq.model.batch import Column, encode
 from sandq.model.errors import DuplicateKey, SandqError, VersionChanged
+from sandq.protocol.replies import IGNORED, STORED
+from sandq.protocol.requests import REJECT
 
 MESSAGE_OVERHEAD_BYTES = 32
 """Counted for each message beside its bytes: its cells' offsets, its receipt."""
@@ -114,7 +116,7 @@ class Batch(NumberedBatch):
 
     def _offsets(self, first: int, count: int) -> list[bytes]:
         assert self.offsets is not None
-        base, _, column, _ = self.offsets
+        base, _, column, *_ = self.offsets
         if column is None:
             return offset_model.run(offset_model.shift(base, first), count)
         size = offset_model.OFFSET_BYTES
@@ -134,6 +136,19 @@ class Batch(NumberedBatch):
         text = f"a message has this unique key already: {id_text}, which is {state}"
         return DuplicateKey(text, id=id_text, state=state)
 
+    def outcome(self, position: int) -> SendOutcome | None:
+        """What became of a message; None: that is not known, or it was not stored."""
+        if self.offsets is None or position in self.offsets.conflicts:
+            return None
+        if self.on_conflict == REJECT:
+            return SendOutcome(STORED)
+        if self.offsets.outcomes is None:
+            return None
+        outcome, detail = self.offsets.outcomes.get(position, (STORED, None))
+        if isinstance(detail, bytes):
+            return SendOutcome(outcome, offset_model.to_text(detail))
+        return SendOutcome(outcome, self._offset_text(position) if outcome == IGNORED else None, detail)
+
     @property
     def failures(self) -> int:
         """Messages that were not stored, as far as no receipt has raised why."""
@@ -148,10 +163,24 @@ class Batch(NumberedBatch):
         return self.error_of(min(conflicts, default=0))
 
 
+class SendOutcome(NamedTuple):
+    """What became of a message that was sent: `outcome` is "stored", "replaced" (it took the place of a pending message
+    of its unique key: `other` is the id of that one), or "ignored" (nothing was stored, for one has its unique key).
+
+    `state`: how the message was that has the unique key: of one that was ignored, and of one that was stored although
+    it was to replace, which it came too late for: that one is `acked`, `dead` or `delivered` (done with, and gone).
+    """
+
+    outcome: str
+    other: str | None = None
+    state: str | None = None
+
+
 class Receipt:
     """What `send` returns: `await receipt` gives the message's offset (26 characters) or raises what went wrong.
 
     DuplicateKey: a message has its unique key already; with `on_conflict="ignore"` the offset is that one's id instead.
+    `outcome` says whether another message was replaced.
     """
 
     __slots__ = ("_batch", "_position", "_raised")
@@ -170,6 +199,17 @@ class Receipt:
     def partition(self) -> int:
         """The partition that the message goes to."""
         return self._batch.partition
+
+    @property
+    def may_conflict(self) -> bool:
+        """Whether it has a unique key, and an `on_conflict` other than "reject"."""
+        return self._batch.on_conflict != REJECT
+
+    @property
+    def outcome(self) -> SendOutcome | None:
+        """What became of the message, once it is awaited. None: that is not known yet, it was not stored (awaiting it
+        raises why), or the cluster is below feature level 12 and does not say what `on_conflict` did."""
+        return self._batch.outcome(self._position)
 
     def __await__(self) -> Generator[Any, Any, str]:
         return self._wait().__await__()

@@ -143,8 +143,10 @@ class Producer:
 
         `unique_key` (1 to 1,024 bytes) is unique until every group has leased the message, and for the topic's
         `dedup_window` after. When it is taken, `on_conflict` decides: "reject" (the receipt raises DuplicateKey),
-        "replace" (the other message is cancelled; DuplicateKey when a group holds it already), or "ignore" (nothing is
-        stored, the receipt gives the id of the message that has the key). It chooses the partition; a `key`, if any,
+        "replace" (the other message is cancelled; DuplicateKey when a group holds it already; when all are done with
+        it, this one is stored beside it), "replace_pending" (the other message is cancelled; DuplicateKey once any
+        group has leased it, from feature level 12 on), or "ignore" (nothing is stored, the receipt gives the id of the
+        message that has the key). `receipt.outcome` says which it was. It chooses the partition; a `key`, if any,
         must equal it.
 
         Topics of the kinds priority and fair take a `priority` (lower goes first; 0), and fair ones a `tenant`

@@ -12,13 +12,13 @@ from sandq.model.headers import HeaderValue
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import check_tenant
 from sandq.model.times import DAY_MS, TIME_MAX_MS, Duration, Instant, duration_ms, format_duration, instant_ms
-from sandq.protocol.requests import IGNORE, REJECT, REPLACE
+from sandq.protocol.requests import IGNORE, REJECT, REPLACE, REPLACE_PENDING
 
 Value = bytes | bytearray | memoryview | str
 Headers = Mapping[str, HeaderValue]
 
 Lot = int
-"""Which messages may share a batch: those of one lot. Its low two bits say what the time is, see `NOW`; then two bits
+"""Which messages may share a batch: those of one lot. Its low two bits say what the time is, see `NOW`; then three bits
 for the conflict (0: without a unique key, else 1 + what is done), one for a ttl, one for a version that is expected
 of the key, one for a rank, and one for an instant that is so far ahead that the broker may refuse it: what the broker
 has to look at message by message does not slow down the rest, and nothing is refused together with what is too far."""
@@ -34,13 +34,13 @@ NOW, AT, DELAY = 0, 1, 2
 """Without a time, at an instant, after a delay."""
 TIME_BITS = 3
 UNIQUE_SHIFT = 2
-UNIQUE_BITS = 3 << UNIQUE_SHIFT
-TTL_BIT = 16
-EXPECTED_BIT = 32
-RANK_BIT = 64
-FAR_BIT = 128
+UNIQUE_BITS = 7 << UNIQUE_SHIFT
+TTL_BIT = 32
+EXPECTED_BIT = 64
+RANK_BIT = 128
+FAR_BIT = 256
 
-_ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE}
+_ON_CONFLICT = {"reject": REJECT, "replace": REPLACE, "ignore": IGNORE, "replace_pending": REPLACE_PENDING}
 
 
 def on_conflict_of(lot: Lot) -> int:
@@ -167,7 +167,8 @@ class MessageValidation:
         message, a key may be another one than its unique key."""
         conflict = _ON_CONFLICT.get(on_conflict) if isinstance(on_conflict, str) else None
         if conflict is None:
-            raise InvalidRequest(f'on_conflict: "reject", "replace" or "ignore" is expected, not {on_conflict!r}')
+            *words, last = [f'"{word}"' for word in _ON_CONFLICT]
+            raise InvalidRequest(f"on_conflict: {', '.join(words)} or {last} is expected, not {on_conflict!r}")
         lot, ttl_ms, unique = 0, None, None
         if ttl is not None:
             ttl_ms = duration_ms(ttl)

@@ -25,6 +25,8 @@ R = TypeVar("R")
 Ask = Callable[[Cluster, str, int, list[I]], Awaitable[Sequence[R]]]
 """Requests items of a partition of a topic, and returns the outcome of each, in their order."""
 
+ITEMS_BYTES: Final = 4 << 20
+"""Of items that go in one frame; a larger one goes alone."""
 _NOBODYS: Final[Any] = object()
 
 
@@ -39,9 +41,10 @@ class Counter(NamedTuple, Generic[I, R]):
 class _Load(Generic[I, R]):
     """Items that go together, and their outcomes, by position."""
 
-    __slots__ = ("done", "error", "found", "is_sent", "items")
+    __slots__ = ("done", "error", "found", "is_sent", "items", "size")
 
     def __init__(self) -> None:
+        self.size = 0
         self.items: list[I] = []
         self.is_sent = False
         self.done = anyio.Event()
@@ -62,16 +65,18 @@ class RequestBatcher:
         self._loads: dict[tuple[Counter[Any, Any], OnBehalf], _Load[Any, Any]] = {}
         """Those that take more, each on behalf of one."""
 
-    async def run(self, counter: Counter[I, R], item: I) -> R:
-        """Request one item, and return its outcome."""
+    async def run(self, counter: Counter[I, R], item: I, size: int = 0) -> R:
+        """Request one item, and return its outcome. `size`: its bytes, if they may be many: items of more than
+        `ITEMS_BYTES` do not go together."""
         self._cluster.check_open()
         at = counter, asker()
         load: _Load[I, R] | None = self._loads.get(at)
-        if load is None or len(load.items) >= PAGE_MAX:
+        if load is None or len(load.items) >= PAGE_MAX or (load.size + size > ITEMS_BYTES and load.items):
             load = self._loads[at] = _Load()
             self._tasks.start_soon(self._carry, at, load)
         place = len(load.items)
         load.items.append(item)
+        load.size += size
         try:
             await load.done.wait()
         finally:

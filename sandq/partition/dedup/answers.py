@@ -8,8 +8,8 @@ had the batch's unique keys, do not follow from that: they are in a row of their
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, peek
@@ -22,9 +22,12 @@ from sandq.partition.log.message_log import Stored, moment_of, placed_each
 from sandq.partition.view import View
 
 ANSWER_IDS = FIXED.answer_ids
-WHOLE, EACH, EACH_BUT, UNKNOWN = range(4)
+WHOLE, EACH, EACH_BUT, UNKNOWN, TOLD = range(5)
 """The batch is one row; each message has a row; the same, but for ids in a row; the same, and these ids are too many
-to be kept."""
+to be kept. The last, from the level `UPDATES` on: each has a row, but for ids in a row, which has what was told of
+unique keys that were taken, too; without it there was nothing of both."""
+WITH_ROW = (EACH_BUT, TOLD)
+"""Those that may have one."""
 _LAYOUT = struct.Struct(">BQIQQI")
 ANSWER_BYTES = _LAYOUT.size
 
@@ -67,12 +70,17 @@ def remember(
         if command.split:
             batch = Batch.parse(command.batch)
             others = _others(stored, placed_each(batch, index, place, partition, now_ms, floor_ms)[1])
+            told = None if stored.outcomes is None else _with_told(others, stored.outcomes)
+            kept: Sequence[Any] = others
             if len(others) > ANSWER_IDS:
                 how = UNKNOWN
+            elif told is not None and len(told) <= ANSWER_IDS:
+                how, kept = TOLD, told
             elif others:
                 how = EACH_BUT
+            if kept and how in WITH_ROW:
                 _, _, number = command.numbers
-                view.put(rows.answer_key(command.producer_id, number), rows.pack(*others))
+                view.put(rows.answer_key(command.producer_id, number), rows.pack(*kept))
     return Answer(how, index, place, now_ms, floor_ms, _crc(command))
 
 
@@ -95,14 +103,16 @@ def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tup
     batch = Batch.parse(command.batch)
     _, column = placed_each(batch, answer.entry, answer.place, partition, answer.now_ms, answer.floor_ms)
     refused: list[tuple[int, str]] = []
-    if answer.how == EACH_BUT:
-        row = view.get(rows.answer_key(producer_id, number))
-        assert row is not None
-        for position, message_id, state in rows.unpack(row):
-            column[position] = message_id
-            if state is not None:
-                refused.append((position, state))
-    return Stored(b"".join(column), refused)
+    outcomes: list[tuple[int, str, bytes | str]] = []
+    row = view.get(rows.answer_key(producer_id, number)) if answer.how in WITH_ROW else None
+    assert row is not None or answer.how != EACH_BUT
+    for position, message_id, state, *told in rows.unpack(row) if row is not None else ():
+        column[position] = message_id if message_id is not None else column[position]
+        if state is not None:
+            refused.append((position, state))
+        if told:
+            outcomes.append((position, told[0], told[1]))
+    return Stored(b"".join(column), refused, outcomes if answer.how == TOLD else None)
 
 
 def already_stored(command: c.Append) -> AlreadyStored:
@@ -123,6 +133,17 @@ def _others(stored: Stored, own: list[bytes]) -> list[tuple[int, bytes, str | No
         for at, (message_id, offset) in enumerate(zip(answered, own, strict=True))
         if message_id != offset
     ]
+
+
+def _with_told(
+    others: Sequence[tuple[int, bytes, str | None]], outcomes: Sequence[tuple[int, str, bytes | str]]
+) -> list[tuple[Any, ...]]:
+    """The same, and what was told of messages, behind the id and state of those that have one: (position, id or None,
+    state or None, outcome, its detail)."""
+    found: dict[int, tuple[Any, ...]] = {other[0]: other for other in others}
+    for at, outcome, detail in outcomes:
+        found[at] = (*found.get(at, (at, None, None)), outcome, detail)
+    return [found[at] for at in sorted(found)]
 
 
 def _crc(command: c.Append) -> int:

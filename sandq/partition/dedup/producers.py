@@ -38,7 +38,7 @@ from sandq.model.limits import FIXED
 from sandq.model.sequence import is_resent
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.dedup.answers import ANSWER_BYTES, EACH_BUT, already_stored, recall, remember, unpack
+from sandq.partition.dedup.answers import ANSWER_BYTES, WITH_ROW, already_stored, recall, remember, unpack
 from sandq.partition.log.message_log import Stored
 from sandq.partition.view import View
 
@@ -224,7 +224,7 @@ def _drop_rows(producer_id: int, producer: Producer, count: int, view: View) -> 
     """Delete the rows of a producer's first `count` answers."""
     first = producer.number - producer.kept + 1
     for at, answer in enumerate(unpack(producer.answers[: count * ANSWER_BYTES])):
-        if answer.how == EACH_BUT:
+        if answer.how in WITH_ROW:
             view.delete(rows.answer_key(producer_id, first + at))
 
 

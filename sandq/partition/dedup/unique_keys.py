@@ -27,7 +27,7 @@ from sandq.model.names import DEFAULT_TENANT, FAIR
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.expiring_rows import CANCEL_MEMORY_MS, ExpiringRows
-from sandq.partition.groups.claim import ACKED, Claim
+from sandq.partition.groups.claim import ACKED, WAITING, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.levels import OWNERSHIP, SCOPED_KEYS
@@ -40,6 +40,7 @@ STORED, REPLACES, IGNORED, REFUSED = 0, 1, 2, 3
 """What becomes of a message whose key stands for another one: it is stored; so it is, and the other one is cancelled
 if it is pending; it is not stored, and answered with the id of the other one; it is refused."""
 
+DELIVERED_STATE: Final = "delivered"
 Sender = tuple[int, int, int, int]
 _DEFAULT_TENANT: Final = DEFAULT_TENANT.encode()
 
@@ -80,20 +81,30 @@ def resolve_owned(named: Named, claim: Claim | None, on_conflict: int, sender: S
     is_settled = claim is None or claim.is_settled
     if named.state == HELD and is_settled:
         return STORED  # no group leased it, and all passed it over (a seek, a start at the latest)
-    if on_conflict != c.REPLACE:
+    if on_conflict in (c.REJECT, c.IGNORE):
         return REFUSED if on_conflict == c.REJECT else IGNORED
     if is_settled:
-        return STORED
+        return STORED if on_conflict == c.REPLACE else REFUSED
     assert claim is not None
     # That nobody ever leased it is known: a group that is above it passed it over.
     is_free = claim.refusal is None or (named.state == HELD and claim.refusal == ACKED)
     return REPLACES if is_free else REFUSED
 
 
+def claimed_state(offset: bytes | None, claim: Claim | None, now_ms: int) -> str:
+    """How the message is that has a unique key, which stands at this offset, with what groups made of it; None: it is
+    nowhere any more."""
+    if claim is None or offset is None:
+        return DELIVERED_STATE
+    if claim.refusal is not None:
+        return claim.refusal
+    return WAITING if claim.waiting else state_of(offset, now_ms)
+
+
 def state_of(offset: bytes | None, now_ms: int) -> str:
     """How the message is that keeps a unique key: it is pending at this offset, or None."""
     if offset is None:
-        return "delivered"
+        return DELIVERED_STATE
     return "delayed" if offsets.deliver_ms(offset) > now_ms else "ready"
 
 

@@ -6,6 +6,7 @@ from sandq.model import offsets
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.leases import Waiting
+from sandq.partition.log import overlays
 from sandq.partition.log.reader import whole_row_entry
 from sandq.partition.rows import LogEntry
 from sandq.partition.view import View
@@ -33,9 +34,26 @@ def fitting(
             if row is None or behind is None or not 0 <= behind < row.length:
                 row = whole_row_entry(view, base)
             unit = row.unit or row.size
-            fits = min(length, limit - count, 1 + (max_bytes - size - 1) // unit)
+            others = overlays.between(view, base, length)
+            if any([other.size for other in others.values()]):
+                fits, its_size = _fitting_each(base, min(length, limit - count), max_bytes - size, unit, others)
+            else:
+                fits = min(length, limit - count, 1 + (max_bytes - size - 1) // unit)
+                its_size = fits * unit
             count += fits
-            size += fits * unit
+            size += its_size
         if count >= limit or size >= max_bytes:
+            break
+    return count, size
+
+
+def _fitting_each(base: bytes, limit: int, max_bytes: int, unit: int, others: overlays.Overlays) -> tuple[int, int]:
+    """The same of a range of a row, beside which some of its messages are."""
+    count = size = 0
+    for offset in offsets.run(base, limit):
+        other = others.get(offset)
+        count += 1
+        size += unit if other is None else other.size or unit
+        if size >= max_bytes:
             break
     return count, size

@@ -21,21 +21,25 @@ class Change(NamedTuple):
     """None: as before."""
     headers: bytes | None = None
     """Packed; None: as before, empty: none."""
+    value: bytes | None = None
+    """None: as before."""
 
     @classmethod
     def of(cls, news: dict[int, int | bytes] | None) -> Change | None:
         """The change that a command has as a map by column; None: there is none."""
         if not news:
             return None
-        priority, headers = news.get(Column.PRIORITY), news.get(Column.HEADERS)
-        assert not isinstance(priority, bytes) and not isinstance(headers, int)
-        return cls(priority, headers)
+        priority, headers, value = news.get(Column.PRIORITY), news.get(Column.HEADERS), news.get(Column.VALUE)
+        assert not isinstance(priority, bytes) and not isinstance(headers, int) and not isinstance(value, int)
+        return cls(priority, headers, value)
 
     def apply(self, fields: Fields) -> Fields:
         """Return the fields of a message as they are with this change."""
         fields = dict(fields)
         if self.priority is not None:
             fields[Column.PRIORITY] = self.priority
+        if self.value is not None:
+            fields[Column.VALUE] = self.value
         if self.headers is not None:
             fields[Column.HEADERS] = self.headers
             if not self.headers:

@@ -1,10 +1,11 @@
-"""Cancel and move by a producer's own names for its messages, each with a definite answer.
+"""Cancel, move and update by a producer's own names for its messages, each with a definite answer.
 
-Outcomes: `["cancelled", id]`, `["moved", new offset]`, `["too_late", state]` (leased, acked, dead, waiting or gone) and
-`["not_found", nil]`. A message is anybody's to cancel and move while no group holds it, or has acked or killed it: also
-while it waits for another attempt. Moved then, it stays at its offset, and comes at another time where it waits. What
-waits in one group while another has yet to take it can be cancelled and not moved: placed anew, it would come to the
-first once more as if nothing had been tried. Below the level `OWNERSHIP` only what no group made an attempt at is had.
+Outcomes: `["cancelled", id]`, `["moved", new offset]`, `["updated", offset]`, `["too_late", state]` (leased, acked,
+dead, waiting or gone) and `["not_found", nil]`. A message is anybody's to cancel, move and update while no group holds
+it, or has acked or killed it: also while it waits for another attempt. Moved then, it stays at its offset, and comes at
+another time where it waits. What waits in one group while another has yet to take it can be cancelled and updated, and
+not moved: placed anew, it would come to the first once more as if nothing had been tried. Below the level `OWNERSHIP`
+only what no group made an attempt at is had.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.groups.ownership import Ownership
+from sandq.partition.groups.renewal import Change
 from sandq.partition.levels import CLOCK_RESET, OWNERSHIP
 from sandq.partition.log.message_log import CANCELLED, Found, Kept, MessageLog
 from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.reader import holding_bounds
+from sandq.partition.log.updates import Updates
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import Bounds, View
 
@@ -50,6 +53,7 @@ class Pending:
         unique: UniqueKeys,
         ownership: Ownership,
         ranking: Ranking,
+        updates: Updates,
     ) -> None:
         self._shared = shared
         self._ownership = ownership
@@ -57,6 +61,7 @@ class Pending:
         self._log = log
         self._unique = unique
         self._ranking = ranking
+        self._updates = updates
         self._inside: list[bytes] = []
         """Those of the messages of the entry that is being applied which may be in a row of others."""
 
@@ -123,14 +128,44 @@ class Pending:
         *,
         is_delay: bool = False,
         priority: int | None = None,
+        change: Change | None = None,
     ) -> Outcome:
-        """Give a message another time, or (`to_ms` None) leave it, and another priority, unless that is None."""
+        """Give a message another time, or (`to_ms` None) leave it, and another priority, unless that is None; and
+        another value and headers, if there is a `change`."""
         found, claim, refusal = self._find_owned(target, index - 1, now_ms, floor_ms, view)
         if found is None:
             return ["too_late", GONE] if refusal[0] == "cancelled" else refusal
+        stays = to_ms is None and priority is None
+        if claim is not None and claim.waiting and claim.pending and not stays:
+            return ["too_late", WAITING]
+        if change is not None:
+            self._updates.update(found, change, view)
+            if stays:
+                return ["updated", found.offset]
+            found, claim, _ = self._find_owned(target, index - 1, now_ms, floor_ms, view)
+            assert found is not None, "a message that was just updated is gone"
+        verdict = "moved" if change is None else "updated"
+        moved = self._move(
+            found, claim, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay, priority=priority
+        )
+        return [verdict, moved]
+
+    def _move(
+        self,
+        found: Found | Kept,
+        claim: Claim | None,
+        to_ms: int | None,
+        index: int,
+        place: int,
+        now_ms: int,
+        floor_ms: int,
+        view: View,
+        *,
+        is_delay: bool,
+        priority: int | None,
+    ) -> bytes:
+        """Give a message that can be had another time or priority, or both. Its offset from then on."""
         if claim is not None and claim.waiting:
-            if claim.pending:
-                return ["too_late", WAITING]
             if priority is not None:
                 self._log.rank_waiting(found, priority, view)
             stays = to_ms is None or self._shared.level < CLOCK_RESET
@@ -138,15 +173,14 @@ class Pending:
                 if priority is not None:
                     self._ranking.note(found, priority, view)
                 if to_ms is None:
-                    return ["moved", found.offset]
-                return ["moved", self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)]
+                    return found.offset
+                return self._log.delay(found, to_ms, now_ms, view, is_delay=is_delay)
             # A reset has put it where it waits to a place that has not come: no consumer would go by an earlier time.
         if to_ms is None:
             if priority is not None and self._ranking.rank(found, priority, view):
-                return ["moved", found.offset]
+                return found.offset
             to_ms = offsets.deliver_ms(found.offset)
-        moved = self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay, priority=priority)
-        return ["moved", moved]
+        return self._log.move(found, to_ms, index, place, now_ms, floor_ms, view, is_delay=is_delay, priority=priority)
 
     def _find_owned(
         self, target: c.Target, applied_index: int, now_ms: int, floor_ms: int, view: View

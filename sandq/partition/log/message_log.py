@@ -25,17 +25,19 @@ from sandq.partition.dedup.unique_keys import (
     Named,
     Sender,
     UniqueKeys,
+    claimed_state,
     resolve_conflict,
     resolve_owned,
     state_of,
 )
+from sandq.partition.dedup.unique_keys import CANCELLED as CANCELLED_KEY
 from sandq.partition.garbage import Garbage
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.renewal import Change
-from sandq.partition.levels import CLOCK_RESET, ONE_MOMENT, OWNERSHIP, RANKED_APART
-from sandq.partition.log import priorities
+from sandq.partition.levels import CLOCK_RESET, ONE_MOMENT, OWNERSHIP, RANKED_APART, UPDATES
+from sandq.partition.log import overlays
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import (
@@ -59,6 +61,9 @@ from sandq.partition.view import Bounds, Row, View
 
 CANCELLED, MOVED = "cancelled", "moved"
 """What a tombstone stands for."""
+TOLD_REPLACED, TOLD_STORED, TOLD_IGNORED = "replaced", "stored", "ignored"
+"""What became of a message whose unique key was taken, and which was not refused: the other one was cancelled; it was
+stored beside the other one, for which it came too late; it was left out."""
 PART_MESSAGES = 2048
 """Of a batch whose messages get rows of their own, after which it may give way."""
 WHOLE_MESSAGES = 8
@@ -67,6 +72,9 @@ where each has its own. Replicas go by it: another number needs a feature level 
 THIN_LOOKS = 16
 """How often it is looked at how many are left of such a row, about, while its messages are taken out. Replicas go by
 it, and by `_is_looked_at` and `_thin_out`: any change of what these decide needs a feature level of its own."""
+THIN_BYTES = 8 << 20
+"""A row whose messages were updated to more than that keeps them: they are all read at once when they get rows of
+their own."""
 LARGE_ROW_BYTES = 1 << 16
 """Beside a row of so many bytes look-ups of rows that are not there are worth saving."""
 
@@ -77,11 +85,25 @@ class Stored(NamedTuple):
 
     offsets: bytes
     refused: list[tuple[int, str]]
+    outcomes: list[tuple[int, str, bytes | str]] | None = None
+    """Of the others whose unique keys were taken: (position, what became of it, the id of the one that was replaced, or
+    how the one is that was not). None: that is not told, below the level `UPDATES` or where taken keys refuse."""
 
     @property
     def count(self) -> int:  # type: ignore[override]  # hides tuple.count, which nobody wants here
         """Messages of the batch."""
         return len(self.offsets) // offsets.OFFSET_BYTES
+
+
+class _Resolved(NamedTuple):
+    """What becomes of a message whose unique key is taken."""
+
+    stays: bytes | None = None
+    """The id of the other one, in place of this; None: this one is stored."""
+    refused: str | None = None
+    """How the other one is, if this one is refused."""
+    told: tuple[str, bytes | str] | None = None
+    """As in `Stored.outcomes`."""
 
 
 class Found(NamedTuple):
@@ -205,14 +227,15 @@ class MessageLog:
         give_way()
         messages = decode_fields(batch)
         give_way()
-        refused: list[tuple[int, str]] = []
         if command.split:
-            refused = self._append_special(column, messages, wanted, command, now_ms, floor_ms, view)
+            refused, outcomes = self._append_special(column, messages, wanted, command, now_ms, floor_ms, view)
+            is_told = self._shared.level >= UPDATES and command.on_conflict != c.REJECT
+            return Stored(b"".join(column), refused, outcomes if is_told else None)
         else:
             self._append_plain(column, messages, wanted, view)
             self.counts.add_each(times)
             self._shared.totals.stored += batch.count
-        return Stored(b"".join(column), refused)
+        return Stored(b"".join(column), [])
 
     def _append_plain(
         self, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, view: View
@@ -261,10 +284,11 @@ class MessageLog:
         now_ms: int,
         floor_ms: int,
         view: View,
-    ) -> list[tuple[int, str]]:
+    ) -> tuple[list[tuple[int, str]], list[tuple[int, str, bytes | str]]]:
         """One at a time, for the next may replace this one; in `column` a message that is not stored gives way to the
-        one that has its unique key. Those refused."""
+        one that has its unique key. Those refused, and what is told of others."""
         refused: list[tuple[int, str]] = []
+        outcomes: list[tuple[int, str, bytes | str]] = []
         for at, fields in enumerate(self._shared.in_turns(messages)):
             offset = column[at]
             unique_key = fields.get(Column.UNIQUE_KEY)
@@ -272,17 +296,19 @@ class MessageLog:
                 sender = (*command.numbers, at) if command.producer_id else None
                 tenant = fields.get(Column.TENANT)
                 named = self._unique.find(unique_key, tenant, now_ms, view)
-                other = None
+                stays = None
                 if named is not None:
-                    other = self._resolve_conflict(named, command.on_conflict, sender, now_ms, floor_ms, view)
-                if other is not None:
-                    column[at], state = other
-                    if state is not None:
-                        refused.append((at, state))
+                    stays, state, told = self._resolve_conflict(
+                        named, command.on_conflict, sender, now_ms, floor_ms, view
+                    )
+                    refused += [(at, state)] if state is not None else []
+                    outcomes += [(at, *told)] if told is not None else []
+                if stays is not None:
+                    column[at] = stays
                     continue
                 self._unique.hold(unique_key, tenant, offset, sender, view)
             self._store_one(offset, fields, AS_PLACED if wanted is None else wanted[at], view)
-        return refused
+        return refused, outcomes
 
     def _store_one(self, offset: bytes, fields: Fields, wanted: Wanted, view: View) -> None:
         light = rows.needed_of(fields, self._shared.is_ordered, wanted.ms)
@@ -314,42 +340,45 @@ class MessageLog:
 
     def _resolve_conflict(
         self, named: Named, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
-    ) -> tuple[bytes, str | None] | None:
-        """The id of the message that has the unique key and stays, and how it is if the new one is refused; None when
-        the new one may be stored: one that it replaces is cancelled."""
+    ) -> _Resolved:
+        """Decide about a message whose unique key is taken: one that it replaces is cancelled."""
         if self._shared.level >= OWNERSHIP:
             return self._resolve_owned(named, on_conflict, sender, now_ms, floor_ms, view)
         found = self.find(named.id, view) if named.state == HELD else None
         is_pending = found is not None and self.is_pending(found.offset, view)
         resolution = resolve_conflict(named, is_pending, on_conflict, sender)
         if resolution == REFUSED:
-            return named.id, state_of(found.offset if found is not None else None, now_ms)
+            return _Resolved(named.id, state_of(found.offset if found is not None else None, now_ms))
         if resolution == IGNORED:
-            return named.id, None
+            return _Resolved(named.id)
         if resolution == REPLACES and found is not None:
             self.cancel(found, now_ms, floor_ms, view, remember=False)
-        return None
+        return _Resolved()
 
     def _resolve_owned(
         self, named: Named, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
-    ) -> tuple[bytes, str | None] | None:
+    ) -> _Resolved:
         """The same, from the level `OWNERSHIP` on."""
         owned = self.find_owned(named.id, view)
         claim = None if owned is None else self._ownership.claim(owned.offset, view)
+        state = claimed_state(None if owned is None else owned.offset, claim, now_ms)
+        beside = _Resolved(told=(TOLD_STORED, state) if on_conflict == c.REPLACE else None)
         is_over = named.state == ATTEMPTED and not (claim is not None and claim.pending)
         if is_over and not self._unique.end_attempted(named, now_ms, view):
-            return None  # there is no window
+            return beside  # there is no window
         resolution = resolve_owned(named, claim, on_conflict, sender)
         if resolution == REFUSED:
-            if on_conflict == c.REPLACE and claim is not None:
-                return named.id, claim.refusal
+            if on_conflict == c.REPLACE_PENDING or (on_conflict == c.REPLACE and claim is not None):
+                return _Resolved(named.id, state)
             pending_at = owned.offset if owned is not None and named.state == HELD else None
-            return named.id, state_of(pending_at, now_ms)
+            return _Resolved(named.id, state_of(pending_at, now_ms))
         if resolution == IGNORED:
-            return named.id, None
+            is_itself = sender is not None and named.sender == sender
+            return _Resolved(named.id, told=None if is_itself else (TOLD_IGNORED, state))
         if resolution == REPLACES and owned is not None:
             self.cancel(owned, now_ms, floor_ms, view, remember=False)
-        return None
+            return _Resolved(told=(TOLD_REPLACED, owned.id))
+        return _Resolved() if named.state == CANCELLED_KEY else beside
 
     def _added(self, entries: list[LogEntry]) -> None:
         """`entries`: in the order of the log."""
@@ -525,6 +554,19 @@ class MessageLog:
         self._take_out(found, old, MOVED, now_ms, floor_ms, view, remember=False)
         return entry
 
+    def rewrite(self, found: Found, change: Change, view: View) -> LogEntry:
+        """Put a message that has a row of its own there anew, as it is with a change. Its entry."""
+        old, message = self.entry_of(found), self.load(found, view)
+        message_id = None if found.id == found.offset else found.id
+        fields, wanted = change.apply(message.fields), message.wanted or AS_PLACED
+        entry = self.put_anew(found.offset, message_id, message.created_ms, fields, wanted, view)
+        written = view.get(found.key)
+        assert written is not None
+        if rows.is_apart(found.value) and not rows.is_apart(written):
+            view.delete(rows.PAYLOAD + found.id)
+        self.state.bytes += entry.size - old.size
+        return entry
+
     def is_ranked_apart(self, found: Found) -> bool:
         """Whether another priority leaves a message's payload where it is."""
         return found.alone and self._shared.level >= RANKED_APART and rows.is_apart(found.value)
@@ -533,7 +575,7 @@ class MessageLog:
         """Delete a log row, of about that many bytes. `batch`: it is one of so many messages."""
         view.delete(key)
         if batch:
-            priorities.drop(view, key[1:], batch)
+            self.state.bytes -= overlays.drop(view, key[1:], batch)
         self.garbage.deleted(key, size)
         if self._batch_row is not None and self._batch_row.key == key:
             self._batch_row = None
@@ -582,7 +624,7 @@ class MessageLog:
         if found.length == 1:
             self.delete_row(found.key, found.size, view, 0 if found.alone else 1)
         else:
-            priorities.drop(view, offset, 1)
+            self.state.bytes -= overlays.drop(view, offset, 1)
         if not found.alone or offsets.deliver_ms(offset) <= floor_ms:
             view.put(rows.TOMBSTONE + offset, rows.pack(why, now_ms, None))
             self._trim_schedule.note_settled(now_ms)
@@ -612,7 +654,7 @@ class MessageLog:
         first, length = taken.key[1:], taken.length
         last = offsets.shift(first, length - 1)
         gone = tombstones(view, first, last, FILL_TOMBSTONES)
-        if 2 * len(gone) < length:
+        if 2 * len(gone) < length or overlays.size_between(view, first, length) > THIN_BYTES:
             return
         entry = rows.batch_entry(first, length, taken.size)
         left = [Range(part.first, part.length) for part in without(entry, gone)]

@@ -11,7 +11,7 @@ from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import Corruption
 from sandq.model.piece import Piece
 from sandq.partition import rows
-from sandq.partition.log import priorities
+from sandq.partition.log import overlays
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import TURN_ITEMS
@@ -28,7 +28,7 @@ SCAN_BYTES = 8 << 20
 NEAR_OF = 3
 """Rows that are read together for one that is wanted."""
 FEW_OTHERS = 16
-"""Messages with another priority than their row says; where there are more of a range, it is decoded as a whole."""
+"""Messages that are others than their row says; where there are more of a range, it is decoded as a whole."""
 PROBE_ROWS = 64
 """By so many it is seen whether those that are wanted stand near one another."""
 
@@ -124,7 +124,7 @@ class MessageReader:
         loose_bytes = 0
         picked: list[tuple[int, int]] = []
         picked_row: _BatchRow | None = None
-        ahead, has_others = self._ahead, priorities.are_there(view)
+        ahead, has_others = self._ahead, overlays.are_there(view)
         for base, count in _around_others(view, ranges) if has_others else ranges:
             key = rows.LOG + base
             value = ahead.get(key)
@@ -137,7 +137,7 @@ class MessageReader:
                 row, message = self._find(view, base)
                 if message is not None:
                     alone = [message]
-                elif has_others and row is not None and priorities.between(view, base, count):
+                elif has_others and row is not None and overlays.between(view, base, count):
                     row, alone = None, [*self.messages(view, [Range(base, count)])]
             if row is not picked_row:
                 if picked_row is not None:
@@ -186,11 +186,11 @@ class MessageReader:
             assert row is not None
             start = _position(row, base)
             decoded = self._decoded(row, start, count)
-            others = priorities.between(view, base, count)
+            others = overlays.between(view, base, count)
             wanted: Sequence[Wanted | None] = self._timed(row)[start : start + count] if timed else [None] * count
             for at in range(count):
                 offset = offsets.shift(base, at)
-                fields = priorities.laid_over(others, offset, decoded[at]) if others else decoded[at]
+                fields = overlays.laid_over(view, others, offset, decoded[at]) if others else decoded[at]
                 yield Message(offset, offset, row.created_ms, fields, wanted[at])
 
     def forget(self, base: bytes) -> None:
@@ -301,10 +301,9 @@ def _joined(picked: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _around_others(view: View, ranges: Iterable[Range]) -> Iterator[Range]:
-    """Cut ranges around those few of their messages that have another priority than their row says: the others stay
-    together."""
+    """Cut ranges around those few of their messages that are others than their row says: the rest stays together."""
     for one in ranges:
-        others = priorities.between(view, one.base, one.length) if one.length > 1 else {}
+        others = overlays.between(view, one.base, one.length) if one.length > 1 else {}
         if not 0 < len(others) <= FEW_OTHERS:
             yield one
             continue

@@ -1,7 +1,7 @@
 """Give pending messages of a ranked topic another priority where they stand: among those of that priority a message
 goes by its place, as ever. From the level `IN_PLACE` on.
 
-A message with a log row of its own has it written there, one of a batch beside it (`priorities.py`). Where it waits its
+A message with a log row of its own has it written there, one of a batch beside it (`overlays.py`). Where it waits its
 turn in a group it goes over to another ready queue.
 """
 
@@ -14,10 +14,10 @@ from sandq.model.batch import Batch, Column
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.groups.renewal import Change
 from sandq.partition.levels import IN_PLACE, RANKED_WAITING
-from sandq.partition.log import priorities
+from sandq.partition.log import overlays
 from sandq.partition.log.message_log import Found, Kept, MessageLog
-from sandq.partition.log.pieces import AS_PLACED
 from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Fields, LogEntry
 from sandq.partition.shared_state import SharedState
@@ -102,24 +102,14 @@ class Ranking:
     def _put(self, found: Found, priority: int, view: View) -> LogEntry:
         """Put another priority of a message into its row, or beside that which it shares. Its entry."""
         offset, log = found.offset, self._log
-        old = log.entry_of(found)
         if not found.alone:
-            priorities.put(view, offset, priority)
-            return LogEntry(offset, 1, old.size, None, old.size)
+            size = overlays.put_priority(view, offset, priority).size or log.entry_of(found).size
+            return LogEntry(offset, 1, size, None, size)
         if log.is_ranked_apart(found):
             row = rows.ranked_row(found.value, priority)
             view.put(found.key, row)
             return rows.log_entry(found.key, row)
-        message = log.load(found, view)
-        message_id = None if found.id == offset else found.id
-        fields = message.fields | {Column.PRIORITY: priority}
-        entry = log.put_anew(offset, message_id, message.created_ms, fields, message.wanted or AS_PLACED, view)
-        written = view.get(found.key)
-        assert written is not None
-        if rows.is_apart(found.value) and not rows.is_apart(written):
-            view.delete(rows.PAYLOAD + found.id)
-        log.state.bytes += entry.size - old.size
-        return entry
+        return log.rewrite(found, Change(priority), view)
 
     # -- many at once ---------------------------------------------------------------------------------------------
 
@@ -171,10 +161,10 @@ class Ranking:
         others = [one for one in offsets if one not in fields_of and rows.is_batch_of_one(stored.get(one, b""))]
         if others:
             # There may be others between these, whose batches say nothing of them.
-            beside = priorities.among(view, others[0], others[-1])
+            beside = overlays.among(view, others[0], others[-1])
             for offset in others:
                 cells = Batch.parse(stored[offset][rows.LOG_HEADER.size :]).cells_at(0)
-                fields_of[offset] = priorities.laid_over(beside, offset, cells)
+                fields_of[offset] = overlays.laid_over(view, beside, offset, cells)
         to_of: dict[bytes, bytes] = {}
         singles = []
         for offset in offsets:
@@ -205,8 +195,8 @@ class Ranking:
         put, grown = [], 0
         for offset, value, fields, _, _ in changed:
             if value[0] == rows.KIND_BATCH:
-                priorities.put(view, offset, priority)
-                entries[offset] = rows.batch_entry(offset, 1, len(value))
+                size = overlays.put_priority(view, offset, priority).size or len(value)
+                entries[offset] = LogEntry(offset, 1, size, None, size)
                 continue
             fields[Column.PRIORITY] = priority
             row = value[: rows.LOG_HEADER.size] + rows.pack(None, fields)

@@ -17,6 +17,7 @@ from itertools import islice
 
 from sandq.model import offsets
 from sandq.partition import rows
+from sandq.partition.log import overlays
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.rows import SHARED_BYTES, LogEntry, Range
 from sandq.partition.view import Bounds, Row, View
@@ -127,6 +128,18 @@ class LogReader:
             return
         by_first = {entry.first: entry for entry in changed}
         self.entries = deque([by_first.get(entry.first, entry) for entry in entries])
+
+    def replace_part(self, changed: LogEntry) -> None:
+        """A message, which may share a row with others, takes another number of bytes now than they."""
+        entries = self.entries
+        at = bisect_right(entries, changed.first, key=_first) - 1
+        if changed.first > self.covered or at < 0:
+            return
+        parts = _cut_out(entries[at], [changed])
+        del entries[at]
+        for part in reversed(parts):
+            entries.insert(at, part)
+        self._weigh([changed])
 
     def uncount(self, offset: bytes, count: int = 1) -> None:
         """Messages of one place that were taken from the log are gone from the counts."""
@@ -305,6 +318,7 @@ class LogReader:
                 entries = [entry for entry in entries if rows.last_of(entry) <= gone[-1]]
                 self.covered = rows.last_of(entries[-1])
             entries = _without(entries, gone)
+            entries = _cut_out_all(entries, overlays.among(view, batches[0].first, rows.last_of(batches[-1])))
         self.entries.extend(entries)
         self._entry_bytes = ENTRY_BYTES
         self._weigh(entries)
@@ -436,6 +450,38 @@ def _without(entries: list[LogEntry], gone: list[bytes]) -> list[LogEntry]:
         left += without(entry, gone[at:stop])
         at = stop
     return left
+
+
+def _cut_out(entry: LogEntry, changed: list[LogEntry]) -> list[LogEntry]:
+    """An entry with some of its messages (in order) as entries of their own; others than its own do not count."""
+    parts: list[LogEntry] = []
+    start = 0
+    for one in changed:
+        at = offsets.distance(entry.first, one.first)
+        if at is None or not start <= at < entry.length:
+            continue
+        if at > start:
+            parts.append(entry.part(start, at))
+        parts.append(one)
+        start = at + 1
+    if not start:
+        return [entry]
+    if start < entry.length:
+        parts.append(entry.part(start, entry.length))
+    return parts
+
+
+def _cut_out_all(entries: list[LogEntry], others: overlays.Overlays) -> list[LogEntry]:
+    """Entries in order, with those messages as entries of their own whose fields are beside their rows."""
+    changed = [LogEntry(offset, 1, size, None, size) for offset, (_, size) in sorted(others.items()) if size]
+    if not changed:
+        return entries
+    cut: list[LogEntry] = []
+    for entry in entries:
+        start = bisect_left(changed, entry.first, key=_first)
+        stop = bisect_right(changed, rows.last_of(entry), start, key=_first)
+        cut += _cut_out(entry, changed[start:stop]) if entry.unit else [entry]
+    return cut
 
 
 def _first(entry: LogEntry) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column
 from sandq.partition import rows
-from sandq.partition.log import priorities
+from sandq.partition.log import overlays
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import Fields, LogEntry
 from sandq.partition.view import View
@@ -86,8 +86,10 @@ def of_message(rank: str, view: View, offset: bytes) -> bytes | None:
         view.note_made(key, batch)
         fields = _cells(key, batch, offset)
     assert fields is not None
-    other = priorities.of(view, offset)
-    return of_fields(rank, fields if other is None else fields | {Column.PRIORITY: other})
+    other = overlays.of(view, offset)
+    if other is None or other.priority is None:
+        return of_fields(rank, fields)
+    return of_fields(rank, fields | {Column.PRIORITY: other.priority})
 
 
 def _cells(key: bytes, batch: Batch, offset: bytes) -> Fields | None:
@@ -154,10 +156,10 @@ def _of_batch(rank: str, key: bytes, value: bytes, view: View) -> list[bytes]:
     """The queues of the messages of a batch."""
     batch = Batch.parse(value[rows.LOG_HEADER.size :])
     cells = list(batch.int_column(Column.PRIORITY) or [None] * batch.count)
-    for offset, priority in priorities.between(view, key[1:], batch.count).items():
+    for offset, other in overlays.between(view, key[1:], batch.count).items():
         behind = offsets.distance(key[1:], offset)
         assert behind is not None
-        cells[behind] = priority
+        cells[behind] = cells[behind] if other.priority is None else other.priority
     tenants = batch.bytes_column(Column.TENANT) if rank == FAIR else None
     if tenants is None:
         known = {priority: _key(rank, priority, None) for priority in set(cells)}

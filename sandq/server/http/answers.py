@@ -34,12 +34,24 @@ class Stored(Answer):
     id: str = Field(description="26 characters: names the message from now on, also when it is moved.")
     offset: str
     partition: int
+    outcome: str | None = Field(
+        default=None,
+        description="With an `on_conflict` other than `reject`, what became of it: `stored`, `replaced`, `ignored`.",
+    )
+    other: str | None = Field(
+        default=None, description="The id of the message that was replaced, or that has the unique key."
+    )
+    state: str | None = Field(
+        default=None, description="How the message is that has the unique key, if it was not replaced."
+    )
 
 
 class StoredMany(Answer):
     stored: int
     failed: int
-    results: list[dict[str, Any]] = Field(description="In order: `id`, `offset`, `partition`, or an `error`.")
+    results: list[dict[str, Any]] = Field(
+        description="In order: `id`, `offset`, `partition` (and `outcome`), or an `error`."
+    )
 
 
 class Message(Answer):

@@ -238,7 +238,7 @@ class MessageIn(BaseModel):
     ttl: Duration | None = None
     unique_key: str | None = None
     unique_key_base64: str | None = None
-    on_conflict: Literal["reject", "replace", "ignore"] = "reject"
+    on_conflict: Literal["reject", "replace", "replace_pending", "ignore"] = "reject"
     priority: int | None = Field(
         default=None,
         ge=FIXED.priority_least,
@@ -414,6 +414,34 @@ class MoveIn(Body):
     delay: Duration | None = None
     delay_ms: int | None = _DELAY_MS
     priority: int | None = _NEW_PRIORITY
+
+
+class UpdateIn(MoveIn):
+    """What a pending message gets: another value (one of `text`, `value` and `json`), other headers, or both; or where
+    it is moved: another time or priority. All of it in one step."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    _few = model_validator(mode="before")(few)
+
+    text: str | None = _TEXT
+    value: str | None = Field(default=None, description="The value, in base64.")
+    json_: Any = _JSON
+    headers: dict[str, HeaderValue] | None = Field(
+        default=None, description="What it has in place of its headers; `{}`: none. Otherwise as before."
+    )
+
+    def changes(self) -> dict[str, Any]:
+        """Value and headers, for `Messages.update`; empty: it is only moved. Raises InvalidRequest."""
+        given = _without_nulls(self)
+        changes: dict[str, Any] = {}
+        if not given.keys().isdisjoint(("text", "value", "json")):
+            changes["value"] = read_value(given)
+            if changes["value"] is None:
+                raise InvalidRequest("value: null is none; DELETE cancels a message")
+        if given.get("headers") is not None:
+            changes["headers"] = read_headers(given["headers"])
+        return changes
 
 
 class Window(Body):

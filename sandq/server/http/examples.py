@@ -13,7 +13,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "updateTopic": {"settings": {"retention": "1d"}},
     "produce": _MESSAGE,
     "produceTo": _MESSAGE,
-    "moveMessage": {"delay": "30m"},
+    "updateMessage": {"json": {"order": 18}, "delay": "30m"},
     "moveMessages": {"unique_key_prefix": "reminder-", "shift": "1h"},
     "leaseMessages": {"max": 10, "wait": "10s"},
     "ackMessages": {"lease_token": _TOKEN},

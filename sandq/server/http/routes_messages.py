@@ -11,8 +11,17 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.broker.turns import Turn
-from sandq.client import Client, Receipts, StoredMessage
-from sandq.client.json_format import at_once, content_fields, rank_fields, stored_json, value_fields, when, why_json
+from sandq.client import Client, Receipt, Receipts, StoredMessage
+from sandq.client.json_format import (
+    at_once,
+    content_fields,
+    outcome_fields,
+    rank_fields,
+    stored_json,
+    value_fields,
+    when,
+    why_json,
+)
 from sandq.client.producer import MessageValidation, check_rank, delay_of, rank_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError, let_go
@@ -152,22 +161,30 @@ async def why(request: Request, topic: TopicName, message: MessageName, by: By =
 
 @router.patch(
     "/topics/{topic}/messages/{message}",
-    operation_id="moveMessage",
+    operation_id="updateMessage",
     response_model=answers.Changed,
-    summary="Move a pending message",
+    summary="Update or move a pending message",
 )
-async def move(
+async def update(
     request: Request,
     topic: TopicName,
     message: MessageName,
-    body: bodies.MoveIn,
+    body: bodies.UpdateIn,
     by: By = "id",
     tenant: Tenant = None,
 ) -> Found:
     """409 TOO_LATE (with its `state`) when somebody had it already."""
     messages, named = gateway_of(request).client.messages(topic), _named(message, by, tenant)
     delay = body.delay if body.delay_ms is None else delay_of(body.delay, body.delay_ms)
-    offset = await messages.move(**named, deliver_at=body.deliver_at, delay=delay, priority=body.priority)
+    where_to: dict[str, Any] = {"deliver_at": body.deliver_at, "delay": delay, "priority": body.priority}
+    if changes := body.changes():
+        offset = await messages.update(**named, **changes, **where_to)
+    elif all([value is None for value in where_to.values()]):
+        raise InvalidRequest(
+            "nothing to change: a value (text, value, json), headers, deliver_at, delay or priority is expected"
+        )
+    else:
+        offset = await messages.move(**named, **where_to)
     return {"id": message if by == "id" else (await messages.get(**named)).id, "offset": offset}
 
 
@@ -273,8 +290,8 @@ async def _produce(
     now_ms = time.time_ns() // 1_000_000
     if isinstance(body, bodies.MessageIn):
         (arguments,) = await _for_topic(client, topic, [body.arguments()], now_ms)
-        offset = await client.produce(topic, **arguments, partition=partition)
-        return _stored(offset)
+        receipt = await client.send(topic, **arguments, partition=partition)
+        return _stored(await receipt, receipt)
     checks, turn = MessageValidation(client.limits), Turn()
     messages = []
     for place, one in enumerate(body.messages):
@@ -319,16 +336,21 @@ async def _produce_many(client: Client, topic: str, messages: list[dict[str, Any
         if start:
             await turn.end()
         sent.append(await client.produce_many(topic, messages[start : start + SENT_AT_ONCE]))
+    is_told = any(["on_conflict" in message and message["on_conflict"] != "reject" for message in messages])
     for receipts in sent:
         await turn.spend(2 * len(receipts))
         try:
-            results += [_stored(offset) for offset in await receipts]
+            found = await receipts
+            if is_told:
+                results += [_stored(offset, receipt) for offset, receipt in zip(found, receipts, strict=True)]
+            else:
+                results += [_stored(offset) for offset in found]
             continue
         except SandqError as error:
             let_go(error)  # some of them were not stored, and each tells
         for receipt in receipts:
             try:
-                results.append(_stored(await receipt))
+                results.append(_stored(await receipt, receipt))
             except SandqError as error:
                 first = first or error
                 results.append({"error": _error(error)})
@@ -358,8 +380,10 @@ def _check(checks: MessageValidation, message: Mapping[str, Any]) -> None:
     checks.time(message.get("deliver_at"), delay if delay_ms is None else delay_of(delay, delay_ms))
 
 
-def _stored(offset: str) -> Found:
-    return {"id": offset, "offset": offset, "partition": offsets.partition_of_text(offset)}
+def _stored(offset: str, receipt: Receipt | None = None) -> Found:
+    """Where a message is; and what became of one with an `on_conflict`, as far as that is known."""
+    stored = {"id": offset, "offset": offset, "partition": offsets.partition_of_text(offset)}
+    return stored if receipt is None else stored | outcome_fields(receipt)
 
 
 def _error(error: SandqError) -> Found:

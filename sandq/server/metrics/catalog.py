@@ -118,6 +118,7 @@ TOPICS: Final = (
         "Messages that died: their last attempt was nacked or ran out, their ttl passed, or they were rejected.",
     ),
     Metric("sandq_messages_cancelled_total", COUNTER, TOPIC, "Messages cancelled or replaced while they were pending."),
+    Metric("sandq_messages_updated_total", COUNTER, TOPIC, "Messages given another value, or other headers."),
     Metric("sandq_messages_moved_total", COUNTER, TOPIC, "Messages given another time, or another priority."),
     Metric(
         "sandq_delivery_lateness_seconds",

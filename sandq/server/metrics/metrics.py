@@ -64,6 +64,7 @@ _OF_TOPIC = (
     ("sandq_messages_released_total", "released"),
     ("sandq_messages_cancelled_total", "cancelled"),
     ("sandq_messages_moved_total", "moved"),
+    ("sandq_messages_updated_total", "updated"),
 )
 
 

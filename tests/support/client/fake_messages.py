@@ -23,6 +23,7 @@ from sandq.protocol.replies_messages import (
     RUNNING,
     STOPPED,
     TOO_LATE,
+    UPDATED,
     DeadRecord,
     ForecastReply,
     JobRecord,
@@ -30,7 +31,7 @@ from sandq.protocol.replies_messages import (
     Outcome,
     encode_pieces,
 )
-from sandq.protocol.requests import IGNORE, REJECT, REPLACE, Produce
+from sandq.protocol.requests import IGNORE, REJECT, REPLACE, REPLACE_PENDING, Produce
 from sandq.protocol.requests_admin import (
     DeadList,
     DeadPurge,
@@ -172,6 +173,7 @@ class FakeMessages:
         tenants = batch.bytes_column(Column.TENANT) or nulls
         given: list[bytes] = []
         conflicts: dict[int, str] = {}
+        told: dict[int, tuple[str, bytes | str]] | None = None if request.on_conflict == REJECT else {}
         rows = zip(batch.values(), *columns, times, ttls, strict=True)
         for place, (value, key, headers, unique_key, time, ttl_ms) in enumerate(rows):
             deliver_ms = max(self.now_ms, (time or 0) + (self.now_ms if batch.relative else 0))
@@ -180,17 +182,22 @@ class FakeMessages:
             row = Stored(value or b"", key, headers, offset, state, unique_key=unique_key, ttl_ms=ttl_ms)
             row.priority, row.tenant = priorities[place], tenants[place]
             taken = self.row(request, [1, unique_key]) if unique_key is not None else None
-            if taken is not None and request.on_conflict == REPLACE and taken.state in PENDING:
+            replaces = request.on_conflict in (REPLACE, REPLACE_PENDING)
+            if taken is not None and replaces and taken.state in PENDING:
                 self.stored[request.topic, request.partition].remove(taken)
-            elif taken is not None and request.on_conflict in (REJECT, IGNORE):
+                assert told is not None
+                told[place] = "replaced", taken.id
+            elif taken is not None and request.on_conflict != REPLACE:
                 given.append(taken.id)
-                if request.on_conflict == REJECT:
+                if request.on_conflict != IGNORE:
                     conflicts[place] = taken.state
+                elif told is not None:
+                    told[place] = "ignored", taken.state
                 continue
             self.stored[request.topic, request.partition].append(row)
             given.append(offset)
         run = given == offsets.run(given[0], len(given))
-        return Offsets(given[0], len(given), None if run else b"".join(given), conflicts).fields()
+        return Offsets(given[0], len(given), None if run else b"".join(given), conflicts, told).fields()
 
     # Looking.
 
@@ -266,16 +273,22 @@ class FakeMessages:
     def do_move(self, connection: Any, frame: Frame) -> Any:
         request = Move.parse(frame)
         outcomes = []
-        for target, at_ms, relative, *priority in request.items:
+        for target, at_ms, relative, *others in request.with_cells():
             row = self.row(request, target)
             if row is None:
                 outcomes.append(Outcome(NOT_FOUND, None))
             elif row.state not in PENDING:
                 outcomes.append(Outcome(TOO_LATE, row.state))
             else:
-                if at_ms is None:
-                    at_ms = offsets.deliver_ms(row.offset)
-                outcomes.append(Outcome(MOVED, self.move(row, at_ms + (self.now_ms if relative else 0), *priority)))
+                verdict = MOVED if len(others) < 2 else UPDATED
+                if verdict == UPDATED:
+                    row.value = others[1].get(Column.VALUE, row.value)
+                    row.headers = others[1].get(Column.HEADERS, row.headers) or None
+                if verdict == MOVED or at_ms is not None or others[0] is not None:
+                    if at_ms is None:
+                        at_ms = offsets.deliver_ms(row.offset)
+                    self.move(row, at_ms + (self.now_ms if relative else 0), *others[:1])
+                outcomes.append(Outcome(verdict, row.offset))
         return (outcomes,)
 
     def move(self, row: Stored, at_ms: int, priority: int | None = None) -> bytes:

@@ -206,6 +206,16 @@ class Bench:
         named = by_id(target) if isinstance(target, bytes) else target
         return self.apply(at, c.Move([(named, to if relative else T + to, relative)]))[0][0]
 
+    def update(self, target: c.Target | bytes, value: str | None = None, at: int = 0, *, headers: Any = None) -> Any:
+        """The outcome of another value, other headers (packed), or both, where a message stands."""
+        named = by_id(target) if isinstance(target, bytes) else target
+        given = {Column.VALUE.value: None if value is None else value.encode(), Column.HEADERS.value: headers}
+        change = {column: cell for column, cell in given.items() if cell is not None}
+        result = self.apply(at, c.Move([(named, None, False, None, change)]))[0]
+        if isinstance(result, Exception):
+            raise result
+        return result[0]
+
     def seek(self, to: c.Position, at: int = 0, group: str = "g") -> bytes:
         """Seek, and what follows from it; an int is ms after T."""
         cursor = self.apply(at, c.Seek(group, T + to if isinstance(to, int) else to))[0]

@@ -44,6 +44,8 @@ class Model:
         self.keys: dict[str, Key] = {}
         self.ever: dict[bytes, str] = {}
         """Every offset that a message had -> its name."""
+        self.told: list[tuple[int, str, bytes | str]] = []
+        """What was told last of unique keys that were taken: position, what became of it, the id or state."""
         self.ghosts: list[int] = []
         """When messages stood that were cancelled or moved once the log had them no more: they count there."""
 
@@ -203,12 +205,13 @@ class Model:
         answers: list[bytes] = []
         refused: list[tuple[int, str]] = []
         base = b""
+        self.told = []
         for place, row in enumerate(rows):
             at = max((row.due or 0) + (self.now if relative else 0), self.floor)
             offset = offset_of(at, self.index, place)
             base = base or offset
             if row.unique is not None:
-                refusal = self._resolve(row.unique, policy) if self.level > 1 else None
+                refusal = self._resolve(row.unique, policy, place) if self.level > 1 else None
                 if refusal is not None:
                     answers.append(self.messages[refusal[0]].id)
                     if refusal[1] is not None:
@@ -232,7 +235,7 @@ class Model:
             answers.append(offset)
         return answers, refused
 
-    def _resolve(self, unique: str, policy: int) -> tuple[str, str | None] | None:
+    def _resolve(self, unique: str, policy: int, place: int) -> tuple[str, str | None] | None:
         """The message that keeps the key from another, and how it is if that one is refused. None: the new one is
         stored; one that it replaces is gone."""
         key = self.keys.get(unique)
@@ -240,22 +243,28 @@ class Model:
             return None
         is_there = self.messages[key.name].offset > self.trimmed or self.is_kept(key.name)
         is_pending, waits, refusal = self.claim(key.name) if is_there else (False, False, None)
+        pending = "ready" if self.messages[key.name].at <= self.now else "delayed"
+        state = (refusal or ("waiting" if waits else pending)) if is_there else "delivered"
+        beside = [(place, "stored", state)] if policy == c.REPLACE else []
         if key.state == "attempted" and not is_pending:
             self._passed(unique, key)
             if unique not in self.keys:
+                self.told += beside
                 return None
         is_settled = not (is_pending or waits or refusal == "leased")
         if is_settled and (key.state == "held" or policy == c.REPLACE):
+            self.told += beside
             return None
         if policy == c.IGNORE:
+            self.told.append((place, "ignored", state))
             return key.name, None
         if policy == c.REJECT:
-            pending = "ready" if self.messages[key.name].at <= self.now else "delayed"
             return key.name, pending if key.state == "held" else "delivered"
-        if refusal is None or (key.state == "held" and refusal == "acked"):
+        if not is_settled and (refusal is None or (key.state == "held" and refusal == "acked")):
+            self.told.append((place, "replaced", self.messages[key.name].id))
             self.remove(key.name, "removed")
             return None
-        return key.name, refusal
+        return key.name, state
 
     def _passed(self, unique: str, key: Key) -> None:
         """Every group has passed its message."""

@@ -21,10 +21,12 @@ from sandq.partition.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.groups.lives import load_lives
 from sandq.partition.jobs import jobs, pending, redrive
+from sandq.partition.levels import UPDATES
 from sandq.partition.log import counts, message_log, reader, trim
 from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
 from tests.support.partition.group_model import GroupModel
+from tests.support.partition.model_words import name_of
 from tests.support.partition.plain_groups import check_groups
 
 STEP = 2
@@ -64,9 +66,13 @@ class Bed(RuleBasedStateMachine):
         groups=st.integers(0, 2),
         restarts=st.sampled_from([1, 2, 5, 1 << 30]),
         level=st.sampled_from([1, 2, 2]),
+        highest=st.sampled_from([UPDATES - 1, UPDATES, UPDATES]),
         evicts=st.booleans(),
     )
-    def begin(self, look_ahead: int, groups: int, restarts: int, level: int, evicts: bool) -> None:
+    def begin(self, look_ahead: int, groups: int, restarts: int, level: int, highest: int, evicts: bool) -> None:
+        assert KNOWN.highest == UPDATES
+        self.highest = highest
+        """The level that it comes to."""
         self.patches = ExitStack()
         for module, name, value in SMALL:
             self.patches.enter_context(patch.object(module, name, value))
@@ -106,8 +112,13 @@ class Bed(RuleBasedStateMachine):
     @precondition(lambda self: self.model.level == 1)
     @rule()
     def raise_level(self) -> None:
-        assert self.apply(c.RaiseLevel(KNOWN.highest)) == KNOWN.highest
-        self.model.level = 2  # whose rules it knows; the later ones change no answer while stamps rise
+        assert self.apply(c.RaiseLevel(self.highest)) == self.highest
+        self.model.level = 2  # whose rules it knows; of the later ones `has_updates` changes answers while stamps rise
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether messages are updated, and what became of unique keys is told."""
+        return self.model.level > 1 and self.highest >= UPDATES
 
     @rule(ms=steps)
     def time_passes(self, ms: int) -> None:
@@ -201,7 +212,8 @@ class Bed(RuleBasedStateMachine):
         dead = {m.offset: m for m in self.bench.dead(name)}
         for offset, entry in model.dead_of(group).items():
             m = dead.pop(offset)
-            value = m.fields[Column.VALUE].decode()
+            value = name_of(m.fields[Column.VALUE])
+            assert m.fields[Column.VALUE].decode() == model.messages[value].value
             lives = tuple((*one[:4], one.dead_ms - T, one.redriven_ms - T, one.history) for one in m.lives)
             found_entry = (value, m.attempts, m.reason, m.error, m.dead_ms - T, m.history, lives)
             assert found_entry == entry, (found_entry, entry)

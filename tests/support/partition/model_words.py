@@ -27,6 +27,11 @@ def offset_of(at: int, index: int, place: int) -> bytes:
     return offsets.pack(T + at, index, place, 0)
 
 
+def name_of(value: bytes) -> str:
+    """The name of the message that has, or had, this value."""
+    return value.decode().partition("~")[0]
+
+
 @dataclass
 class Message:
     name: str
@@ -46,6 +51,14 @@ class Message:
     gone: str | None = None
     """cancelled (by its producer) or removed (by a job, or replaced)."""
     gone_at: int = 0
+    suffix: str = ""
+    """Of its value, since it was updated."""
+    headers: bytes | None = None
+
+    @property
+    def value(self) -> str:
+        """What it has now: it begins with its name."""
+        return self.name + self.suffix
 
     @property
     def index(self) -> int:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.model.errors import Conflict
 from sandq.partition import commands as c
 from sandq.partition.log.message_log import Stored
 from tests.support.partition.bench import T, batch_of, by_id, by_key
@@ -48,7 +50,7 @@ class Producers(Bed):
 
     @rule(
         named=st.lists(st.tuples(st.sampled_from([*UNIQUE, None]), delays), min_size=1, max_size=3),
-        policy=st.sampled_from([c.REJECT, c.REPLACE, c.IGNORE]),
+        policy=st.sampled_from([c.REJECT, c.REPLACE, c.IGNORE, c.REPLACE_PENDING]),
     )
     def produce_unique(self, named: list[tuple[str | None, int]], policy: int) -> None:
         made = [Row(self._name(), due, unique, None, unique) for unique, due in named]
@@ -70,11 +72,16 @@ class Producers(Bed):
         )
         split = split or (self.model.ordered and any(row.key for row in made))
         stored = self.apply(c.Append(batch, on_conflict=policy, split=split))
+        if policy == c.REPLACE_PENDING and not self.has_updates:
+            assert isinstance(stored, Conflict)
+            return
         answers, refused = self.model.append(made, relative, policy, not isinstance(stored, Stored))
         if isinstance(stored, Stored):
             assert stored.offsets == b"".join(answers)
             found = [tuple(one) for one in stored.refused]
             assert found == refused, (found, refused)
+            is_told = split and policy != c.REJECT and self.has_updates
+            assert stored.outcomes == (self.model.told if is_told else None), self.model.told
         else:
             assert offsets.run(*stored) == answers
 
@@ -110,6 +117,36 @@ class Producers(Bed):
             to = self.model.now + to if relative else to - T
             assert outcome == ["moved", self.model.move(name, to, place)]
 
+    @precondition(lambda self: self.model.messages)
+    @rule(
+        which=st.lists(numbers, min_size=1, max_size=3),
+        how=st.sampled_from(["id", "offset", "key"]),
+        what=st.sampled_from(["value", "large", "headers", "none"]),
+    )
+    def update(self, which: list[int], how: str, what: str) -> None:
+        targets = self._targets(which, how)
+        self.made += 1
+        suffix = f"~{self.made}" + ("y" * 5000 if what == "large" else "")
+        headers = b"" if what == "none" else b"\x81\xa1n" + bytes([self.made % 100])
+        is_value = what in ("value", "large")
+        items = []
+        for target, name in targets:
+            value = f"{name}{suffix}".encode()
+            change = {Column.VALUE.value: value} if is_value else {Column.HEADERS.value: headers}
+            items.append((target, None, False, None, change))
+        outcomes = self.apply(c.Move(items))
+        if not self.has_updates:
+            assert isinstance(outcomes, Conflict)
+            return
+        for outcome, (_, name) in zip(outcomes, targets, strict=True):
+            if self._refused(outcome, name, "gone", moved=False):
+                continue
+            assert name is not None
+            message = self.model.messages[name]
+            assert outcome == ["updated", message.offset]
+            message.suffix = suffix if is_value else message.suffix
+            message.headers = message.headers if is_value else headers or None
+
     def _targets(self, numbers: list[int], how: str) -> list[tuple[c.Target, str | None]]:
         self.model.begin(self.bench.index + 1, self.at)  # what a key names depends on the time
         targets: list[tuple[c.Target, str | None]] = []
@@ -131,12 +168,12 @@ class Producers(Bed):
         is_there = how == "offset" and message.gone is None and message.offset > self.model.trimmed
         return by_id(message.offset if is_there else message.id), name
 
-    def _refused(self, outcome: Any, name: str | None, cancelled: str = "") -> bool:
-        """Whether a cancel or a move was refused, as it had to be."""
+    def _refused(self, outcome: Any, name: str | None, cancelled: str = "", moved: bool | None = None) -> bool:
+        """Whether a cancel, a move or an update was refused, as it had to be."""
         if name is None:
             assert outcome == ["not_found", None]
             return True
-        allowed = self.model.refusals(name, moved=bool(cancelled))
+        allowed = self.model.refusals(name, moved=bool(cancelled) if moved is None else moved)
         if cancelled:
             allowed = [["too_late", cancelled] if one[0] == "cancelled" else one for one in allowed]
         assert not allowed or outcome in allowed, (name, outcome, allowed)

@@ -652,7 +652,7 @@ class RankedWalk:
         assert len({message.offset for message in alive}) == len(alive)
         status = self.bench.status()
         assert status.messages == self._count_in_log()
-        beside = {key[1:] for key, _ in self.bench.rows(rows.PRIORITY)}
+        beside = {key[1:] for key, _ in self.bench.rows(rows.OVERLAY)}
         assert beside <= {message.offset for message in alive}, "a priority of nobody"
 
     def _count_in_log(self) -> int:

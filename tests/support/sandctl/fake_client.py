@@ -166,6 +166,10 @@ class FakeMessages:
         self._pending(id, unique_key)
         return text(where.get("deliver_at", NOW_MS), 9)
 
+    async def update(self, id: str | None = None, *, unique_key: bytes | None = None, **changes: Any) -> str:
+        self._client.note("update", id=id, unique_key=unique_key, **changes)
+        return self._pending(id, unique_key).offset
+
     async def cancel_all(self, **arguments: Any) -> JobResult:
         return self._client.job("cancel_all", arguments)
 

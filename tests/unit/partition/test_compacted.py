@@ -455,3 +455,17 @@ def test_what_ends_at_once_is_deleted_by_and_by() -> None:
     for _ in range(5):
         bench.upkeep(at=2000)
     assert bench.all() == {} and bench.status().messages == before + 200
+
+
+def test_a_deleted_key_that_looks_like_an_offset_is_none() -> None:
+    """Rows of deleted keys have the tag of what is beside the log in other topics."""
+    bench = KeyBench()
+    bench.open()
+    base = bench.write(("a", "1"), ("b", "2"), ("c", "3"))[0]
+    between = offsets.shift(base, 1)
+    bench.apply(0, c.Append(encode({Column.KEY: [between], Column.VALUE: [b"x"]})))
+    bench.apply(0, c.Append(encode({Column.KEY: [between], Column.VALUE: [None]})))
+    assert bench.rows(b"y") != []
+    bench.restart()
+    (lease,) = bench.lease(3)
+    assert bench.values([lease]) == ["1", "2", "3"]

@@ -31,6 +31,7 @@ from sandq.partition.groups.lives import Life
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.kv import key_table
+from sandq.partition.levels import UPDATES
 from sandq.partition.log.counts import Counts
 from sandq.partition.log.holds import Hold
 from sandq.partition.log.look_aheads import LookAheads
@@ -201,8 +202,18 @@ def test_another_priority_of_a_message_of_a_batch() -> None:
     bench.open()
     _, one = bench.add("1", "2", priority=5)
     bench.apply(0, c.Move([(by_id(one), None, False, -5)]))
-    assert example("priority-key") == rows.PRIORITY + OFFSET
-    assert bench.rows(rows.PRIORITY) == [(rows.PRIORITY + one, example("priority-row"))]
+    assert example("priority-key") == rows.OVERLAY + OFFSET
+    assert bench.rows(rows.OVERLAY) == [(rows.OVERLAY + one, example("priority-row"))]
+
+
+def test_other_fields_of_a_message_of_a_batch() -> None:
+    bench = RankedBench(level=UPDATES)
+    bench.open()
+    _, one = bench.add("1", "2", priority=5)
+    bench.update(one, "v")
+    assert example("updated-key") == rows.UPDATED + OFFSET
+    assert bench.rows(rows.UPDATED) == [(rows.UPDATED + one, example("updated-row"))]
+    assert bench.rows(rows.OVERLAY) == [(rows.OVERLAY + one, example("updated-overlay-row"))]
 
 
 def test_ranked_leases_and_waiting_entries() -> None:
@@ -466,7 +477,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 34
+    assert len(tags) == 35
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

@@ -72,6 +72,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.LIST, messages.List("t", 0, None, 0, 2**48 - 1, None, 1000, None, False)),
     (Type.LIST, messages.List("t", 0, "waiting", 5, 6, b"customer-", 1, BASE, True)),
     (Type.MOVE, messages.Move("t", 0, [[[0, BASE], 5, False], [[1, b"u"], 2**48 - 1, True]])),
+    (Type.MOVE, messages.Move.of_updates("t", 0, [[[0, BASE], None, False, None, {"headers": b"h", "value": b"va"}]])),
     (Type.CANCEL, messages.Cancel("t", 0, [[0, BASE], [1, b"x" * 1024]])),
     (Type.WHY, messages.Why("t", 0, [1, b"u"])),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "cancel", {**RANGE, "key_prefix": None})),
@@ -154,7 +155,7 @@ def test_credit_has_no_request_id() -> None:
         (requests.Produce, [3, 1, "t", True, 0, 0, 0, 0, b""], r"field 2 \(partition\): expected int, got bool"),
         (requests.Produce, [3, 1, b"t", 0, 0, 0, 0, 0, b""], r"field 1 \(topic\): expected str, got bin"),
         (requests.Produce, [3, 1, "t", 0, 0, 0, 0, 0, "b"], r"field 7 \(batch\): expected bin, got str"),
-        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, 3, b""], r"field 6 \(on_conflict\): 3 is not within 0..2"),
+        (requests.Produce, [3, 1, "t", 0, 0, 0, 0, 4, b""], r"field 6 \(on_conflict\): 4 is not within 0..3"),
         (requests.Produce, [3, 1, "t", 0, 0, 0, 0, b""], r"field 6 \(on_conflict\): expected int, got bin"),
         (requests.Produce, [3, 1, "t", 4096, 0, 0, 0, 0, b""], r"field 2 \(partition\): 4096 is not within 0..4095"),
         (requests.Produce, [3, 1, "t", 0, -1, 0, 0, 0, b""], r"field 3 \(producer_id\): -1 is not within"),
@@ -277,6 +278,15 @@ def test_credit_has_no_request_id() -> None:
         (messages.Move, [14, 1, "t", 0, []], r"MOVE field 3 \(items\): 1..1000 items are allowed, not 0"),
         (messages.Move, [14, 1, "t", 0, [[[0, BASE], 5, 0]]], r"item 1: expected \[target, at_ms, relative\]"),
         (messages.Move, [14, 1, "t", 0, [[[0, BASE], -5, True]]], "item 1: at_ms -5 is not within"),
+        (messages.Move, [14, 1, "t", 0, [[[0, BASE], None, True]]], "item 1: at_ms None is not within"),
+        (messages.Move, [14, 1, "t", 0, [[[0, BASE], 5, True, None]]], "item 1: priority None is not within"),
+        (messages.Move, [14, 1, "t", 0, [[[0, BASE], 5, True, None, {}]], b""], "item 1: changes must be"),
+        (messages.Move, [14, 1, "t", 0, [[[0, BASE], 5, True, None, {"value": b"v"}]], b"v"], "changes must be"),
+        (
+            messages.Move,
+            [14, 1, "t", 0, [[[0, BASE], None, True, None, {"value": 3}]], b"v"],
+            r"field 4 \(cells\): the items name 3 bytes, and there are 1",
+        ),
         (messages.Move, [14, 1, "t", 0, [[[0, BASE], 5, True], [[9, BASE], 5, True]]], "item 2: expected"),
         (messages.Cancel, [15, 1, "t", 0, [[0, BASE]] * 1001], "1..1000 items are allowed, not 1001"),
         (messages.Cancel, [15, 1, "t", 0, [[0, BASE], [0, b""]]], "item 2: an id has 16 bytes, not 0"),
@@ -440,11 +450,20 @@ def test_replies() -> None:
     for broken in ({}, {**record.to_map(), "name": 5}, {**record.to_map(), "partitions": 5}, None):
         with pytest.raises(ProtocolError):
             TopicRecord.from_map(broken)
-    assert Offsets.parse([0, 1, [BASE, 5], None]) == (BASE, 5, None, {})
-    assert Offsets.parse([0, 1, BASE * 2, [[1, "leased"]]]) == (BASE, 2, BASE * 2, {1: "leased"})
+    assert Offsets.parse([0, 1, [BASE, 5], None]) == (BASE, 5, None, {}, None)
+    assert Offsets.parse([0, 1, BASE * 2, [[1, "leased"]]]) == (BASE, 2, BASE * 2, {1: "leased"}, None)
     for offsets in (Offsets(BASE, 5, None), Offsets(BASE, 3, BASE * 3, {2: "ready", 0: "acked"})):
         (frame,) = FrameReader().feed(encode_reply(3, *offsets.fields()))
         assert Offsets.parse(frame) == offsets
+    told = Offsets(BASE, 3, BASE * 3, {0: "acked"}, {1: ("replaced", BASE), 2: ("ignored", "leased")})
+    (frame,) = FrameReader().feed(encode_reply(3, *told.fields()))
+    assert Offsets.parse(frame) == told
+    assert Offsets.parse([0, 1, BASE, None, None]).outcomes is None, "it is not told"
+    assert Offsets.parse([0, 1, BASE, None, []]).outcomes == {}
+    for outcomes in (5, [5], [[0]], [[0, "replaced"]], [[0, "replaced", "leased"]], [[0, "replaced", b"short"]],
+                     [[0, "stored", BASE]], [[1, "stored", "acked"]], [[-1, "stored", "acked"]]):  # fmt: skip
+        with pytest.raises(ProtocolError):
+            Offsets.parse([0, 1, BASE, None, outcomes])
     for broken in ([0, 1], [0, 1, [BASE, 5]], [0, 1, b"", None], [0, 1, b"short", None], [0, 1, [BASE], None],
                    [0, 1, None, None], [0, 1, BASE, 5], [0, 1, BASE, [[1, "ready"]]], [0, 1, BASE, [[-1, "ready"]]],
                    [0, 1, BASE, [[0, None]]], [0, 1, BASE, [0]]):  # fmt: skip

@@ -71,7 +71,7 @@ def told(bench: RankedBench, ranges: list[Range]) -> list[int | None]:
 
 def priorities(bench: RankedBench) -> list[bytes]:
     """Of whom there is one beside its row."""
-    return [key[1:] for key, _ in bench.rows(rows.PRIORITY)]
+    return [key[1:] for key, _ in bench.rows(rows.OVERLAY)]
 
 
 # -- where it goes ----------------------------------------------------------------------------------------------------
