@@ -45,9 +45,21 @@ ASKED_AT_MOST = 50
     metavar="PLACE",
     help="Where a new group begins: earliest, latest, an instant, or an offset.",
 )
+@click.option(
+    "--consumer-id",
+    metavar="NAME",
+    help="A name that lasts: started again after a crash with the same one, it gets what it held at once.",
+)
 @common_options
 def consume(
-    topic: str, group: str, maximum: int | None, follow: bool, no_ack: bool, lease: timedelta | None, start: str | int
+    topic: str,
+    group: str,
+    maximum: int | None,
+    follow: bool,
+    no_ack: bool,
+    lease: timedelta | None,
+    start: str | int,
+    consumer_id: str | None,
 ) -> None:
     """Print messages of TOPIC as a consumer of a group, and ack each once it is printed.
 
@@ -70,7 +82,9 @@ def consume(
     credit = int(min(wanted, NO_ACK_CREDIT if no_ack else CREDIT))
 
     async def work(client: Client) -> None:
-        async with client.subscribe(topic, group=group, credit=credit, lease=lease, start=start) as subscription:
+        async with client.subscribe(
+            topic, group=group, credit=credit, lease=lease, start=start, consumer_id=consumer_id
+        ) as subscription:
             if follow or maximum is not None:
                 source = _as_they_come(subscription)
             elif no_ack:

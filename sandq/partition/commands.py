@@ -22,6 +22,7 @@ from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.sequence import number_of
 from sandq.partition.levels import (
     BY_UNIQUE_KEY,
+    CONSUMER_EPOCHS,
     DEAD_LIVES,
     ENDS,
     GROUP_LIMIT,
@@ -69,6 +70,7 @@ class CommandType(IntEnum):
     DELETE_SCHEDULES = 33
     TRIGGER_SCHEDULES = 34
     PLAN_SCHEDULES = 35
+    RECLAIM = 40
 
 
 What = list[list[Any]] | None
@@ -139,6 +141,13 @@ class Grant(NamedTuple):
     consumer: str
     limit: int
     lease_ms: int
+    epoch: int = 0
+    """Of the consumer; 0: it has none."""
+
+    @property
+    def row(self) -> Sequence[Any]:
+        """As an entry has it: a version that knows no epochs meets none."""
+        return self if self.epoch else self[:3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,13 @@ class Lease(Command):
     group: str
     horizon_ms: int
     grants: Sequence[Grant]
+
+    @property
+    def needed_level(self) -> int:
+        return CONSUMER_EPOCHS if any([grant.epoch for grant in self.grants]) else self.feature_level
+
+    def fields(self) -> tuple[Any, ...]:
+        return self.group, self.horizon_ms, [grant.row for grant in self.grants]
 
     @classmethod
     def parse(cls, fields: Sequence[Any]) -> Lease:
@@ -193,11 +209,34 @@ class Expire(Command):
 
 @dataclass(frozen=True, slots=True)
 class Release(Command):
-    """A consumer leaves cleanly: what it holds is ready again, the attempt not counted."""
+    """A consumer leaves cleanly: what it holds is ready again, the attempt not counted. `epoch`: of that what was
+    leased to it at this one; 0: all."""
 
     type: ClassVar[int] = CommandType.RELEASE
     group: str
     consumer: str
+    epoch: int = 0
+
+    @property
+    def needed_level(self) -> int:
+        return CONSUMER_EPOCHS if self.epoch else self.feature_level
+
+    def fields(self) -> tuple[Any, ...]:
+        # A version that knows no epochs meets none.
+        return (self.group, self.consumer, self.epoch) if self.epoch else (self.group, self.consumer)
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim(Command):
+    """A consumer has come back after a restart: what it held under lower epochs is leased to it anew, under new tokens
+    and for `lease_ms`, as the same attempt. A bounded number of leases."""
+
+    type: ClassVar[int] = CommandType.RECLAIM
+    feature_level: ClassVar[int] = CONSUMER_EPOCHS
+    group: str
+    consumer: str
+    epoch: int
+    lease_ms: int
 
 
 Position = str | int | bytes

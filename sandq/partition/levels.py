@@ -44,6 +44,8 @@ RANKED_BY_JOBS: Final = 11
 """A job that changes priorities reaches what waits for another attempt, too."""
 ENDS: Final = 11
 """A nack may end messages, and give them back without counting the attempt. What is applied goes by the command."""
+CONSUMER_EPOCHS: Final = 12
+"""Consumers have epochs: a lease says which, and a later one reclaims it. What is applied goes by the command."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

@@ -15,7 +15,7 @@ from sandq.model.errors import WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.nack_ends import DEAD, ENDS, RETRY, SNOOZE
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
-from sandq.protocol.fields import OFFSET_BYTES, U48_MAX
+from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U48_MAX
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
 from sandq.protocol.proofs import PROOF_BYTES
 from sandq.protocol.request import (
@@ -30,6 +30,8 @@ from sandq.protocol.request import (
     each,
     length,
     row_of,
+    with_missing,
+    without_nils,
 )
 
 EARLIEST: Final = "earliest"
@@ -50,6 +52,21 @@ Start = Annotated[str, choice(EARLIEST, LATEST)] | U48 | Offset
 """Where a group begins: EARLIEST, LATEST, an instant or an offset."""
 ConsumerId = Annotated[str, characters(1, DEFAULT.consumer_id_chars)]
 Credits = Annotated[int, Bounds(0, DEFAULT.credit_max)]
+EPOCH_MAX: Final = 2**63 - 1
+Epoch = Annotated[int, Bounds(1, EPOCH_MAX)]
+"""Of a consumer: each of its processes has a higher one than those before."""
+
+
+def _check_partitions(partitions: Sequence[Any]) -> str | None:
+    if not 1 <= len(partitions) <= PARTITION_MAX + 1:
+        return f"1..{PARTITION_MAX + 1} partitions are allowed, not {len(partitions)}"
+    if not all([type(partition) is int and 0 <= partition <= PARTITION_MAX for partition in partitions]):
+        return f"expected numbers within 0..{PARTITION_MAX}"
+    return None if len({*partitions}) == len(partitions) else "a partition is named twice"
+
+
+Partitions = Annotated[Sequence[int], _check_partitions]
+"""Some partitions of a topic, each once."""
 
 
 class Hello(Request, type=Type.HELLO):
@@ -121,7 +138,11 @@ class Produce(Request, type=Type.PRODUCE):
 
 class Subscribe(Request, type=Type.SUBSCRIBE):
     """Join a group on this node. `subscription_id` is the client's: unique in the connection, no request's id. `held`:
-    the leases of this consumer that it knows of."""
+    the leases of this consumer that it knows of.
+
+    The last two fields may both be missing. `epoch`: of the consumer; a subscription with a later one takes over what
+    it holds and ends this one. `partitions`: those that it is about; None: all.
+    """
 
     subscription_id: int
     topic: str
@@ -131,6 +152,20 @@ class Subscribe(Request, type=Type.SUBSCRIBE):
     lease_ms: U48 | None
     start: Start
     held: Annotated[Sequence[Sequence[int]], each(row_of("[group number, partition, token]", int, int, int))]
+    epoch: Epoch | None = None
+    partitions: Partitions | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        return cls.checked(with_missing(frame, _PLAIN_SUBSCRIBE, 2))
+
+    def frame(self, request_id: int) -> bytes:
+        """Without the fields that a version of before does not know, where they say nothing."""
+        return encode_frame(self.type, request_id, *without_nils(self, 2))
+
+
+_PLAIN_SUBSCRIBE: Final = 2 + 8
+"""Items of a frame without the last fields."""
 
 
 class Unsubscribe(Request, type=Type.UNSUBSCRIBE):
@@ -142,7 +177,7 @@ class Unsubscribe(Request, type=Type.UNSUBSCRIBE):
 class Lease(Request, type=Type.LEASE):
     """Lease what is due now, or what is first due within `wait_ms`. `consumer_id` is this request's alone: what it
     holds can be given back as a whole. `ack`: the messages are acked before they are sent. UNSUBSCRIBE with the id of
-    the request ends the wait."""
+    the request ends the wait. `partitions`, which may be missing: those that it is about; None: all."""
 
     topic: str
     group: str
@@ -152,6 +187,19 @@ class Lease(Request, type=Type.LEASE):
     lease_ms: int | None
     start: Start
     ack: bool
+    partitions: Partitions | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        return cls.checked(with_missing(frame, _PLAIN_LEASE, 1))
+
+    def frame(self, request_id: int) -> bytes:
+        """Without the field that a version of before does not know, where it says nothing."""
+        return encode_frame(self.type, request_id, *without_nils(self, 1))
+
+
+_PLAIN_LEASE: Final = 2 + 8
+"""Items of a frame without the last field."""
 
 
 class Credit(Request, type=Type.CREDIT):

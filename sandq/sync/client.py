@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -115,6 +115,8 @@ class Client(Wrapper[AsyncClient]):
         lease: Duration | None = None,
         start: Start = "earliest",
         auto_extend: bool = True,
+        consumer_id: str | None = None,
+        partitions: Sequence[int] | None = None,
     ) -> Subscription:
         """`with client.subscribe(topic, group="workers") as subscription: for message in subscription:`.
 
@@ -122,7 +124,14 @@ class Client(Wrapper[AsyncClient]):
         """
         inner = self._portal.do(
             lambda: self._inner.subscribe(
-                topic, group=group, credit=credit, lease=lease, start=start, auto_extend=auto_extend
+                topic,
+                group=group,
+                credit=credit,
+                lease=lease,
+                start=start,
+                auto_extend=auto_extend,
+                consumer_id=consumer_id,
+                partitions=partitions,
             )
         )
         return Subscription(inner, self._portal, self._thread.blocks)
@@ -141,6 +150,8 @@ class Client(Wrapper[AsyncClient]):
         retry_on: Types | None = None,
         dead_on: Types = (),
         timeout: Duration | None = None,
+        consumer_id: str | None = None,
+        partitions: Sequence[int] | None = None,
     ) -> NoReturn:
         """Call `handler(message)` in worker threads for every message, `concurrency` of them at a time, for ever.
 
@@ -164,6 +175,8 @@ class Client(Wrapper[AsyncClient]):
                 retry_on=retry_on,
                 dead_on=dead_on,
                 timeout=timeout,
+                consumer_id=consumer_id,
+                partitions=partitions,
             ),
             patience_s=duration_ms(grace) / 1000 + _CLOSE_S,
         )

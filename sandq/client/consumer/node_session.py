@@ -12,6 +12,7 @@ come back as crumbs: leases get as small as what is free when they are made (RFC
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import anyio
@@ -21,7 +22,14 @@ from sandq.client.consumer.partition_consumer import PartitionConsumer
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
-from sandq.model.errors import ClosedError, InvalidRequest, ProtocolError, SandqError
+from sandq.model.errors import (
+    ClosedError,
+    ConsumerFenced,
+    InvalidRequest,
+    ProtocolError,
+    SandqError,
+    Unavailable,
+)
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import ITEMS_MAX, Frame
 from sandq.protocol.replies import Deliver
@@ -44,7 +52,14 @@ class SessionOwner(Protocol):
     start: str | int | bytes
 
     @property
+    def partitions(self) -> Sequence[int] | None: ...
+
+    @property
     def is_starved(self) -> bool: ...
+
+    def epoch_on(self, connection: Connection) -> int | None: ...
+
+    def outrank(self, error: ConsumerFenced) -> bool: ...
 
     def held_tokens(self) -> list[list[int]]: ...
 
@@ -97,6 +112,8 @@ class Session:
                         continue
                     started_at = anyio.current_time()
                     error = await self._serve(connection)
+                    if isinstance(error, ConsumerFenced) and self._subscription.outrank(error):
+                        continue
                     if not error.retriable:
                         self._subscription.fail(error)
                         return
@@ -128,6 +145,8 @@ class Session:
             subscription.lease_ms,
             subscription.start,
             subscription.held_tokens()[:ITEMS_MAX],
+            subscription.epoch_on(connection),
+            subscription.partitions,
         )
         try:
             await connection.call(request.frame, timeout_s=subscription.cluster.options.timeout_s)
@@ -207,6 +226,11 @@ class Session:
         """The connection is lost, or the node ended the subscription."""
         self._ended = error
         self._wake.set()
+
+    def restart(self) -> None:
+        """Subscribe anew, as the consumer has another epoch now."""
+        if self._connection is not None:
+            self.on_end(Unavailable("the consumer has a later epoch now"))
 
     def _supersede(self, partition_consumer: PartitionConsumer, token: int) -> None:
         """A later lease of the partition: the frames of the one before have all come."""

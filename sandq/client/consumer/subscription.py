@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, TypeVar
@@ -25,10 +25,12 @@ from sandq.client.options import Options, again
 from sandq.client.positions import Start, start_of
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
-from sandq.model.errors import ClosedError, InvalidRequest, SandqError, Unavailable
+from sandq.client.transport.connection import Connection
+from sandq.model.errors import ClosedError, ConsumerFenced, InvalidRequest, SandqError, Unavailable, UnknownPartition
 from sandq.model.limits import DEFAULT
 from sandq.model.names import check_name
 from sandq.model.times import Duration
+from sandq.protocol.fields import PARTITION_MAX
 
 log = logging.getLogger("sandq.client")
 
@@ -41,6 +43,7 @@ YIELD_S: Final = 0.001
 """The iterator lets other tasks run at least this often, so that queued acks leave while the caller computes."""
 _LEASE_DEFAULT_MS: Final = 30_000  # a topic record always tells; this is for one that does not
 _EXTEND_PART: Final = 3  # extended when a third of the lease is left
+_EPOCH_BITS: Final = 20  # of an epoch, that are random: two that come in one millisecond have different ones
 
 
 class Subscription:
@@ -68,13 +71,19 @@ class Subscription:
         start: Start,
         auto_extend: bool,
         worked_on: int = CREDIT,
+        consumer_id: str | None = None,
+        partitions: Sequence[int] | None = None,
     ) -> None:
-        """`credit`: messages held at most. None: `worked_on`, and more as long as they are settled quickly."""
+        """`credit`: messages held at most. None: `worked_on`, and more as long as they are settled quickly.
+        `consumer_id`: one that lasts; None: one of this subscription alone. `partitions`: None is all."""
         if credit is not None and (type(credit) is not int or not 1 <= credit <= DEFAULT.credit_max):
             raise InvalidRequest(f"credit: an int within 1..{DEFAULT.credit_max} is expected, not {credit!r}")
         self.topic = topic
         self.group = check_name("group", group)
-        self.consumer_id = f"{client_name[:200]}-{secrets.token_hex(8)}"
+        self.consumer_id = consumer_id_of(client_name) if consumer_id is None else check_name("consumer", consumer_id)
+        self.partitions = partitions_of(partitions)
+        self._lasts = consumer_id is not None
+        self._epoch = 0
         self.cluster = cluster
         self.lease_ms = lease_ms_of(lease)
         self.start = start_of(start)
@@ -94,6 +103,7 @@ class Subscription:
         self._is_open = False
         self._is_stopped = False
         self._entered = False
+        self._has_come = False
         self._waiting = 0
         self._yielded_at = 0.0
         self._due_at = -math.inf
@@ -112,6 +122,7 @@ class Subscription:
         except BaseException:
             await self._leave(0.0)
             raise
+        self._has_come = True
         return self
 
     async def __aexit__(
@@ -315,6 +326,28 @@ class Subscription:
         self._changed.set()
         self._quiet.set()
 
+    def epoch_on(self, connection: Connection) -> int | None:
+        """By which nodes tell this process from an earlier one with the same consumer id; None: its id is its own."""
+        if self._lasts and not self._epoch:
+            self._epoch = (connection.node_ms() << _EPOCH_BITS) + secrets.randbits(_EPOCH_BITS)
+        return self._epoch or None
+
+    def outrank(self, error: ConsumerFenced) -> bool:
+        """A node knows of a later process, it seems. Whoever comes last is that: while this one has only just come it
+        takes a later epoch, and subscribes with that everywhere. Whether it did."""
+        newest = error.details.get("epoch")
+        if self._has_come or not self._is_open or type(newest) is not int:
+            return False
+        if newest >= self._epoch:
+            self._epoch = newest + 1 + secrets.randbits(_EPOCH_BITS)
+            self._arrivals.clear()
+            for partition_consumer in self._partition_consumers.values():
+                for lease in list(partition_consumer.leases.values()):
+                    partition_consumer.lose(lease)  # it comes again, under another token
+            for session in self._sessions.values():
+                session.restart()
+        return True
+
     def held_tokens(self) -> list[list[int]]:
         """The leases that need not be pushed again: everything of them has come."""
         return [
@@ -351,8 +384,12 @@ class Subscription:
             return
         if record.settings.get("max_attempts") == 1:
             self._prefetch = None  # should this process die, what it holds is dead: nothing that nobody works on
-        leaders = {row.leader for row in record.partitions if row.leader is not None}
-        if any(row.leader is None for row in record.partitions):
+        if self.partitions is not None and self.partitions[-1] >= len(record.partitions):
+            self.fail(unknown_partition(self.topic, self.partitions[-1], len(record.partitions)))
+            return
+        wanted = record.partitions if self.partitions is None else [record.partitions[at] for at in self.partitions]
+        leaders = {row.leader for row in wanted if row.leader is not None}
+        if any(row.leader is None for row in wanted):
             self.cluster.refresh(self.topic)
         for node_id in [node_id for node_id in self._sessions if node_id not in leaders]:
             if leaders and self._sessions[node_id].retire():
@@ -443,6 +480,36 @@ class Subscription:
             partition_consumer.give_up_all(error)
         self._arrivals.clear()
         self._quiet.set()
+
+
+def consumer_id_of(client_name: str) -> str:
+    """A consumer id that nobody else has."""
+    return f"{client_name[:200]}-{secrets.token_hex(8)}"
+
+
+def partitions_of(partitions: Sequence[int] | None) -> list[int] | None:
+    """The partitions that a caller names, in order; None: all. Raises InvalidRequest."""
+    if partitions is None:
+        return None
+    problem = None
+    if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Sequence | Set):
+        problem = "numbers of partitions are expected"
+    elif not partitions:
+        problem = "at least one is expected; None is all of them"
+    elif not all(type(partition) is int and 0 <= partition <= PARTITION_MAX for partition in partitions):
+        problem = f"numbers within 0..{PARTITION_MAX} are expected"
+    if problem is not None:
+        raise InvalidRequest(f"partitions: {problem}, not {partitions!r}")
+    return sorted({*partitions})
+
+
+def unknown_partition(topic: str, partition: int, there: int) -> UnknownPartition:
+    """The error of naming a partition that a topic does not have."""
+    return UnknownPartition(
+        f"topic {topic!r} has no partition {partition}: it has {there}, counted from 0",
+        topic=topic,
+        partition=partition,
+    )
 
 
 class Batches:

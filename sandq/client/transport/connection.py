@@ -153,6 +153,10 @@ class Connection:
         """When it is `server_ms` on the node, on anyio's clock."""
         return (server_ms - self._clock.offset_ms) / 1000
 
+    def node_ms(self) -> int:
+        """What time it is on the node, in epoch milliseconds."""
+        return round(anyio.current_time() * 1000 + self._clock.offset_ms)
+
     def post(self, frame: bytes) -> None:
         """Queue a frame that has no reply."""
         if self.error is None:

@@ -134,6 +134,15 @@ def test_topics(ctl: Any, server: FakeServer) -> None:
     assert len(result.stdout.splitlines()) == 2 and "only the first 1" in result.stderr
 
 
+def test_consuming_under_a_name_that_lasts(ctl: Any, server: FakeServer) -> None:
+    ctl("produce", "t", "x")
+    assert ctl("consume", "t", "-g", "g", "--no-ack").exit_code == 0
+    assert server.subscribed[-1].epoch is None
+    assert ctl("consume", "t", "-g", "g", "--consumer-id", "w-1", "--no-ack").exit_code == 0
+    assert server.subscribed[-1].consumer_id == "w-1" and server.subscribed[-1].epoch > 0
+    assert ctl("consume", "t", "-g", "g", "--consumer-id", "w 1", "--no-ack").exit_code == 2
+
+
 def test_where_a_group_starts(ctl: Any, server: FakeServer) -> None:
     ctl("produce", "t", "x")
     for start, wire in (("latest", "latest"), (AT, NOW_MS + HOUR_MS), ("0" * 26, bytes(16)), ("earliest", "earliest")):
