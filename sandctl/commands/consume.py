@@ -50,6 +50,14 @@ ASKED_AT_MOST = 50
     metavar="NAME",
     help="A name that lasts: started again after a crash with the same one, it gets what it held at once.",
 )
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="N",
+    help="Take messages of this partition alone; several may be named.  [default: all]",
+)
 @common_options
 def consume(
     topic: str,
@@ -60,6 +68,7 @@ def consume(
     lease: timedelta | None,
     start: str | int,
     consumer_id: str | None,
+    partitions: tuple[int, ...],
 ) -> None:
     """Print messages of TOPIC as a consumer of a group, and ack each once it is printed.
 
@@ -82,15 +91,23 @@ def consume(
     credit = int(min(wanted, NO_ACK_CREDIT if no_ack else CREDIT))
 
     async def work(client: Client) -> None:
+        chosen = partitions or None
         async with client.subscribe(
-            topic, group=group, credit=credit, lease=lease, start=start, consumer_id=consumer_id
+            topic,
+            group=group,
+            credit=credit,
+            lease=lease,
+            start=start,
+            consumer_id=consumer_id,
+            partitions=chosen,
         ) as subscription:
             if follow or maximum is not None:
                 source = _as_they_come(subscription)
             elif no_ack:
-                source = _until_the_group_has_none(subscription, client, topic, group)
+                source = _until_the_group_has_none(subscription, client, topic, group, chosen)
             else:
-                source = _until_none_can_be_leased(subscription, client.leases(topic, group), lease, start)
+                take = partial(client.leases(topic, group).take, wait=0, lease=lease, start=start, partitions=chosen)
+                source = _until_none_can_be_leased(subscription, client.leases(topic, group), take)
             limit = min(wanted, NO_ACK_CREDIT) if no_ack else wanted
             taken = await _print_messages(source, limit, ack=not no_ack)
         if no_ack and taken == NO_ACK_CREDIT and maximum is None:
@@ -135,14 +152,14 @@ async def _as_they_come(subscription: Subscription) -> AsyncGenerator[_Found, No
 
 
 async def _until_none_can_be_leased(
-    subscription: Subscription, leases: Leases, lease: timedelta | None, start: str | int
+    subscription: Subscription, leases: Leases, take: Callable[[int], Awaitable[list[LeasedMessage]]]
 ) -> AsyncGenerator[_Found, None]:
     """What is ready now. The subscription holds and extends; when it is quiet, an attempt to lease one message more
     tells for certain whether there is any. (What it was pushed stands before that answer.)"""
     while True:
         while (message := await _next(subscription, PAUSE_S)) is not None:
             yield message, _acking(message)
-        found = await leases.take(1, wait=0, lease=lease, start=start)
+        found = await take(1)
         for taken in found:
             yield taken, partial(_ack_taken, leases, taken)
         if found:
@@ -154,7 +171,7 @@ async def _until_none_can_be_leased(
 
 
 async def _until_the_group_has_none(
-    subscription: Subscription, client: Client, topic: str, group: str
+    subscription: Subscription, client: Client, topic: str, group: str, partitions: tuple[int, ...] | None
 ) -> AsyncGenerator[_Found, None]:
     """As before for who will not ack: asking must not lease, for that cannot be undone without counting an attempt.
 
@@ -166,7 +183,11 @@ async def _until_the_group_has_none(
         while (message := await _next(subscription, PAUSE_S)) is not None:
             asked = 0
             yield message, _acking(message)
-        rows = [row for row in await client.admin.groups(topic) if row.get("group") == group]
+        rows = [
+            row
+            for row in await client.admin.groups(topic)
+            if row.get("group") == group and (partitions is None or row.get("partition") in partitions)
+        ]
         asked += 1
         message = subscription.take_arrived()
         if message is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, NoReturn
 
@@ -12,6 +12,7 @@ import anyio.abc
 
 from sandq.client.admin.admin import Admin
 from sandq.client.arguments import suggesting
+from sandq.client.consumer.chosen_partitions import Partitions
 from sandq.client.consumer.end_rules import EndRules, Types
 from sandq.client.consumer.lease_api import Leases
 from sandq.client.consumer.subscription import Subscription
@@ -136,7 +137,7 @@ class Client:
         start: Start = "earliest",
         auto_extend: bool = True,
         consumer_id: str | None = None,
-        partitions: Sequence[int] | None = None,
+        partitions: Partitions | None = None,
     ) -> Subscription:
         """`async with client.subscribe(topic, group="workers") as subscription: async for message in
         subscription:`.
@@ -174,7 +175,7 @@ class Client:
         dead_on: Types = (),
         timeout: Duration | None = None,  # noqa: ASYNC109 - of a message, not of the call
         consumer_id: str | None = None,
-        partitions: Sequence[int] | None = None,
+        partitions: Partitions | None = None,
     ) -> NoReturn:
         """Call `handler(message)` for every message, `concurrency` of them at a time, until this is cancelled.
 

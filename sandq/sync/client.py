@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -24,6 +24,7 @@ from sandq.client.arguments import suggesting
 from sandq.client.client import CLIENT_NAME
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
+from sandq.client.consumer.chosen_partitions import Partitions
 from sandq.client.consumer.end_rules import Types
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
 from sandq.client.options import DEFAULTS
@@ -116,7 +117,7 @@ class Client(Wrapper[AsyncClient]):
         start: Start = "earliest",
         auto_extend: bool = True,
         consumer_id: str | None = None,
-        partitions: Sequence[int] | None = None,
+        partitions: Partitions | None = None,
     ) -> Subscription:
         """`with client.subscribe(topic, group="workers") as subscription: for message in subscription:`.
 
@@ -151,7 +152,7 @@ class Client(Wrapper[AsyncClient]):
         dead_on: Types = (),
         timeout: Duration | None = None,
         consumer_id: str | None = None,
-        partitions: Sequence[int] | None = None,
+        partitions: Partitions | None = None,
     ) -> NoReturn:
         """Call `handler(message)` in worker threads for every message, `concurrency` of them at a time, for ever.
 

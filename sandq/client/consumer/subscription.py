@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, TypeVar
@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.abc
 
+from sandq.client.consumer.chosen_partitions import Partitions, chosen_of, partitions_of
 from sandq.client.consumer.lease import OF_HELD, Arrival, Chunk, Lease, positions_of
 from sandq.client.consumer.message import Message, lease_ms_of
 from sandq.client.consumer.message_batch import MessageBatch
@@ -30,7 +31,6 @@ from sandq.model.errors import ClosedError, ConsumerFenced, InvalidRequest, Sand
 from sandq.model.limits import DEFAULT
 from sandq.model.names import check_name
 from sandq.model.times import Duration
-from sandq.protocol.fields import PARTITION_MAX
 
 log = logging.getLogger("sandq.client")
 
@@ -72,7 +72,7 @@ class Subscription:
         auto_extend: bool,
         worked_on: int = CREDIT,
         consumer_id: str | None = None,
-        partitions: Sequence[int] | None = None,
+        partitions: Partitions | None = None,
     ) -> None:
         """`credit`: messages held at most. None: `worked_on`, and more as long as they are settled quickly.
         `consumer_id`: one that lasts; None: one of this subscription alone. `partitions`: None is all."""
@@ -113,7 +113,10 @@ class Subscription:
             raise ClosedError("a subscription is entered once; make another one with client.subscribe")
         self._entered = True
         self.cluster.check_open()
-        await self.cluster.topic(self.topic)
+        try:
+            chosen_of(await self.cluster.topic(self.topic), self.partitions)
+        except UnknownPartition:
+            chosen_of(await self.cluster.asked(self.topic), self.partitions)  # it may be new
         self._is_open = True
         self.cluster.on_change[self.wake] = None
         self._tasks.start_soon(self._run)
@@ -384,10 +387,11 @@ class Subscription:
             return
         if record.settings.get("max_attempts") == 1:
             self._prefetch = None  # should this process die, what it holds is dead: nothing that nobody works on
-        if self.partitions is not None and self.partitions[-1] >= len(record.partitions):
-            self.fail(unknown_partition(self.topic, self.partitions[-1], len(record.partitions)))
+        try:
+            wanted = chosen_of(record, self.partitions)
+        except UnknownPartition as error:
+            self.fail(error)
             return
-        wanted = record.partitions if self.partitions is None else [record.partitions[at] for at in self.partitions]
         leaders = {row.leader for row in wanted if row.leader is not None}
         if any(row.leader is None for row in wanted):
             self.cluster.refresh(self.topic)
@@ -485,31 +489,6 @@ class Subscription:
 def consumer_id_of(client_name: str) -> str:
     """A consumer id that nobody else has."""
     return f"{client_name[:200]}-{secrets.token_hex(8)}"
-
-
-def partitions_of(partitions: Sequence[int] | None) -> list[int] | None:
-    """The partitions that a caller names, in order; None: all. Raises InvalidRequest."""
-    if partitions is None:
-        return None
-    problem = None
-    if isinstance(partitions, (str, bytes)) or not isinstance(partitions, Sequence | Set):
-        problem = "numbers of partitions are expected"
-    elif not partitions:
-        problem = "at least one is expected; None is all of them"
-    elif not all(type(partition) is int and 0 <= partition <= PARTITION_MAX for partition in partitions):
-        problem = f"numbers within 0..{PARTITION_MAX} are expected"
-    if problem is not None:
-        raise InvalidRequest(f"partitions: {problem}, not {partitions!r}")
-    return sorted({*partitions})
-
-
-def unknown_partition(topic: str, partition: int, there: int) -> UnknownPartition:
-    """The error of naming a partition that a topic does not have."""
-    return UnknownPartition(
-        f"topic {topic!r} has no partition {partition}: it has {there}, counted from 0",
-        topic=topic,
-        partition=partition,
-    )
 
 
 class Batches:

@@ -143,6 +143,17 @@ def test_consuming_under_a_name_that_lasts(ctl: Any, server: FakeServer) -> None
     assert ctl("consume", "t", "-g", "g", "--consumer-id", "w 1", "--no-ack").exit_code == 2
 
 
+def test_consuming_some_partitions(ctl: Any, server: FakeServer) -> None:
+    server.add_topic("three", partitions=3)
+    for partition in range(3):
+        ctl("produce", "three", f"p{partition}", "--partition", str(partition))
+    result = ctl("consume", "three", "-g", "g", "--partition", "0", "--partition", "2", "--no-ack")
+    assert result.exit_code == 0, result.stderr
+    assert server.subscribed[-1].partitions == [0, 2]
+    refused = ctl("consume", "three", "-g", "g", "--partition", "7")
+    assert refused.exit_code != 0 and "no partition 7" in refused.stderr
+
+
 def test_where_a_group_starts(ctl: Any, server: FakeServer) -> None:
     ctl("produce", "t", "x")
     for start, wire in (("latest", "latest"), (AT, NOW_MS + HOUR_MS), ("0" * 26, bytes(16)), ("earliest", "earliest")):
