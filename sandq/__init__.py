@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         offset_bytes,
         offset_text,
         offset_time_ms,
+        pattern,
     )
 
 __version__ = "0.2.0"
@@ -81,6 +82,7 @@ __all__ = [
     "offset_bytes",
     "offset_text",
     "offset_time_ms",
+    "pattern",
     "sync",
 ]
 

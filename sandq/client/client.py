@@ -13,6 +13,7 @@ import anyio.abc
 from sandq.client.admin.admin import Admin
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.chosen_partitions import Partitions
+from sandq.client.consumer.chosen_topics import Topics
 from sandq.client.consumer.end_rules import EndRules, Types
 from sandq.client.consumer.lease_api import Leases
 from sandq.client.consumer.subscription import Subscription
@@ -129,7 +130,7 @@ class Client:
 
     def subscribe(
         self,
-        topic: str,
+        topic: Topics,
         *,
         group: str,
         credit: int | None = None,
@@ -141,6 +142,9 @@ class Client:
     ) -> Subscription:
         """`async with client.subscribe(topic, group="workers") as subscription: async for message in
         subscription:`.
+
+        `topic`: its name, a list of several, or `sandq.pattern("orders.*")`: topics that come later are joined, and
+        those that are deleted are left. A message tells its `topic`.
 
         `credit`: messages held and not settled at most, shared out among the nodes that lead partitions
         (each gets at least one); None: 10, and more while they are settled quickly; 10,000 for who iterates over
@@ -156,13 +160,13 @@ class Client:
         options = {"credit": credit, "lease": lease, "start": start, "auto_extend": auto_extend}
         return self._subscribe(topic, group, consumer_id=consumer_id, partitions=partitions, **options)
 
-    def _subscribe(self, topic: str, group: str, **options: Any) -> Subscription:
+    def _subscribe(self, topic: Topics, group: str, **options: Any) -> Subscription:
         self._check_open()
-        return Subscription(self._cluster, self._tasks, self.name, check_name("topic", topic), group, **options)
+        return Subscription(self._cluster, self._tasks, self.name, topic, group, **options)
 
     async def run(
         self,
-        topic: str,
+        topic: Topics,
         group: str,
         handler: Handler,
         *,

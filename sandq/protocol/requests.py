@@ -8,13 +8,14 @@ Items of ACK and NACK say which messages of a lease they are about: `what` is ni
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from sandq.model.batch_format import Column
-from sandq.model.errors import WrongVersion
+from sandq.model.errors import ProtocolError, WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.nack_ends import DEAD, ENDS, RETRY, SNOOZE
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
+from sandq.model.topic_patterns import problem_of
 from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U48_MAX
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
 from sandq.protocol.proofs import PROOF_BYTES
@@ -43,6 +44,8 @@ LEASE_WAIT_MAX_MS: Final = 60_000
 """A LEASE waits for messages for so long, at most."""
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
 RANGES_MAX: Final = FIXED.grant_messages  # a lease has no more messages
+NAMES_MAX: Final = 1000
+"""Names of topics in one answer."""
 ADDRESS_CHARS: Final = 64
 """Of a machine's address: an IPv6 address has 39, beside brackets and a zone."""
 PRINCIPAL_CHARS: Final = DEFAULT.consumer_id_chars
@@ -113,6 +116,31 @@ class Metadata(Request, type=Type.METADATA):
     """Nodes and topics; `topics` None means all."""
 
     topics: Annotated[Sequence[str], each(_check_name)] | None
+
+
+def _check_patterns(patterns: Sequence[Any]) -> str | None:
+    return problem_of(patterns)
+
+
+class TopicNames(Request, type=Type.TOPIC_NAMES):
+    """Names of topics that are like one of these patterns, in order: `most` of them at most."""
+
+    patterns: Annotated[Sequence[str], _check_patterns]
+    most: Annotated[int, Bounds(1, NAMES_MAX)]
+
+
+class TopicNamesReply(NamedTuple):
+    """The answer to it."""
+
+    names: Sequence[str]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        """Raises ProtocolError unless it is one."""
+        names = frame[2] if len(frame) > 2 else None
+        if type(names) is not list or not all([type(name) is str for name in names]):
+            raise ProtocolError("the answer to TOPIC_NAMES is not a list of names")
+        return cls(names)
 
 
 class Produce(Request, type=Type.PRODUCE):
@@ -203,10 +231,10 @@ _PLAIN_LEASE: Final = 2 + 8
 
 
 class Credit(Request, type=Type.CREDIT):
-    """`more` messages may be pushed beyond those allowed before. No reply."""
+    """`more` messages may be pushed beyond those allowed before; fewer when it is negative. No reply."""
 
     subscription_id: int
-    more: Credits
+    more: Annotated[int, Bounds(-DEFAULT.credit_max, DEFAULT.credit_max)]
 
     def frame(self, request_id: int = 0) -> bytes:
         return encode_frame(self.type, request_id, *self)

@@ -25,6 +25,7 @@ from sandq.client.client import CLIENT_NAME
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
 from sandq.client.consumer.chosen_partitions import Partitions
+from sandq.client.consumer.chosen_topics import Topics
 from sandq.client.consumer.end_rules import Types
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
 from sandq.client.options import DEFAULTS
@@ -109,7 +110,7 @@ class Client(Wrapper[AsyncClient]):
 
     def subscribe(
         self,
-        topic: str,
+        topic: Topics,
         *,
         group: str,
         credit: int | None = None,
@@ -139,7 +140,7 @@ class Client(Wrapper[AsyncClient]):
 
     def run(
         self,
-        topic: str,
+        topic: Topics,
         group: str,
         handler: ThreadHandler,
         *,

@@ -12,6 +12,7 @@ come back as crumbs: leases get as small as what is free when they are made (RFC
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -46,10 +47,12 @@ class SessionOwner(Protocol):
 
     topic: str
     group: str
-    consumer_id: str
     cluster: Cluster
     lease_ms: int | None
     start: str | int | bytes
+
+    @property
+    def consumer_id(self) -> str: ...
 
     @property
     def partitions(self) -> Sequence[int] | None: ...
@@ -67,6 +70,8 @@ class SessionOwner(Protocol):
 
     def receive(self, chunk: Chunk) -> None: ...
 
+    def sessions_changed(self) -> None: ...
+
     def freed(self, count: int) -> None: ...
 
     def watch(self, lease: Lease) -> None: ...
@@ -79,12 +84,14 @@ class SessionOwner(Protocol):
 class Session:
     """See the module's docstring; `run` is its task."""
 
-    def __init__(self, subscription: SessionOwner, node_id: str, target: int) -> None:
+    def __init__(self, subscription: SessionOwner, node_id: str) -> None:
         self.node_id = node_id
-        self.target = target
+        self.target = 0
         self.held = 0
         self.is_retired = False  # the node seems to lead nothing of the topic
         self.ready = False  # the node has accepted the subscription
+        self.is_busy = False  # it has given something lately, or is holding something
+        self.came_at = -math.inf  # when something came last
         self.scope = anyio.CancelScope()
         self._subscription = subscription
         self._connection: Connection | None = None
@@ -152,7 +159,7 @@ class Session:
             await connection.call(request.frame, timeout_s=subscription.cluster.options.timeout_s)
             self.ready = True
             subscription.wake()
-            self.top_up()
+            self.aim(self.target)
             while self._ended is None:
                 await self._wake.wait()
             return self._ended
@@ -214,6 +221,7 @@ class Session:
         lease.complete = lease.complete or deliver.last
         self._credit -= pushed
         self.held += count
+        self.came_at = anyio.current_time()
         if count and anyio.current_time() >= lease.expires_at:
             partition_consumer.lapse(lease)  # long on its way: another consumer may have it by now
         elif count:
@@ -221,6 +229,9 @@ class Session:
         if count < pushed:
             self.top_up()  # what had been pushed before takes no place, so the credit it cost goes back
         subscription.watch(lease)
+        if not self.is_busy and pushed:
+            self.is_busy = True
+            subscription.sessions_changed()
 
     def on_end(self, error: SandqError) -> None:
         """The connection is lost, or the node ended the subscription."""
@@ -248,11 +259,22 @@ class Session:
         self._subscription.freed(count)
         self.top_up()
 
+    def aim(self, target: int, *, takes_back: bool = False) -> None:
+        """Let the node push up to another target. `takes_back`: what it may push beyond it is taken back."""
+        self.target = target
+        connection = self._connection
+        beyond = min(self.held + self._credit - target, self._credit)
+        if beyond <= 0:
+            self.top_up()
+        elif takes_back and self.ready and connection is not None and connection.takes_credit_back:
+            self._credit -= beyond
+            connection.post(Credit(self._id, -beyond).frame())
+
     def top_up(self) -> None:
         """Let the node push up to the target again, if that is worth it."""
         connection = self._connection
-        if connection is None or self._credit_queued:
-            return
+        if connection is None or not self.ready or self._credit_queued:
+            return  # before the node has accepted the subscription, credit for it is for nobody
         free = self.target - self.held - self._credit
         if free > 0 and (free * LUMPS >= self.target or self._subscription.is_starved):
             self._credit_queued = True
@@ -262,7 +284,7 @@ class Session:
         connection = self._connection
         self._credit_queued = False
         more = min(self.target - self.held - self._credit, DEFAULT.credit_max)
-        if connection is not None and more > 0:
+        if connection is not None and self.ready and more > 0:
             self._credit += more
             connection.post(Credit(self._id, more).frame())
 

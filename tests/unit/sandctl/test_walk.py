@@ -161,3 +161,18 @@ def test_where_a_group_starts(ctl: Any, server: FakeServer) -> None:
         assert server.subscribed[-1].start == wire
     for args in (["--start", "soon"], ["--lease", "soon"]):
         assert ctl("consume", "t", "-g", "g", *args).exit_code == 2
+
+
+def test_consuming_several_topics(ctl: Any, server: FakeServer) -> None:
+    for topic in ("log.a", "log.b", "other"):
+        server.add_topic(topic)
+        ctl("produce", topic, f"of {topic}")
+    for topics in (["log.a", "log.b"], ["log.*"], ["log.?", "log.b"]):
+        result = ctl("consume", *topics, "-g", "g", "--no-ack")
+        assert result.exit_code == 0, result.stderr
+        assert {request.topic for request in server.subscribed} == {"log.a", "log.b"}
+    assert sorted(ctl("consume", "log.*", "-g", "g").stdout.splitlines()) == ["of log.a", "of log.b"]
+    assert ctl("consume", "lo/*", "-g", "g").exit_code == 2
+    assert ctl("consume", "-g", "g").exit_code == 2
+    refused = ctl("consume", "log.a", "log.b", "-g", "g", "--partition", "0")
+    assert refused.exit_code == 2 and "of one topic" in refused.stderr

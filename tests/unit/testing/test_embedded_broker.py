@@ -491,3 +491,14 @@ def test_a_worker_is_started_again_while_time_stands(b: Broker, client: sandq.sy
             with pytest.raises(LeaseLost):
                 held.ack().wait()
             message.ack().wait()
+
+
+def test_a_subscription_to_several_topics(b: Broker, client: sandq.sync.Client) -> None:
+    for topic in ("log.a", "log.b"):
+        b.create_topic(topic)
+        client.produce(topic, topic.encode())
+    for topics in (["log.a", "log.b"], sandq.pattern("log.*")):
+        with client.subscribe(topics, group="g") as subscription:
+            got = {message.topic: message for message in (next(subscription), next(subscription))}
+            assert sorted(got) == sorted(subscription.topics) == ["log.a", "log.b"]
+            assert all(message.value == topic.encode() for topic, message in got.items())
