@@ -55,6 +55,8 @@ from sandq.model.features import CONSUMER_EPOCHS_LEVEL
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import RANKED, check_name
 from sandq.model.sequence import number_of
+from sandq.model.times import format_duration
+from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.groups.lease_reclaim import check_newest, fenced
 from sandq.partition.produce_validation import Checked, check_batch
@@ -208,8 +210,9 @@ class Broker:
 
     def _checks(self, request: Produce) -> Callable[[], Checked]:
         """What checks a batch, on any thread."""
-        where = self.catalog.topics[request.topic].places[request.partition]
-        return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where)
+        topic = self.catalog.topics[request.topic]
+        where, own = topic.places[request.partition], limits_of(request.topic, topic.record.settings)
+        return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
 
     def _check_producers(self) -> None:
         """Raises Overloaded for the first batch of a producer while too many are known here."""
@@ -227,10 +230,10 @@ class Broker:
         """Ack, nack or extend leases. A lease of a topic that is no more is lost."""
         delivery = self.catalog.of_group(request.group_number, request.partition)
         if isinstance(request, Extend):
-            low, high = LEASE_MS_RANGE
+            topic = self.catalog.view.places.get(request.group_number, ("", 0))[0]
+            own = self.limits_of(topic)
             for _, lease_ms in request.items:
-                if not low <= lease_ms <= high:
-                    raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+                _check_lease(lease_ms, own)
         items = self._with_columns(request) if isinstance(request, Nack) else request.items
         command = _SETTLING[type(request)](items)
         size = _size_of(command)
@@ -256,6 +259,11 @@ class Broker:
                 item = [*item[:5], {CHANGES[name]: value for name, value in changes.items()}, *item[6:]]
             items.append(item)
         return items
+
+    def limits_of(self, topic: str) -> TopicLimits | None:
+        """The limits of a topic's own; None: it has none, or is not there."""
+        opened = self.catalog.topics.get(topic)
+        return None if opened is None else limits_of(topic, opened.record.settings)
 
     def check_ranked(self, topic: str) -> None:
         """Raise InvalidRequest, unless messages of a topic have priorities."""
@@ -396,9 +404,7 @@ class Broker:
 
     def _lease_ms(self, topic: OpenTopic, asked_ms: int | None) -> int:
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]
-        low, high = LEASE_MS_RANGE
-        if not low <= lease_ms <= high:
-            raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+        _check_lease(lease_ms, limits_of(topic.record.name, topic.record.settings))
         return lease_ms
 
     def add_credit(self, subscription: Subscription, more: int) -> None:
@@ -421,6 +427,21 @@ class Broker:
     async def ask(self, question: Callable[[], T]) -> T:
         """Run on the thread that owns the state of all partitions. Raises Unavailable while that stands still."""
         return await self._runner.ask(question, patient=False)
+
+
+def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
+    """Raises InvalidRequest for a lease that is too short or too long."""
+    low, high = LEASE_MS_RANGE
+    if not low <= lease_ms <= high:
+        raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+    if own is not None and own.lease_ms is not None and lease_ms > own.lease_ms:
+        raise InvalidRequest(
+            f"a lease of {format_duration(lease_ms)}: topic {own.topic!r} allows {format_duration(own.lease_ms)} "
+            "(max_lease)",
+            limit="max_lease",
+            maximum=own.lease_ms,
+            topic=own.topic,
+        )
 
 
 def _takers_key(request: Lease) -> _TakersKey:

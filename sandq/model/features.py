@@ -55,5 +55,7 @@ ENDS_LEVEL: Final = 11
 """From which on consumers may give messages up, and snooze them."""
 CONSUMER_EPOCHS_LEVEL: Final = 12
 """From which on consumers have epochs, and reclaim their leases."""
+TOPIC_LIMITS_LEVEL: Final = 12
+"""From which on topics may have limits of their own."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

@@ -110,12 +110,12 @@ class MessageQueries:
         items: Sequence[Any] = request.items
         if any([len(item) > 3 for item in items]):
             self._broker.check_ranked(request.topic)
-        now_ms = self._broker.clock.now_ms()
+        now_ms, own = self._broker.clock.now_ms(), self._broker.limits_of(request.topic)
         for position, (_, at_ms, relative, *_) in enumerate(items):
             if not relative and at_ms is not None and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
             if at_ms is not None:
-                check_not_far(at_ms if relative else at_ms - now_ms, self._broker.limits.delay_days)
+                check_not_far(at_ms if relative else at_ms - now_ms, self._broker.limits.delay_days, own)
         host = self._host(request)
         targets = [item[0] for item in items]
         known = self._known(request, targets)
@@ -236,7 +236,7 @@ class MessageQueries:
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
             raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
         far_ms = max(arguments.get("to_ms", 0) - self._broker.clock.now_ms(), arguments.get("shift_ms", 0))
-        check_not_far(far_ms, self._broker.limits.delay_days)
+        check_not_far(far_ms, self._broker.limits.delay_days, self._broker.limits_of(request.topic))
         if "priority" in arguments:
             self._broker.check_ranked(request.topic)
         host = self._host(request)
