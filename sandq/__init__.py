@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         offset_bytes,
         offset_text,
         offset_time_ms,
+        pattern,
     )
 
 __version__ = "0.2.0"
@@ -83,6 +84,7 @@ __all__ = [
     "offset_bytes",
     "offset_text",
     "offset_time_ms",
+    "pattern",
     "sync",
 ]
 

@@ -406,7 +406,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             this_node.own.store_uuid,
             advertised,
             port,
-            dataclasses.asdict(broker.limits),
+            {**dataclasses.asdict(broker.limits), "credit_least": -broker.limits.credit_max},
             broker,
             broker.up,
             discovery.membership.members,

@@ -8,19 +8,19 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sandctl.options.common import common_options, run
-from sandctl.options.names import group_option, topic_argument
+from sandctl.options.names import group_option, topics_argument
 from sandctl.options.times import DURATION, EARLIEST, PLACE
 from sandctl.output.escaping import value_text
 from sandctl.output.jsonl import message_record
 from sandctl.output.printing import Printer
 
 if TYPE_CHECKING:
-    from sandq.client import Client, LeasedMessage, Leases, Message, Subscription
+    from sandq.client import Client, LeasedMessage, Leases, Message, Subscription, Topics
 
 CREDIT = 1000
 NO_ACK_CREDIT = 10_000
@@ -31,7 +31,7 @@ ASKED_AT_MOST = 50
 
 
 @click.command()
-@topic_argument()
+@topics_argument
 @group_option
 @click.option("--max", "maximum", type=click.IntRange(1), metavar="N", help="Wait for N messages, then exit.")
 @click.option("--follow", is_flag=True, help="Go on until interrupted.")
@@ -45,9 +45,30 @@ ASKED_AT_MOST = 50
     metavar="PLACE",
     help="Where a new group begins: earliest, latest, an instant, or an offset.",
 )
+@click.option(
+    "--consumer-id",
+    metavar="NAME",
+    help="A name that lasts: started again after a crash with the same one, it gets what it held at once.",
+)
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="N",
+    help="Take messages of this partition alone; several may be named.  [default: all]",
+)
 @common_options
 def consume(
-    topic: str, group: str, maximum: int | None, follow: bool, no_ack: bool, lease: timedelta | None, start: str | int
+    topics: tuple[str, ...],
+    group: str,
+    maximum: int | None,
+    follow: bool,
+    no_ack: bool,
+    lease: timedelta | None,
+    start: str | int,
+    consumer_id: str | None,
+    partitions: tuple[int, ...],
 ) -> None:
     """Print messages of TOPIC as a consumer of a group, and ack each once it is printed.
 
@@ -58,6 +79,11 @@ def consume(
     \b
       sandctl consume orders --group billing
       sandctl consume orders --group audit --start -1h --follow -o jsonl
+      sandctl consume orders refunds --group desk
+      sandctl consume 'orders.*' --group desk --follow
+
+    TOPIC is a name, or a pattern: "*" stands for any characters, "?" for one, "[ab]" for one of them. With --follow and
+    --max topics of a pattern that come later are joined.
 
     With --no-ack at most 10,000 messages are held, and it ends there. --start of a group that is there already does
     nothing: see `group seek`.
@@ -66,23 +92,45 @@ def consume(
         raise click.UsageError("--max and --follow: one of them, not both")
     if no_ack and maximum is not None and maximum > NO_ACK_CREDIT:
         raise click.UsageError(f"--no-ack holds {NO_ACK_CREDIT:,} messages at most")
+    if partitions and not isinstance(topics_of(topics), str):
+        raise click.UsageError("--partition: they are of one topic, and several are named")
     wanted = math.inf if maximum is None else maximum
     credit = int(min(wanted, NO_ACK_CREDIT if no_ack else CREDIT))
 
     async def work(client: Client) -> None:
-        async with client.subscribe(topic, group=group, credit=credit, lease=lease, start=start) as subscription:
+        chosen = partitions or None
+        async with client.subscribe(
+            topics_of(topics),
+            group=group,
+            credit=credit,
+            lease=lease,
+            start=start,
+            consumer_id=consumer_id,
+            partitions=chosen,
+        ) as subscription:
             if follow or maximum is not None:
                 source = _as_they_come(subscription)
             elif no_ack:
-                source = _until_the_group_has_none(subscription, client, topic, group)
+                source = _until_the_group_has_none(subscription, client, group, chosen)
             else:
-                source = _until_none_can_be_leased(subscription, client.leases(topic, group), lease, start)
+                leases = [client.leases(topic, group) for topic in subscription.topics]
+                options = {"wait": 0, "lease": lease, "start": start, "partitions": chosen}
+                source = _until_none_can_be_leased(subscription, leases, options)
             limit = min(wanted, NO_ACK_CREDIT) if no_ack else wanted
             taken = await _print_messages(source, limit, ack=not no_ack)
         if no_ack and taken == NO_ACK_CREDIT and maximum is None:
             click.echo(f"sandctl: stopped after {taken:,} messages, which nobody acked", err=True)
 
     run(work, waits=True)
+
+
+def topics_of(names: tuple[str, ...]) -> Topics:
+    """What to subscribe to: one that has a pattern's characters is a pattern, and so are the others beside it."""
+    if not any(char in name for name in names for char in "*?["):
+        return names[0] if len(names) == 1 else names
+    from sandq.client import pattern
+
+    return pattern(*names)
 
 
 _Found = tuple["Message | LeasedMessage", Callable[[], Awaitable[None]]]
@@ -121,17 +169,19 @@ async def _as_they_come(subscription: Subscription) -> AsyncGenerator[_Found, No
 
 
 async def _until_none_can_be_leased(
-    subscription: Subscription, leases: Leases, lease: timedelta | None, start: str | int
+    subscription: Subscription, leases: list[Leases], options: dict[str, Any]
 ) -> AsyncGenerator[_Found, None]:
     """What is ready now. The subscription holds and extends; when it is quiet, an attempt to lease one message more
     tells for certain whether there is any. (What it was pushed stands before that answer.)"""
     while True:
         while (message := await _next(subscription, PAUSE_S)) is not None:
             yield message, _acking(message)
-        found = await leases.take(1, wait=0, lease=lease, start=start)
-        for taken in found:
-            yield taken, partial(_ack_taken, leases, taken)
-        if found:
+        is_any = False
+        for of_topic in leases:
+            for taken in await of_topic.take(1, **options):
+                is_any = True
+                yield taken, partial(_ack_taken, of_topic, taken)
+        if is_any:
             continue
         message = subscription.take_arrived()
         if message is None:
@@ -140,7 +190,7 @@ async def _until_none_can_be_leased(
 
 
 async def _until_the_group_has_none(
-    subscription: Subscription, client: Client, topic: str, group: str
+    subscription: Subscription, client: Client, group: str, partitions: tuple[int, ...] | None
 ) -> AsyncGenerator[_Found, None]:
     """As before for who will not ack: asking must not lease, for that cannot be undone without counting an attempt.
 
@@ -152,7 +202,12 @@ async def _until_the_group_has_none(
         while (message := await _next(subscription, PAUSE_S)) is not None:
             asked = 0
             yield message, _acking(message)
-        rows = [row for row in await client.admin.groups(topic) if row.get("group") == group]
+        rows = [
+            row
+            for topic in subscription.topics
+            for row in await client.admin.groups(topic)
+            if row.get("group") == group and (partitions is None or row.get("partition") in partitions)
+        ]
         asked += 1
         message = subscription.take_arrived()
         if message is not None:

@@ -25,6 +25,11 @@ def topic_argument(name: str = "topic") -> Callable[[F], F]:
     return click.argument(name, shell_complete=_topics)
 
 
+def topics_argument(command: F) -> F:
+    """TOPIC..., of those that are there, or a pattern of them, as `topics`."""
+    return click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=_topics)(command)
+
+
 def topic_option(text: str) -> Callable[[F], F]:
     """`--topic`, of commands that need none."""
     return click.option("--topic", metavar="TOPIC", help=text, shell_complete=_topics)
@@ -59,7 +64,8 @@ def _topics(context: click.Context, parameter: click.Parameter, incomplete: str)
 
 def _groups(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     # With an option that has no value yet, click stops before it has told which argument is which.
-    topic = context.params.get("topic") or next(iter(context.args), None)
+    # Of several topics those of the first.
+    topic = context.params.get("topic") or next(iter(context.params.get("topics") or context.args), None)
     if not isinstance(topic, str):
         return []
 

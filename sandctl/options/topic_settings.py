@@ -25,6 +25,9 @@ _PLAIN = {
     "retain_for": "retain",
     "retain_bytes": "retain_bytes",
     "group_ttl": "group_ttl",
+    "max_message_bytes": "max_message_bytes",
+    "max_delay": "max_delay",
+    "max_lease": "max_lease",
     "dedup_window": "dedup_window",
     "ordering": "ordering",
     "max_in_flight_per_key": "max_in_flight_per_key",
@@ -119,6 +122,21 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
         ),
     ]
     rest += [
+        _option(
+            default("none"),
+            "--max-message-bytes",
+            "How large a message's value may be: 64KiB.",
+            metavar="SIZE|none",
+        ),
+        _option(
+            default("none"),
+            "--max-delay",
+            "How far ahead a message may be, instead of what the nodes take.",
+            metavar="DURATION|none",
+        ),
+        _option(
+            default("none"), "--max-lease", "How long a lease may be, whoever asks for it.", metavar="DURATION|none"
+        ),
         _option(
             default("none"),
             "--ageing",

@@ -18,7 +18,15 @@ from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
-from sandq.broker.delivery.subscribe import GroupOpenings, Known, held_by, known_to, size_of
+from sandq.broker.delivery.subscribe import (
+    GroupOpenings,
+    Known,
+    held_by,
+    known_to,
+    reclaim,
+    reclaimable,
+    size_of,
+)
 from sandq.broker.delivery.subscription import Subscription
 from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all, read_all
@@ -39,12 +47,18 @@ from sandq.model.errors import (
     Overloaded,
     SandqError,
     TooLarge,
+    Unavailable,
+    UnknownPartition,
     UnknownTopic,
 )
+from sandq.model.features import CONSUMER_EPOCHS_LEVEL
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import RANKED, check_name
 from sandq.model.sequence import number_of
+from sandq.model.times import format_duration
+from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
+from sandq.partition.groups.lease_reclaim import check_newest, fenced
 from sandq.partition.produce_validation import Checked, check_batch
 from sandq.protocol.requests import CHANGES, Ack, Extend, Lease, Nack, Produce, Subscribe
 
@@ -66,6 +80,10 @@ REQUEST_BYTES = 64
 
 LISTS_AT_ONCE: Final = 4
 """Lists of groups that are made at once, for all clients: each may be 12 MB."""
+
+
+_TakersKey = tuple[str, str, tuple[int, ...]]
+"""Topic, group, and the partitions that are wanted; (): all."""
 
 
 class Broker:
@@ -106,8 +124,8 @@ class Broker:
         self.listing = trio.Semaphore(LISTS_AT_ONCE)
         """Of those who list groups, whose answers may be large and are counted once they are made."""
         self._openings = GroupOpenings(limits.groups, node_log.group_count)
-        self._takers: dict[tuple[str, str], GroupTakers] = {}
-        """Of LEASE requests, by topic and group."""
+        self._takers: dict[_TakersKey, GroupTakers] = {}
+        """Of LEASE requests."""
         self._producers_counted_s = -math.inf
         """When it was looked last whether there are too many ..."""
         self._producers_full = False
@@ -151,6 +169,24 @@ class Broker:
             raise NotLeader(f"this node leads no partition of topic {topic!r} (yet)", **hint)
         return led
 
+    def _led_of(self, request: Subscribe | Lease) -> Sequence[PartitionLeader]:
+        """The partitions led here that a consumer wants. Raises as `led`, and UnknownPartition."""
+        if request.partitions is None:
+            return self.led(request.topic)
+        there = len(self.topic(request.topic).record.partitions)
+        for partition in request.partitions:
+            if partition >= there:
+                raise UnknownPartition(
+                    f"topic {request.topic!r} has no partition {partition}: it has {there}, counted from 0",
+                    topic=request.topic,
+                    partition=partition,
+                )
+        led = [leader for leader in self.catalog.led(request.topic) if leader.partition in request.partitions]
+        if not led:
+            asked = ", ".join(map(str, request.partitions[:10]))
+            raise NotLeader(f"this node leads none of partitions {asked} of topic {request.topic!r} (now)")
+        return led
+
     # -- messages -------------------------------------------------------------------------------------------------
 
     def produce(
@@ -174,8 +210,9 @@ class Broker:
 
     def _checks(self, request: Produce) -> Callable[[], Checked]:
         """What checks a batch, on any thread."""
-        where = self.catalog.topics[request.topic].places[request.partition]
-        return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where)
+        topic = self.catalog.topics[request.topic]
+        where, own = topic.places[request.partition], limits_of(request.topic, topic.record.settings)
+        return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
 
     def _check_producers(self) -> None:
         """Raises Overloaded for the first batch of a producer while too many are known here."""
@@ -193,10 +230,10 @@ class Broker:
         """Ack, nack or extend leases. A lease of a topic that is no more is lost."""
         delivery = self.catalog.of_group(request.group_number, request.partition)
         if isinstance(request, Extend):
-            low, high = LEASE_MS_RANGE
+            topic = self.catalog.view.places.get(request.group_number, ("", 0))[0]
+            own = self.limits_of(topic)
             for _, lease_ms in request.items:
-                if not low <= lease_ms <= high:
-                    raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+                _check_lease(lease_ms, own)
         items = self._with_columns(request) if isinstance(request, Nack) else request.items
         command = _SETTLING[type(request)](items)
         size = _size_of(command)
@@ -223,6 +260,11 @@ class Broker:
             items.append(item)
         return items
 
+    def limits_of(self, topic: str) -> TopicLimits | None:
+        """The limits of a topic's own; None: it has none, or is not there."""
+        opened = self.catalog.topics.get(topic)
+        return None if opened is None else limits_of(topic, opened.record.settings)
+
     def check_ranked(self, topic: str) -> None:
         """Raise InvalidRequest, unless messages of a topic have priorities."""
         kind = self.topic(topic).record.kind
@@ -242,32 +284,59 @@ class Broker:
         congested: Callable[[], bool],
         ended: Callable[[SandqError], None],
     ) -> tuple[Subscription, list[int]]:
-        """Opens the group where it is new, pushes leases of this consumer that it does not know of, then takes part.
+        """Opens the group where it is new, ends what an earlier process of this consumer has, and takes over its
+        leases, pushes leases of this consumer that it does not know of, then takes part.
 
-        Returns the subscription and the partitions led here. Raises UnknownTopic, InvalidRequest, NotLeader.
+        Returns the subscription and the partitions led here. Raises UnknownTopic, InvalidRequest, NotLeader,
+        ConsumerFenced, Conflict.
         """
         topic = self.topic(request.topic)
         check_name("group", request.group)
-        deliveries = self.led(request.topic)
+        if request.epoch is not None:
+            self.node_log.check_level(CONSUMER_EPOCHS_LEVEL)
+        deliveries = self._led_of(request)
         lease_ms = self._lease_ms(topic, request.lease_ms)
+        epoch = request.epoch or 0
         subscription = Subscription(
-            request.group, request.consumer_id, request.credit, lease_ms, push, congested, ended
+            request.group, request.consumer_id, request.credit, lease_ms, push, congested, ended, epoch
         )
         await self._openings.open(request.topic, deliveries, request.group, request.start)
         known = await known_to(request)
         await read_all([delivery.host for delivery in deliveries])
+        self._fence(deliveries, request)
+        if epoch:
+            look = partial(reclaimable, deliveries, request, epoch)
+            stale = await self._runner.ask(look, group=deliveries[0].host.number, patient=False)
+            await reclaim(stale, c.Reclaim(request.group, request.consumer_id, epoch, lease_ms))
         lost_pushes = await self._lost_pushes(deliveries, request, known)
         if any(delivery.closed for delivery in deliveries):
             raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
-        if deliveries != self.led(request.topic):
+        if deliveries != self._led_of(request):
             # Who subscribes to what is led here now gets what was leased to it there, too.
             raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; subscribe again")
+        if self._fence(deliveries, request):
+            raise Unavailable(f"consumer {request.consumer_id!r} subscribed twice at a time; subscribe again")
         for delivery, lost_push in lost_pushes:
             subscription.credit -= lost_push.count
             delivery.push(subscription, lost_push)
         for delivery in deliveries:
             delivery.attach(subscription)
         return subscription, sorted(delivery.partition for delivery in deliveries)
+
+    def _fence(self, deliveries: Sequence[PartitionLeader], request: Subscribe) -> bool:
+        """End the subscription of an earlier process of this consumer, wherever it takes part here. Whether there was
+        one. Raises ConsumerFenced when there is one of a later process."""
+        epoch, found = request.epoch or 0, False
+        for delivery in deliveries:
+            other = delivery.subscription_of(request.group, request.consumer_id)
+            if other is None or other.closed:
+                continue
+            check_newest(request.group, request.consumer_id, epoch, other.epoch)
+            if other.epoch < epoch:
+                self.detach(request.topic, other)
+                other.fence(fenced(request.group, request.consumer_id, epoch))
+                found = True
+        return found
 
     async def _lost_pushes(
         self, deliveries: Sequence[PartitionLeader], request: Subscribe, known: Known
@@ -292,14 +361,14 @@ class Broker:
         topic = self.topic(request.topic)
         check_name("group", request.group)
         lease_ms = self._lease_ms(topic, request.lease_ms)
-        deliveries = self.led(request.topic)
+        deliveries = self._led_of(request)
         takers = self._takers_of(request)
         lease_once = LeaseOnce(request, caller, deliveries, takers, lease_ms, self.clock, self._timers, congested)
         opens = partial(self._openings.open, request.topic, group=request.group, start=request.start)
         try:
             with takers.joined():
                 await takers.know(deliveries, opens)
-                if deliveries != self.led(request.topic):
+                if deliveries != self._led_of(request):
                     raise NotLeader(f"partitions of topic {request.topic!r} were moved meanwhile; ask again")
                 taken = await lease_once.run()
             # Cancelled when the answer had just come: nobody takes it.
@@ -314,15 +383,16 @@ class Broker:
         return [delivery for _, delivery in taken]
 
     def _takers_of(self, request: Lease) -> GroupTakers:
-        key = (request.topic, request.group)
+        key = _takers_key(request)
         takers = self._takers.get(key)
         if takers is None or takers.error is not None:
-            takers = self._takers[key] = GroupTakers(*key, self.clock, self._timers)
+            takers = GroupTakers(request.topic, request.group, self.clock, self._timers)
+            self._takers[key] = takers
         return takers
 
     def _forget(self, request: Lease, takers: GroupTakers) -> None:
         """Unless others are there, or new ones have begun anew."""
-        key = (request.topic, request.group)
+        key = _takers_key(request)
         if not takers.in_use and self._takers.get(key) is takers:
             del self._takers[key]
 
@@ -334,9 +404,7 @@ class Broker:
 
     def _lease_ms(self, topic: OpenTopic, asked_ms: int | None) -> int:
         lease_ms: int = asked_ms if asked_ms is not None else topic.record.settings["lease_ms"]
-        low, high = LEASE_MS_RANGE
-        if not low <= lease_ms <= high:
-            raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+        _check_lease(lease_ms, limits_of(topic.record.name, topic.record.settings))
         return lease_ms
 
     def add_credit(self, subscription: Subscription, more: int) -> None:
@@ -351,7 +419,7 @@ class Broker:
 
     async def unsubscribe(self, topic: str, subscription: Subscription) -> None:
         """The consumer leaves cleanly: its leases are given back at once."""
-        release = c.Release(subscription.group, subscription.consumer)
+        release = c.Release(subscription.group, subscription.consumer, subscription.epoch)
         await call_all([(delivery.host, release) for delivery in self.detach(topic, subscription)])
 
     # -- looking --------------------------------------------------------------------------------------------------
@@ -359,6 +427,26 @@ class Broker:
     async def ask(self, question: Callable[[], T]) -> T:
         """Run on the thread that owns the state of all partitions. Raises Unavailable while that stands still."""
         return await self._runner.ask(question, patient=False)
+
+
+def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
+    """Raises InvalidRequest for a lease that is too short or too long."""
+    low, high = LEASE_MS_RANGE
+    if not low <= lease_ms <= high:
+        raise InvalidRequest(f"a lease of {lease_ms} ms; {low} to {high} are allowed")
+    if own is not None and own.lease_ms is not None and lease_ms > own.lease_ms:
+        raise InvalidRequest(
+            f"a lease of {format_duration(lease_ms)}: topic {own.topic!r} allows {format_duration(own.lease_ms)} "
+            "(max_lease)",
+            limit="max_lease",
+            maximum=own.lease_ms,
+            topic=own.topic,
+        )
+
+
+def _takers_key(request: Lease) -> _TakersKey:
+    """Requests for other partitions wait apart: nobody is woken by what is not for it."""
+    return request.topic, request.group, tuple(sorted(request.partitions or ()))
 
 
 def _named(what: list[list[Any]] | None) -> int:

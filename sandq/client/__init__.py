@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from sandq.client.admin.admin import Forecast
 from sandq.client.client import Client, cluster_of, connect, connect_with
+from sandq.client.consumer.chosen_topics import Topics, pattern
 from sandq.client.consumer.end_rules import Dead, Retry
 from sandq.client.consumer.lease import Extension
 from sandq.client.consumer.lease_api import Held, LeasedMessage, Leases
@@ -93,6 +94,7 @@ __all__ = [
     "StoredMessage",
     "Subscription",
     "TopicRecord",
+    "Topics",
     "Watch",
     "cluster_of",
     "connect",
@@ -101,4 +103,5 @@ __all__ = [
     "offset_text",
     "offset_time_ms",
     "on_behalf_of",
+    "pattern",
 ]

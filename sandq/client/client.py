@@ -12,6 +12,8 @@ import anyio.abc
 
 from sandq.client.admin.admin import Admin
 from sandq.client.arguments import suggesting
+from sandq.client.consumer.chosen_partitions import Partitions
+from sandq.client.consumer.chosen_topics import Topics
 from sandq.client.consumer.end_rules import EndRules, Types
 from sandq.client.consumer.lease_api import Leases
 from sandq.client.consumer.subscription import Subscription
@@ -164,32 +166,43 @@ class Client:
 
     def subscribe(
         self,
-        topic: str,
+        topic: Topics,
         *,
         group: str,
         credit: int | None = None,
         lease: Duration | None = None,
         start: Start = "earliest",
         auto_extend: bool = True,
+        consumer_id: str | None = None,
+        partitions: Partitions | None = None,
     ) -> Subscription:
         """`async with client.subscribe(topic, group="workers") as subscription: async for message in
         subscription:`.
+
+        `topic`: its name, a list of several, or `sandq.pattern("orders.*")`: topics that come later are joined, and
+        those that are deleted are left. A message tells its `topic`.
 
         `credit`: messages held and not settled at most, shared out among the nodes that lead partitions
         (each gets at least one); None: 10, and more while they are settled quickly; 10,000 for who iterates over
         `subscription.batches()`. `lease`: how long a message is held (None: the topic's setting); `auto_extend`
         renews it as long as the message is not settled. `start` of a group that is new: "earliest", "latest", an
         instant, or the offset to begin with (in its partition; the others begin at its time).
-        """
-        return self._subscribe(topic, group, credit=credit, lease=lease, start=start, auto_extend=auto_extend)
 
-    def _subscribe(self, topic: str, group: str, **options: Any) -> Subscription:
+        `consumer_id`: a name of this worker that lasts, of letters, digits, ".", "_" and "-". Started again after a
+        crash it gets what it held at once, as the same attempt, instead of when the leases run out; what it did before
+        can settle nothing any more (LeaseLost). One process has it at a time: an earlier one that is still there ends
+        with ConsumerFenced. `partitions`: numbers of those to take messages of; None: all.
+        """
+        options = {"credit": credit, "lease": lease, "start": start, "auto_extend": auto_extend}
+        return self._subscribe(topic, group, consumer_id=consumer_id, partitions=partitions, **options)
+
+    def _subscribe(self, topic: Topics, group: str, **options: Any) -> Subscription:
         self._check_open()
-        return Subscription(self._cluster, self._tasks, self.name, check_name("topic", topic), group, **options)
+        return Subscription(self._cluster, self._tasks, self.name, topic, group, **options)
 
     async def run(
         self,
-        topic: str,
+        topic: Topics,
         group: str,
         handler: Handler,
         *,
@@ -201,6 +214,8 @@ class Client:
         retry_on: Types | None = None,
         dead_on: Types = (),
         timeout: Duration | None = None,  # noqa: ASYNC109 - of a message, not of the call
+        consumer_id: str | None = None,
+        partitions: Partitions | None = None,
     ) -> NoReturn:
         """Call `handler(message)` for every message, `concurrency` of them at a time, until this is cancelled.
 
@@ -218,19 +233,19 @@ class Client:
 
         An async function runs in the event loop; a plain one in a worker thread, with a message that may be settled
         there (that of `sandq.sync`). `credit`: messages held at most; None: as many as are worked on, and those
-        that will be begun in a moment; none waits here for long while another consumer is idle. `lease` and `start`
-        are those of `subscribe`.
+        that will be begun in a moment; none waits here for long while another consumer is idle. `lease`, `start`,
+        `consumer_id` and `partitions` are those of `subscribe`.
 
         Cancelled, it begins nothing more and gives running handlers `grace` to end. Their acks are confirmed; those
         that take longer are cancelled (a thread is left to itself), and their messages given back without counting the
-        attempt. Raises what cannot get better (UnknownTopic: the topic was deleted), ClosedError when the client is
-        closed, and what is no Exception and came out of a handler (SystemExit).
+        attempt. Raises what cannot get better (UnknownTopic: the topic was deleted; ConsumerFenced), ClosedError when
+        the client is closed, and what is no Exception and came out of a handler (SystemExit).
         """
         self._check_open()
         check_options(handler, concurrency)
         rules, timeout_s = EndRules(retry_on, dead_on), timeout_s_of(timeout)
         options = {"credit": credit, "lease": lease, "start": start, "auto_extend": True, "worked_on": concurrency}
-        subscription = self._subscribe(topic, group, **options)
+        subscription = self._subscribe(topic, group, consumer_id=consumer_id, partitions=partitions, **options)
         await Runner(subscription, handler, concurrency, grace, rules, timeout_s).run()
 
     def kv(self, topic: str) -> Keys:

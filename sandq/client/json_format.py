@@ -35,6 +35,7 @@ from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.rates import as_mapping
 from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
+from sandq.model.topic_limits import LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES
 from sandq.protocol.replies import TopicRecord
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ _COMPACTED = {
     "lease_ms": "lease_ms",
     "max_attempts": "max_attempts",
     MAX_SNOOZES: MAX_SNOOZES,
+    MAX_MESSAGE_BYTES: MAX_MESSAGE_BYTES,
+    MAX_LEASE_MS: MAX_LEASE_MS,
     "backoff": "backoff",
     "group_ttl_ms": "group_ttl_ms",
     "key_ttl_ms": "ttl_ms",
@@ -335,7 +338,10 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         else:
             found[key] = value
         if key == "max_attempts" and is_of_topic:
-            found[MAX_SNOOZES] = record.get(MAX_SNOOZES)  # which a record without a bound does not name
+            # What a record without a bound does not name.
+            found[MAX_SNOOZES] = record.get(MAX_SNOOZES)
+            limits = LIMITS if kind != COMPACTED else (MAX_MESSAGE_BYTES, MAX_LEASE_MS)
+            found |= {name.removesuffix("_ms"): None for name in limits if name not in record}
     return found
 
 

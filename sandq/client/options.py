@@ -41,6 +41,8 @@ class Options:
     keepalive_timeout_s: float = 10.0
     # Metadata is asked for again without any reason, so that new partitions and leaders are found.
     metadata_interval_s: float = 30.0
+    # Topics that have come are looked for so often, by who is subscribed to those of a pattern.
+    topics_interval_s: float = 5.0
 
     # A producer's batches, per partition; what is buffered or unanswered, over all of them.
     linger_s: float = 0.002

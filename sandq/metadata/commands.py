@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL
+from sandq.model.features import ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL, TOPIC_LIMITS_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.nack_ends import MAX_SNOOZES
+from sandq.model.topic_limits import has_limits
 
 ENTRY_VERSION = 1
 
@@ -67,6 +68,8 @@ class CreateTopic(_Command):
 
     @property
     def needed_level(self) -> int:
+        if has_limits(self.settings):
+            return TOPIC_LIMITS_LEVEL
         return ENDS_LEVEL if MAX_SNOOZES in self.settings else self.feature_level
 
 
@@ -90,6 +93,8 @@ class UpdateTopic(_Command):
 
     @property
     def needed_level(self) -> int:
+        if has_limits(self.settings):
+            return TOPIC_LIMITS_LEVEL
         if MAX_SNOOZES in self.settings:
             return ENDS_LEVEL
         return GROUP_LIMIT_LEVEL if GROUP_LIMITS in self.settings else self.feature_level

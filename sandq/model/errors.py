@@ -19,7 +19,8 @@
     │   ├── VersionChanged        VERSION_CHANGED     412
     │   ├── HistoryGone           HISTORY_GONE        410
     │   ├── AlreadyStored         ALREADY_STORED      409
-    │   └── ProducerFenced        PRODUCER_FENCED     409
+    │   ├── ProducerFenced        PRODUCER_FENCED     409
+    │   └── ConsumerFenced        CONSUMER_FENCED     409
     ├── Retriable                 RETRIABLE           503   retriable = True, in all of these
     │   ├── NotLeader             NOT_LEADER          421
     │   ├── Overloaded            OVERLOADED          503
@@ -187,6 +188,12 @@ class ProducerFenced(Conflict):
     """The producer has begun a newer epoch: this batch of an older one was given up, and nothing was stored now."""
 
     code = "PRODUCER_FENCED"
+
+
+class ConsumerFenced(Conflict):
+    """Another process has subscribed later with this consumer id, and holds what this one held."""
+
+    code = "CONSUMER_FENCED"
 
 
 class Retriable(SandqError):

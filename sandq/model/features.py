@@ -19,7 +19,7 @@ level  since    what it adds
 9      v0.3.0   rows that say another priority, in place (ADR 33)
 10     v0.3.0   unique keys of fair topics by tenant (ADR 34)
 11     v0.3.0   ends that a worker chooses; jobs reach what waits for another attempt; dead letters by id, error and key
-12     v0.3.0   updates of pending messages; an outbox; limits of topics
+12     v0.3.0   updates of pending messages; an outbox; limits of topics; consumers that come back after a restart
 =====  =======  ===========================================================
 """
 
@@ -53,5 +53,9 @@ GROUP_LIMIT_LEVEL: Final = 8
 """From which on groups may have limits."""
 ENDS_LEVEL: Final = 11
 """From which on consumers may give messages up, and snooze them."""
+CONSUMER_EPOCHS_LEVEL: Final = 12
+"""From which on consumers have epochs, and reclaim their leases."""
+TOPIC_LIMITS_LEVEL: Final = 12
+"""From which on topics may have limits of their own."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

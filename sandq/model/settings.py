@@ -15,12 +15,16 @@
     retain               duration, none  how old messages get; only without delete_on_ack
     retain_bytes         size, none      how much a partition keeps; only without delete_on_ack
     group_ttl            duration, none  a group without consumers goes after so long
+    max_message_bytes    size, none      how large a message's value may be, at most what the node takes
+    max_delay            duration, none  how far ahead a message may be, instead of what the node takes
+    max_lease            duration, none  how long a lease may be, whoever asks for it
     dedup_window         duration        how long a unique key stays taken after its delivery
     ordering             text            key: one message of a key at a time, or none; never changes
     max_in_flight_per_key
                          number, none    so many messages of a key are with a group's consumers at once; never changes
 
-A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff` and `group_ttl` as these, and
+A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_ttl`, `max_message_bytes` and
+`max_lease` as these, and
 
     ttl                  duration, none  how long a value stays that was put without a ttl
     history              duration        how long every write can be read on, also one with a later one of its key
@@ -56,6 +60,7 @@ from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
+from sandq.model.topic_limits import MAX_DELAY_MS, MAX_LEASE_MS, MAX_MESSAGE_BYTES
 
 _DAY_MS = 86_400_000
 _MAX_BACKOFF_MS = 7 * _DAY_MS
@@ -111,15 +116,28 @@ class _Settings(schema.Section):
     group_ttl_ms: Annotated[int | None, _or_none(schema.duration(60_000, 366 * _DAY_MS))] = Field(
         default=7 * _DAY_MS, alias="group_ttl"
     )
+    max_message_bytes: Annotated[int | None, _or_none(schema.size(1024, 48 * _MIB))] = None
+    max_lease_ms: Annotated[int | None, _or_none(schema.duration(1000, _DAY_MS // 2))] = Field(
+        default=None, alias="max_lease"
+    )
 
     def contradictions(self) -> list[str]:
         """What does not go together."""
-        return self.backoff.contradictions()
+        found = self.backoff.contradictions()
+        if self.max_lease_ms is not None and self.lease_ms > self.max_lease_ms:
+            lease, most = format_duration(self.lease_ms), format_duration(self.max_lease_ms)
+            found.append(f"lease: {lease} is longer than max_lease ({most}): shorten it, or raise that")
+        return found
 
     def record(self) -> dict[str, Any]:
-        """What msgpack stores and replicas read; persisted: a key is never renamed. `max_snoozes` stands in it only
-        where there is a bound: a version that knows none meets none."""
-        bound = {} if self.max_snoozes is None else {MAX_SNOOZES: self.max_snoozes}
+        """What msgpack stores and replicas read; persisted: a key is never renamed. `max_snoozes` and the limits stand
+        in it only where there is a bound: a version that knows none meets none."""
+        bounds = {
+            MAX_SNOOZES: self.max_snoozes,
+            MAX_MESSAGE_BYTES: self.max_message_bytes,
+            MAX_LEASE_MS: self.max_lease_ms,
+        }
+        bound = {name: most for name, most in bounds.items() if most is not None}
         return {
             "lease_ms": self.lease_ms,
             "max_attempts": self.max_attempts,
@@ -160,10 +178,14 @@ class _LogSettings(_Settings):
     )
     retain_bytes: Annotated[int | None, _or_none(schema.size(_MIB, _PIB))] = None
     dedup_window_ms: Annotated[int, schema.duration(0, 7 * _DAY_MS)] = Field(default=600_000, alias="dedup_window")
+    max_delay_ms: Annotated[int | None, _or_none(schema.duration(1000, 366_000 * _DAY_MS))] = Field(
+        default=None, alias="max_delay"
+    )
 
     def record(self) -> dict[str, Any]:
         return {
             **super().record(),
+            **({} if self.max_delay_ms is None else {MAX_DELAY_MS: self.max_delay_ms}),
             "ttl_ms": self.ttl_ms,
             "delete_on_ack": self.delete_on_ack,
             "retention_ms": self.retention_ms,

@@ -15,13 +15,15 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import FIRST_LEVEL
+from sandq.model.features import FIRST_LEVEL, TOPIC_LIMITS_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.sequence import number_of
+from sandq.model.topic_limits import has_limits
 from sandq.partition.levels import (
     BY_UNIQUE_KEY,
+    CONSUMER_EPOCHS,
     DEAD_LIVES,
     ENDS,
     GROUP_LIMIT,
@@ -70,6 +72,7 @@ class CommandType(IntEnum):
     DELETE_SCHEDULES = 33
     TRIGGER_SCHEDULES = 34
     PLAN_SCHEDULES = 35
+    RECLAIM = 40
 
 
 What = list[list[Any]] | None
@@ -150,6 +153,13 @@ class Grant(NamedTuple):
     consumer: str
     limit: int
     lease_ms: int
+    epoch: int = 0
+    """Of the consumer; 0: it has none."""
+
+    @property
+    def row(self) -> Sequence[Any]:
+        """As an entry has it: a version that knows no epochs meets none."""
+        return self if self.epoch else self[:3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +170,13 @@ class Lease(Command):
     group: str
     horizon_ms: int
     grants: Sequence[Grant]
+
+    @property
+    def needed_level(self) -> int:
+        return CONSUMER_EPOCHS if any([grant.epoch for grant in self.grants]) else self.feature_level
+
+    def fields(self) -> tuple[Any, ...]:
+        return self.group, self.horizon_ms, [grant.row for grant in self.grants]
 
     @classmethod
     def parse(cls, fields: Sequence[Any]) -> Lease:
@@ -204,11 +221,34 @@ class Expire(Command):
 
 @dataclass(frozen=True, slots=True)
 class Release(Command):
-    """A consumer leaves cleanly: what it holds is ready again, the attempt not counted."""
+    """A consumer leaves cleanly: what it holds is ready again, the attempt not counted. `epoch`: of that what was
+    leased to it at this one; 0: all."""
 
     type: ClassVar[int] = CommandType.RELEASE
     group: str
     consumer: str
+    epoch: int = 0
+
+    @property
+    def needed_level(self) -> int:
+        return CONSUMER_EPOCHS if self.epoch else self.feature_level
+
+    def fields(self) -> tuple[Any, ...]:
+        # A version that knows no epochs meets none.
+        return (self.group, self.consumer, self.epoch) if self.epoch else (self.group, self.consumer)
+
+
+@dataclass(frozen=True, slots=True)
+class Reclaim(Command):
+    """A consumer has come back after a restart: what it held under lower epochs is leased to it anew, under new tokens
+    and for `lease_ms`, as the same attempt. A bounded number of leases."""
+
+    type: ClassVar[int] = CommandType.RECLAIM
+    feature_level: ClassVar[int] = CONSUMER_EPOCHS
+    group: str
+    consumer: str
+    epoch: int
+    lease_ms: int
 
 
 Position = str | int | bytes
@@ -252,6 +292,8 @@ class Configure(Command):
 
     @property
     def needed_level(self) -> int:
+        if has_limits(self.settings):
+            return TOPIC_LIMITS_LEVEL
         if MAX_SNOOZES in self.settings:
             return ENDS
         return GROUP_LIMIT if GROUP_LIMITS in self.settings else self.feature_level

@@ -48,6 +48,8 @@ UPDATES: Final = 12
 """Pending messages get other values and headers, by moves that say so. What became of a unique key that was taken is
 told and kept with a producer's answers, and a message may be replaced only while it is pending. What is applied goes by
 the command, but for what is told."""
+CONSUMER_EPOCHS: Final = 12
+"""Consumers have epochs: a lease says which, and a later one reclaims it. What is applied goes by the command."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

@@ -17,6 +17,7 @@ from sandq.model.limits import FIXED, Limits
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import partition_for
 from sandq.model.times import DAY_MS, LEAST_INSTANT_MS, format_duration
+from sandq.model.topic_limits import MAX_MESSAGE_BYTES, TopicLimits
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
@@ -70,10 +71,11 @@ def is_much(raw: bytes) -> bool:
     return len(raw) > MUCH_BYTES or count_of(raw) > MUCH_MESSAGES or plain_bytes_of(raw) > MUCH_BYTES
 
 
-def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checked:
-    """Check a batch that a producer sends to a partition. Raises InvalidRequest, TooLarge, InvalidTime."""
+def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place, own: TopicLimits | None = None) -> Checked:
+    """Check a batch that a producer sends to a partition. `own`: limits of the topic. Raises InvalidRequest, TooLarge,
+    InvalidTime."""
     value_bytes = None if place.compacted or place.is_by_tenant else plain_single(raw)
-    if value_bytes is not None and value_bytes <= limits.message_bytes:
+    if value_bytes is not None and value_bytes <= most_value_bytes(limits, own):
         return PLAIN_SINGLE
     if len(raw) > limits.batch_bytes:
         raise TooLarge(f"a batch of {len(raw)} bytes; at most {limits.batch_bytes} are taken: send it in parts")
@@ -81,8 +83,8 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place) -> Checke
     if batch.count > limits.batch_messages:
         raise TooLarge(f"a batch of {batch.count} messages; at most {limits.batch_messages} are taken")
     _check_columns(batch, place)
-    _check_sizes(batch, limits)
-    _check_times(batch, now_ms, limits.delay_days)
+    _check_sizes(batch, limits, own)
+    _check_times(batch, now_ms, limits.delay_days, own)
     if Column.TTL_MS in batch.columns:
         _check_ttls(batch)
     if place.compacted:
@@ -176,9 +178,17 @@ def _check_places(keys: Sequence[bytes], place: Place) -> None:
             )
 
 
-def _check_sizes(batch: Batch, limits: Limits) -> None:
+def most_value_bytes(limits: Limits, own: TopicLimits | None) -> int:
+    """Return how large a message's value may be, in bytes."""
+    if own is None or own.message_bytes is None:
+        return limits.message_bytes
+    return min(own.message_bytes, limits.message_bytes)
+
+
+def _check_sizes(batch: Batch, limits: Limits, own: TopicLimits | None) -> None:
+    most_bytes = most_value_bytes(limits, own)
     for column, most in (
-        (Column.VALUE, limits.message_bytes),
+        (Column.VALUE, most_bytes),
         (Column.KEY, limits.key_bytes),
         (Column.HEADERS, limits.headers_bytes),
         (Column.UNIQUE_KEY, FIXED.unique_key_bytes),
@@ -189,14 +199,27 @@ def _check_sizes(batch: Batch, limits: Limits) -> None:
         if len(batch.buffers(column)[2]) > most:
             for position, cell in enumerate(batch.bytes_column(column) or ()):
                 if cell is not None and len(cell) > most:
+                    is_own = own is not None and column == Column.VALUE and most < limits.message_bytes
+                    by = f" by topic {own.topic!r} ({MAX_MESSAGE_BYTES})" if own is not None and is_own else ""
                     raise TooLarge(
                         f"message {position} of the batch: {column.name.lower()} has {len(cell)} bytes, "
-                        f"at most {most} are taken"
+                        f"at most {most} are taken{by}"
                     )
 
 
-def check_not_far(delay_ms: int, delay_days: int) -> None:
-    """Raises InvalidTime for what is so far ahead that its unit is another one, as a rule."""
+def check_not_far(delay_ms: int, delay_days: int, own: TopicLimits | None = None) -> None:
+    """Raises InvalidTime for what is so far ahead that its unit is another one, as a rule; or further than the topic
+    takes, which may be more or less."""
+    if own is not None and own.delay_ms is not None:
+        if delay_ms > own.delay_ms:
+            raise InvalidTime(
+                f"a message due in {format_duration(delay_ms)}: topic {own.topic!r} takes none beyond "
+                f"{format_duration(own.delay_ms)} (max_delay)",
+                limit="max_delay",
+                maximum=own.delay_ms,
+                topic=own.topic,
+            )
+        return
     if delay_ms > delay_days * DAY_MS:
         far = format_duration(delay_ms // DAY_MS * DAY_MS)
         raise InvalidTime(
@@ -207,15 +230,15 @@ def check_not_far(delay_ms: int, delay_days: int) -> None:
         )
 
 
-def _check_times(batch: Batch, now_ms: int, delay_days: int) -> None:
+def _check_times(batch: Batch, now_ms: int, delay_days: int, own: TopicLimits | None) -> None:
     if Column.DELIVER_MS not in batch.columns:
         return
     if batch.relative:
-        check_not_far(batch.max_deliver_ms, delay_days)
+        check_not_far(batch.max_deliver_ms, delay_days, own)
         if now_ms + batch.max_deliver_ms > offsets.U48_MAX:
             raise InvalidTime(f"a delay of {batch.max_deliver_ms} ms ends after the last instant there is")
         return
-    check_not_far(batch.max_deliver_ms - now_ms, delay_days)
+    check_not_far(batch.max_deliver_ms - now_ms, delay_days, own)
     if batch.max_deliver_ms > offsets.U48_MAX:
         raise InvalidTime(f"delivery time {batch.max_deliver_ms} lies after the last instant, {offsets.U48_MAX}")
     if batch.min_deliver_ms >= LEAST_INSTANT_MS:

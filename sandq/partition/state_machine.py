@@ -31,6 +31,7 @@ from sandq.partition.groups.administration import GroupAdmin
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.lease_grants import LeaseGrants
+from sandq.partition.groups.lease_reclaim import LeaseReclaim
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.ownership import Ownership
 from sandq.partition.groups.renewal import Change
@@ -59,9 +60,9 @@ _STATE_VERSION = 1
 Result = Any
 """Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settlement.Lost`).
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
-outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
-RedriveDead, PurgeDead: an outcome (`jobs.redrive`) for each. Hold: up to where the log is trimmed. RaiseLevel: the
-level that it is at. ClockReset: its outcome, the floor and time.
+outcome (`pending`) for each. Upkeep: whether more is due at once. Reclaim: leases that were renewed, and that are yet
+to be. Seek: the new cursor. StartJob, StopJob: the job. RedriveDead, PurgeDead: an outcome (`jobs.redrive`) for each.
+Hold: up to where the log is trimmed. RaiseLevel: the level that it is at. ClockReset: its outcome, the floor and time.
 Of any: the SandqError that refused it."""
 
 
@@ -147,6 +148,7 @@ class TimerPartition:
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
         self.producers = Producers(partition)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)
+        self._lease_reclaim = LeaseReclaim(group_state)
         self._settlement = LeaseSettlement(shared, group_state, unique)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
@@ -323,6 +325,10 @@ class TimerPartition:
                         leases = self._lease(index, grants, command, view)
                         grants += len(leases)
                         results.append(leases)
+                    case c.Reclaim():
+                        renewed = self._lease_reclaim.reclaim(index, grants, command, self.now_ms, view)
+                        grants += renewed[0]
+                        results.append(renewed)
                     case c.Move():
                         results.append(self._move(index, place, command, view))
                         place += len(command.items)

@@ -99,6 +99,7 @@ class Type(IntEnum):
     TOPIC_CREATE = 32
     TOPIC_DELETE = 33
     TOPIC_UPDATE = 34
+    TOPIC_NAMES = 35
     GROUP_LIST = 40
     TOPIC_STATS = 41
     GROUP_SEEK = 42

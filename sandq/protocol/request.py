@@ -159,6 +159,16 @@ class Request(tuple[Any, ...], metaclass=_RequestMeta):
         def _replace(self, **fields: Any) -> Self: ...
 
 
+def with_missing(frame: Frame, least: int, optional: int) -> Frame:
+    """A frame whose last fields, so many, may all be missing behind `least` items: with nil for them then."""
+    return [*frame, *optional * [None]] if len(frame) == least else frame
+
+
+def without_nils(request: Sequence[Any], optional: int) -> Sequence[Any]:
+    """The fields of a request, without the last ones, so many, where none of them says anything."""
+    return request[:-optional] if all([field is None for field in request[-optional:]]) else request
+
+
 class TopicRequest(Protocol):
     """A request about a topic."""
 

@@ -8,14 +8,15 @@ Items of ACK and NACK say which messages of a lease they are about: `what` is ni
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from sandq.model.batch_format import Column
-from sandq.model.errors import WrongVersion
+from sandq.model.errors import ProtocolError, WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.nack_ends import DEAD, ENDS, RETRY, SNOOZE
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
-from sandq.protocol.fields import OFFSET_BYTES, U48_MAX
+from sandq.model.topic_patterns import problem_of
+from sandq.protocol.fields import OFFSET_BYTES, PARTITION_MAX, U48_MAX
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, Type, encode_frame, encode_with_tail
 from sandq.protocol.proofs import PROOF_BYTES
 from sandq.protocol.request import (
@@ -30,6 +31,8 @@ from sandq.protocol.request import (
     each,
     length,
     row_of,
+    with_missing,
+    without_nils,
 )
 
 EARLIEST: Final = "earliest"
@@ -43,6 +46,8 @@ LEASE_WAIT_MAX_MS: Final = 60_000
 """A LEASE waits for messages for so long, at most."""
 RANGE_MESSAGES: Final = DEFAULT.batch_messages  # a range lies within one batch
 RANGES_MAX: Final = FIXED.grant_messages  # a lease has no more messages
+NAMES_MAX: Final = 1000
+"""Names of topics in one answer."""
 ADDRESS_CHARS: Final = 64
 """Of a machine's address: an IPv6 address has 39, beside brackets and a zone."""
 PRINCIPAL_CHARS: Final = DEFAULT.consumer_id_chars
@@ -52,6 +57,21 @@ Start = Annotated[str, choice(EARLIEST, LATEST)] | U48 | Offset
 """Where a group begins: EARLIEST, LATEST, an instant or an offset."""
 ConsumerId = Annotated[str, characters(1, DEFAULT.consumer_id_chars)]
 Credits = Annotated[int, Bounds(0, DEFAULT.credit_max)]
+EPOCH_MAX: Final = 2**63 - 1
+Epoch = Annotated[int, Bounds(1, EPOCH_MAX)]
+"""Of a consumer: each of its processes has a higher one than those before."""
+
+
+def _check_partitions(partitions: Sequence[Any]) -> str | None:
+    if not 1 <= len(partitions) <= PARTITION_MAX + 1:
+        return f"1..{PARTITION_MAX + 1} partitions are allowed, not {len(partitions)}"
+    if not all([type(partition) is int and 0 <= partition <= PARTITION_MAX for partition in partitions]):
+        return f"expected numbers within 0..{PARTITION_MAX}"
+    return None if len({*partitions}) == len(partitions) else "a partition is named twice"
+
+
+Partitions = Annotated[Sequence[int], _check_partitions]
+"""Some partitions of a topic, each once."""
 
 
 class Hello(Request, type=Type.HELLO):
@@ -100,6 +120,31 @@ class Metadata(Request, type=Type.METADATA):
     topics: Annotated[Sequence[str], each(_check_name)] | None
 
 
+def _check_patterns(patterns: Sequence[Any]) -> str | None:
+    return problem_of(patterns)
+
+
+class TopicNames(Request, type=Type.TOPIC_NAMES):
+    """Names of topics that are like one of these patterns, in order: `most` of them at most."""
+
+    patterns: Annotated[Sequence[str], _check_patterns]
+    most: Annotated[int, Bounds(1, NAMES_MAX)]
+
+
+class TopicNamesReply(NamedTuple):
+    """The answer to it."""
+
+    names: Sequence[str]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        """Raises ProtocolError unless it is one."""
+        names = frame[2] if len(frame) > 2 else None
+        if type(names) is not list or not all([type(name) is str for name in names]):
+            raise ProtocolError("the answer to TOPIC_NAMES is not a list of names")
+        return cls(names)
+
+
 class Produce(Request, type=Type.PRODUCE):
     """One batch for one partition. Producer id 0: not idempotent, and epoch and sequence are 0 too; else see
     `model.sequence` for what `sequence` says.
@@ -124,7 +169,11 @@ class Produce(Request, type=Type.PRODUCE):
 
 class Subscribe(Request, type=Type.SUBSCRIBE):
     """Join a group on this node. `subscription_id` is the client's: unique in the connection, no request's id. `held`:
-    the leases of this consumer that it knows of."""
+    the leases of this consumer that it knows of.
+
+    The last two fields may both be missing. `epoch`: of the consumer; a subscription with a later one takes over what
+    it holds and ends this one. `partitions`: those that it is about; None: all.
+    """
 
     subscription_id: int
     topic: str
@@ -134,6 +183,20 @@ class Subscribe(Request, type=Type.SUBSCRIBE):
     lease_ms: U48 | None
     start: Start
     held: Annotated[Sequence[Sequence[int]], each(row_of("[group number, partition, token]", int, int, int))]
+    epoch: Epoch | None = None
+    partitions: Partitions | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        return cls.checked(with_missing(frame, _PLAIN_SUBSCRIBE, 2))
+
+    def frame(self, request_id: int) -> bytes:
+        """Without the fields that a version of before does not know, where they say nothing."""
+        return encode_frame(self.type, request_id, *without_nils(self, 2))
+
+
+_PLAIN_SUBSCRIBE: Final = 2 + 8
+"""Items of a frame without the last fields."""
 
 
 class Unsubscribe(Request, type=Type.UNSUBSCRIBE):
@@ -145,7 +208,7 @@ class Unsubscribe(Request, type=Type.UNSUBSCRIBE):
 class Lease(Request, type=Type.LEASE):
     """Lease what is due now, or what is first due within `wait_ms`. `consumer_id` is this request's alone: what it
     holds can be given back as a whole. `ack`: the messages are acked before they are sent. UNSUBSCRIBE with the id of
-    the request ends the wait."""
+    the request ends the wait. `partitions`, which may be missing: those that it is about; None: all."""
 
     topic: str
     group: str
@@ -155,13 +218,26 @@ class Lease(Request, type=Type.LEASE):
     lease_ms: int | None
     start: Start
     ack: bool
+    partitions: Partitions | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        return cls.checked(with_missing(frame, _PLAIN_LEASE, 1))
+
+    def frame(self, request_id: int) -> bytes:
+        """Without the field that a version of before does not know, where it says nothing."""
+        return encode_frame(self.type, request_id, *without_nils(self, 1))
+
+
+_PLAIN_LEASE: Final = 2 + 8
+"""Items of a frame without the last field."""
 
 
 class Credit(Request, type=Type.CREDIT):
-    """`more` messages may be pushed beyond those allowed before. No reply."""
+    """`more` messages may be pushed beyond those allowed before; fewer when it is negative. No reply."""
 
     subscription_id: int
-    more: Credits
+    more: Annotated[int, Bounds(-DEFAULT.credit_max, DEFAULT.credit_max)]
 
     def frame(self, request_id: int = 0) -> bytes:
         return encode_frame(self.type, request_id, *self)

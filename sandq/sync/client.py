@@ -24,6 +24,8 @@ from sandq.client.arguments import suggesting
 from sandq.client.client import CLIENT_NAME
 from sandq.client.client import Client as AsyncClient
 from sandq.client.client import connect as async_connect
+from sandq.client.consumer.chosen_partitions import Partitions
+from sandq.client.consumer.chosen_topics import Topics
 from sandq.client.consumer.end_rules import Types
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
 from sandq.client.options import DEFAULTS
@@ -110,13 +112,15 @@ class Client(Wrapper[AsyncClient]):
 
     def subscribe(
         self,
-        topic: str,
+        topic: Topics,
         *,
         group: str,
         credit: int | None = None,
         lease: Duration | None = None,
         start: Start = "earliest",
         auto_extend: bool = True,
+        consumer_id: str | None = None,
+        partitions: Partitions | None = None,
     ) -> Subscription:
         """`with client.subscribe(topic, group="workers") as subscription: for message in subscription:`.
 
@@ -124,14 +128,21 @@ class Client(Wrapper[AsyncClient]):
         """
         inner = self._portal.do(
             lambda: self._inner.subscribe(
-                topic, group=group, credit=credit, lease=lease, start=start, auto_extend=auto_extend
+                topic,
+                group=group,
+                credit=credit,
+                lease=lease,
+                start=start,
+                auto_extend=auto_extend,
+                consumer_id=consumer_id,
+                partitions=partitions,
             )
         )
         return Subscription(inner, self._portal, self._thread.blocks)
 
     def run(
         self,
-        topic: str,
+        topic: Topics,
         group: str,
         handler: ThreadHandler,
         *,
@@ -143,6 +154,8 @@ class Client(Wrapper[AsyncClient]):
         retry_on: Types | None = None,
         dead_on: Types = (),
         timeout: Duration | None = None,
+        consumer_id: str | None = None,
+        partitions: Partitions | None = None,
     ) -> NoReturn:
         """Call `handler(message)` in worker threads for every message, `concurrency` of them at a time, for ever.
 
@@ -166,6 +179,8 @@ class Client(Wrapper[AsyncClient]):
                 retry_on=retry_on,
                 dead_on=dead_on,
                 timeout=timeout,
+                consumer_id=consumer_id,
+                partitions=partitions,
             ),
             patience_s=duration_ms(grace) / 1000 + _CLOSE_S,
         )

@@ -37,8 +37,13 @@ class Subscription(BlockWrapper[AsyncSubscription]):
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
+        """The topic's name; of several, all of them, or their pattern."""
         return self._inner.topic
+
+    @property
+    def topics(self) -> list[str]:
+        """The names of the topics that it is subscribed to at present."""
+        return self._inner.topics
 
     @property
     def group(self) -> str:

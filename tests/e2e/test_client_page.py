@@ -54,8 +54,15 @@ def test_the_async_blocks(node: NodeProcess, backend: str) -> None:
         scope.cancel()
 
     async def main() -> None:
-        handling, leasing = blocks("node")
+        several, partitions, lasting, handling, leasing = blocks("node")
         async with sandq.connect(node.address, timeout=PATIENCE_S) as client, anyio.create_task_group() as tasks:
+            await client.admin.create_topic("refunds")
+            await client.produce("refunds", b"two euros")
+            for block in (several, partitions, lasting):
+                await run(client, block)
+            assert shown == [("refunds", b"two euros"), (["orders", "refunds"],)]
+            shown.clear()
+            await client.admin.delete_group("orders", "desk")
             await client.produce("orders", b"one")
             await client.produce("orders", b"out of stock")
             scope = anyio.CancelScope()

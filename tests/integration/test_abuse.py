@@ -417,6 +417,7 @@ ABUSES: dict[str, Abuse] = {
     "idle connections": is_idle,
     "pings": floods(Type.PING),
     "metadata": floods(Type.METADATA, None),
+    "topics by patterns": floods(Type.TOPIC_NAMES, ["*a*b*c*[!x-z]?" * 17] * 20, 1000),
     "produce": floods(Type.PRODUCE, *_PRODUCE),
     "what is wrong": floods(Type.PRODUCE, "t", "0"),
     "subscriptions": floods(Type.SUBSCRIBE, 2, "t", "g", "c", 1, None, "earliest", [], count=100),
@@ -454,6 +455,7 @@ async def abused(node: Serving, dial: Dial, abuse: Abuse) -> AsyncIterator[None]
 ABUSED: dict[Type, str] = {
     Type.HELLO: "pings",
     Type.METADATA: "metadata, never read",
+    Type.TOPIC_NAMES: "topics by patterns",
     Type.PRODUCE: "produce",
     Type.SUBSCRIBE: "subscriptions",
     Type.UNSUBSCRIBE: "what nobody leased",

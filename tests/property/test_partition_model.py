@@ -30,6 +30,9 @@ from tests.support.partition.model_words import Lease, name_of
 
 
 class Walk(Holding):
+    epoch = 0
+    """Of the consumers, as it is now."""
+
     # -- groups ---------------------------------------------------------------------------------------------------
 
     @rule(name=st.sampled_from(GROUPS), to=positions)
@@ -115,7 +118,7 @@ class Walk(Holding):
     )
     def lease(self, number: int, grants: list[tuple[str, int]], ahead: int, lease_ms: int) -> None:
         name = self._group(number)
-        command = c.Lease(name, T + self.at + ahead, [c.Grant(consumer, limit, lease_ms) for consumer, limit in grants])
+        command = c.Lease(name, T + self.at + ahead, self._grants(grants, lease_ms))
         waited = set(self.model.groups[name].of("waiting"))
         granted = self.apply(command)
         foretold = self.model.lease(name, self.at + ahead, grants)
@@ -137,7 +140,11 @@ class Walk(Holding):
             now, until = self.model.now, self.model.now + lease_ms
             assert lease.deadline_ms == T + until
             at = {n: self.model.messages[n].offset for n in names}
-            self.model.granted(Lease(name, lease.consumer, lease.token, lease.attempt, names, at, now, until))
+            of = Lease(name, lease.consumer, lease.token, lease.attempt, names, at, now, until, epoch=lease.epoch)
+            self.model.granted(of)
+
+    def _grants(self, grants: list[tuple[str, int]], lease_ms: int) -> list[c.Grant]:
+        return [c.Grant(consumer, limit, lease_ms, self.epoch) for consumer, limit in grants]
 
     def _is_whole(self, message: Any) -> None:
         """What a consumer gets is what the producer sent, or made of it since."""
@@ -230,6 +237,23 @@ class Walk(Holding):
     def release(self, number: int, consumer: str) -> None:
         name = self._group(number)
         assert self.apply(c.Release(name, consumer)) == self.model.release(name, consumer)
+
+    @precondition(lambda self: self.model.groups)
+    @rule(number=numbers, consumer=st.sampled_from(["c", "d"]), later=st.booleans(), ms=st.sampled_from([1000, 60_000]))
+    def reclaim(self, number: int, consumer: str, later: bool, ms: int) -> None:
+        name = self._group(number)
+        self.epoch += later
+        renewed, left = self.apply(c.Reclaim(name, consumer, self.epoch, ms))
+        held = self.bench.machine.leases.live_of(name, consumer)
+        tokens = [lease.token for lease in held if lease.token > self.last_token]
+        self.last_token = max([self.last_token, *tokens])
+        assert (renewed, left) == (self.model.reclaim(name, consumer, self.epoch, tokens, ms), 0)
+        assert {lease.epoch for lease in held} <= {self.epoch}
+        for token in tokens:
+            lease, of = self.bench.machine.leases.by_token[token], self.model.leases[token]
+            assert (lease.attempt, lease.deadline_ms) == (of.attempt, T + of.deadline)
+            found = self.bench.messages(lease)
+            assert [message.fields[Column.VALUE].decode() for message in found] == self.model.by_offset(of.names)
 
     # -- jobs and upkeep ------------------------------------------------------------------------------------------
 

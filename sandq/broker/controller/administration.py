@@ -35,7 +35,7 @@ from sandq.model.errors import (
     Unavailable,
     UnknownPartition,
 )
-from sandq.model.features import ENDS_LEVEL, GROUP_LIMIT_LEVEL, KEY_LIMIT_LEVEL, RANKED_LEVEL
+from sandq.model.features import ENDS_LEVEL, GROUP_LIMIT_LEVEL, KEY_LIMIT_LEVEL, RANKED_LEVEL, TOPIC_LIMITS_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.limits import Limits
@@ -44,6 +44,7 @@ from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, check_name
 from sandq.model.offsets import PARTITION_MAX
 from sandq.model.settings import CLASSES, parse_settings, update_settings
+from sandq.model.topic_limits import has_limits
 from sandq.partition import commands as c
 from sandq.protocol.requests_admin import (
     REMOVE,
@@ -138,6 +139,8 @@ class Administration:
             self._node_log.check_level(KEY_LIMIT_LEVEL)
         if MAX_SNOOZES in record:
             self._node_log.check_level(ENDS_LEVEL)
+        if has_limits(record):
+            self._node_log.check_level(TOPIC_LIMITS_LEVEL)
 
         async def create() -> Topic:
             if name in self._view.topics:
@@ -167,6 +170,8 @@ class Administration:
             record = update_settings(old.settings, request.settings, old.kind).record()
             if MAX_SNOOZES in record:
                 self._node_log.check_level(ENDS_LEVEL)
+            if has_limits(record):
+                self._node_log.check_level(TOPIC_LIMITS_LEVEL)
             if GROUP_LIMITS in old.settings:
                 record[GROUP_LIMITS] = old.settings[GROUP_LIMITS]
             there, copies = len(old.partitions), replicas or old.replicas

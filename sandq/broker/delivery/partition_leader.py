@@ -169,6 +169,11 @@ class PartitionLeader:
         pump.line.pop(subscription, None)
         return True
 
+    def subscription_of(self, group: str, consumer: str) -> Subscription | None:
+        """The one with which a consumer takes part here."""
+        pump = self._pumps.get(group)
+        return None if pump is None else pump.consumers.get(consumer)
+
     def consumers(self, group: str) -> int:
         """How many take part here."""
         pump = self._pumps.get(group)
@@ -407,7 +412,7 @@ class PartitionLeader:
             taker = takers.popleft()
             limit = min(room[taker], most)
             left -= limit
-            grants.append(c.Grant(taker.consumer, limit, taker.lease_ms))
+            grants.append(c.Grant(taker.consumer, limit, taker.lease_ms, taker.epoch))
             reserved[taker] = reserved.get(taker, 0) + limit
             taker.credit -= limit
             room[taker] -= limit
@@ -464,7 +469,7 @@ class PartitionLeader:
 
     def push(self, subscription: Subscription, delivery: Delivery) -> None:
         """Send once the latest of it is due. A lease whose consumer has gone meanwhile runs out, or is pushed
-        again when the consumer returns."""
+        again when the consumer returns; one that a later process has replaced gives it back."""
         now_ms = self._clock.now_ms()
         if delivery.due_ms > now_ms:
             self._ahead[delivery.token] = subscription, delivery
@@ -481,6 +486,10 @@ class PartitionLeader:
     def _push(self, subscription: Subscription, delivery: Delivery) -> None:
         group, to = self.groups.get(subscription.group), self._present(subscription)
         if to is None or group is None:
+            if self._is_replaced(subscription):
+                # Refused: it runs out. What the later process has reclaimed is its own under another token.
+                with suppress(SandqError):
+                    self.host.submit(c.Nack([(delivery.token, None, None, None, False)]), lambda result: None)
             return
         if to is not subscription:
             to.credit -= delivery.count  # it was taken off the one that is gone
@@ -503,7 +512,12 @@ class PartitionLeader:
             return subscription
         pump = self._pumps.get(subscription.group) if subscription.moved else None
         other = pump.consumers.get(subscription.consumer) if pump is not None else None
-        return None if other is None or other.closed else other
+        return None if other is None or other.closed or other.epoch != subscription.epoch else other
+
+    def _is_replaced(self, subscription: Subscription) -> bool:
+        """Whether a later process has taken over what the consumer of a subscription holds."""
+        other = self.subscription_of(subscription.group, subscription.consumer)
+        return subscription.fenced or (other is not None and other.epoch > subscription.epoch)
 
     # -- expiry and upkeep -----------------------------------------------------------------------------------------
 

@@ -136,12 +136,33 @@ def held_by(
             later.append(delivery)
             continue
         tokens = known.get((delivery.host.number, delivery.partition), set())
-        for held in replica.held_by(request.group, request.consumer_id, tokens):
+        for held in replica.held_by(request.group, request.consumer_id, tokens, request.epoch or 0):
             if left <= 0:
                 return found, []
             left -= size_of(held)
             found.append((delivery, held))
     return found, later
+
+
+def reclaimable(deliveries: Sequence[PartitionLeader], request: Subscribe, epoch: int) -> list[PartitionLeader]:
+    """Those of the partitions in which the consumer may have leases of another epoch (apply thread)."""
+    found = []
+    for delivery in deliveries:
+        replica = delivery.host.replica
+        assert isinstance(replica, PartitionReplica)
+        if replica.is_half_way or replica.holds_otherwise(request.group, request.consumer_id, epoch):
+            found.append(delivery)
+    return found
+
+
+async def reclaim(deliveries: Sequence[PartitionLeader], command: c.Reclaim) -> None:
+    """Have a consumer's leases of lower epochs leased to it anew, in these partitions. Raises ConsumerFenced, and what
+    refuses a command."""
+    left = list(deliveries)
+    while left:
+        some, left = left[:PARTITIONS_AT_ONCE], left[PARTITIONS_AT_ONCE:]
+        results = await call_all([(delivery.host, command) for delivery in some])
+        left = [delivery for delivery, (_, more) in zip(some, results, strict=True) if more] + left
 
 
 def size_of(held: Delivery) -> int:

@@ -20,9 +20,10 @@ class Subscription:
         push: Callable[[Delivery], None],
         congested: Callable[[], bool],
         ended: Callable[[SandqError], None],
+        epoch: int = 0,
     ) -> None:
         """`push(delivery)` sends; `congested()`: its connection takes nothing now;
-        `ended(error)`: the topic was deleted."""
+        `ended(error)`: the topic was deleted, say. `epoch`: of the consumer; 0: it has none."""
         self.group = group
         self.consumer = consumer
         self.credit = credit
@@ -31,12 +32,22 @@ class Subscription:
         self.push = push
         self.congested = congested
         self.ended = ended
+        self.epoch = epoch
         self.partitions = 0
         """How many partitions share this pool."""
         self._starved: dict[Callable[[Subscription], None], None] = {}
         self.closed = False
         self.moved = False
         """It ended because partitions are led elsewhere now: its consumer comes back, and still holds what it held."""
+
+        self.fenced = False
+        """It ended because a later process has taken over what its consumer holds: what is granted to it yet is given
+        back."""
+
+    def fence(self, error: SandqError) -> None:
+        """End it: a later process of its consumer has come."""
+        self.closed = self.fenced = True
+        self.ended(error)
 
     @property
     def room(self) -> int:

@@ -33,12 +33,13 @@ from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import COMPACTED, FAIR, check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
+from sandq.model.topic_limits import MAX_MESSAGE_BYTES
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOTHING
 from sandq.partition.jobs.redrive import Outcome
 from sandq.partition.levels import SCOPED_KEYS
 from sandq.partition.log.fetch import Extent, Fetched
-from sandq.partition.produce_validation import check_not_far
+from sandq.partition.produce_validation import check_not_far, most_value_bytes
 from sandq.partition.queries import UNITS_S, PartitionQueries
 from sandq.protocol.request import PartitionRequest
 from sandq.protocol.requests_admin import (
@@ -111,12 +112,12 @@ class MessageQueries:
         items: Sequence[Any] = request.items
         if any([len(item) > 3 and item[3] is not None for item in items]):
             self._broker.check_ranked(request.topic)
-        now_ms = self._broker.clock.now_ms()
+        now_ms, own = self._broker.clock.now_ms(), self._broker.limits_of(request.topic)
         for position, (_, at_ms, relative, *_) in enumerate(items):
             if not relative and at_ms is not None and at_ms < LEAST_INSTANT_MS:
                 raise InvalidTime(f"item {position}: {at_ms} looks like seconds; milliseconds are wanted")
             if at_ms is not None:
-                check_not_far(at_ms if relative else at_ms - now_ms, self._broker.limits.delay_days)
+                check_not_far(at_ms if relative else at_ms - now_ms, self._broker.limits.delay_days, own)
         updated_bytes = 0
         if any([len(item) > 4 for item in items]):
             items, updated_bytes = self._with_updates(request)
@@ -132,13 +133,15 @@ class MessageQueries:
     def _with_updates(self, request: Move) -> tuple[Sequence[Sequence[Any]], int]:
         """The items of a move, with what they change of their messages by column, and the bytes of that. Raises
         InvalidRequest, TooLarge."""
-        limits = self._broker.limits
+        limits, own = self._broker.limits, self._broker.limits_of(request.topic)
         if self._broker.topic(request.topic).record.kind == COMPACTED:
             raise InvalidRequest(
                 f"topic {request.topic!r} is a compacted topic: its messages are not updated; put the key's new value",
                 topic=request.topic,
             )
-        bounds = (("value", "message_bytes", limits.message_bytes), ("headers", "headers_bytes", limits.headers_bytes))
+        value_bytes = most_value_bytes(limits, own)
+        value_limit = "message_bytes" if value_bytes == limits.message_bytes else MAX_MESSAGE_BYTES
+        bounds = (("value", value_limit, value_bytes), ("headers", "headers_bytes", limits.headers_bytes))
         total = len(request.cells)
         for position, item in enumerate(request.items):
             for name, limit, most in bounds if len(item) > 4 else ():
@@ -270,7 +273,7 @@ class MessageQueries:
         if arguments.get("to_ms", LEAST_INSTANT_MS) < LEAST_INSTANT_MS:
             raise InvalidTime(f"to_ms {arguments['to_ms']} looks like seconds; milliseconds are wanted")
         far_ms = max(arguments.get("to_ms", 0) - self._broker.clock.now_ms(), arguments.get("shift_ms", 0))
-        check_not_far(far_ms, self._broker.limits.delay_days)
+        check_not_far(far_ms, self._broker.limits.delay_days, self._broker.limits_of(request.topic))
         if "priority" in arguments:
             self._broker.check_ranked(request.topic)
         host = self._host(request)

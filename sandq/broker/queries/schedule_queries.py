@@ -23,6 +23,7 @@ from sandq.model.headers import headers_pack, headers_unpack
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, of_schedule
 from sandq.model.partitioning import partition_for
+from sandq.model.topic_limits import TopicLimits
 from sandq.partition import commands as c
 from sandq.partition.log.pieces import decode_fields
 from sandq.partition.produce_validation import Place, check_batch
@@ -85,7 +86,8 @@ class ScheduleQueries:
             twice = next(name for at, name in enumerate(names) if name in names[:at])
             raise InvalidRequest(f"schedule {of_schedule(twice)[0]!r} is named twice in one request")
         now_ms = self._broker.clock.now_ms()
-        check = partial(_checked, request.items, now_ms, self._broker.limits, place)
+        own = self._broker.limits_of(request.topic)
+        check = partial(_checked, request.items, now_ms, self._broker.limits, place, own)
         wanted = {one[0]: one for one in await self._in_thread(check)}
         results: dict[str, _Row] = {}
         taken = set[_Seen]()
@@ -238,20 +240,22 @@ class ScheduleQueries:
         return [results[name] for name in names]
 
 
-def _checked(items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place: Place) -> list[_Wanted]:
+def _checked(
+    items: Sequence[Sequence[Any]], now_ms: int, limits: Limits, place: Place, own: TopicLimits | None
+) -> list[_Wanted]:
     """Check items of a put. Raises InvalidRequest."""
     wanted: list[_Wanted] = []
     for name, version, given, batch, paused in items:
         try:
             checked = settings.check(given, now_ms)
-            fields = _message(name, batch, now_ms, limits, place)
+            fields = _message(name, batch, now_ms, limits, place, own)
         except SandqError as error:
             raise type(error)(f"schedule {of_schedule(name)[0]!r}: {error.message}", **error.details) from None
         wanted.append((name, version, checked, fields, paused))
     return wanted
 
 
-def _message(name: str, batch: bytes, now_ms: int, limits: Limits, place: Place) -> Fields:
+def _message(name: str, batch: bytes, now_ms: int, limits: Limits, place: Place, own: TopicLimits | None) -> Fields:
     """The message that a schedule sends. Raises InvalidRequest, TooLarge."""
     if len(batch) > FIXED.schedule_bytes:
         raise TooLarge(
@@ -264,7 +268,7 @@ def _message(name: str, batch: bytes, now_ms: int, limits: Limits, place: Place)
     for column, word in ((Column.UNIQUE_KEY, "unique key"), (Column.DELIVER_MS, "delivery time")):
         if column in checked.columns:
             raise InvalidRequest(f"its message has no {word} of its own: each occurrence is a message once")
-    check_batch(batch, now_ms, limits, place)
+    check_batch(batch, now_ms, limits, place, own)
     (fields,) = decode_fields(checked)
     # Each occurrence adds headers of its own to these: what nobody can read would be found when it is applied.
     headers_pack(headers_unpack(fields.get(Column.HEADERS)), max_bytes=limits.headers_bytes)

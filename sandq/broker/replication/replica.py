@@ -211,11 +211,16 @@ class PartitionReplica:
         prefix = self._rows.prefix
         return [(prefix + start, prefix + stop) for start, stop in self.machine.log.garbage.take()]
 
-    def held_by(self, group: str, consumer: str, known: set[int]) -> Iterator[Delivery]:
-        """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one."""
+    def held_by(self, group: str, consumer: str, known: set[int], epoch: int = 0) -> Iterator[Delivery]:
+        """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one.
+        `epoch`: those alone that were granted to it at that one; 0: all."""
         for lease in self.machine.leases.live_of(group, consumer):
-            if lease.token not in known:
+            if lease.token not in known and epoch in (0, lease.epoch):
                 yield self._delivery(lease, repeated=True)
+
+    def holds_otherwise(self, group: str, consumer: str, epoch: int) -> bool:
+        """Whether a consumer has leases of another epoch (apply thread)."""
+        return any([lease.epoch != epoch for lease in self.machine.leases.live_of(group, consumer)])
 
     def due_between(self, start_s: int, stop_s: int) -> int:
         """Messages whose second lies there: start <= second < stop (apply thread)."""

@@ -38,6 +38,9 @@ class TopicSettings(TypedDict, total=False):
     max_snoozes: int | OrNone
     backoff: Backoff
     group_ttl: Duration | None
+    max_message_bytes: int | str | None
+    max_delay: Duration | None
+    max_lease: Duration | None
     ttl: Duration | None
     delete_on_ack: bool
     retention: Duration

@@ -15,6 +15,7 @@ import anyio
 
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.ack_ranges import ranges_of
+from sandq.client.consumer.chosen_partitions import Partitions, chosen_of, partitions_of
 from sandq.client.consumer.lease import positions_of
 from sandq.client.consumer.message import lease_ms_of
 from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, dead_terms, retry_terms
@@ -27,7 +28,14 @@ from sandq.client.transport.connection import Connection
 from sandq.client.transport.on_behalf import asker
 from sandq.client.transport.requests import settle
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest, LeaseLost, ProtocolError, SandqError, Unavailable
+from sandq.model.errors import (
+    InvalidRequest,
+    LeaseLost,
+    ProtocolError,
+    SandqError,
+    Unavailable,
+    UnknownPartition,
+)
 from sandq.model.limits import FIXED
 from sandq.model.offsets import Lease as LeaseParts
 from sandq.model.times import Duration, duration_ms
@@ -120,6 +128,7 @@ class Leases:
         lease: Duration | None = None,
         start: Start = "earliest",
         ack: bool = False,
+        partitions: Partitions | None = None,
     ) -> Taken:
         """What is ready now, at most `max` messages (1 to 1,000); when nothing is, what first becomes ready within
         `wait` (1 min at most). [] when there is nothing.
@@ -127,7 +136,8 @@ class Leases:
         `lease`: how long they are held (None: the topic's setting). `start`: where the group begins when it is new.
         `ack`: they are acked before they are sent, so that what is lost on its way is lost. A call that is cancelled
         gives back what it leased. Retriable errors are raised after the client's `timeout`. `without_leader` of the
-        answer: partitions of the topic that had none, so that what they hold is missing.
+        answer: partitions of the topic that had none, so that what they hold is missing. `partitions`: numbers of those
+        to take messages of; None: all.
         """
         if type(max) is not int or not 1 <= max <= FIXED.grant_messages:
             raise InvalidRequest(f"max: an int within 1..{FIXED.grant_messages} is expected, not {max!r}")
@@ -135,6 +145,7 @@ class Leases:
         if wait_ms > LEASE_WAIT_MAX_MS:
             raise InvalidRequest(f"wait: {LEASE_WAIT_MAX_MS // 1000} s at most, not {wait_ms / 1000:g} s")
         request = Lease(self.topic, self.group, "", max, wait_ms, lease_ms_of(lease), start_of(start), ack)
+        request = request._replace(partitions=partitions_of(partitions))
         waits_until = anyio.current_time() + wait_ms / 1000
         fails_at = waits_until + self._cluster.options.timeout_s
         attempt = 0
@@ -159,9 +170,12 @@ class Leases:
     async def _take_round(self, request: Lease, wait_ms: int) -> Taken:
         """Ask every node that leads partitions, one after the other, until there is enough; when none has anything, all
         of them to wait."""
-        record = await self._cluster.topic(self.topic)
-        leaders = list(dict.fromkeys(part.leader for part in record.partitions if part.leader is not None))
-        unled = [part.partition for part in record.partitions if part.leader is None]
+        try:
+            wanted = chosen_of(await self._cluster.topic(self.topic), request.partitions)
+        except UnknownPartition:
+            wanted = chosen_of(await self._cluster.asked(self.topic), request.partitions)  # it may be new
+        leaders = list(dict.fromkeys(part.leader for part in wanted if part.leader is not None))
+        unled = [part.partition for part in wanted if part.leader is None]
         if not leaders:
             raise self._nobody_leads(unled)
         found = Taken(without_leader=unled)

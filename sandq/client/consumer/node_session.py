@@ -12,6 +12,8 @@ come back as crumbs: leases get as small as what is free when they are made (RFC
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import anyio
@@ -21,7 +23,14 @@ from sandq.client.consumer.partition_consumer import PartitionConsumer
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
-from sandq.model.errors import ClosedError, InvalidRequest, ProtocolError, SandqError
+from sandq.model.errors import (
+    ClosedError,
+    ConsumerFenced,
+    InvalidRequest,
+    ProtocolError,
+    SandqError,
+    Unavailable,
+)
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import ITEMS_MAX, Frame
 from sandq.protocol.replies import Deliver
@@ -38,19 +47,30 @@ class SessionOwner(Protocol):
 
     topic: str
     group: str
-    consumer_id: str
     cluster: Cluster
     lease_ms: int | None
     start: str | int | bytes
 
     @property
+    def consumer_id(self) -> str: ...
+
+    @property
+    def partitions(self) -> Sequence[int] | None: ...
+
+    @property
     def is_starved(self) -> bool: ...
+
+    def epoch_on(self, connection: Connection) -> int | None: ...
+
+    def outrank(self, error: ConsumerFenced) -> bool: ...
 
     def held_tokens(self) -> list[list[int]]: ...
 
     def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer: ...
 
     def receive(self, chunk: Chunk) -> None: ...
+
+    def sessions_changed(self) -> None: ...
 
     def freed(self, count: int) -> None: ...
 
@@ -64,12 +84,14 @@ class SessionOwner(Protocol):
 class Session:
     """See the module's docstring; `run` is its task."""
 
-    def __init__(self, subscription: SessionOwner, node_id: str, target: int) -> None:
+    def __init__(self, subscription: SessionOwner, node_id: str) -> None:
         self.node_id = node_id
-        self.target = target
+        self.target = 0
         self.held = 0
         self.is_retired = False  # the node seems to lead nothing of the topic
         self.ready = False  # the node has accepted the subscription
+        self.is_busy = False  # it has given something lately, or is holding something
+        self.came_at = -math.inf  # when something came last
         self.scope = anyio.CancelScope()
         self._subscription = subscription
         self._connection: Connection | None = None
@@ -97,6 +119,8 @@ class Session:
                         continue
                     started_at = anyio.current_time()
                     error = await self._serve(connection)
+                    if isinstance(error, ConsumerFenced) and self._subscription.outrank(error):
+                        continue
                     if not error.retriable:
                         self._subscription.fail(error)
                         return
@@ -128,12 +152,14 @@ class Session:
             subscription.lease_ms,
             subscription.start,
             subscription.held_tokens()[:ITEMS_MAX],
+            subscription.epoch_on(connection),
+            subscription.partitions,
         )
         try:
             await connection.call(request.frame, timeout_s=subscription.cluster.options.timeout_s)
             self.ready = True
             subscription.wake()
-            self.top_up()
+            self.aim(self.target)
             while self._ended is None:
                 await self._wake.wait()
             return self._ended
@@ -195,6 +221,7 @@ class Session:
         lease.complete = lease.complete or deliver.last
         self._credit -= pushed
         self.held += count
+        self.came_at = anyio.current_time()
         if count and anyio.current_time() >= lease.expires_at:
             partition_consumer.lapse(lease)  # long on its way: another consumer may have it by now
         elif count:
@@ -202,11 +229,19 @@ class Session:
         if count < pushed:
             self.top_up()  # what had been pushed before takes no place, so the credit it cost goes back
         subscription.watch(lease)
+        if not self.is_busy and pushed:
+            self.is_busy = True
+            subscription.sessions_changed()
 
     def on_end(self, error: SandqError) -> None:
         """The connection is lost, or the node ended the subscription."""
         self._ended = error
         self._wake.set()
+
+    def restart(self) -> None:
+        """Subscribe anew, as the consumer has another epoch now."""
+        if self._connection is not None:
+            self.on_end(Unavailable("the consumer has a later epoch now"))
 
     def _supersede(self, partition_consumer: PartitionConsumer, token: int) -> None:
         """A later lease of the partition: the frames of the one before have all come."""
@@ -224,11 +259,22 @@ class Session:
         self._subscription.freed(count)
         self.top_up()
 
+    def aim(self, target: int, *, takes_back: bool = False) -> None:
+        """Let the node push up to another target. `takes_back`: what it may push beyond it is taken back."""
+        self.target = target
+        connection = self._connection
+        beyond = min(self.held + self._credit - target, self._credit)
+        if beyond <= 0:
+            self.top_up()
+        elif takes_back and self.ready and connection is not None and connection.takes_credit_back:
+            self._credit -= beyond
+            connection.post(Credit(self._id, -beyond).frame())
+
     def top_up(self) -> None:
         """Let the node push up to the target again, if that is worth it."""
         connection = self._connection
-        if connection is None or self._credit_queued:
-            return
+        if connection is None or not self.ready or self._credit_queued:
+            return  # before the node has accepted the subscription, credit for it is for nobody
         free = self.target - self.held - self._credit
         if free > 0 and (free * LUMPS >= self.target or self._subscription.is_starved):
             self._credit_queued = True
@@ -238,7 +284,7 @@ class Session:
         connection = self._connection
         self._credit_queued = False
         more = min(self.target - self.held - self._credit, DEFAULT.credit_max)
-        if connection is not None and more > 0:
+        if connection is not None and self.ready and more > 0:
             self._credit += more
             connection.post(Credit(self._id, more).frame())
 

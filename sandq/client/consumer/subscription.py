@@ -1,10 +1,9 @@
-"""A consumer: a subscription of a group to a topic, over all nodes that lead its partitions."""
+"""A consumer: a subscription of a group to topics, over all nodes that lead their partitions."""
 
 from __future__ import annotations
 
 import logging
 import math
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,17 +14,21 @@ from typing import Final, TypeVar
 import anyio
 import anyio.abc
 
-from sandq.client.consumer.lease import OF_HELD, Arrival, Chunk, Lease, positions_of
+from sandq.client.consumer.chosen_partitions import Partitions, partitions_of
+from sandq.client.consumer.chosen_topics import TOPICS_MAX, ChosenTopics, Topics, too_many
+from sandq.client.consumer.consumer_identity import ConsumerIdentity
+from sandq.client.consumer.credit_shares import BUSY_S, equal_share, is_crowded, shares
+from sandq.client.consumer.lease import OF_HELD, Arrival, Chunk, positions_of
 from sandq.client.consumer.message import Message, lease_ms_of
 from sandq.client.consumer.message_batch import MessageBatch
 from sandq.client.consumer.node_session import Session, closed
-from sandq.client.consumer.partition_consumer import PartitionConsumer
 from sandq.client.consumer.prefetch import STALE_S, Prefetch
+from sandq.client.consumer.topic_consumer import TopicConsumer
 from sandq.client.options import Options, again
 from sandq.client.positions import Start, start_of
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
-from sandq.model.errors import ClosedError, InvalidRequest, SandqError, Unavailable
+from sandq.model.errors import ClosedError, ConsumerFenced, InvalidRequest, SandqError, Unavailable, UnknownTopic
 from sandq.model.limits import DEFAULT
 from sandq.model.names import check_name
 from sandq.model.times import Duration
@@ -39,20 +42,18 @@ BATCH_CREDIT: Final = 10_000
 """Messages that may be held when the caller names no number: of who takes them one by one, and by the batch."""
 YIELD_S: Final = 0.001
 """The iterator lets other tasks run at least this often, so that queued acks leave while the caller computes."""
-_LEASE_DEFAULT_MS: Final = 30_000  # a topic record always tells; this is for one that does not
-_EXTEND_PART: Final = 3  # extended when a third of the lease is left
 
 
 class Subscription:
-    """Messages of a topic for a consumer group; made by `client.subscribe`, an async context manager and
-    iterator.
+    """Messages of topics for a consumer group; made by `client.subscribe`, an async context manager and iterator.
 
     Resource handling: entering waits until the nodes that lead partitions have accepted the subscription.
     Leaving waits (5 s at most; 1 s when cancelled) until queued acks are confirmed, then gives back
     whatever was not settled: it is delivered to others at once, and its attempt is not counted.
 
     Error handling: connections that break are made again for ever, held messages stay held; the iterator raises only
-    what cannot get better (the topic was deleted), and ClosedError after the block was left.
+    what cannot get better (a topic was deleted, unless it was one of a pattern), and ClosedError after the block was
+    left.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Subscription:
         cluster: Cluster,
         tasks: anyio.abc.TaskGroup,
         client_name: str,
-        topic: str,
+        topics: Topics,
         group: str,
         *,
         credit: int | None,
@@ -68,50 +69,74 @@ class Subscription:
         start: Start,
         auto_extend: bool,
         worked_on: int = CREDIT,
+        consumer_id: str | None = None,
+        partitions: Partitions | None = None,
     ) -> None:
-        """`credit`: messages held at most. None: `worked_on`, and more as long as they are settled quickly."""
+        """`credit`: messages held at most. None: `worked_on`, and more as long as they are settled quickly.
+        `consumer_id`: one that lasts; None: one of this subscription alone. `partitions`: None is all."""
         if credit is not None and (type(credit) is not int or not 1 <= credit <= DEFAULT.credit_max):
             raise InvalidRequest(f"credit: an int within 1..{DEFAULT.credit_max} is expected, not {credit!r}")
-        self.topic = topic
+        self._chosen = ChosenTopics.of(topics)
         self.group = check_name("group", group)
-        self.consumer_id = f"{client_name[:200]}-{secrets.token_hex(8)}"
         self.cluster = cluster
+        self.identity = ConsumerIdentity(client_name, consumer_id)
         self.lease_ms = lease_ms_of(lease)
         self.start = start_of(start)
+        self.partitions = partitions_of(partitions)
+        if self.partitions is not None and not self._chosen.is_one:
+            raise InvalidRequest("partitions: they are of one topic, and this is about several")
+        self.auto_extend = auto_extend
+        self.quiet = Signal()
+        self.due_at = -math.inf
         self._prefetch = Prefetch() if credit is None else None
         self._credit = worked_on if credit is None else credit
-        self._auto_extend = auto_extend
+        self._is_crowded = False
         self._tasks = tasks
-        self._partition_consumers: dict[tuple[int, int], PartitionConsumer] = {}
-        self._sessions: dict[str, Session] = {}
+        self._consumers: dict[str, TopicConsumer] = {}
         self._arrivals: deque[Arrival] = deque()
         self._arrived = Signal()
-        self._quiet = Signal()
         self._changed = Signal()
         self._wake = Signal()
         self._scope = anyio.CancelScope()
+        self._follower = anyio.CancelScope()
         self._error: SandqError | None = None
         self._is_open = False
         self._is_stopped = False
         self._entered = False
         self._waiting = 0
         self._yielded_at = 0.0
-        self._due_at = -math.inf
 
     async def __aenter__(self) -> Subscription:
         if self._entered:
             raise ClosedError("a subscription is entered once; make another one with client.subscribe")
         self._entered = True
         self.cluster.check_open()
-        await self.cluster.topic(self.topic)
+        names = await self._chosen.names(self.cluster)
+        if len(names) > TOPICS_MAX:
+            raise too_many(self.topic, len(names))
+        consumers = [TopicConsumer(self, name) for name in names]
+        for name in names:
+            if self.cluster.record(name) is None:
+                self.cluster.refresh(name)  # all of them are asked for together
+        for consumer in consumers:
+            try:
+                await consumer.check()
+            except UnknownTopic:
+                if self._chosen.pattern is None:
+                    raise
+            else:
+                self._consumers[consumer.topic] = consumer
         self._is_open = True
         self.cluster.on_change[self.wake] = None
         self._tasks.start_soon(self._run)
+        if self._chosen.pattern is not None:
+            self._tasks.start_soon(self._follow)
         try:
             await self._wait_until_ready()
         except BaseException:
             await self._leave(0.0)
             raise
+        self.identity.has_come = True
         return self
 
     async def __aexit__(
@@ -142,6 +167,21 @@ class Subscription:
         return None
 
     @property
+    def topic(self) -> str:
+        """The topic's name; of several, all of them, or their pattern."""
+        return self._chosen.text
+
+    @property
+    def topics(self) -> list[str]:
+        """The names of the topics that it is subscribed to at present."""
+        return list(self._consumers) if self._entered else self._chosen.listed
+
+    @property
+    def consumer_id(self) -> str:
+        """What the broker knows this consumer by."""
+        return self.identity.id
+
+    @property
     def options(self) -> Options:
         """The named times of the client."""
         return self.cluster.options
@@ -167,10 +207,8 @@ class Subscription:
 
     async def flush(self) -> None:
         """Until every ack, nack and extension that is queued was answered, or cannot be any more."""
-        while self._error is None and not all(
-            partition_consumer.is_quiet for partition_consumer in self._partition_consumers.values()
-        ):
-            await self._quiet.wait()
+        while self._error is None and not all(consumer.is_quiet for consumer in self._consumers.values()):
+            await self.quiet.wait()
 
     def stop(self) -> None:
         """Take nothing more: what has come and was not taken, and what still comes, is given back at once."""
@@ -210,7 +248,7 @@ class Subscription:
     async def _wait_for_more(self) -> None:
         self._waiting += 1
         try:
-            for session in self._sessions.values():
+            for session in self._sessions():
                 session.top_up()
             await self._arrived.wait()
         finally:
@@ -231,22 +269,12 @@ class Subscription:
         self._arrivals.clear()
         return arrivals
 
-    # For sessions and partition consumers.
+    # For topics and their sessions.
 
     @property
     def is_starved(self) -> bool:
         """Whether somebody waits for a message."""
         return self._waiting > 0 and not self._arrivals
-
-    def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer:
-        """Return the consumer of a partition, made when its first message comes."""
-        partition_consumer = self._partition_consumers.get((group_number, partition))
-        if partition_consumer is None:
-            partition_consumer = PartitionConsumer(
-                self.cluster, self.topic, partition, group_number, self._quiet, self.wake
-            )
-            self._partition_consumers[group_number, partition] = partition_consumer
-        return partition_consumer
 
     def receive(self, chunk: Chunk) -> None:
         """Messages came: for the iterator."""
@@ -256,24 +284,95 @@ class Subscription:
         now = anyio.current_time()
         self._arrivals.append(Arrival(chunk, now))
         self._arrived.set()
-        if self._prefetch is not None and now + STALE_S < self._due_at:
+        if self._prefetch is not None and now + STALE_S < self.due_at:
             self._wake.set()
 
     def freed(self, count: int) -> None:
         """So many messages are not held any more."""
-        if self._prefetch is not None and self._prefetch.settled(count, anyio.current_time()):
+        is_other = self._prefetch is not None and self._prefetch.settled(count, anyio.current_time())
+        if is_other or self._is_crowded:
             self._give_credit()
+
+    def sessions_changed(self) -> None:
+        """There are others than before, or others of them have something to give."""
+        self._give_credit()
+        if not self._chosen.is_one:
+            self._wake.set()  # it is to be seen when they have nothing any more
+
+    def hold_no_more(self) -> None:
+        """Hold nothing that nobody works on."""
+        self._prefetch = None
+
+    def outrank(self, error: ConsumerFenced) -> bool:
+        """Have this process be the last that came, if it has only just come. Whether it is."""
+        if not self._is_open or self.identity.is_outrun_by(error):
+            return False
+        if self.identity.outrank(error):
+            self._arrivals.clear()
+            for consumer in self._consumers.values():
+                consumer.restart()
+        return True
+
+    def topic_failed(self, topic: str, error: SandqError) -> None:
+        """A topic cannot go on: nor can the iterator, unless the topic was one of a pattern and is gone."""
+        if self._chosen.pattern is None or not isinstance(error, UnknownTopic):
+            self.fail(error)
+        elif (consumer := self._consumers.pop(topic, None)) is not None:
+            log.info("subscription to %s: topic %s is gone", self.topic, topic)
+            consumer.drop(error)
+            self._give_credit()
+            self.wake()
+
+    def tend_soon(self) -> None:
+        """Look after leases before that was due."""
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Something changed that the subscription's task looks after."""
+        self._wake.set()
+        self._changed.set()
+
+    def fail(self, error: SandqError) -> None:
+        """It cannot go on: the iterator raises this."""
+        if self._error is None:
+            self._error = error
+        self._arrived.set()
+        self._changed.set()
+        self.quiet.set()
+
+    # Credit.
+
+    def _sessions(self) -> list[Session]:
+        """Those that get some."""
+        found = [session for consumer in self._consumers.values() for session in consumer.sessions.values()]
+        return [session for session in found if not session.is_retired]
 
     def _give_credit(self) -> None:
         """Let each session have its share of what may be held now."""
-        sessions = [session for session in self._sessions.values() if not session.is_retired]
-        for session in sessions:
-            session.target = self._share(len(sessions))
-            session.top_up()
+        sessions = self._sessions()
+        credit = self._credit + (self._prefetch.extra if self._prefetch is not None else 0)
+        if self._chosen.is_one:
+            share = min(equal_share(credit, len(sessions)), DEFAULT.credit_max)
+            for session in sessions:
+                session.aim(share)
+            return
+        held = [session.held if session.is_busy else None for session in sessions]
+        targets = shares(min(credit, DEFAULT.credit_max), held)
+        self._is_crowded = is_crowded(held, targets)
+        for session, target in zip(sessions, targets, strict=True):
+            session.aim(target, takes_back=True)
 
-    def _share(self, sessions: int) -> int:
-        extra = self._prefetch.extra if self._prefetch is not None else 0
-        return min(math.ceil((self._credit + extra) / max(1, sessions)), DEFAULT.credit_max)
+    def _tend_busy(self, now: float) -> float:
+        """Take credit from sessions of several topics that have nothing to give any more; when to look again."""
+        if self._chosen.is_one:
+            return math.inf
+        busy = [session for session in self._sessions() if session.is_busy]
+        over = [session for session in busy if not session.held and now >= session.came_at + BUSY_S]
+        for session in over:
+            session.is_busy = False
+        if over:
+            self._give_credit()
+        return now + BUSY_S if len(over) < len(busy) else math.inf
 
     def _return_stale(self, now: float) -> float:
         """Give back what waits although work has become slow; when to look again."""
@@ -284,7 +383,8 @@ class Subscription:
             return stale_at
         prefetch, self._prefetch = self._prefetch, None  # what is given back was not settled
         self._give_credit()
-        beyond = sum(session.held for session in self._sessions.values()) - self._credit
+        held = sum(session.held for consumer in self._consumers.values() for session in consumer.sessions.values())
+        beyond = held - self._credit
         while self._arrivals and beyond > 0:
             arrival = self._arrivals.pop()
             waiting = positions_of(arrival.chunk.spans(OF_HELD, arrival.position))
@@ -297,34 +397,7 @@ class Subscription:
         self._prefetch = prefetch
         return now + STALE_S if self._arrivals else math.inf
 
-    def wake(self) -> None:
-        """Something changed that the subscription's task looks after."""
-        self._wake.set()
-        self._changed.set()
-
-    def watch(self, lease: Lease) -> None:
-        """Something was delivered under this lease: be there when it has to be extended, or ends."""
-        if self._extend_at(lease) < self._due_at:
-            self._wake.set()
-
-    def fail(self, error: SandqError) -> None:
-        """It cannot go on: the iterator raises this."""
-        if self._error is None:
-            self._error = error
-        self._arrived.set()
-        self._changed.set()
-        self._quiet.set()
-
-    def held_tokens(self) -> list[list[int]]:
-        """The leases that need not be pushed again: everything of them has come."""
-        return [
-            list(lease.key)
-            for partition_consumer in self._partition_consumers.values()
-            for lease in partition_consumer.leases.values()
-            if lease.complete or lease.superseded
-        ]
-
-    # The subscription's task: sessions where leaders are, leases kept alive.
+    # The subscription's tasks: sessions where leaders are, leases kept alive, topics that come.
 
     async def _run(self) -> None:
         try:
@@ -332,81 +405,49 @@ class Subscription:
                 while True:
                     now = anyio.current_time()
                     if self._error is None:
-                        self._place_sessions()
-                    self._due_at = self._tend(now)
-                    await self._wake.wait(self._due_at - now)
+                        for consumer in list(self._consumers.values()):
+                            consumer.place_sessions(self._tasks)
+                    self.due_at = self._tend(now)
+                    await self._wake.wait(self.due_at - now)
         finally:
             if self._is_open:  # the client was closed first
                 self.fail(closed(self.topic))
                 self._give_up()
 
-    def _place_sessions(self) -> None:
-        """A session on every node that leads a partition, with its share of the credit."""
-        missing = self.cluster.missing(self.topic)
-        if missing is not None:
-            self.fail(missing)
-            return
-        record = self.cluster.record(self.topic)
-        if record is None:
-            return
-        if record.settings.get("max_attempts") == 1:
-            self._prefetch = None  # should this process die, what it holds is dead: nothing that nobody works on
-        leaders = {row.leader for row in record.partitions if row.leader is not None}
-        if any(row.leader is None for row in record.partitions):
-            self.cluster.refresh(self.topic)
-        for node_id in [node_id for node_id in self._sessions if node_id not in leaders]:
-            if leaders and self._sessions[node_id].retire():
-                del self._sessions[node_id]
-        share = self._share(len(leaders))
-        for node_id in sorted(leaders):
-            session = self._sessions.get(node_id)
-            if session is None:
-                session = self._sessions[node_id] = Session(self, node_id, share)
-                self._tasks.start_soon(session.run)
-            elif session.target != share:
-                session.target, session.is_retired = share, False
-                session.top_up()
-
     def _tend(self, now: float) -> float:
         """Extend leases, let go of those that are over, send what had to wait, give back what waits too long; when to
         look again."""
-        due_at = self._return_stale(now)
-        for partition_consumer in self._partition_consumers.values():
-            partition_consumer.poke()
-            due_at = min(due_at, partition_consumer.next_time(now))
-            for lease in list(partition_consumer.leases.values()):
-                if lease.held and not lease.lost:  # also one that had lapsed, and was pushed again
-                    due_at = min(due_at, self._tend_lease(partition_consumer, lease, now))
-        return due_at
+        due_at = min(self._return_stale(now), self._tend_busy(now))
+        return min([due_at, *[consumer.tend(now) for consumer in self._consumers.values()]])
 
-    def _tend_lease(self, partition_consumer: PartitionConsumer, lease: Lease, now: float) -> float:
-        if now >= lease.expires_at:
-            log.warning(
-                "topic %s partition %d: a lease of %d messages ended before they were settled",
-                self.topic, partition_consumer.partition, lease.held,
-            )  # fmt: skip
-            partition_consumer.lapse(lease)
-            return math.inf
-        if not self._auto_extend or lease.extending:
-            return lease.expires_at
-        extend_at = self._extend_at(lease)
-        if now < extend_at:
-            return extend_at
-        partition_consumer.extend(lease, self._effective_lease_ms())
-        return lease.expires_at
+    async def _follow(self) -> None:
+        """Join topics of the pattern that come."""
+        is_full = False
+        with self._follower:
+            while self._error is None:
+                await anyio.sleep(self.options.topics_interval_s)
+                try:
+                    names = await self._chosen.names(self.cluster)
+                except SandqError as error:
+                    log.info("subscription to %s: %s; asking again", self.topic, error)
+                    continue
+                new = [name for name in names if name not in self._consumers]
+                room = TOPICS_MAX - len(self._consumers)
+                if len(new) > room and not is_full:
+                    log.warning("%s", too_many(self.topic, len(names)).message)
+                is_full = len(new) > room
+                for name in new[: max(room, 0)]:
+                    await self._join(name)
 
-    def _extend_at(self, lease: Lease) -> float:
-        """When something has to be done about a lease."""
-        if not self._auto_extend:
-            return lease.expires_at
-        return lease.expires_at - self._effective_lease_ms() / 1000 / _EXTEND_PART
-
-    def _effective_lease_ms(self) -> int:
-        if self.lease_ms is not None:
-            return self.lease_ms
-        record = self.cluster.record(self.topic)
-        lease_ms = record.settings.get("lease_ms") if record else None
-        return lease_ms if type(lease_ms) is int and lease_ms > 0 else _LEASE_DEFAULT_MS
+    async def _join(self, name: str) -> None:
+        try:
+            await self.cluster.asked(name)  # it may be known that there was none
+        except SandqError as error:
+            log.info("subscription to %s: topic %s: %s", self.topic, name, error)
+            return
+        log.info("subscription to %s: topic %s has come", self.topic, name)
+        self._consumers[name] = TopicConsumer(self, name)
+        self.wake()
 
     # Entering and leaving.
 
@@ -414,13 +455,14 @@ class Subscription:
         timeout_s = self.cluster.options.timeout_s
         with anyio.move_on_after(timeout_s):
             while self._error is None:
-                if self._sessions and all(session.ready for session in self._sessions.values()):
+                if all(consumer.is_ready for consumer in self._consumers.values()):
                     return
                 await self._changed.wait()
         if self._error is not None:
             raise again(self._error)
-        if not any(session.ready for session in self._sessions.values()):
-            raise Unavailable(f"no node accepted a subscription to topic {self.topic!r} in {timeout_s:g} s")
+        for name, consumer in self._consumers.items():
+            if not any(session.ready for session in consumer.sessions.values()):
+                raise Unavailable(f"no node accepted a subscription to topic {name!r} in {timeout_s:g} s")
 
     async def _leave(self, timeout_s: float) -> None:
         """Confirm what is queued, give back the rest, end the tasks."""
@@ -429,20 +471,19 @@ class Subscription:
         with anyio.CancelScope(shield=True), anyio.move_on_after(timeout_s):
             await self.flush()
             async with anyio.create_task_group() as leaving:
-                for session in self._sessions.values():
-                    leaving.start_soon(session.leave)
+                for consumer in self._consumers.values():
+                    consumer.leave(leaving)
         self._scope.cancel()
-        for session in self._sessions.values():
-            session.scope.cancel()
         self.cluster.on_change.pop(self.wake, None)
         self._give_up()
 
     def _give_up(self) -> None:
         error = closed(self.topic)
-        for partition_consumer in self._partition_consumers.values():
-            partition_consumer.give_up_all(error)
+        self._follower.cancel()
+        for consumer in self._consumers.values():
+            consumer.close(error)
         self._arrivals.clear()
-        self._quiet.set()
+        self.quiet.set()
 
 
 class Batches:

@@ -72,12 +72,12 @@ class Producer:
         self._cluster = cluster
         self._tasks = tasks
         options = replace(cluster.options, linger_s=linger_s)
-        self.checks = MessageValidation(cluster.limits)
+        self._checks = MessageValidation(cluster.limits)
         self._wake = Signal()
         self._room = Signal()
         self._idle = Signal()
         self._accumulator = BatchAccumulator(
-            cluster, options, topic, self.checks.batch_bytes // 2, self._wake.set, self._on_done
+            cluster, options, topic, self._checks.batch_bytes // 2, self._wake.set, self._on_done
         )
         self._partitioner = self._accumulator.partitioner
         self.add = self._accumulator.add
@@ -88,6 +88,14 @@ class Producer:
         self._scope = anyio.CancelScope()
         self._is_open = False
         self._entered = False
+
+    @property
+    def checks(self) -> MessageValidation:
+        """What messages are held to: the limits of the nodes, and of the topic as far as it is known."""
+        record = self._cluster.record(self.topic)
+        if record is not None and record.settings is not self._checks.of_topic:
+            self._checks = MessageValidation(self._cluster.limits, record.settings)
+        return self._checks
 
     async def __aenter__(self) -> Producer:
         if self._entered:
@@ -137,9 +145,9 @@ class Producer:
 
         `deliver_at` is an instant, `delay` (seconds or text) is counted from the moment the broker stores the message,
         and so is `delay_ms`, whole milliseconds; without any it is delivered at once. InvalidTime for more than ten
-        years (the node's `limits.delay_days`), which are a mistake about units as a rule. `ttl`: so long after its
-        delivery time a message that nobody holds is dead. Messages of one key go to one partition; without key and
-        partition, to any.
+        years (the node's `limits.delay_days`, unless the topic has a `max_delay`), which are a mistake about units as a
+        rule. `ttl`: so long after its delivery time a message that nobody holds is dead. Messages of one key go to one
+        partition; without key and partition, to any.
 
         `unique_key` (1 to 1,024 bytes) is unique until every group has leased the message, and for the topic's
         `dedup_window` after. When it is taken, `on_conflict` decides: "reject" (the receipt raises DuplicateKey),

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from sandq.model.batch import headers_pack
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.headers import HeaderValue
+from sandq.model.key_limits import NO_SETTINGS
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.names import check_tenant
 from sandq.model.times import DAY_MS, TIME_MAX_MS, Duration, Instant, duration_ms, format_duration, instant_ms
+from sandq.model.topic_limits import MAX_DELAY_MS, MAX_MESSAGE_BYTES
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE, REPLACE_PENDING
 
 Value = bytes | bytearray | memoryview | str
@@ -82,14 +85,18 @@ def as_unique_key(key: Value) -> bytes:
 class MessageValidation:
     """The limits that messages are held to: the server's, or the defaults where it says nothing."""
 
-    __slots__ = ("batch_bytes", "delay_days", "headers_bytes", "key_bytes", "message_bytes")
+    __slots__ = ("batch_bytes", "delay_ms", "headers_bytes", "key_bytes", "message_bytes", "of_topic")
 
-    def __init__(self, limits: Mapping[str, int]) -> None:
-        self.message_bytes = limits.get("message_bytes", DEFAULT.message_bytes)
+    def __init__(self, limits: Mapping[str, int], of_topic: Mapping[str, Any] = NO_SETTINGS) -> None:
+        """`of_topic`: the record of the topic's settings, which may have limits of its own."""
+        self.of_topic = of_topic
+        node_bytes = limits.get("message_bytes", DEFAULT.message_bytes)
+        self.message_bytes = min(of_topic.get(MAX_MESSAGE_BYTES) or node_bytes, node_bytes)
         self.key_bytes = limits.get("key_bytes", DEFAULT.key_bytes)
         self.headers_bytes = limits.get("headers_bytes", DEFAULT.headers_bytes)
         self.batch_bytes = limits.get("batch_bytes", DEFAULT.batch_bytes)
-        self.delay_days = limits.get("delay_days", DEFAULT.delay_days)
+        node_delay_ms = limits.get("delay_days", DEFAULT.delay_days) * DAY_MS
+        self.delay_ms = of_topic.get(MAX_DELAY_MS) or node_delay_ms
 
     def message(
         self,
@@ -126,23 +133,29 @@ class MessageValidation:
             if deliver_at is not None:
                 raise InvalidRequest("deliver_at and delay: one of them, not both")
             delay_ms = duration_ms(delay)
-            if delay_ms > self.delay_days * DAY_MS:
-                raise InvalidTime(
-                    f"delay: {format_duration(delay_ms)} is more than {self.delay_days} days, the limit of the node "
-                    "(limits.delay_days); a bare number is seconds",
-                    limit="delay_days",
-                    maximum=self.delay_days,
-                )
+            if delay_ms > self.delay_ms:
+                raise self._too_far(delay_ms)
             return (DELAY, delay_ms) if delay_ms else (NOW, 0)
         if deliver_at is not None:
             at_ms = instant_ms(deliver_at)
-            return (AT | FAR_BIT if at_ms > time.time() * 1000 + self.delay_days * DAY_MS else AT), at_ms
+            return (AT | FAR_BIT if at_ms > time.time() * 1000 + self.delay_ms else AT), at_ms
         return NOW, 0
+
+    def _too_far(self, delay_ms: int) -> InvalidTime:
+        delay = f"delay: {format_duration(delay_ms)} is more than"
+        if MAX_DELAY_MS in self.of_topic:
+            most = format_duration(self.delay_ms)
+            text = f"{delay} {most}, the limit of the topic (max_delay); a bare number is seconds"
+            return InvalidTime(text, limit="max_delay", maximum=self.delay_ms)
+        days = self.delay_ms // DAY_MS
+        text = f"{delay} {days} days, the limit of the node (limits.delay_days); a bare number is seconds"
+        return InvalidTime(text, limit="delay_days", maximum=days)
 
     def value(self, value: Value) -> bytes:
         data = value if type(value) is bytes else as_bytes("value", value)
         if len(data) > self.message_bytes:
-            raise too_large("value", "message_bytes", self.message_bytes, len(data))
+            limit = MAX_MESSAGE_BYTES if self.message_bytes == self.of_topic.get(MAX_MESSAGE_BYTES) else "message_bytes"
+            raise too_large("value", limit, self.message_bytes, len(data))
         return data
 
     def key(self, key: Value | None) -> bytes | None:

@@ -153,6 +153,15 @@ class Connection:
         """When it is `server_ms` on the node, on anyio's clock."""
         return (server_ms - self._clock.offset_ms) / 1000
 
+    @property
+    def takes_credit_back(self) -> bool:
+        """Whether the node takes CREDIT that is less than nothing."""
+        return bool(self.hello.limits.get("credit_least", 0) < 0)
+
+    def node_ms(self) -> int:
+        """What time it is on the node, in epoch milliseconds."""
+        return round(anyio.current_time() * 1000 + self._clock.offset_ms)
+
     def post(self, frame: bytes) -> None:
         """Queue a frame that has no reply."""
         if self.error is None:

@@ -69,6 +69,7 @@ class LeaseGrants:
                     break
                 token = offsets.token(index, place + len(granted))
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
+                lease.epoch = grant.epoch
                 size = self._take_waiting(group, lease, horizon_ms, limit, left_bytes, view)
                 if not lease.ranges and group.pause_reason() is None:
                     size = self._take_free(group, lease, horizon_ms, limit, left_bytes, view)

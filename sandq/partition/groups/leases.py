@@ -62,6 +62,8 @@ class Lease:
     """How often each of its messages was snoozed."""
     flying: int = 0
     """Those of its messages that are counted as in flight of their tenants, where messages are ranked."""
+    epoch: int = 0
+    """Of its consumer; 0: it has none."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
     _past: list[tuple[bytes, int, History]] | None = field(init=False, default=None)
@@ -277,10 +279,11 @@ class Lease:
             self.since_ms,
             self.kept,
         )
-        if self.snoozes:
-            return rows.pack_with(fields, past_field, rows.pack_field(self.queues), rows.pack_field(self.snoozes))
-        if self.queues:
-            return rows.pack_with(fields, past_field, rows.pack_field(self.queues))
+        later: list[Any] = [self.queues, self.snoozes, self.epoch]  # nobody meets those that it does not know
+        while later and not later[-1]:
+            later.pop()
+        if later:
+            return rows.pack_with(fields, past_field, *map(rows.pack_field, later))
         return rows.pack_with(fields, past_field)
 
     def progress_row(self) -> bytes:
@@ -308,6 +311,7 @@ class Lease:
             [(queue, length) for queue, length in more[0]] if more else [],
         )
         lease.snoozes = more[1] if len(more) > 1 else 0
+        lease.epoch = more[2] if len(more) > 2 else 0
         if progress is not None:
             acked, left, lease.ended, lease.revoked = rows.unpack(progress)
             lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")

@@ -118,6 +118,7 @@ class RankedGrants:
                     break
                 token = offsets.token(index, place + len(granted))
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
+                lease.epoch = grant.epoch
                 size = self._fill(group, ready, lease, limit, left_bytes, is_stopped, view)
                 if not lease.ranges:
                     return granted

@@ -135,6 +135,8 @@ class LeaseSettlement:
         self._groups.named(command.group)
         released = 0
         for lease in self._leases.live_of(command.group, command.consumer):
+            if command.epoch not in (0, lease.epoch):
+                continue
             released += lease.live.bit_count()
             lease.revoked = True
             self._requeue(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view)

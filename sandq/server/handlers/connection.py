@@ -8,11 +8,14 @@ import msgpack
 
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import InvalidRequest, ProtocolError
+from sandq.model.topic_patterns import TopicPattern
 from sandq.protocol.frames import Frame, PackedArray
-from sandq.protocol.requests import Hello, Metadata, OnBehalf, Ping, Prove
+from sandq.protocol.requests import Hello, Metadata, OnBehalf, Ping, Prove, TopicNames
 from sandq.server.handlers.routes import Context, Packed, framed, sliced, told
 
 TOPIC_WORK: Final = 1
+PATTERN_CHARS: Final = 16
+"""Of a pattern, that cost as much to make out as a topic to look at."""
 
 
 def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
@@ -43,9 +46,24 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
     return Packed((msgpack.packb(at.info.nodes()), PackedArray(len(records), records)))
 
 
+async def _names(at: Context, request: TopicNames) -> list[str]:
+    turn = at.connection.turn
+    await turn.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
+    pattern = TopicPattern(request.patterns)
+    found = []
+    for name in sorted(at.broker.catalog.topics):
+        if pattern.matches(name):
+            found.append(name)
+            if len(found) == request.most:
+                break
+        await turn.spend(TOPIC_WORK)
+    return found
+
+
 ROUTES = (
     told(Hello, _hello),
     sliced(Metadata, _metadata),
+    sliced(TopicNames, _names),
     told(Prove, lambda at, request: at.gateway_proof.check(request.proof)),
     framed(OnBehalf, _on_behalf),
     told(Ping, lambda at, request: at.broker.clock.now_ms()),

@@ -327,6 +327,13 @@ class LeaseIn(Body):
     lease: Duration | None = Field(default=None, description="How long they are held; otherwise the topic's setting.")
     start: Start = Field(default="earliest", description="Where the group begins when it is new.")
     ack: bool = Field(default=False, description="Ack them before they are sent: what gets lost on its way is lost.")
+    partitions: list[Annotated[int, Field(ge=0, le=PARTITION_MAX)]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=PARTITION_MAX + 1,
+        description="Numbers of the partitions to lease from; otherwise all.",
+        examples=[[0, 3]],
+    )
 
 
 class HeldIn(BaseModel):

@@ -49,7 +49,14 @@ async def lease(request: Request, topic: TopicName, group: GroupName, body: bodi
     leases = gateway_of(request).client.leases(topic, group)
     found = await (wait_apart if asked.wait else while_connected)(
         request,
-        lambda: leases.take(asked.max, wait=asked.wait, lease=asked.lease, start=asked.start, ack=asked.ack),
+        lambda: leases.take(
+            asked.max,
+            wait=asked.wait,
+            lease=asked.lease,
+            start=asked.start,
+            ack=asked.ack,
+            partitions=asked.partitions,
+        ),
     )
     return {"messages": [message_json(message) for message in found], "without_leader": found.without_leader}
 

@@ -353,3 +353,14 @@ async def test_what_is_no_limit_of_a_group(web: Web) -> None:
     for path in ("/topics/nope/groups/g/limits", "/topics/t/groups/no%20body/limits"):
         assert (await web.raw("PUT", path, json={"rate": 5})).status_code in (404, 422, 400)
     assert "group_limits" not in await web.get("/topics/t") or not (await web.get("/topics/t"))["group_limits"]
+
+
+async def test_leasing_from_some_partitions(web: Web) -> None:
+    await web.post("/topics", {"name": "four", "partitions": 4}, 201)
+    for partition in range(4):
+        await web.post(f"/topics/four/{partition}", {"text": f"p{partition}"}, 201)
+    leased = await web.post("/topics/four/groups/g/lease", {"max": 10, "partitions": [1, 3]})
+    assert sorted(message["text"] for message in leased["messages"]) == ["p1", "p3"]
+    assert (await web.post("/topics/four/groups/g/lease", {"partitions": [4]}, 404))["code"] == "UNKNOWN_PARTITION"
+    for bad in ([], [-1], [4096], ["1"]):
+        assert (await web.post("/topics/four/groups/g/lease", {"partitions": bad}, 400))["code"] == "INVALID"

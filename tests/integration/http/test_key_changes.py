@@ -138,7 +138,8 @@ async def test_a_compacted_topic(web: Web) -> None:
     settings = {"history": "10m", "tombstone_retention": "7d", "ttl": "30d", "lease": "1m"}
     made = await web.post("/topics", {"name": "t", "kind": 1, "partitions": 2, "settings": settings}, 201)
     assert made["kind"] == "compacted" and {name: made["settings"][name] for name in settings} == settings
-    assert made["settings"].keys() == {*settings, "max_attempts", "max_snoozes", "backoff", "group_ttl"}
+    rest = {"max_attempts", "max_snoozes", "backoff", "group_ttl", "max_message_bytes", "max_lease"}
+    assert made["settings"].keys() == {*settings, *rest}
     again = await web.post("/topics", {"name": "u", "kind": "compacted", "settings": made["settings"]}, 201)
     assert again["settings"] == made["settings"], "what is written can be read again"
     changed = await web.patch("/topics/t", {"settings": {"ttl": None, "history": 0}})

@@ -19,9 +19,10 @@ from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.errors import SandqError, TopicExists, UnknownTopic
 from sandq.model.piece import LeasedPieces, Piece
+from sandq.model.topic_patterns import TopicPattern
 from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode_reply
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
-from sandq.protocol.requests import Ack, Extend, Hello, Metadata, Nack, Subscribe, Unsubscribe
+from sandq.protocol.requests import Ack, Extend, Hello, Metadata, Nack, Subscribe, TopicNames, Unsubscribe
 from sandq.protocol.requests_admin import GroupList, TopicCreate, TopicDelete, TopicStats
 from tests.support.client.fake_keys import FakeKeys
 from tests.support.client.fake_messages import NOW_MS, FakeMessages
@@ -239,6 +240,11 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
         topics = [self.record(name) for name in (self.topics if names is None else names)]
         nodes = [Node(self.node_id, "127.0.0.1", self.port)] if self.nodes is None else self.nodes
         return MetadataReply(nodes, topics).fields()
+
+    def do_topic_names(self, connection: FakeConnection, frame: Frame) -> Any:
+        request = TopicNames.parse(frame)
+        pattern = TopicPattern(request.patterns)
+        return ([name for name in sorted(self.topics) if pattern.matches(name)][: request.most],)
 
     def do_subscribe(self, connection: FakeConnection, frame: Frame) -> Any:
         request = Subscribe.parse(frame)

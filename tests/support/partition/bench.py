@@ -196,6 +196,14 @@ class Bench:
         result: int = self.apply(at, c.Release(group, consumer))[0]
         return result
 
+    def reclaim(self, epoch: int, *, at: int = 0, consumer: str = "c", group: str = "g", ms: int = 30_000) -> Any:
+        """(leases renewed, leases yet to be renewed), or what refused it."""
+        return self.apply(at, c.Reclaim(group, consumer, epoch, ms))[0]
+
+    def held(self, consumer: str = "c", group: str = "g") -> list[Lease]:
+        """The live leases of a consumer."""
+        return self.machine.leases.live_of(group, consumer)
+
     def cancel(self, target: c.Target | bytes, at: int = 0) -> Any:
         """The outcome; bytes are an id."""
         named = by_id(target) if isinstance(target, bytes) else target

@@ -278,6 +278,19 @@ class GroupModel(Model):
                 self._wait(lease, set(lease.live), self.now, lease.attempt - 1, None, None)
         return count
 
+    def reclaim(self, group: str, consumer: str, epoch: int, tokens: list[int], ms: int) -> int:
+        """What a consumer held under lower epochs is its own under these tokens. How many leases that are."""
+        held = [lease for lease in self.leases.values() if (lease.group, lease.consumer) == (group, consumer)]
+        stale = sorted([lease for lease in held if lease.live and lease.epoch < epoch], key=lambda lease: lease.token)
+        for old, token in zip(stale, tokens, strict=True):
+            names = old.live
+            offsets = {name: old.offsets[name] for name in names}
+            old.left.update(names)
+            old.revoked = True
+            renewed = Lease(group, consumer, token, old.attempt, names, offsets, self.now, self.now + ms, epoch=epoch)
+            self.granted(renewed)
+        return len(stale)
+
     def _give_back(self, lease: Lease, names: set[str], delay: int | None, reason: str, error: str | None) -> None:
         group = self.groups[lease.group]
         last = self.setting(group, "max_attempts")

@@ -127,6 +127,7 @@ class Lease:
     acked: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
     revoked: bool = False
+    epoch: int = 0
 
     @property
     def live(self) -> list[str]:

@@ -119,6 +119,7 @@ class RankedWalk:
         self.now = self.made = 0
         self.messages: dict[str, Message] = {}
         self.leases: dict[int, ModelLease] = {}
+        self.epoch = 0
         self.groups = {name: Group(name) for name in GROUPS}
         self.jobs = 0
         for name in GROUPS:
@@ -430,6 +431,25 @@ class RankedWalk:
         for token, lease in self.leases.items():
             if (lease.group, lease.consumer) == (group, consumer):
                 self._wait(lease, self._live(token), self.now, lease.attempt - 1)
+
+    def reclaim(self, draw: Random) -> None:
+        """A consumer comes back: it gets the same messages in the same order under new tokens."""
+        group, consumer, ms = draw.choice(GROUPS), draw.choice("cd"), draw.choice([1000, 60_000])
+        self.epoch += 1
+        held = {token: self._live(token) for token, lease in self.leases.items()}
+        old = [token for token in held if held[token] and self._holder(token) == (group, consumer)]
+        assert self.apply(c.Reclaim(group, consumer, self.epoch, ms)) == (len(old), 0)
+        for token, lease in zip(sorted(old), self.bench.machine.leases.live_of(group, consumer), strict=True):
+            assert [self._name(one) for one in self.bench.messages(lease)] == held[token]
+            assert (lease.attempt, lease.token > max(held)) == (self.leases[token].attempt, True)
+            assert self.apply(c.Ack([(token, None)])) != [None]
+            until = self.now + ms
+            self.leases[lease.token] = ModelLease(group, consumer, lease.attempt, until, held[token])
+            for name in held[token]:
+                self.groups[group].of(name).token = lease.token
+
+    def _holder(self, token: int) -> tuple[str, str]:
+        return self.leases[token].group, self.leases[token].consumer
 
     # -- producers ------------------------------------------------------------------------------------------------
 
@@ -767,7 +787,7 @@ DEEDS = (
     *["nack"] * 3,
     *["wait"] * 3,
     *["upkeep"] * 2,
-    *["tidy", "tidy", "expire", "release", "extend", "cancel", "cancel", "move", "pause", "seek"],
+    *["tidy", "tidy", "expire", "release", "reclaim", "extend", "cancel", "cancel", "move", "pause", "seek"],
     *["rank"] * 3,
     *["dead_letters", "bulk", "configure"],
 )

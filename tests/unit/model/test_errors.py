@@ -30,6 +30,7 @@ CONTRACT = {
     ("VERSION_CHANGED", False, 412),
     ("HISTORY_GONE", False, 410),
     ("PRODUCER_FENCED", False, 409),
+    ("CONSUMER_FENCED", False, 409),
     ("RETRIABLE", True, 503),
     ("NOT_LEADER", True, 421),
     ("OVERLOADED", True, 503),

@@ -23,6 +23,7 @@ from sandq.model.settings import (
 KEYS = [
     *("lease", "max_attempts", "backoff", "ttl", "delete_on_ack", "retention", "retain", "retain_bytes", "group_ttl"),
     *("dedup_window", "ordering", "max_in_flight_per_key", "max_snoozes"),
+    *("max_message_bytes", "max_delay", "max_lease"),
 ]
 DAY_S = 86_400
 DEFAULT_RECORD = {

@@ -64,7 +64,8 @@ def is_allowed(kind: str, key: str, value: str) -> bool:
 def test_every_setting_is_in_the_document_and_no_other() -> None:
     parts = {f"backoff.{part}" for part in keys_of(Backoff)}
     assert set(TOPICS[TIMER]) == {*keys_of(CLASSES[TIMER]), *parts} - {"backoff"}
-    own = {"ttl", *keys_of(CLASSES[COMPACTED])} - {"lease", "max_attempts", "max_snoozes", "backoff", "group_ttl"}
+    shared = {"lease", "max_attempts", "max_snoozes", "backoff", "group_ttl", "max_message_bytes", "max_lease"}
+    own = {"ttl", *keys_of(CLASSES[COMPACTED])} - shared
     assert set(TOPICS[COMPACTED]) == own
     assert set(TOPICS[FAIR]) == {*keys_of(CLASSES[FAIR])} - {*keys_of(CLASSES[TIMER])}
     assert {*keys_of(CLASSES[FAIR])} - {*keys_of(CLASSES[PRIORITY])} == {"tenants"}
@@ -90,8 +91,8 @@ def _beyond(end: str, step: int) -> str | None:
     if re.fullmatch(r"\d+(ms|s|m|h|d)", end):
         ms = duration_ms(end) + step
         return format_duration(ms) if ms >= 0 else None
-    size = re.fullmatch(r"(\d+)(MiB|PiB)", end)
-    return str(int(size[1]) * {"M": 2**20, "P": 2**50}[size[2][0]] + step) if size else str(int(end) + step)
+    size = re.fullmatch(r"(\d+)(KiB|MiB|PiB)", end)
+    return str(int(size[1]) * {"K": 2**10, "M": 2**20, "P": 2**50}[size[2][0]] + step) if size else str(int(end) + step)
 
 
 def _help_of(command: Command) -> dict[str, str]:

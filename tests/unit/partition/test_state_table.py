@@ -242,6 +242,26 @@ class TestConsumerLeaves:
         assert other.state == state
 
 
+class TestConsumerComesBack:
+    """After a restart, with a later epoch."""
+
+    def test_the_same_attempt_under_another_token(self) -> None:
+        leased = scene("leased")
+        assert leased.bench.reclaim(1, at=5000) == (1, 0)
+        (again,) = leased.bench.held()
+        assert (again.attempt, again.deadline_ms, leased.state) == (1, T + 35_000, "leased")
+        assert again.token > leased.token
+        assert leased.bench.ack(leased.token, at=5001) == []
+        assert leased.bench.ack(again.token, at=5001) is None
+        assert leased.state == "acked"
+
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
+    def test_nothing_is_held(self, state: str) -> None:
+        other = scene(state)
+        assert other.bench.reclaim(1, at=3) == (0, 0)
+        assert other.state == state
+
+
 class TestNackOfWhatWasNotBegun:
     def give_back(self, found: Scene, at: int) -> object:
         item = (found.token, found.what, None, None, False)
@@ -307,6 +327,7 @@ EVENTS: list[tuple[str, Callable[[Scene], object]]] = [
     ("extend", lambda s: s.bench.extend(s.token, at=3)),
     ("expire", lambda s: s.bench.expire(at=40_000)),
     ("release", lambda s: s.bench.release(at=3)),
+    ("reclaim", lambda s: (s.bench.reclaim(1, at=3), [lease.row() for lease in s.bench.held()])),
     ("lease", lambda s: [lease.row() for lease in s.bench.lease(at=40_000)]),
     ("cancel", lambda s: s.bench.cancel(s.offset, at=3)),
     ("move", lambda s: s.bench.move(s.offset, 9000, at=3)),

@@ -44,10 +44,13 @@ EVERY: list[tuple[int, Any]] = [
     (Type.METADATA, requests.Metadata(["a", "b"])),
     (Type.METADATA, requests.Metadata(None)),
     (Type.PRODUCE, requests.Produce("t", 3, 2**64 - 1, 2**32 - 1, 9, 2, b"batch")),
+    (Type.TOPIC_NAMES, requests.TopicNames(["orders.*", "[ab]?"], 1000)),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 10, None, "earliest", [[1, 2, 3]])),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, 30_000, "latest", [])),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, 1_700_000_000_000, [])),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [])),
+    (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [], 7)),
+    (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [], None, [0, 4095])),
     (Type.UNSUBSCRIBE, requests.Unsubscribe(4)),
     (Type.LEASE, requests.Lease("t", "g", "me-1", 1000, 60_000, None, BASE, True)),
     (Type.LEASE, requests.Lease("t", "g", "me-1", 1, 0, 30_000, "earliest", False)),
@@ -140,6 +143,20 @@ def test_what_is_written_is_read(kind: int, request_: Any) -> None:
     if len(frame) > 2:
         with pytest.raises(InvalidRequest, match=rf"{Type(kind).name} field {len(frame) - 2} \(\w+\): missing"):
             type(request_).parse(frame[:-1])
+
+
+def test_a_lease_without_partitions_is_one_of_before() -> None:
+    plain = requests.Lease("t", "g", "me-1", 10, 0, None, BASE, False)
+    for request, items in ((plain, 10), (plain._replace(partitions=[3]), 11)):
+        (frame,) = FrameReader().feed(request.frame(77))
+        assert len(frame) == items and requests.Lease.parse(frame) == request
+
+
+@pytest.mark.parametrize("partitions", [[], [1, 1], [4096], [-1], ["1"], [True], "1", [*range(4096), 0]])
+def test_partitions_are_some_of_a_topic_each_once(partitions: Any) -> None:
+    frame = [Type.SUBSCRIBE, 1, 4, "t", "g", "me-1", 10, None, "earliest", [], None, partitions]
+    with pytest.raises(InvalidRequest, match=r"field 10 \(partitions\)"):
+        requests.Subscribe.parse(frame)
 
 
 def test_credit_has_no_request_id() -> None:

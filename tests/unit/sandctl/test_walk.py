@@ -134,6 +134,26 @@ def test_topics(ctl: Any, server: FakeServer) -> None:
     assert len(result.stdout.splitlines()) == 2 and "only the first 1" in result.stderr
 
 
+def test_consuming_under_a_name_that_lasts(ctl: Any, server: FakeServer) -> None:
+    ctl("produce", "t", "x")
+    assert ctl("consume", "t", "-g", "g", "--no-ack").exit_code == 0
+    assert server.subscribed[-1].epoch is None
+    assert ctl("consume", "t", "-g", "g", "--consumer-id", "w-1", "--no-ack").exit_code == 0
+    assert server.subscribed[-1].consumer_id == "w-1" and server.subscribed[-1].epoch > 0
+    assert ctl("consume", "t", "-g", "g", "--consumer-id", "w 1", "--no-ack").exit_code == 2
+
+
+def test_consuming_some_partitions(ctl: Any, server: FakeServer) -> None:
+    server.add_topic("three", partitions=3)
+    for partition in range(3):
+        ctl("produce", "three", f"p{partition}", "--partition", str(partition))
+    result = ctl("consume", "three", "-g", "g", "--partition", "0", "--partition", "2", "--no-ack")
+    assert result.exit_code == 0, result.stderr
+    assert server.subscribed[-1].partitions == [0, 2]
+    refused = ctl("consume", "three", "-g", "g", "--partition", "7")
+    assert refused.exit_code != 0 and "no partition 7" in refused.stderr
+
+
 def test_where_a_group_starts(ctl: Any, server: FakeServer) -> None:
     ctl("produce", "t", "x")
     for start, wire in (("latest", "latest"), (AT, NOW_MS + HOUR_MS), ("0" * 26, bytes(16)), ("earliest", "earliest")):
@@ -141,3 +161,18 @@ def test_where_a_group_starts(ctl: Any, server: FakeServer) -> None:
         assert server.subscribed[-1].start == wire
     for args in (["--start", "soon"], ["--lease", "soon"]):
         assert ctl("consume", "t", "-g", "g", *args).exit_code == 2
+
+
+def test_consuming_several_topics(ctl: Any, server: FakeServer) -> None:
+    for topic in ("log.a", "log.b", "other"):
+        server.add_topic(topic)
+        ctl("produce", topic, f"of {topic}")
+    for topics in (["log.a", "log.b"], ["log.*"], ["log.?", "log.b"]):
+        result = ctl("consume", *topics, "-g", "g", "--no-ack")
+        assert result.exit_code == 0, result.stderr
+        assert {request.topic for request in server.subscribed} == {"log.a", "log.b"}
+    assert sorted(ctl("consume", "log.*", "-g", "g").stdout.splitlines()) == ["of log.a", "of log.b"]
+    assert ctl("consume", "lo/*", "-g", "g").exit_code == 2
+    assert ctl("consume", "-g", "g").exit_code == 2
+    refused = ctl("consume", "log.a", "log.b", "-g", "g", "--partition", "0")
+    assert refused.exit_code == 2 and "of one topic" in refused.stderr

@@ -17,7 +17,16 @@ import trio.testing
 
 import sandq
 import sandq.testing
-from sandq.errors import ClosedError, InvalidRequest, InvalidSetting, LeaseLost, SandqError, StartupError, TimedOut
+from sandq.errors import (
+    ClosedError,
+    ConsumerFenced,
+    InvalidRequest,
+    InvalidSetting,
+    LeaseLost,
+    SandqError,
+    StartupError,
+    TimedOut,
+)
 from sandq.testing import AsyncBroker, Broker
 from sandq.testing.node import LOOK_MOST_S, EmbeddedNode, State
 from tests.support.waiting import PATIENCE_S
@@ -466,3 +475,30 @@ def test_limits_of_a_group_by_a_clock_that_stands(b: Broker, client: sandq.sync.
         client.admin.limit_group("t", "g", max_in_flight=2**70)
     with pytest.raises(InvalidSetting, match="rate"):
         client.admin.limit_group("t", "g", rate=float("nan"))
+
+
+def test_a_worker_is_started_again_while_time_stands(b: Broker, client: sandq.sync.Client) -> None:
+    """Both processes come at one instant: the later one has what the other held, which settles nothing any more."""
+    b.create_topic("jobs", lease="10m")
+    client.produce("jobs", b"one")
+    with b.client() as before, before.subscribe("jobs", group="g", consumer_id="worker-3") as zombie:
+        held = next(zombie)
+        with client.subscribe("jobs", group="g", consumer_id="worker-3") as again:
+            message = next(again)
+            assert (message.value, message.attempt) == (b"one", 1)
+            with pytest.raises(ConsumerFenced):
+                next(zombie)
+            with pytest.raises(LeaseLost):
+                held.ack().wait()
+            message.ack().wait()
+
+
+def test_a_subscription_to_several_topics(b: Broker, client: sandq.sync.Client) -> None:
+    for topic in ("log.a", "log.b"):
+        b.create_topic(topic)
+        client.produce(topic, topic.encode())
+    for topics in (["log.a", "log.b"], sandq.pattern("log.*")):
+        with client.subscribe(topics, group="g") as subscription:
+            got = {message.topic: message for message in (next(subscription), next(subscription))}
+            assert sorted(got) == sorted(subscription.topics) == ["log.a", "log.b"]
+            assert all(message.value == topic.encode() for topic, message in got.items())

@@ -73,7 +73,7 @@ async def test_what_a_consumer_holds_is_gone_through_once() -> None:
         def __init__(self) -> None:
             self.is_half_way = False
 
-        def held_by(self, group: str, consumer: str, known: set[int]) -> Iterator[Any]:
+        def held_by(self, group: str, consumer: str, known: set[int], epoch: int = 0) -> Iterator[Any]:
             looked.append(known)
             return iter(())
 

@@ -154,9 +154,7 @@ def test_leases_are_extended_while_messages_are_held(with_client: Any) -> None:
                 await until_holds(lambda seen=seen: len(server.extends) >= seen)
             assert {tuple(item) for extend in server.extends for item in extend.items} == {(TOKEN, 300)}
             await second.ack()
-            assert not any(
-                partition_consumer.leases for partition_consumer in subscription._partition_consumers.values()
-            )  # nothing is left to be extended
+            assert not list(subscription._consumers["t"].leases())  # nothing is left to be extended
 
     with_client(body)
 

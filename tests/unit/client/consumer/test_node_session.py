@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandq.client.client import Client
+from sandq.client.consumer.node_session import Session
+from sandq.client.consumer.subscription import Subscription
 from sandq.model.errors import NotLeader
 from sandq.protocol.frames import Type, encode_error
 from tests.support.client.fake_server import SILENCE, FakeServer
@@ -13,6 +15,11 @@ from tests.support.client.helpers import take, two_nodes
 from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
+
+
+def sessions_of(subscription: Subscription) -> dict[str, Session]:
+    """Those of its only topic, by node."""
+    return subscription._consumers["t"].sessions
 
 
 async def told(client: Client, leaders: Sequence[str | None], *servers: FakeServer) -> None:
@@ -62,7 +69,7 @@ def test_a_node_that_ceases_to_lead_is_left(run: Any) -> None:
             await told(client, ["n2", "n2"], one, two)
             subscribed = one.subscription()
             subscribed.connection.send(encode_error(subscribed.request.subscription_id, NotLeader("n2 leads it")))
-            await until_holds(lambda: list(subscription._sessions) == ["n2"])
+            await until_holds(lambda: list(sessions_of(subscription)) == ["n2"])
             assert one.unsubscribed == []
 
     run(main)
@@ -93,13 +100,13 @@ def test_a_node_that_leads_nothing_is_given_nothing_of_what_quick_work_may_hold(
         async with two_nodes() as (one, two, client), client.subscribe("t", group="g") as subscription:
             await until_holds(lambda: one.subscribed and two.subscribed)
             await told(client, ["n2", "n2"], one, two)
-            await until_holds(lambda: subscription._sessions["n1"].is_retired)
+            await until_holds(lambda: sessions_of(subscription)["n1"].is_retired)
             assert subscription._prefetch is not None
             subscription._prefetch.extra = 100
             subscription._give_credit()
-            assert [subscription._sessions[name].target for name in ("n1", "n2")] == [0, 110]
+            assert [sessions_of(subscription)[name].target for name in ("n1", "n2")] == [0, 110]
             await told(client, ["n1", "n2"], one, two)
-            await until_holds(lambda: not subscription._sessions["n1"].is_retired)
-            assert [subscription._sessions[name].target for name in ("n1", "n2")] == [55, 55]
+            await until_holds(lambda: not sessions_of(subscription)["n1"].is_retired)
+            assert [sessions_of(subscription)[name].target for name in ("n1", "n2")] == [55, 55]
 
     run(main)

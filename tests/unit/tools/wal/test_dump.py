@@ -39,6 +39,8 @@ COMMANDS: list[c.Command] = [
     c.Extend([(65_536, 1000)]),
     c.Expire(),
     c.Release("g", "worker"),
+    c.Release("g", "worker", 7),
+    c.Reclaim("g", "worker", 7, 30_000),
     c.OpenGroup("g", "earliest"),
     c.Upkeep(),
     c.Clock(),
@@ -106,11 +108,11 @@ def test_every_command_is_decoded(log: Path) -> None:
     assert {row["command"] for row in named} >= {
         *("append", "lease", "ack", "nack", "extend", "expire", "release", "open_group", "upkeep", "clock"),
         *("configure", "cancel", "move", "seek", "drop_group", "configure_group", "pause_group", "touch"),
-        *("start_job", "stop_job"),
+        *("start_job", "stop_job", "reclaim"),
     }
     first = named[0]
     assert (first["messages"], first["producer_id"], first["sequence"]) == (2, 7, 2) and "values" not in first
-    assert named[1]["grants"] == [{"consumer": "worker", "limit": 10, "lease_ms": 30_000}]
+    assert named[1]["grants"] == [{"consumer": "worker", "limit": 10, "lease_ms": 30_000, "epoch": 0}]
     (cancel,) = [row for row in named if row["command"] == "cancel"]
     assert cancel["targets"][1] == [1, "<8 bytes>"] and len(cancel["targets"][0][1]) == 26
     (job,) = [row for row in named if row["command"] == "start_job"]
@@ -147,7 +149,7 @@ def test_lines_for_people(log: Path) -> None:
 
 def test_records_are_chosen_by_group_and_index(log: Path) -> None:
     assert [row["index"] for row in rows(log, "--group", GROUP, "--from", 4, "--to", 6)] == [4, 5, 6]
-    assert {row["index"] for row in rows(log, "--from", 20)} == {20, 21, 22, 23, 24, 25, 26}
+    assert {row["index"] for row in rows(log, "--from", 20)} == {*range(20, 29)}
     assert rows(log, "--group", 99) == []
     assert "shown" in dump(log, "--group", 99).stderr
 

@@ -1,0 +1,92 @@
+"""Leases of a consumer that has come back after a restart: it gets them anew, and the tokens it had are void."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandq.model import offsets
+from sandq.model.errors import ConsumerFenced
+from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition.groups.group import Group
+from sandq.partition.groups.group_state import GroupState
+from sandq.partition.groups.leases import Lease
+from sandq.partition.view import View
+
+RECLAIMED_LEASES: Final = 256
+"""That one command renews, ..."""
+RECLAIMED_RANGES: Final = 20_000
+"""... and no further one once they have so many ranges: each is written."""
+
+
+class LeaseReclaim:
+    def __init__(self, group_state: GroupState) -> None:
+        self._groups = group_state.groups
+        self._leases = group_state.leases
+
+    def reclaim(self, index: int, place: int, command: c.Reclaim, now_ms: int, view: View) -> tuple[int, int]:
+        """Lease to the consumer anew what it holds under lower epochs, those granted first before the others. `place`:
+        the entry's next free place for a token. Returns how many leases were renewed, and how many are yet to be.
+        Raises UnknownGroup, ConsumerFenced."""
+        group = self._groups.named(command.group)
+        held = self._leases.live_of(command.group, command.consumer)
+        check_newest(command.group, command.consumer, command.epoch, max([lease.epoch for lease in held], default=0))
+        stale = [lease for lease in held if lease.epoch < command.epoch]
+        renewed = ranges = 0
+        most = min(RECLAIMED_LEASES, FIXED.entry_grants - place)
+        for lease in stale[: max(most, 0)]:
+            if ranges >= RECLAIMED_RANGES:
+                break
+            self._renew(group, lease, offsets.token(index, place + renewed), command, now_ms, view)
+            renewed += 1
+            ranges += len(lease.ranges)
+        return renewed, len(stale) - renewed
+
+    def _renew(self, group: Group, lease: Lease, token: int, command: c.Reclaim, now_ms: int, view: View) -> None:
+        live = lease.live
+        renewed = Lease(
+            token,
+            lease.group_id,
+            lease.consumer,
+            lease.attempt,
+            now_ms + command.lease_ms,
+            lease.due_ms,
+            list(lease.select(live)),
+            now_ms,
+            lease.since_ms,
+            lease.kept,
+            lease.past,
+            _merged(lease, live),
+        )
+        renewed.snoozes, renewed.epoch = lease.snoozes, command.epoch
+        self._leases.revoke(lease, view)
+        self._leases.add(group, renewed, view)
+
+
+def check_newest(group: str, consumer: str, epoch: int, newest: int) -> None:
+    """Raise ConsumerFenced when a consumer has a later epoch than the one that asks."""
+    if newest > epoch:
+        raise fenced(group, consumer, newest)
+
+
+def fenced(group: str, consumer: str, epoch: int) -> ConsumerFenced:
+    """The error of a process after one of a later epoch, this one, has come."""
+    return ConsumerFenced(
+        f"group {group!r}: another process has subscribed as consumer {consumer!r} since, and holds what this one "
+        "held; give each process that runs at the same time a consumer id of its own",
+        group=group,
+        consumer=consumer,
+        epoch=epoch,
+    )
+
+
+def _merged(lease: Lease, live: int) -> list[tuple[bytes, int]]:
+    """The ready queues of live messages of a lease, in their order, and how many are of each."""
+    queues: list[tuple[bytes, int]] = []
+    if lease.queues:
+        for queue, count in lease.count_by_queue(live):
+            if queues and queues[-1][0] == queue:
+                queues[-1] = queue, queues[-1][1] + count
+            else:
+                queues.append((queue, count))
+    return queues

@@ -1,0 +1,70 @@
+"""Leases that are under way when a later process of their consumer has come: it is not served what it was not given."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.broker.delivery.subscription import Subscription
+from sandq.model.errors import NotLeader
+from sandq.partition import commands as c
+from sandq.partition.groups.lease_reclaim import fenced
+from tests.unit.broker.delivery.test_moved_leases import LEASE_AHEAD_MS, LEASE_MS, Bed
+
+
+@pytest.fixture
+def bed(monkeypatch: pytest.MonkeyPatch) -> Bed:
+    bed = Bed()
+    monkeypatch.setattr(bed.host, "_check_level", lambda level: None)
+    return bed
+
+
+def subscribed(bed: Bed, name: str, epoch: int) -> Subscription:
+    subscription = bed.subscription(name)
+    subscription.epoch = epoch
+    bed.delivery.attach(subscription)
+    return subscription
+
+
+def replaced(bed: Bed, subscription: Subscription, *, moved: bool) -> None:
+    """As `Broker` does it when a later process subscribes."""
+    if moved:
+        bed.delivery.end_subscriptions(NotLeader("partition 1 is led by another node now"))
+    else:
+        bed.delivery.detach(subscription)
+        subscription.fence(fenced("g", "c", 2))
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_what_is_granted_meanwhile_is_given_back_and_comes_again(bed: Bed, moved: bool) -> None:
+    bed.produce(0)
+    replaced(bed, subscribed(bed, "first", 1), moved=moved)
+    subscribed(bed, "second", 2)
+    bed.settle()
+    assert [name for name, _ in bed.pushed] == ["second"]
+    (token,) = [token for _, token in bed.pushed]
+    lease = bed.host.replica.machine.leases.by_token[token]  # type: ignore[union-attr]
+    assert (lease.epoch, lease.attempt) == (2, 1)
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_what_is_ahead_of_its_time_comes_under_its_new_token(bed: Bed, moved: bool) -> None:
+    bed.produce(LEASE_AHEAD_MS // 2)
+    first = subscribed(bed, "first", 1)
+    bed.settle()
+    replaced(bed, first, moved=moved)
+    bed.call(c.Reclaim("g", "c", 2, LEASE_MS))
+    second = bed.come_back("second")
+    second.epoch = 2
+    bed.clock.ms += LEASE_AHEAD_MS
+    bed.settle()
+    assert [name for name, _ in bed.pushed] == ["second"]
+    (token,) = [token for _, token in bed.pushed]
+    assert bed.host.replica.machine.leases.by_token[token].live  # type: ignore[union-attr]
+
+
+def test_a_consumer_without_epochs_gets_what_was_granted_before_it_came_back(bed: Bed) -> None:
+    bed.produce(0)
+    replaced(bed, subscribed(bed, "first", 0), moved=True)
+    subscribed(bed, "second", 0)
+    bed.settle()
+    assert [name for name, _ in bed.pushed] == ["second"]

@@ -1,0 +1,54 @@
+"""Who of the sessions of a subscription may hold how much."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandq.client.consumer.credit_shares import equal_share, is_crowded, shares
+
+
+def test_nodes_of_one_topic_have_the_same() -> None:
+    assert [equal_share(10, sessions) for sessions in (0, 1, 3, 20)] == [10, 10, 4, 1]
+
+
+def test_who_has_nothing_has_room_for_one_message() -> None:
+    assert shares(10, [None, None]) == [1, 1]
+    assert shares(10, [None, 0, None]) == [1, 10, 1]
+
+
+def test_those_that_are_busy_share_all_of_it() -> None:
+    assert shares(10, [3, None, 0]) == [5, 1, 5]
+    assert shares(11, [0, 0, 0]) == [4, 4, 3]
+
+
+def test_what_somebody_holds_beyond_its_share_is_not_the_others() -> None:
+    held = [10, 0, None]
+    assert shares(10, held) == [5, 1, 1]
+    assert is_crowded(held, shares(10, held))
+    held = [6, 1, None]
+    assert shares(10, held) == [5, 4, 1]
+    held = [5, 4, None]
+    assert shares(10, held) == [5, 5, 1]
+    assert not is_crowded(held, shares(10, held))
+
+
+def test_more_topics_than_credit() -> None:
+    assert shares(2, [0, 0, 0]) == [1, 1, 1]
+
+
+def test_nothing_at_all() -> None:
+    assert shares(0, [None, 3]) == [0, 0]
+    assert shares(5, []) == []
+
+
+@given(st.integers(1, 50), st.lists(st.one_of(st.none(), st.integers(0, 30)), min_size=1, max_size=8))
+def test_it_adds_up(credit: int, held: list[int | None]) -> None:
+    """What is held and may be held yet is the credit, and one message for each at most; all of it is given away."""
+    targets = shares(credit, held)
+    may_hold = sum(max(target, count or 0) for target, count in zip(targets, held, strict=True))
+    holding = sum(count or 0 for count in held)
+    assert may_hold <= max(credit, holding) + len(held)
+    assert min(targets) >= 1
+    if any(count is not None for count in held) and not is_crowded(held, targets):
+        assert sum(target for target, count in zip(targets, held, strict=True) if count is not None) >= credit
