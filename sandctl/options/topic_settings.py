@@ -26,6 +26,7 @@ _PLAIN = {
     "retain_bytes": "retain_bytes",
     "group_ttl": "group_ttl",
     "dedup_window": "dedup_window",
+    "dead_letter_topic": "dead_letter_topic",
     "ordering": "ordering",
     "max_in_flight_per_key": "max_in_flight_per_key",
     "ageing": "ageing",
@@ -116,6 +117,9 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
             "--dedup-window",
             "How long a unique key stays taken after its delivery.",
             metavar="DURATION",
+        ),
+        _option(
+            default("none"), "--dead-letter-topic", "Another topic, to which dead letters go.", metavar="TOPIC|none"
         ),
     ]
     rest += [

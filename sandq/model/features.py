@@ -53,5 +53,7 @@ GROUP_LIMIT_LEVEL: Final = 8
 """From which on groups may have limits."""
 ENDS_LEVEL: Final = 11
 """From which on consumers may give messages up, and snooze them."""
+OUTBOX_LEVEL: Final = 12
+"""From which on partitions send messages to one another: dead letter topics, and acks that send messages."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

@@ -16,6 +16,7 @@
     retain_bytes         size, none      how much a partition keeps; only without delete_on_ack
     group_ttl            duration, none  a group without consumers goes after so long
     dedup_window         duration        how long a unique key stays taken after its delivery
+    dead_letter_topic    text, none      another topic, to which dead letters go
     ordering             text            key: one message of a key at a time, or none; never changes
     max_in_flight_per_key
                          number, none    so many messages of a key are with a group's consumers at once; never changes
@@ -54,6 +55,7 @@ from sandq.model.errors import InvalidSetting
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTINGS, key_limit
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
+from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
 
@@ -160,10 +162,15 @@ class _LogSettings(_Settings):
     )
     retain_bytes: Annotated[int | None, _or_none(schema.size(_MIB, _PIB))] = None
     dedup_window_ms: Annotated[int, schema.duration(0, 7 * _DAY_MS)] = Field(default=600_000, alias="dedup_window")
+    dead_letter_topic: Annotated[str | None, _or_none(schema.name("topic"))] = None
 
     def record(self) -> dict[str, Any]:
+        """The name of the dead letter topic stands in it only where there is one; what replicas go by, `DEAD_LETTER`,
+        is for who knows that topic to add."""
+        named = {} if self.dead_letter_topic is None else {DEAD_LETTER_TOPIC: self.dead_letter_topic}
         return {
             **super().record(),
+            **named,
             "ttl_ms": self.ttl_ms,
             "delete_on_ack": self.delete_on_ack,
             "retention_ms": self.retention_ms,

@@ -19,6 +19,7 @@ from sandq.model.features import FIRST_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.nack_ends import MAX_SNOOZES
+from sandq.model.outbox import DEAD_LETTER
 from sandq.model.sequence import number_of
 from sandq.partition.levels import (
     BY_UNIQUE_KEY,
@@ -26,6 +27,7 @@ from sandq.partition.levels import (
     ENDS,
     GROUP_LIMIT,
     KEY_LIMIT,
+    OUTBOX,
     RANKED,
     SCHEDULES,
     SCOPED_KEYS,
@@ -69,6 +71,8 @@ class CommandType(IntEnum):
     DELETE_SCHEDULES = 33
     TRIGGER_SCHEDULES = 34
     PLAN_SCHEDULES = 35
+    OUTBOX_SENT = 40
+    OUTBOX_REFUSED = 41
 
 
 What = list[list[Any]] | None
@@ -241,6 +245,8 @@ class Configure(Command):
 
     @property
     def needed_level(self) -> int:
+        if DEAD_LETTER in self.settings:
+            return OUTBOX
         if MAX_SNOOZES in self.settings:
             return ENDS
         return GROUP_LIMIT if GROUP_LIMITS in self.settings else self.feature_level
@@ -492,6 +498,31 @@ class AllowLimit(Command):
     feature_level: ClassVar[int] = GROUP_LIMIT
     items: Sequence[Sequence[Any]]
     """(group, epoch, version, messages in flight, units of the rate, given_us), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSent(Command):
+    """Another partition has stored a batch of the outbox."""
+
+    type: ClassVar[int] = CommandType.OUTBOX_SENT
+    feature_level: ClassVar[int] = OUTBOX
+    topic: int
+    partition: int
+    epoch: int
+    """Of the batch; one that is no more changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRefused(Command):
+    """Another partition does not take a batch of the outbox. `error`: why it never will; None: it takes it under
+    another epoch."""
+
+    type: ClassVar[int] = CommandType.OUTBOX_REFUSED
+    feature_level: ClassVar[int] = OUTBOX
+    topic: int
+    partition: int
+    epoch: int
+    error: str | None
 
 
 ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules | PlanSchedules

@@ -44,6 +44,9 @@ RANKED_BY_JOBS: Final = 11
 """A job that changes priorities reaches what waits for another attempt, too."""
 ENDS: Final = 11
 """A nack may end messages, and give them back without counting the attempt. What is applied goes by the command."""
+OUTBOX: Final = 12
+"""Partitions send messages to one another. What is applied goes by the settings and the command; who is a partition
+among producers goes by the level, too."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

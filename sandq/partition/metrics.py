@@ -34,6 +34,10 @@ class Counted(NamedTuple):
     dead_rejected: int = 0
     snoozed: int = 0
     """Given back without counting the attempt: none of `nacked`."""
+    forwarded: int = 0
+    """Sent to other partitions, and stored there: dead letters, and what acks send."""
+    undeliverable: int = 0
+    """Of those, refused there for good."""
 
 
 class Totals:
@@ -61,6 +65,8 @@ class Totals:
             self.dead_expired,
             self.dead_rejected,
             self.snoozed,
+            self.forwarded,
+            self.undeliverable,
         ) = counted
 
     def counted(self) -> Counted:
@@ -79,6 +85,8 @@ class Totals:
             self.dead_expired,
             self.dead_rejected,
             self.snoozed,
+            self.forwarded,
+            self.undeliverable,
         )
 
 

@@ -48,6 +48,8 @@ from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.trim import Trimmer
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.metrics import Counted
+from sandq.partition.outbox.forwarding import Forwarding
+from sandq.partition.outbox.outbox import Outbox, OutboxStatus
 from sandq.partition.schedules.schedule_table import ScheduleTable
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -59,7 +61,8 @@ Result = Any
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
 RedriveDead, PurgeDead: an outcome (`jobs.redrive`) for each. Hold: up to where the log is trimmed. RaiseLevel: the
-level that it is at. ClockReset: its outcome, the floor and time.
+level that it is at. OutboxSent, OutboxRefused: what became of the batch (`forwarding`). ClockReset: its outcome, the
+floor and time.
 Of any: the SandqError that refused it."""
 
 
@@ -110,6 +113,8 @@ class Status:
     """When the next of them fires."""
     planned_to: str | None = None
     """The clock was set back: up to this name schedules go by its time again; None: all do."""
+    outbox: OutboxStatus | None = None
+    """What is to be sent to other partitions; None: nothing."""
 
 
 class TimerPartition:
@@ -130,7 +135,11 @@ class TimerPartition:
         self.limits = GroupLimits(partition, shared, self.groups)
         reader, log_state = MessageReader(), LogState()
         unique = UniqueKeys(shared, self.groups, expiring_rows)
-        self._group_state = group_state = GroupState(shared, self.groups, log_state, expiring_rows, unique, reader)
+        self.outbox = outbox = Outbox(partition)
+        self._group_state = group_state = GroupState(
+            shared, self.groups, log_state, expiring_rows, unique, reader, outbox
+        )
+        self._forwarding = Forwarding(shared, group_state, outbox)
         self.leases, self.ttl = group_state.leases, group_state.ttl
         ownership = Ownership(group_state)
         self._trim_schedule = schedule = TrimSchedule(shared)
@@ -142,7 +151,7 @@ class TimerPartition:
         self.jobs = Jobs(shared, group_state, self.log, ranking, ownership)
         self.pending = Pending(shared, self.groups, self.log, unique, ownership, ranking)
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
-        self.producers = Producers(partition)
+        self.producers = Producers(partition, shared)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)
         self._settlement = LeaseSettlement(shared, group_state, unique)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
@@ -185,6 +194,8 @@ class TimerPartition:
 
     def _later_state(self) -> tuple[Any, ...]:
         """What versions of older feature levels do not know, as far as there is any: they must be able to read it."""
+        if self.outbox.was_used:
+            return self.shared.level, self.resets.state, self.schedules.state(), self.outbox.state()
         if self.schedules.count:
             return self.shared.level, self.resets.state, self.schedules.state()
         if self.resets.state is not None:
@@ -205,6 +216,8 @@ class TimerPartition:
             reset = later[1] if len(later) > 1 else None
             if len(later) > 2:
                 self.schedules.load(later[2])
+            if len(later) > 3:
+                self.outbox.load(later[3], view)
             self.shared.now_ms = self.shared.stamp_ms = self.now_ms
             self.log.state.load(log)
             self.log.counts.load(counts)
@@ -254,6 +267,7 @@ class TimerPartition:
             self.schedules.count,
             self.schedules.next_ms,
             self.schedules.planned_to,
+            self.outbox.status(),
         )
 
     @property
@@ -333,6 +347,8 @@ class TimerPartition:
                         results.append(self._other(index, place, command, view))
             except (NotFound, InvalidRequest, Conflict, OutOfSequence, Unavailable) as refusal:
                 results.append(refusal)
+        if self.outbox.restless:
+            self._forwarding.settle(self.now_ms, view)
         self._group_state.waiting.store_parted(view)
         self.applied_index = index
         return results
@@ -442,6 +458,9 @@ class TimerPartition:
                 return self.jobs.stop(command.job_id, now_ms, view).shown()
             case c.RedriveDead() | c.PurgeDead():
                 return self.jobs.each_dead(command, now_ms, view)
+            case c.OutboxSent() | c.OutboxRefused():
+                self._trim_schedule.note_settled(now_ms)
+                return self._forwarding.apply(command, now_ms, view)
             case c.Hold():
                 return self._hold(command, view)
             case c.TakeDigest():

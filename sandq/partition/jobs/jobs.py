@@ -57,6 +57,7 @@ class Jobs:
         self._shared = shared
         self._groups = group_state.groups
         self._kept = group_state.kept
+        self._dead = group_state.dead
         self._log = log
         self._ranking = ranking
         self._redrive = Redrive(shared, group_state)
@@ -366,7 +367,9 @@ class Jobs:
                 view.delete(key)
             for key, value in found:
                 if tag == rows.DEAD:
-                    self._kept.expire_move(key[5:], dead_letters.load(key, value).id, self._now_ms, view)
+                    message = dead_letters.load(key, value)
+                    self._dead.withdraw(message, view)
+                    self._kept.expire_move(key[5:], message.id, self._now_ms, view)
                 elif tag == rows.KEPT:
                     self._kept.forget(key[5:], value, self._now_ms, view)
             if found:
