@@ -43,6 +43,7 @@ from sandq.model.errors import (
 )
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import RANKED, check_name
+from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
 from sandq.model.sequence import number_of
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import Checked, check_batch
@@ -159,6 +160,11 @@ class Broker:
         """`done` gets (base, count), or `Stored`, once the batch is stored. `requests`: that wait for its answer.
         `checked`: what `check_large` found."""
         batch = request.batch
+        if is_reserved(request.producer_id):
+            raise InvalidRequest(
+                f"producer id {request.producer_id} is that of a partition: those of clients are below "
+                f"{RESERVED_PRODUCERS}"
+            )
         delivery = self.partition(request.topic, request.partition)
         messages, split = checked if checked is not None else self._checks(request)()
         if request.producer_id and number_of(request.sequence) == 1:

@@ -16,6 +16,7 @@ import trio
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.limit_shares import LimitShares
+from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.schedule_firing import ScheduleFiring
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -57,6 +58,7 @@ class Reconciler:
         lease_ahead_ms: int,
         stats: NodeStats,
         limits: LimitShares,
+        outbox: OutboxSender,
         nursery: trio.Nursery,
     ) -> None:
         """`nursery` outlives every connection."""
@@ -71,6 +73,7 @@ class Reconciler:
         self._lease_ahead_ms = lease_ahead_ms
         self._stats = stats
         self._limits = limits
+        self._outbox = outbox
         self._nursery = nursery
         self._planning = trio.CapacityLimiter(1)
         """Of threads in which schedules are planned: each would have its turns beside the loop."""
@@ -204,6 +207,7 @@ class Reconciler:
             lambda: self._catalog.view.feature_level,
             opened.attended,
             self._limits.look,
+            self._outbox.look,
         )
 
     # -- what is not to be here -----------------------------------------------------------------------------------
