@@ -35,6 +35,8 @@ class Walk(RuleBasedStateMachine):
         self.answers: list[c.OutboxSent | c.OutboxRefused] = []
         self.ids: dict[bytes, str] = {}
         """Of all that died: id -> value."""
+        self.died: dict[str, int] = {}
+        """When, the last time."""
         self.taken_back: set[str] = set()
         """Values of what was redriven or purged."""
         self.at = 0
@@ -59,7 +61,9 @@ class Walk(RuleBasedStateMachine):
             self.ids[stored.offsets] = value  # type: ignore[attr-defined]
         leases = self.both(c.Lease("g", T + self.at + 1, (c.Grant("c", 100, 30_000),)))
         for lease in leases:  # type: ignore[attr-defined]
-            self.taken_back -= {*self.sender.values([lease])}  # those that were redriven die once more
+            for value in self.sender.values([lease]):
+                self.taken_back.discard(value)  # those that were redriven die once more
+                self.died[value] = self.at
             self.both(c.Nack([(lease.token, None, 0, "boom")]))
 
     @precondition(lambda self: self.sender.batches)
@@ -144,8 +148,8 @@ class Walk(RuleBasedStateMachine):
         assert all(value.startswith(BAD) for value in stayed)
         for each in found:
             for key in KEYS:
-                numbers = [int(value[1:]) for value in each if value[0] == key]
-                assert numbers == sorted(numbers), "in their order"
+                times = [self.died[value] for value in each if value[0] == key]
+                assert times == sorted(times), "in their order"
 
 
 def _batch(value: str, key: str) -> bytes:

@@ -56,6 +56,8 @@ ANSWER_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
 """After a refusal that passes, doubled each time."""
+TOLD_TRIES: Final = 30
+"""So many tries, about a minute, are told of in the log."""
 NUMBER: Final = sequence_of(1)
 """Of each batch in its epoch, which is of it alone."""
 _BATCH_FIELDS: Final = [int, int, int, int, bytes]
@@ -132,6 +134,8 @@ class OutboxSender:
                     continue
                 stuck = Stuck(stuck.tries + 1, error.message)
                 self._stuck.setdefault(leader, {})[target] = stuck
+                if stuck.tries % TOLD_TRIES == 0:
+                    log.warning("the outbox waits", to=list(target), tries=stuck.tries, error=error.message)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         finally:
