@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-REASONS = ("nacked", "lease_expired", "expired", "rejected")
+REASONS = ("nacked", "lease_expired", "expired", "rejected", "undeliverable")
 
 
 @click.group()

@@ -15,6 +15,7 @@ from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
+from sandq.broker.delivery import sending_acks
 from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
@@ -41,13 +42,14 @@ from sandq.model.errors import (
     TooLarge,
     UnknownTopic,
 )
+from sandq.model.features import OUTBOX_LEVEL
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import RANKED, check_name
 from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
 from sandq.model.sequence import number_of
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import Checked, check_batch
-from sandq.protocol.requests import CHANGES, Ack, Extend, Lease, Nack, Produce, Subscribe
+from sandq.protocol.requests import CHANGES, Ack, AckThen, Extend, Lease, Nack, Produce, Subscribe
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -207,6 +209,16 @@ class Broker:
         command = _SETTLING[type(request)](items)
         size = _size_of(command)
         delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
+
+    def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
+        """Ack messages and send others. `done` gets what was lost, as of an ack of one item. Raises what refuses one of
+        the others: then nothing is acked."""
+        delivery = self.catalog.of_group(request.group_number, request.partition)
+        delivery.host.check_ready()
+        self.node_log.check_level(OUTBOX_LEVEL)
+        command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
+        messages = len(command.messages)
+        delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line)
 
     def _with_columns(self, request: Nack) -> list[list[Any]]:
         """The items of a nack, with what they change of their messages by column. Raises InvalidRequest, TooLarge."""

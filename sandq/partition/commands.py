@@ -73,6 +73,7 @@ class CommandType(IntEnum):
     PLAN_SCHEDULES = 35
     OUTBOX_SENT = 40
     OUTBOX_REFUSED = 41
+    ACK_THEN = 42
 
 
 What = list[list[Any]] | None
@@ -523,6 +524,20 @@ class OutboxRefused(Command):
     partition: int
     epoch: int
     error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AckThen(Command):
+    """Ack messages of a lease and send others, all of it or nothing."""
+
+    type: ClassVar[int] = CommandType.ACK_THEN
+    feature_level: ClassVar[int] = OUTBOX
+    takes_space: ClassVar[bool] = True
+    token: int
+    what: What
+    messages: Sequence[Sequence[Any]]
+    """(number of the topic, partition (both None: this one), an instant or, when relative, a delay after the stamp (ms;
+    None: at once), relative, {column: value}), ..."""
 
 
 ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules | PlanSchedules

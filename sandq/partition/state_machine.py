@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Unavailable
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Overloaded, Unavailable
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.group_limits import with_newest_limits
 from sandq.partition import clock_reset, rows
@@ -48,6 +48,7 @@ from sandq.partition.log.ranking import Ranking
 from sandq.partition.log.trim import Trimmer
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.metrics import Counted
+from sandq.partition.outbox.acks import SendingAcks
 from sandq.partition.outbox.forwarding import Forwarding
 from sandq.partition.outbox.outbox import Outbox, OutboxStatus
 from sandq.partition.schedules.schedule_table import ScheduleTable
@@ -57,7 +58,7 @@ from sandq.partition.view import View
 _STATE_VERSION = 1
 
 Result = Any
-"""Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settlement.Lost`).
+"""Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack, AckThen: per item what was lost (`settlement.Lost`).
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Seek: the new cursor. StartJob, StopJob: the job.
 RedriveDead, PurgeDead: an outcome (`jobs.redrive`) for each. Hold: up to where the log is trimmed. RaiseLevel: the
@@ -154,6 +155,7 @@ class TimerPartition:
         self.producers = Producers(partition, shared)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)
         self._settlement = LeaseSettlement(shared, group_state, unique)
+        self._acks = SendingAcks(shared, self._settlement, self.log, outbox)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
         self._in_memory = InMemory(shared, self.groups, group_state, self.log.counts, self.producers)
@@ -340,12 +342,18 @@ class TimerPartition:
                     case c.Upkeep():
                         place += self._upkeep(index, place, view)
                         results.append((self._upkeep_ms() or self.now_ms + 1) <= self.now_ms)
+                    case c.AckThen():
+                        self._trim_schedule.note_settled(self.now_ms)
+                        results.append(self._acks.apply(command, index, place, self.now_ms, self.floor_ms, view))
+                        place += self._acks.used
+                        if self._acks.used:
+                            self._trim_schedule.note_appended(self.now_ms)
                     case _ if isinstance(command, c.SCHEDULE_COMMANDS):
                         results.append(self._schedule(index, place, command, view))
                         place += self.schedules.used
                     case _:
                         results.append(self._other(index, place, command, view))
-            except (NotFound, InvalidRequest, Conflict, OutOfSequence, Unavailable) as refusal:
+            except (NotFound, InvalidRequest, Conflict, OutOfSequence, Overloaded, Unavailable) as refusal:
                 results.append(refusal)
         if self.outbox.restless:
             self._forwarding.settle(self.now_ms, view)

@@ -2,7 +2,8 @@
 
 Row: `[attempts, reason, error, dead_ms, id, created_ms, fields, history]`, and the lives before, of one that was
 redriven (`lives`). Of one that is to go to a dead letter topic there are lives, be it none, and then where it stands in
-the outbox, `[topic, partition, seq]`, or why it was refused there.
+the outbox, `[topic, partition, seq]`, or why it was refused there. Of one that an ack has sent and that was refused
+there is `[topic, partition, when it was wanted (ms, 0: at once), 0]`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from sandq.partition.groups.leases import History, Waiting, load_history
 from sandq.partition.groups.lives import Lives, load_lives, with_ended
 from sandq.partition.groups.waiting_table import WaitingTable
 from sandq.partition.log.pieces import Message, MessageReader
-from sandq.partition.outbox.outbox import DEAD, Letter, Outbox
+from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
 from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 NACKED, LEASE_EXPIRED, EXPIRED, REJECTED = "nacked", "lease_expired", "expired", "rejected"
 """Why a message died: its last attempt was nacked, or ran out; its ttl passed; or a consumer said that it is dead."""
+UNDELIVERABLE = "undeliverable"
+"""A message that an ack of the group has sent was refused where it was to go."""
 ROW_BYTES = 256
 """Of a row beside what its producer sent, about."""
 
@@ -47,6 +50,8 @@ class DeadMessage(NamedTuple):
     """Those before this one, which were ended by redrives."""
     forward: tuple[Target, int] | str | None = None
     """Where it stands in the outbox, if it is to go to a dead letter topic; or why it could not be sent there."""
+    sent_to: tuple[Target, int] | None = None
+    """Of one that an ack has sent: where it was to go, and when (ms; 0: at once)."""
 
     @property
     def size(self) -> int:
@@ -146,6 +151,12 @@ class DeadLetters:
         if isinstance(message.forward, tuple) and not self._outbox.is_leaving(*message.forward):
             self._outbox.remove(*message.forward, view)
 
+    def send_again(self, group: Group, message: DeadMessage, view: View) -> None:
+        """Have a message that an ack has sent, and that was refused, sent once more."""
+        assert message.sent_to is not None
+        target, deliver_ms = message.sent_to
+        self._outbox.put(target, Letter(MESSAGE, group.group_id, message.offset, deliver_ms, message.fields), view)
+
     def moved(self, message: DeadMessage, offset: bytes, view: View) -> None:
         """A dead message has another place now: its letter says so."""
         if isinstance(message.forward, tuple):
@@ -202,10 +213,18 @@ def load(key: bytes, row: bytes) -> DeadMessage:
     earlier = load_lives(more[0]) if more else ()
     died = attempts, reason, error, dead_ms
     forward = more[1] if len(more) > 1 else None
+    sent_to = None
     if isinstance(forward, list):
-        topic, partition, seq = forward
-        forward = Target(topic, partition), seq
-    return DeadMessage(key[5:], *died, message_id, created_ms, fields, load_history(history), earlier, forward)
+        topic, partition, number, *is_sent = forward
+        place = Target(topic, partition), number
+        forward, sent_to = (None, place) if is_sent else (place, None)
+    return DeadMessage(key[5:], *died, message_id, created_ms, fields, load_history(history), earlier, forward, sent_to)
+
+
+def undeliverable_row(letter: Letter, target: Target, error: str, now_ms: int) -> bytes:
+    """The row of a message that an ack has sent, and that was refused."""
+    died = 0, UNDELIVERABLE, error, now_ms, letter.offset, now_ms
+    return rows.pack(*died, letter.fields, (), (), (*target, letter.deliver_ms, 0))
 
 
 def note_refused(group_id: int, offset: bytes, error: str, view: View) -> None:

@@ -326,12 +326,13 @@ class Jobs:
         found = dead_letters.scan(
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
         )
+        own = [message for message in found if message.sent_to is None]  # the others were never messages of the log
         # The cursor was put where the log begins when that is behind the place asked for.
         in_log = [
-            message for message in found if message.offset > group.cursor and self._kept.is_in_log(message.offset, view)
+            message for message in own if message.offset > group.cursor and self._kept.is_in_log(message.offset, view)
         ]
         logged = {message.offset for message in in_log}
-        gone = [message for message in found if message.offset not in logged]
+        gone = [message for message in own if message.offset not in logged]
         if in_log:
             self._redrive.purge(group, in_log, self._now_ms, view)
         if gone:

@@ -161,6 +161,10 @@ class Redrive:
         clock that was set back since, when their time comes."""
         by_due: dict[int, list[bytes]] = {}
         for message in messages:
+            if message.sent_to is not None:
+                self._dead.send_again(group, message, view)
+                self._take(group, message, view)
+                continue
             due_ms = now_ms
             if self._shared.level >= CLOCK_RESET:
                 due_ms = max(offsets.deliver_ms(message.offset), now_ms)

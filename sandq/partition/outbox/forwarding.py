@@ -37,7 +37,7 @@ from sandq.partition.groups import dead_letters
 from sandq.partition.groups.dead_letters import DeadMessage
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.outbox.outbox import DEAD, Letter, Outbox
+from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
 from sandq.partition.rows import Fields
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -85,7 +85,7 @@ class Forwarding:
             if isinstance(command, c.OutboxSent):
                 self._sent(target, seq, letter, now_ms, view)
             else:
-                self._refused(target, seq, letter, command.error or "", view)
+                self._refused(target, seq, letter, command.error or "", now_ms, view)
         self._outbox.end(target, view)
         return SENT if isinstance(command, c.OutboxSent) else REFUSED
 
@@ -102,18 +102,27 @@ class Forwarding:
         self._kept.expire_move(message.offset, message.id, now_ms, view)
         self._groups.store(group, view)
 
-    def _refused(self, target: Target, seq: int, letter: Letter, error: str, view: View) -> None:
+    def _refused(self, target: Target, seq: int, letter: Letter, error: str, now_ms: int, view: View) -> None:
         self._shared.totals.undeliverable += 1
+        error = error[: FIXED.error_chars]
+        if letter.kind == MESSAGE:
+            # One whose group was deleted since has nobody who could see it any more.
+            if (group := self._groups.by_id.get(letter.group_id)) is not None:
+                row = dead_letters.undeliverable_row(letter, target, error, now_ms)
+                view.put(rows.of_group(rows.DEAD, group.group_id, letter.offset), row)
+                group.dead[dead_letters.UNDELIVERABLE] += 1
+                self._groups.store(group, view)
+            return
         found = self._dead_of(target, seq, letter, view)
         if found is not None:
             group, message = found
-            dead_letters.note_refused(group.group_id, message.offset, error[: FIXED.error_chars], view)
+            dead_letters.note_refused(group.group_id, message.offset, error, view)
 
     def _dead_of(self, target: Target, seq: int, letter: Letter, view: View) -> tuple[Group, DeadMessage] | None:
         """The dead letter that a letter is about, and its group; None: it was dropped with its group, or by a seek, or
         has died anew since."""
         group = self._groups.by_id.get(letter.group_id)
-        if group is None:
+        if group is None or letter.kind != DEAD:
             return None
         message = dead_letters.find(group, letter.offset, view)
         return None if message is None or message.forward != (target, seq) else (group, message)
