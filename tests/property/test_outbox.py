@@ -9,19 +9,23 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from sandq.model.batch import Column
 from sandq.model.errors import ProducerFenced, SandqError
 from sandq.model.limits import FIXED, FixedLimits
 from sandq.model.outbox import Target
+from sandq.model.partitioning import partition_for
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.outbox import forwarding, outbox
 from tests.support.examples import examples
 from tests.support.partition.bench import T, batch_of
-from tests.support.partition.outbox_bench import OutboxBench, arrived, receiver, values
+from tests.support.partition.outbox_bench import TO, OutboxBench, arrived, receiver, values
 
 KEYS = ("a", "b", "c", "d")
 BAD = "bad"
 """What the values of messages begin with that the other topic does not take."""
+STEP = "step"
+"""The value of what is acked with messages that are sent."""
 SMALL = FixedLimits(outbox_batch_messages=3, outbox_batch_bytes=FIXED.outbox_batch_bytes)
 picks = st.integers(0, 1 << 16)
 
@@ -39,7 +43,12 @@ class Walk(RuleBasedStateMachine):
         """When, the last time."""
         self.taken_back: set[str] = set()
         """Values of what was redriven or purged."""
+        self.sent: list[str] = []
+        """Values of what acks have sent."""
+        self.acks: list[c.AckThen] = []
         self.at = 0
+        for bench in (self.sender, self.twin):
+            bench.open("steps")
 
     def both(self, command: c.Command) -> object:
         """Apply to the sender; a twin that is loaded from its rows each time must do the same."""
@@ -61,10 +70,36 @@ class Walk(RuleBasedStateMachine):
             self.ids[stored.offsets] = value  # type: ignore[attr-defined]
         leases = self.both(c.Lease("g", T + self.at + 1, (c.Grant("c", 100, 30_000),)))
         for lease in leases:  # type: ignore[attr-defined]
-            for value in self.sender.values([lease]):
+            for message in self.sender.messages(lease):
+                value = message.fields[Column.VALUE].decode()
+                if value == STEP:
+                    self.both(c.Ack([(lease.token, [[message.offset, 1]])]))
+                    continue
                 self.taken_back.discard(value)  # those that were redriven die once more
                 self.died[value] = self.at
             self.both(c.Nack([(lease.token, None, 0, "boom")]))
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4), bad=st.sampled_from([False, False, True]))
+    def ack(self, keys: list[str], bad: bool) -> None:
+        """A message is acked, and sends others: the request may come again at any time."""
+        self.both(c.Append(_batch(STEP, "s"), split=True))
+        messages = []
+        for number, key in enumerate(keys):
+            value = f"{BAD if bad and number == 0 else ''}{key}{len(self.ids) + len(self.sent)}s"
+            self.sent.append(value)
+            target = (TO, partition_for(key.encode(), 2))
+            fields = {Column.VALUE.value: value.encode(), Column.KEY.value: key.encode()}
+            messages.append([*target, None, False, fields])
+            self.died[value] = self.at + 2
+        leases = self.both(c.Lease("steps", T + self.at + 1, (c.Grant("c", 100, 30_000),)))
+        (lease,) = leases  # type: ignore[misc]
+        self.acks.append(c.AckThen(lease.token, None, messages))
+        assert self.both(self.acks[-1]) == [None]
+
+    @precondition(lambda self: self.acks)
+    @rule(pick=picks)
+    def ack_again(self, pick: int) -> None:
+        assert self.both(self.acks[pick % len(self.acks)]) == [None]
 
     @precondition(lambda self: self.sender.batches)
     @rule(pick=picks)
@@ -140,10 +175,12 @@ class Walk(RuleBasedStateMachine):
         found = [values(arrived(target)) for target in self.targets]
         sent = [value for each in found for value in each]
         assert len(sent) == len(set(sent)), "none came twice"
-        dead = {message.id: message.forward for message in self.sender.dead()}
-        assert all(forward == "no" for forward in dead.values())
-        stayed = {self.ids[message_id] for message_id in dead}
-        assert stayed | {*sent} | self.taken_back == {*self.ids.values()}, "none was lost"
+        assert all(message.forward == "no" for message in self.sender.dead())
+        steps = self.sender.dead("steps")
+        assert all(message.sent_to is not None and message.error == "no" for message in steps)
+        dead = [*self.sender.dead(), *steps]
+        stayed = {message.fields[Column.VALUE].decode() for message in dead}
+        assert stayed | {*sent} | self.taken_back == {*self.ids.values(), *self.sent}, "none was lost"
         assert not stayed & {*sent} and not self.taken_back & {*sent}
         assert all(value.startswith(BAD) for value in stayed)
         for each in found:
