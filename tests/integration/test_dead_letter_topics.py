@@ -8,7 +8,7 @@ import pytest
 
 import sandq
 from sandq.broker.delivery.outbox_sender import OutboxSender
-from sandq.errors import Conflict, InvalidSetting, TimedOut, Unavailable
+from sandq.errors import Conflict, InvalidSetting, ProducerFenced, TimedOut, Unavailable
 from sandq.model.batch import Column, encode
 from sandq.model.outbox import reserved_producer
 from sandq.protocol.frames import Type
@@ -140,6 +140,25 @@ async def test_what_cannot_be_sent_yet_is_sent_later(api: sandq.Client, monkeypa
     assert len({one.value for one in found}) == 10
     await api.produce("failed", b"last")
     assert [one.value for one in await forwarded(api, 1)] == [b"last"], "nothing came twice"
+
+
+async def test_what_is_fenced_is_sent_in_another_epoch(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a partition was set back to an older state by force."""
+    await topics(api)
+    epochs: list[int] = []
+    deliver = OutboxSender._deliver
+
+    async def is_fenced_once(self: OutboxSender, *args: Any) -> None:
+        epochs.append(args[3])
+        if len(epochs) == 1:
+            raise ProducerFenced("epoch 9 has begun")
+        await deliver(self, *args)
+
+    monkeypatch.setattr(OutboxSender, "_deliver", is_fenced_once)
+    await bury(api, "a")
+    (found,) = await forwarded(api, 1)
+    assert found.value == b"a" and epochs[1] > epochs[0]
+    await counts_are(api, {})
 
 
 async def _letters(api: sandq.Client) -> list[sandq.DeadLetter]:

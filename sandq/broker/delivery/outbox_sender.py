@@ -161,7 +161,8 @@ class OutboxSender:
             await leader.host.call(command, BEHIND)
         except SandqError as error:
             return error
-        return None
+        # Whatever makes it need another epoch, it is not sought without a pause.
+        return Unavailable("it is sent again in another epoch") if refusal == "" else None
 
     async def _outcome(self, leader: PartitionLeader, target: Target, epoch: int) -> str | None:
         """Send a batch. None: it is stored; else why it never will be, or empty: under this number it never will.
