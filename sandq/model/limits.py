@@ -103,8 +103,8 @@ class FixedLimits:
     # A producer sends a batch whose answer was lost again for so long, at most.
     producer_retry_ms: int = 900_000
 
-    # What waits in the outbox of a partition for other partitions to take it, beside dead letters; of one batch for one
-    # of them; and what a single ack may send.
+    # What acks have sent and waits in the outbox of a partition for others to take it; what one batch for one of them
+    # has; and what a single ack may send.
     outbox_messages: int = 100_000
     outbox_bytes: int = 64 * _MIB
     outbox_batch_messages: int = 256

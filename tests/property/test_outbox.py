@@ -171,7 +171,8 @@ class Walk(RuleBasedStateMachine):
 
     def check(self) -> None:
         assert not self.sender.rows(rows.OUTBOX) and not self.sender.rows(rows.OUTBOX_BATCH)
-        assert self.sender.machine.outbox.messages == self.sender.machine.outbox.bytes == 0
+        outbox = self.sender.machine.outbox
+        assert outbox.messages == outbox.ack_messages == outbox.ack_bytes == 0
         found = [values(arrived(target)) for target in self.targets]
         sent = [value for each in found for value in each]
         assert len(sent) == len(set(sent)), "none came twice"

@@ -57,8 +57,8 @@ class SendingAcks:
         size = sum([Letter(MESSAGE, 0, b"", 0, message[4]).size for message in messages])
         messages_most, bytes_most = FIXED.outbox_messages, FIXED.outbox_bytes
         outbox = self._outbox
-        if messages and (outbox.messages + len(messages) > messages_most or outbox.bytes + size > bytes_most):
+        if messages and (outbox.ack_messages + len(messages) > messages_most or outbox.ack_bytes + size > bytes_most):
             raise Overloaded(
-                f"{outbox.messages} messages of {outbox.bytes} bytes wait to be sent to other partitions (limits "
-                f"{messages_most} and {bytes_most}): nothing was acked; ack again in a moment"
+                f"{outbox.ack_messages} messages of {outbox.ack_bytes} bytes that acks have sent wait for other "
+                f"partitions (limits {messages_most} and {bytes_most}): nothing was acked; ack again in a moment"
             )

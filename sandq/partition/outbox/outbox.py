@@ -73,7 +73,6 @@ class OutboxStatus(NamedTuple):
     batches: dict[Target, int]
     """The epoch of each batch."""
     messages: int
-    bytes: int
 
 
 class Outbox:
@@ -83,8 +82,8 @@ class Outbox:
         self.partition = partition
         self.messages = 0
         """That are to be sent."""
-        self.bytes = 0
-        """Of their rows."""
+        self.ack_messages = self.ack_bytes = 0
+        """Those of acks among them, and the bytes of their rows: they have no other place, so they have a bound."""
         self.restless: set[Target] = set()
         """Lines without a batch, while an entry is applied."""
         self._lines: dict[Target, Line] = {}
@@ -100,13 +99,13 @@ class Outbox:
         """Whether anything was ever put into it."""
         return self._next_seq > 1
 
-    def state(self) -> tuple[int, int, int, int]:
+    def state(self) -> tuple[int, ...]:
         """What the partition's row keeps of it."""
-        return self.messages, self.bytes, self._next_seq, self._epoch
+        return self.messages, self.ack_messages, self.ack_bytes, self._next_seq, self._epoch
 
-    def load(self, state: tuple[int, int, int, int], view: View) -> None:
+    def load(self, state: tuple[int, ...], view: View) -> None:
         """Take what `state` gave, and the batches from their rows."""
-        self.messages, self.bytes, self._next_seq, self._epoch = state
+        self.messages, self.ack_messages, self.ack_bytes, self._next_seq, self._epoch = state
         for key, row in rows.all_rows(view, rows.OUTBOX_BATCH):
             self._lines[_target_of(key)] = Line(0, Batch(*rows.unpack(row)))
 
@@ -115,8 +114,7 @@ class Outbox:
         seq, self._next_seq = self._next_seq, self._next_seq + 1
         row = rows.pack(*_packed(letter))
         view.put(_key(target, seq), row)
-        self.messages += 1
-        self.bytes += len(row)
+        self._count(letter, 1, len(row))
         line = self._lines.setdefault(target, Line(seq))
         if topic is not None and not line.source:
             line.kind, line.source = topic.kind, topic.source
@@ -139,12 +137,8 @@ class Outbox:
 
     def rewrite(self, target: Target, seq: int, letter: Letter, view: View) -> None:
         """Write a letter that is there in another way."""
-        key = _key(target, seq)
-        before, row = view.get(key), rows.pack(*_packed(letter))
-        assert before is not None, "only what is there is written anew"
-        self.bytes += len(row) - len(before)
-        view.put(key, row)
-        self._status = None
+        assert letter.kind == DEAD, "what an ack sends stays as it is"
+        view.put(_key(target, seq), rows.pack(*_packed(letter)))
 
     def remove(self, target: Target, seq: int, view: View) -> None:
         """Delete a letter, if it is there."""
@@ -152,9 +146,14 @@ class Outbox:
         row = view.get(key)
         if row is not None:
             view.delete(key)
-            self.messages -= 1
-            self.bytes -= len(row)
+            self._count(_letter(row), -1, -len(row))
             self._status = None
+
+    def _count(self, letter: Letter, more: int, more_bytes: int) -> None:
+        self.messages += more
+        if letter.kind == MESSAGE:
+            self.ack_messages += more
+            self.ack_bytes += more_bytes
 
     # -- lines ----------------------------------------------------------------------------------------------------
 
@@ -215,7 +214,7 @@ class Outbox:
             return None
         if self._status is None:
             batches = {target: line.batch.epoch for target, line in self._lines.items() if line.batch is not None}
-            self._status = OutboxStatus(batches, self.messages, self.bytes)
+            self._status = OutboxStatus(batches, self.messages)
         return self._status
 
 

@@ -111,6 +111,14 @@ class TestAtOnce:
         monkeypatch.setattr(acks, "FIXED", FixedLimits(outbox_bytes=1))
         assert isinstance(ack(bench, leased(bench), to_be_sent("e"), at=4), Overloaded)
 
+    def test_dead_letters_on_their_way_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(acks, "FIXED", FixedLimits(outbox_messages=1))
+        bench = OutboxBench()
+        bench.kill("a", "b", "c")
+        assert ack(bench, leased(bench), to_be_sent("x")) is None
+        bench.restart()
+        assert isinstance(ack(bench, leased(bench), to_be_sent("y")), Overloaded)
+
 
 class TestUndeliverable:
     def refused(self, **settings: Any) -> tuple[OutboxBench, bytes]:
