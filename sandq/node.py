@@ -33,6 +33,7 @@ from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.controller.reports import Reports
 from sandq.broker.delivery.limit_shares import LimitShares
+from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
@@ -160,6 +161,7 @@ class _Parts:
     scrubber: Scrubber
     digests: ReplicaDigests
     limit_shares: LimitShares
+    outbox: OutboxSender
     broker: Broker
     sender: Sender
 
@@ -278,6 +280,7 @@ async def _running(
                 catalog = Catalog(node_log, clock, timers, routes, barrier, progress)
                 digests = ReplicaDigests(node_log, catalog, links.send, links.reachable, scrub_rate)
                 limit_shares = LimitShares(own.node, catalog, links.send, clock, timers)
+                outbox = OutboxSender(own.node, catalog, runner, clock, config.limits, links.send, links.room, nursery)
                 reconciler = Reconciler(
                     catalog,
                     progress,
@@ -290,6 +293,7 @@ async def _running(
                     config.delivery.lease_ahead_ms,
                     stats,
                     limit_shares,
+                    outbox,
                     nursery,
                 )
                 administration = Administration(
@@ -330,6 +334,7 @@ async def _running(
                     scrubber,
                     digests,
                     limit_shares,
+                    outbox,
                     broker,
                     sender,
                 )
@@ -546,6 +551,7 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         sick_peers=parts.sick_peers,
         digests=parts.digests,
         limits=parts.limit_shares,
+        outbox=parts.outbox,
         outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
         on_stream=parts.snapshots.receive,
         changed=changed,

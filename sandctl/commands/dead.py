@@ -17,11 +17,11 @@ from sandctl.output.records import CELL_CHARS, dead_record, key_cell, value_cell
 from sandctl.output.results import counted, done, say, shortened, show_rows, show_stream
 
 if TYPE_CHECKING:
-    from sandq.client import Client, DeadOutcome, JobResult
+    from sandq.client import Client, DeadLetter, DeadOutcome, JobResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-REASONS = ("nacked", "lease_expired", "expired", "rejected")
+REASONS = ("nacked", "lease_expired", "expired", "rejected", "undeliverable")
 
 
 @click.group()
@@ -44,6 +44,14 @@ def _ids_option(command: F) -> F:
     return click.option(
         "--id", "ids", metavar="ID", type=ID, multiple=True, help="This one, whatever it died of; may be repeated."
     )(command)
+
+
+def _error_cell(row: DeadLetter) -> str | None:
+    """The last error of a dead letter, and why its dead letter topic did not take it."""
+    if row.not_forwarded is None:
+        return None if row.error is None else shortened(row.error, CELL_CHARS)
+    error = shortened(row.error or "", CELL_CHARS // 2)
+    return f"{error} (not forwarded: {shortened(row.not_forwarded, CELL_CHARS // 2)})".strip()
 
 
 def _which(reason: str | None, error: str | None, window: Window) -> dict[str, Any]:
@@ -98,7 +106,7 @@ def list_(
         "KEY": lambda row: key_cell(row.key),
         "UNIQUE KEY": lambda row: key_cell(row.unique_key),
         "BYTES": lambda row: row.size,
-        "ERROR": lambda row: None if row.error is None else shortened(row.error, CELL_CHARS),
+        "ERROR": _error_cell,
         **({"VALUE": lambda row: value_cell(row.value)} if values else {}),
     }
 

@@ -29,6 +29,7 @@ _PLAIN = {
     "max_delay": "max_delay",
     "max_lease": "max_lease",
     "dedup_window": "dedup_window",
+    "dead_letter_topic": "dead_letter_topic",
     "ordering": "ordering",
     "max_in_flight_per_key": "max_in_flight_per_key",
     "ageing": "ageing",
@@ -119,6 +120,9 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
             "--dedup-window",
             "How long a unique key stays taken after its delivery.",
             metavar="DURATION",
+        ),
+        _option(
+            default("none"), "--dead-letter-topic", "Another topic, to which dead letters go.", metavar="TOPIC|none"
         ),
     ]
     rest += [

@@ -15,6 +15,7 @@ from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
 from sandq.broker.controller.reconciler import Reconciler
+from sandq.broker.delivery import sending_acks
 from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.partition_leader import PartitionLeader
@@ -51,16 +52,17 @@ from sandq.model.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from sandq.model.features import CONSUMER_EPOCHS_LEVEL
+from sandq.model.features import CONSUMER_EPOCHS_LEVEL, OUTBOX_LEVEL
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import RANKED, check_name
+from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
 from sandq.model.sequence import number_of
 from sandq.model.times import format_duration
 from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.groups.lease_reclaim import check_newest, fenced
 from sandq.partition.produce_validation import Checked, check_batch
-from sandq.protocol.requests import CHANGES, Ack, Extend, Lease, Nack, Produce, Subscribe
+from sandq.protocol.requests import CHANGES, Ack, AckThen, Extend, Lease, Nack, Produce, Subscribe
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
@@ -195,6 +197,11 @@ class Broker:
         """`done` gets (base, count), or `Stored`, once the batch is stored. `requests`: that wait for its answer.
         `checked`: what `check_large` found."""
         batch = request.batch
+        if is_reserved(request.producer_id):
+            raise InvalidRequest(
+                f"producer id {request.producer_id} is that of a partition: those of clients are below "
+                f"{RESERVED_PRODUCERS}"
+            )
         delivery = self.partition(request.topic, request.partition)
         messages, split = checked if checked is not None else self._checks(request)()
         if request.producer_id and number_of(request.sequence) == 1:
@@ -238,6 +245,16 @@ class Broker:
         command = _SETTLING[type(request)](items)
         size = _size_of(command)
         delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
+
+    def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
+        """Ack messages and send others. `done` gets what was lost, as of an ack of one item. Raises what refuses one of
+        the others: then nothing is acked."""
+        delivery = self.catalog.of_group(request.group_number, request.partition)
+        delivery.host.check_ready()
+        self.node_log.check_level(OUTBOX_LEVEL)
+        command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
+        messages = len(command.messages)
+        delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line)
 
     def _with_columns(self, request: Nack) -> list[list[Any]]:
         """The items of a nack, with what they change of their messages by column. Raises InvalidRequest, TooLarge."""

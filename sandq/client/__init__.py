@@ -20,6 +20,7 @@ from sandq.client.consumer.lease import Extension
 from sandq.client.consumer.lease_api import Held, LeasedMessage, Leases
 from sandq.client.consumer.message import Message, Settlement
 from sandq.client.consumer.message_batch import BatchSettlement, MessageBatch
+from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.consumer.subscription import Subscription
 from sandq.client.consumer.worker import Handler
 from sandq.client.kv.entries import Change, Entries, Entry
@@ -81,6 +82,7 @@ __all__ = [
     "Messages",
     "Occurrence",
     "Offset",
+    "Outgoing",
     "Partition",
     "Producer",
     "Receipt",

@@ -33,6 +33,7 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
+from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
 from sandq.model.rates import as_mapping
 from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
 from sandq.model.topic_limits import LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES
@@ -77,7 +78,7 @@ FROM_OTHERS = frozenset(
     (
         *("offset", "id", "topic", "partition", "attempt", "created_at", "lease_token", "lease_until"),  # leased
         *("state", "due_at", "moves", "moved_at", "size"),  # stored
-        *("group", "reason", "attempts", "error", "dead_at", "history", "life", "lives"),  # dead
+        *("group", "reason", "attempts", "error", "dead_at", "history", "life", "lives", "not_forwarded"),  # dead
     )
 )
 """What a broker tells of a message, and a producer does not say."""
@@ -325,8 +326,8 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         record = {key: value for key, value in record.items() if key not in _NEVER_SET}
     found: dict[str, Any] = {}
     for key, value in record.items():
-        if key == GROUP_LIMITS:
-            continue  # of groups, and set by itself
+        if key in (GROUP_LIMITS, DEAD_LETTER):
+            continue  # of groups, and set by itself; what replicas go by
         if isinstance(value, Mapping):
             found[key] = settings_json(value)
         elif key == "tenants" and isinstance(value, list):
@@ -342,6 +343,8 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
             found[MAX_SNOOZES] = record.get(MAX_SNOOZES)
             limits = LIMITS if kind != COMPACTED else (MAX_MESSAGE_BYTES, MAX_LEASE_MS)
             found |= {name.removesuffix("_ms"): None for name in limits if name not in record}
+        if key == "dedup_window_ms":
+            found[DEAD_LETTER_TOPIC] = record.get(DEAD_LETTER_TOPIC)  # likewise
     return found
 
 
@@ -406,6 +409,7 @@ def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
         "created_at": when(letter.created_ms),
         "size": letter.size,
         **_lives_json(letter.lives, letter.history),
+        **({"not_forwarded": letter.not_forwarded} if letter.not_forwarded is not None else {}),
     }
 
 

@@ -57,5 +57,7 @@ CONSUMER_EPOCHS_LEVEL: Final = 12
 """From which on consumers have epochs, and reclaim their leases."""
 TOPIC_LIMITS_LEVEL: Final = 12
 """From which on topics may have limits of their own."""
+OUTBOX_LEVEL: Final = 12
+"""From which on partitions send messages to one another: dead letter topics, and acks that send messages."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

@@ -103,6 +103,15 @@ class FixedLimits:
     # A producer sends a batch whose answer was lost again for so long, at most.
     producer_retry_ms: int = 900_000
 
+    # What acks have sent and waits in the outbox of a partition for others to take it; what one batch for one of them
+    # has; and what a single ack may send.
+    outbox_messages: int = 100_000
+    outbox_bytes: int = 64 * _MIB
+    outbox_batch_messages: int = 256
+    outbox_batch_bytes: int = 512 * 1024
+    then_messages: int = 100
+    then_bytes: int = _MIB
+
     # The message of a schedule, which is stored for each occurrence.
     schedule_bytes: int = 256 * 1024
 

@@ -23,7 +23,7 @@ _DIGITS = re.compile(r"-?[0-9]{1,20}")
 _SIZE = re.compile(r"([0-9]{1,18}) ?(B|KiB|MiB|GiB)?")
 _SIZE_UNITS = {None: 1, "B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _SHOWN_CHARS = 60
-_LISTED_KEYS = 20
+_LISTED_KEYS = 24
 
 
 class Section(BaseModel):

@@ -19,6 +19,7 @@
     max_delay            duration, none  how far ahead a message may be, instead of what the node takes
     max_lease            duration, none  how long a lease may be, whoever asks for it
     dedup_window         duration        how long a unique key stays taken after its delivery
+    dead_letter_topic    text, none      another topic, to which dead letters go
     ordering             text            key: one message of a key at a time, or none; never changes
     max_in_flight_per_key
                          number, none    so many messages of a key are with a group's consumers at once; never changes
@@ -58,6 +59,7 @@ from sandq.model.errors import InvalidSetting
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTINGS, key_limit
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
+from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
 from sandq.model.topic_limits import MAX_DELAY_MS, MAX_LEASE_MS, MAX_MESSAGE_BYTES
@@ -181,11 +183,16 @@ class _LogSettings(_Settings):
     max_delay_ms: Annotated[int | None, _or_none(schema.duration(1000, 366_000 * _DAY_MS))] = Field(
         default=None, alias="max_delay"
     )
+    dead_letter_topic: Annotated[str | None, _or_none(schema.name("topic"))] = None
 
     def record(self) -> dict[str, Any]:
+        """The name of the dead letter topic stands in it only where there is one; what replicas go by, `DEAD_LETTER`,
+        is for who knows that topic to add."""
+        named = {} if self.dead_letter_topic is None else {DEAD_LETTER_TOPIC: self.dead_letter_topic}
         return {
             **super().record(),
             **({} if self.max_delay_ms is None else {MAX_DELAY_MS: self.max_delay_ms}),
+            **named,
             "ttl_ms": self.ttl_ms,
             "delete_on_ack": self.delete_on_ack,
             "retention_ms": self.retention_ms,

@@ -115,6 +115,7 @@ class ClockResets:
         self._groups = group_state.groups
         self._waiting = group_state.waiting
         self._ttl = group_state.ttl
+        self._dead = group_state.dead
         self._log = log
         self._settlement = settlement
         self._jobs = jobs
@@ -340,6 +341,7 @@ class ClockResets:
                 view.delete(key)
                 offset = self._own_place(message.id, index, place, view)
                 self._follow_move(message.id, offset, view)
+                self._dead.moved(message, offset, view)
             if is_astray or message.dead_ms > new_ms:
                 attempts, reason, error, dead_ms, *rest = rows.unpack(value)
                 row = rows.pack(attempts, reason, error, min(dead_ms, new_ms), *rest)
@@ -586,8 +588,9 @@ class _Placing:
             entry = self._regrouped.take(group, old, new, message.wanted_ms, view)
             if entry is not None and entry.kept:
                 self._rekey(rows.KEPT, group, old, new)
-            if group.dead.total():
+            if group.dead.total() and (dead := dead_letters.find(group, old, view)) is not None:
                 self._rekey(rows.DEAD, group, old, new)
+                self._reset._dead.moved(dead, new, view)
         self._note_gaps(passed, new)
         self._reset._follow_move(message.id, new, view)
         self._count(offsets.deliver_ms(old), at_ms)

@@ -19,6 +19,7 @@ from sandq.model.features import FIRST_LEVEL, TOPIC_LIMITS_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.nack_ends import MAX_SNOOZES
+from sandq.model.outbox import DEAD_LETTER
 from sandq.model.sequence import number_of
 from sandq.model.topic_limits import has_limits
 from sandq.partition.levels import (
@@ -28,6 +29,7 @@ from sandq.partition.levels import (
     ENDS,
     GROUP_LIMIT,
     KEY_LIMIT,
+    OUTBOX,
     RANKED,
     SCHEDULES,
     SCOPED_KEYS,
@@ -72,7 +74,10 @@ class CommandType(IntEnum):
     DELETE_SCHEDULES = 33
     TRIGGER_SCHEDULES = 34
     PLAN_SCHEDULES = 35
-    RECLAIM = 40
+    OUTBOX_SENT = 40
+    OUTBOX_REFUSED = 41
+    ACK_THEN = 42
+    RECLAIM = 43
 
 
 What = list[list[Any]] | None
@@ -294,6 +299,8 @@ class Configure(Command):
     def needed_level(self) -> int:
         if has_limits(self.settings):
             return TOPIC_LIMITS_LEVEL
+        if DEAD_LETTER in self.settings:
+            return OUTBOX
         if MAX_SNOOZES in self.settings:
             return ENDS
         return GROUP_LIMIT if GROUP_LIMITS in self.settings else self.feature_level
@@ -557,6 +564,45 @@ class AllowLimit(Command):
     feature_level: ClassVar[int] = GROUP_LIMIT
     items: Sequence[Sequence[Any]]
     """(group, epoch, version, messages in flight, units of the rate, given_us), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSent(Command):
+    """Another partition has stored a batch of the outbox."""
+
+    type: ClassVar[int] = CommandType.OUTBOX_SENT
+    feature_level: ClassVar[int] = OUTBOX
+    topic: int
+    partition: int
+    epoch: int
+    """Of the batch; one that is no more changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRefused(Command):
+    """Another partition does not take a batch of the outbox. `error`: why it never will; None: it takes it under
+    another epoch."""
+
+    type: ClassVar[int] = CommandType.OUTBOX_REFUSED
+    feature_level: ClassVar[int] = OUTBOX
+    topic: int
+    partition: int
+    epoch: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AckThen(Command):
+    """Ack messages of a lease and send others, all of it or nothing."""
+
+    type: ClassVar[int] = CommandType.ACK_THEN
+    feature_level: ClassVar[int] = OUTBOX
+    takes_space: ClassVar[bool] = True
+    token: int
+    what: What
+    messages: Sequence[Sequence[Any]]
+    """(number of the topic, partition (both None: this one), an instant or, when relative, a delay after the stamp (ms;
+    None: at once), relative, {column: value}), ..."""
 
 
 ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules | PlanSchedules

@@ -50,6 +50,9 @@ told and kept with a producer's answers, and a message may be replaced only whil
 the command, but for what is told."""
 CONSUMER_EPOCHS: Final = 12
 """Consumers have epochs: a lease says which, and a later one reclaims it. What is applied goes by the command."""
+OUTBOX: Final = 12
+"""Partitions send messages to one another. What is applied goes by the settings and the command; who is a partition
+among producers goes by the level, too."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

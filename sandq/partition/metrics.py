@@ -36,6 +36,10 @@ class Counted(NamedTuple):
     """Given back without counting the attempt: none of `nacked`."""
     updated: int = 0
     """Given another value, or other headers."""
+    forwarded: int = 0
+    """Sent to other partitions, and stored there: dead letters, and what acks send."""
+    undeliverable: int = 0
+    """Of those, refused there for good."""
 
 
 class Totals:
@@ -64,6 +68,8 @@ class Totals:
             self.dead_rejected,
             self.snoozed,
             self.updated,
+            self.forwarded,
+            self.undeliverable,
         ) = counted
 
     def counted(self) -> Counted:
@@ -83,6 +89,8 @@ class Totals:
             self.dead_rejected,
             self.snoozed,
             self.updated,
+            self.forwarded,
+            self.undeliverable,
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.model.outbox import Target
 from sandq.partition import commands as c
 from sandq.partition import ranked_queries, rows
 from sandq.partition.groups import dead_letters
@@ -27,6 +28,7 @@ from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.log.message_log import Found
 from sandq.partition.log.pieces import Message, load_kept
 from sandq.partition.log.reader import AnswerReader, cursor_before
+from sandq.partition.outbox.outbox import encode_letters
 from sandq.partition.prefixes import Prefixes
 from sandq.partition.ready.queue_keys import FAIR
 from sandq.partition.rows import Fields, Range
@@ -289,6 +291,16 @@ class PartitionQueries:
         """Raises NotFound."""
         return self._machine.jobs.find(job_id).shown()
 
+    # -- outbox ---------------------------------------------------------------------------------------------------
+
+    def outbox_batch(self, target: Target, epoch: int) -> bytes | None:
+        """What is being sent to another partition, as a batch; None: that is over."""
+        outbox = self._machine.outbox
+        batch = outbox.batch_of(target)
+        if batch is None or batch.epoch != epoch:
+            return None
+        return encode_letters([letter for _, letter in outbox.batch_letters(target, self._view)])
+
     # -- schedules ------------------------------------------------------------------------------------------------
 
     def schedules_due(self, until_ms: int, most: int) -> list[schedule_queries.Stored]:
@@ -435,6 +447,7 @@ def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
         "size": len(fields.get(Column.VALUE) or b""),
         **_lives(message.lives, message.history),
         **_rank(fields),
+        **({"not_forwarded": message.forward} if isinstance(message.forward, str) else {}),
     }
 
 

@@ -6,6 +6,7 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "b" group u32, offset 16           message behind the cursor that waits for its key (ordering: key)
     "d" group u32, offset 16           dead message of a group
     "e" due_ms u48, key                row that is forgotten at due_ms, if it still says so in its last field
+    "f" topic u32, partition u16, seq u64  message that is to be sent to another partition
     "g" group u32                      group
     "h" name                           hold
     "i" id 16                          where a moved message is now
@@ -18,6 +19,7 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "q" producer id u64                idempotent producer; without an id: when one that was forgotten was last used
     "r" producer id u64, number u64    ids in the answer to a producer's batch that do not follow from the batch
     "s"                                state of the partition
+    "B" topic u32, partition u16       how far the batch goes that is being sent there
     "L" group name                     limits of a group: what the partition may have of them
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
@@ -68,6 +70,7 @@ HOLD = b"h"
 OVERLAY, UPDATED = b"y", b"V"
 LIMIT, SHARE = b"L", b"O"
 PRODUCER, ANSWER = b"q", b"r"
+OUTBOX, OUTBOX_BATCH = b"f", b"B"
 STATE_KEY = b"s"
 KIND_BATCH, KIND_MESSAGE = 1, 2
 FLAG_EXTRA, FLAG_DELAY = 1, 2

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.key_limits import key_limit
+from sandq.model.outbox import DeadLetterTopic
 from sandq.partition.metrics import Totals
 from sandq.partition.ready.tenant_rules import TenantRules
 
@@ -52,6 +53,8 @@ class SharedState:
         """What the order of what is ready goes by, beside time: "priority", or "fair", tenants before that; None: by
         time alone. Never another one."""
         self.tenants = TenantRules.of(settings)
+        self.dead_letter_topic = DeadLetterTopic.of(settings)
+        """Where dead letters go; None: they stay where they are."""
         self.key_limit = key_limit(settings)
         """How many messages of a key may be with consumers of a group at once; None: any number. Never another one."""
 

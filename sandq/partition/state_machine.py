@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Unavailable
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Overloaded, Unavailable
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.group_limits import with_newest_limits
 from sandq.partition import clock_reset, rows
@@ -51,6 +51,9 @@ from sandq.partition.log.trim import Trimmer
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.log.updates import Updates
 from sandq.partition.metrics import Counted
+from sandq.partition.outbox.acks import SendingAcks
+from sandq.partition.outbox.forwarding import Forwarding
+from sandq.partition.outbox.outbox import Outbox, OutboxStatus
 from sandq.partition.schedules.schedule_table import ScheduleTable
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
@@ -58,11 +61,12 @@ from sandq.partition.view import View
 _STATE_VERSION = 1
 
 Result = Any
-"""Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack: per item what was lost (`settlement.Lost`).
+"""Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack, AckThen: per item what was lost (`settlement.Lost`).
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Reclaim: leases that were renewed, and that are yet
 to be. Seek: the new cursor. StartJob, StopJob: the job. RedriveDead, PurgeDead: an outcome (`jobs.redrive`) for each.
-Hold: up to where the log is trimmed. RaiseLevel: the level that it is at. ClockReset: its outcome, the floor and time.
+Hold: up to where the log is trimmed. RaiseLevel: the level that it is at. OutboxSent, OutboxRefused: what became of the
+batch (`forwarding`). ClockReset: its outcome, the floor and time.
 Of any: the SandqError that refused it."""
 
 
@@ -113,6 +117,8 @@ class Status:
     """When the next of them fires."""
     planned_to: str | None = None
     """The clock was set back: up to this name schedules go by its time again; None: all do."""
+    outbox: OutboxStatus | None = None
+    """What is to be sent to other partitions; None: nothing."""
 
 
 class TimerPartition:
@@ -133,7 +139,11 @@ class TimerPartition:
         self.limits = GroupLimits(partition, shared, self.groups)
         reader, log_state = MessageReader(), LogState()
         unique = UniqueKeys(shared, self.groups, expiring_rows)
-        self._group_state = group_state = GroupState(shared, self.groups, log_state, expiring_rows, unique, reader)
+        self.outbox = outbox = Outbox(partition)
+        self._group_state = group_state = GroupState(
+            shared, self.groups, log_state, expiring_rows, unique, reader, outbox
+        )
+        self._forwarding = Forwarding(shared, group_state, outbox)
         self.leases, self.ttl = group_state.leases, group_state.ttl
         ownership = Ownership(group_state)
         self._trim_schedule = schedule = TrimSchedule(shared)
@@ -146,10 +156,11 @@ class TimerPartition:
         updates = Updates(shared, self.groups, self.log)
         self.pending = Pending(shared, self.groups, self.log, unique, ownership, ranking, updates)
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
-        self.producers = Producers(partition)
+        self.producers = Producers(partition, shared)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)
         self._lease_reclaim = LeaseReclaim(group_state)
         self._settlement = LeaseSettlement(shared, group_state, unique)
+        self._acks = SendingAcks(shared, self._settlement, self.log, outbox)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
         self._in_memory = InMemory(shared, self.groups, group_state, self.log.counts, self.producers)
@@ -190,6 +201,8 @@ class TimerPartition:
 
     def _later_state(self) -> tuple[Any, ...]:
         """What versions of older feature levels do not know, as far as there is any: they must be able to read it."""
+        if self.outbox.was_used:
+            return self.shared.level, self.resets.state, self.schedules.state(), self.outbox.state()
         if self.schedules.count:
             return self.shared.level, self.resets.state, self.schedules.state()
         if self.resets.state is not None:
@@ -210,6 +223,8 @@ class TimerPartition:
             reset = later[1] if len(later) > 1 else None
             if len(later) > 2:
                 self.schedules.load(later[2])
+            if len(later) > 3:
+                self.outbox.load(later[3], view)
             self.shared.now_ms = self.shared.stamp_ms = self.now_ms
             self.log.state.load(log)
             self.log.counts.load(counts)
@@ -259,6 +274,7 @@ class TimerPartition:
             self.schedules.count,
             self.schedules.next_ms,
             self.schedules.planned_to,
+            self.outbox.status(),
         )
 
     @property
@@ -335,13 +351,21 @@ class TimerPartition:
                     case c.Upkeep():
                         place += self._upkeep(index, place, view)
                         results.append((self._upkeep_ms() or self.now_ms + 1) <= self.now_ms)
+                    case c.AckThen():
+                        self._trim_schedule.note_settled(self.now_ms)
+                        results.append(self._acks.apply(command, index, place, self.now_ms, self.floor_ms, view))
+                        place += self._acks.used
+                        if self._acks.used:
+                            self._trim_schedule.note_appended(self.now_ms)
                     case _ if isinstance(command, c.SCHEDULE_COMMANDS):
                         results.append(self._schedule(index, place, command, view))
                         place += self.schedules.used
                     case _:
                         results.append(self._other(index, place, command, view))
-            except (NotFound, InvalidRequest, Conflict, OutOfSequence, Unavailable) as refusal:
+            except (NotFound, InvalidRequest, Conflict, OutOfSequence, Overloaded, Unavailable) as refusal:
                 results.append(refusal)
+        if self.outbox.restless:
+            self._forwarding.settle(self.now_ms, view)
         self._group_state.waiting.store_parted(view)
         self.applied_index = index
         return results
@@ -453,6 +477,9 @@ class TimerPartition:
                 return self.jobs.stop(command.job_id, now_ms, view).shown()
             case c.RedriveDead() | c.PurgeDead():
                 return self.jobs.each_dead(command, now_ms, view)
+            case c.OutboxSent() | c.OutboxRefused():
+                self._trim_schedule.note_settled(now_ms)
+                return self._forwarding.apply(command, now_ms, view)
             case c.Hold():
                 return self._hold(command, view)
             case c.TakeDigest():

@@ -96,6 +96,7 @@ class Type(IntEnum):
     MEASURE = 23
     PROVE = 24
     ON_BEHALF = 25
+    ACK_THEN = 26
     TOPIC_CREATE = 32
     TOPIC_DELETE = 33
     TOPIC_UPDATE = 34

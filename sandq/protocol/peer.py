@@ -47,3 +47,8 @@ class PeerFrame(IntEnum):
     """[group, partition, [[group of consumers, epoch, version, leased, messages in flight that it may have,
     returned_us, used, how many messages wait for those in flight, whether some wait for the rate], ...]]: how the
     partition stands. To the leader of the group of partition 0."""
+    OUTBOX_BATCH = 30
+    """[a number, group, producer id, epoch, batch]: messages that a partition led by the sender sends to this group's
+    partition. To the group's leader, from feature level 12 on."""
+    OUTBOX_ANSWER = 31
+    """[the number, nil | [code, message, whether it is retriable]]: the batch is stored; or why it is not."""

@@ -21,7 +21,8 @@
                 finished_ms | nil}
     dead row = {id, offset, attempts, reason, error, dead_ms, created_ms, deliver_ms, key, headers, value,
                 unique_key, size, history}, likewise, and lives where it was redriven before: [life, how many rows
-                of history are its, attempts, reason, error, dead_ms, redriven_ms] of each that is over
+                of history are its, attempts, reason, error, dead_ms, redriven_ms] of each that is over; and
+                not_forwarded, why the dead letter topic did not take it, where that is so
 
 A page may have no rows and still a next one: what was looked at is bounded, too. `from_map` and `parse` are the
 client's side: a malformed answer is a ProtocolError, unknown further keys are a newer broker's. `to_map` and
@@ -190,7 +191,7 @@ class JobRecord(NamedTuple):
 class DeadRecord(NamedTuple):
     """A dead letter of one group. `history` as in WHY: [attempt, consumer, leased_ms, ended_ms, outcome, error]
     items, of all its lives. `lives`: those that are over, [life, how many of these are its, attempts, reason, error,
-    dead_ms, redriven_ms]."""
+    dead_ms, redriven_ms]. `not_forwarded`: why the dead letter topic did not take it."""
 
     id: bytes
     offset: bytes
@@ -209,6 +210,7 @@ class DeadRecord(NamedTuple):
     priority: int = 0
     tenant: str | None = None
     lives: Sequence[Sequence[Any]] = ()
+    not_forwarded: str | None = None
 
     @classmethod
     def from_map(cls, row: object) -> DeadRecord:
@@ -236,7 +238,7 @@ def _check_lives(what: str, lives: object) -> None:
             raise ProtocolError(f"a {what} with a life that is none: {str(life)[:60]}")
 
 
-_SELDOM: Final[Mapping[str, Any]] = {"priority": 0, "tenant": None, "lives": ()}
+_SELDOM: Final[Mapping[str, Any]] = {"priority": 0, "tenant": None, "lives": (), "not_forwarded": None}
 """Keys that a map has only where they say something, and what they mean otherwise."""
 
 
@@ -262,7 +264,7 @@ _DEAD: Final[Spec] = {
     **{"dead_ms": (int,), "created_ms": (int,), "deliver_ms": (int,)},
     **{"key": _BYTES, "headers": _BYTES, "value": _BYTES, "unique_key": _BYTES},
     **{"size": (int,), "history": (list,)},
-    **{"priority": (int,), "tenant": (str, _NIL), "lives": (list, tuple)},
+    **{"priority": (int,), "tenant": (str, _NIL), "lives": (list, tuple), "not_forwarded": (str, _NIL)},
 }
 
 

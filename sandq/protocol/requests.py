@@ -266,6 +266,49 @@ class Ack(Request, type=Type.ACK):
         return request
 
 
+_THEN_BYTES: Final = ("value", "key", "headers")
+_THEN_INTS: Final = ("ttl_ms", "priority")
+
+
+def _check_then(row: Any) -> str | None:
+    """What is wrong with a message that an ack sends."""
+    if type(row) is not list or [type(cell) for cell in row[2:]] != [bool, dict]:
+        return "expected [topic | nil, time | nil, is a delay, message]"
+    topic, at_ms, is_delay, message = row
+    if topic is not None and type(topic) is not str:
+        return "topic must be str or nil"
+    if at_ms is None and is_delay:
+        return "a delay without a time"
+    if at_ms is not None and (type(at_ms) is not int or not 0 <= at_ms <= U48_MAX):
+        return f"time must be nil or an int within 0..{U48_MAX}"
+    for name, value in message.items():
+        kind = bytes if name in _THEN_BYTES else int if name in _THEN_INTS else str if name == "tenant" else None
+        if kind is None or type(value) is not kind:
+            return f"{str(name)[:40]!r} is no field of a message, or has a wrong value"
+    if not 0 < message.get("ttl_ms", 1) <= U48_MAX:
+        return "ttl_ms is out of range"
+    if not is_priority(message.get("priority", 0)):
+        return "priority is out of range"
+    return None
+
+
+class AckThen(Request, type=Type.ACK_THEN):
+    """Done with messages of one lease, as with ACK, and send others, all of it or nothing. Messages: `[topic | nil
+    (that of the lease), time | nil (at once), whether it is a delay, {value, key, headers bin, ttl_ms, priority int,
+    tenant str}]`, each as far as it has them."""
+
+    group_number: int
+    partition: Partition
+    token: int
+    what: list[Any] | None
+    messages: Annotated[list[list[Any]], each(_check_then, FIXED.then_messages)]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        request = cls.checked(frame)
+        return request if request.what is None else request._replace(what=ranges_of(cls, 1, request.what))
+
+
 def is_priority(value: object) -> bool:
     """Return whether a priority is one."""
     return type(value) is int and FIXED.priority_least <= value <= FIXED.priority_most
@@ -349,11 +392,12 @@ class Ping(Request, type=Type.PING):
     """Are you there, and what is your time?"""
 
 
-def ranges_of(cls: type[Ack] | type[Nack], item: int, what: object) -> list[list[Any]]:
+def ranges_of(cls: type[Ack] | type[Nack] | type[AckThen], item: int, what: object) -> list[list[Any]]:
     """`what` of an ACK's or NACK's item, with ranges that follow one another made one: who names each message by itself
     names runs, most often. Raises unless it is an array of `[offset, count | bitmap]`."""
+    field = "what" if cls is AckThen else "items"
     if type(what) is not list or not 1 <= len(what) <= RANGES_MAX:
-        raise cls.wrong("items", f"item {item}: what must be nil or an array of 1 to {RANGES_MAX} ranges")
+        raise cls.wrong(field, f"item {item}: what must be nil or an array of 1 to {RANGES_MAX} ranges")
     ranges: list[list[Any]] = []
     add, number_of = ranges.append, int.from_bytes
     behind = -1
@@ -377,14 +421,17 @@ def ranges_of(cls: type[Ack] | type[Nack], item: int, what: object) -> list[list
                     behind = -1
                     continue
         raise cls.wrong(
-            "items",
+            field,
             f"item {item}: a range must be [offset of {OFFSET_BYTES} bytes, count 1..{RANGE_MESSAGES}"
             f" | bitmap of 1..{_BITMAP_BYTES} bytes]",
         )
     return ranges
 
 
-def _check_end(cls: type[Ack] | type[Nack], item: int, number: int, places: int) -> None:
+def _check_end(cls: type[Ack] | type[Nack] | type[AckThen], item: int, number: int, places: int) -> None:
     """Before anything is proposed: refused where it is applied, it would be so behind the items before it."""
     if (number & PLACE_BITS) + (places - 1) * PLACE_STEP > PLACE_BITS:
-        raise cls.wrong("items", f"item {item}: a range of {places} places ends after the last place there is")
+        raise cls.wrong(
+            "what" if cls is AckThen else "items",
+            f"item {item}: a range of {places} places ends after the last place there is",
+        )

@@ -24,7 +24,7 @@ BUCKETS_MAX: Final = 3600
 JOB_ID_BYTES: Final = 16
 
 LISTED_STATES: Final = ("delayed", "ready", "leased", "waiting", "acked")
-DEAD_REASONS: Final = ("nacked", "lease_expired", "expired", "rejected")
+DEAD_REASONS: Final = ("nacked", "lease_expired", "expired", "rejected", "undeliverable")
 UNITS: Final = ("second", "minute", "hour")
 
 

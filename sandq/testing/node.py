@@ -179,7 +179,7 @@ class EmbeddedNode:
             await broker.drain()
             await trio.testing.wait_all_tasks_blocked()
             # Nothing was on its way, what was queued for the partitions is applied, and led to nothing more.
-            is_quiet = not (busy or broker.is_busy() or self._timers.is_due() or self._fires())
+            is_quiet = not (busy or broker.is_busy() or self._timers.is_due() or self._fires() or self._sends())
             if is_quiet and before == self._applied():
                 return
 
@@ -188,6 +188,11 @@ class EmbeddedNode:
         now_ms = self.clock.now_ms()
         statuses = [one.host.status for topic in self.broker.topics() for one in topic.led().values()]
         return any([status.schedule_ms is not None and status.schedule_ms <= now_ms for status in statuses])
+
+    def _sends(self) -> bool:
+        """Whether something is on its way from one partition to another."""
+        leaders = [one for topic in self.broker.topics() for one in topic.led().values()]
+        return any([leader.host.status.outbox is not None for leader in leaders])
 
     def _applied(self) -> int:
         return sum([host.status.applied_index for host in self.broker.node_log.hosts.values()])

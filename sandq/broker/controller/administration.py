@@ -25,6 +25,7 @@ from sandq.model.caller import Caller
 from sandq.model.errors import (
     Conflict,
     InvalidRequest,
+    InvalidSetting,
     NotFound,
     NotLeader,
     Overloaded,
@@ -35,7 +36,14 @@ from sandq.model.errors import (
     Unavailable,
     UnknownPartition,
 )
-from sandq.model.features import ENDS_LEVEL, GROUP_LIMIT_LEVEL, KEY_LIMIT_LEVEL, RANKED_LEVEL, TOPIC_LIMITS_LEVEL
+from sandq.model.features import (
+    ENDS_LEVEL,
+    GROUP_LIMIT_LEVEL,
+    KEY_LIMIT_LEVEL,
+    OUTBOX_LEVEL,
+    RANKED_LEVEL,
+    TOPIC_LIMITS_LEVEL,
+)
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.limits import Limits
@@ -43,6 +51,7 @@ from sandq.model.members import node_of
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, check_name
 from sandq.model.offsets import PARTITION_MAX
+from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC, DeadLetterTopic
 from sandq.model.settings import CLASSES, parse_settings, update_settings
 from sandq.model.topic_limits import has_limits
 from sandq.partition import commands as c
@@ -67,6 +76,8 @@ OTHERS_WAIT_S = 2.0
 """For the other nodes to know of a change before it is answered."""
 DROP_WAIT_S = 30.0
 """For a group to let a member go whose replica is to be made anew."""
+TOPICS_NAMED: Final = 8
+"""Topics that a message names."""
 NODES_NAMED: Final = 8
 """Nodes that a message names, of all that are full."""
 
@@ -145,6 +156,7 @@ class Administration:
         async def create() -> Topic:
             if name in self._view.topics:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
+            self._find_dead_letter_topic(name, record)
             self._check_total("topics", len(self._view.topics) + 1)
             self._check_room(partitions)
             placement = await self._place(partitions, replicas)
@@ -174,6 +186,10 @@ class Administration:
                 self._node_log.check_level(TOPIC_LIMITS_LEVEL)
             if GROUP_LIMITS in old.settings:
                 record[GROUP_LIMITS] = old.settings[GROUP_LIMITS]
+            if DEAD_LETTER_TOPIC in request.settings:
+                self._find_dead_letter_topic(name, record)
+            elif DEAD_LETTER in old.settings:
+                record[DEAD_LETTER] = old.settings[DEAD_LETTER]
             there, copies = len(old.partitions), replicas or old.replicas
             more = (partitions or there) - there
             if more and old.kind == COMPACTED:
@@ -222,14 +238,64 @@ class Administration:
         await call_all([(host, c.Configure(record)) for host in hosts if host.status.settings != record])
 
     async def delete_topic(self, request: TopicDelete, caller: Caller) -> None:
-        """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic."""
+        """Returns once the topic is gone; its space is reclaimed later. Raises UnknownTopic; Conflict while it is the
+        dead letter topic of another one."""
         self._check_ready()
 
         async def delete() -> None:
+            self._check_no_dead_letters_come(request.name)
             await self._change(m.DeleteTopic(request.name))
             log.info("topic deleted", topic=request.name)
 
         await self._whole(delete)
+
+    def _find_dead_letter_topic(self, name: str, record: dict[str, Any]) -> None:
+        """Put into the settings' record of a topic where its dead letters go, if it names a topic for them. Raises
+        InvalidSetting; Conflict while not every node knows of such."""
+        wanted = record.get(DEAD_LETTER_TOPIC)
+        if wanted is None:
+            return
+        self._node_log.check_level(OUTBOX_LEVEL)
+        topic = self._view.topics.get(wanted)
+        mistake = None
+        if wanted == name:
+            mistake = "a topic's dead letters go to another one"
+        elif topic is None:
+            mistake = f"there is no topic {wanted!r}; create it first"
+        elif topic.kind == COMPACTED:
+            mistake = f"topic {wanted!r} is compacted, and keeps of each key only the last message: take another kind"
+        elif name in (chain := self._dead_letter_topics(wanted)):
+            mistake = f"dead letters would come back: those of {' go to '.join([wanted, *chain])}"
+        if mistake is not None:
+            raise InvalidSetting(f"{DEAD_LETTER_TOPIC}: {mistake}", mistakes=[f"{DEAD_LETTER_TOPIC}: {mistake}"])
+        assert topic is not None
+        record[DEAD_LETTER] = [topic.number, topic.initial_partitions, topic.kind, name]
+
+    def _dead_letter_topics(self, name: str) -> list[str]:
+        """Where dead letters of a topic go, where those of that topic go, and so on."""
+        found: list[str] = []
+        while (topic := self._view.topics.get(name)) is not None and name not in found[:-1]:
+            name = topic.settings.get(DEAD_LETTER_TOPIC, "")
+            if not name:
+                break
+            found.append(name)
+        return found
+
+    def _check_no_dead_letters_come(self, name: str) -> None:
+        """Raises Conflict while a topic is the dead letter topic of others."""
+        topic = self._view.topics.get(name)
+        if topic is None:
+            return  # that is told by who deletes it
+        senders = sorted(
+            [other.name for other in self._view.topics.values() if _sends_to(other.settings, topic.number)]
+        )
+        if senders:
+            more = f" and {len(senders) - TOPICS_NAMED} more" if len(senders) > TOPICS_NAMED else ""
+            raise Conflict(
+                f"topic {name!r} is the dead letter topic of {', '.join(senders[:TOPICS_NAMED])}{more}: give these "
+                "another one, or none, first",
+                topic=name,
+            )
 
     def _check_partitions(self, partitions: int) -> None:
         if not 1 <= partitions <= self._limits.partitions_per_topic:
@@ -553,3 +619,9 @@ def _fullness(held: Mapping[str, int]) -> str:
     named = ", ".join([f"{node} holds {held[node]}" for node in fullest[:NODES_NAMED]])
     more = len(held) - NODES_NAMED
     return f"{named}, and {more} more nodes hold fewer" if more > 0 else named
+
+
+def _sends_to(settings: Mapping[str, Any], number: int) -> bool:
+    """Whether dead letters of a topic with these settings go to the topic of this number."""
+    found = DeadLetterTopic.of(settings)
+    return found is not None and found.number == number

@@ -16,8 +16,10 @@ import trio
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.delivery.limit_shares import LimitShares
+from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.schedule_firing import ScheduleFiring
+from sandq.broker.delivery.sending_acks import place_of
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
@@ -30,9 +32,6 @@ from sandq.broker.timers import Timers
 from sandq.metadata.records import Partition, Topic
 from sandq.model.errors import NotLeader, SandqError, StorageFailed, UnknownTopic
 from sandq.model.features import FIRST_LEVEL
-from sandq.model.key_limits import key_limit
-from sandq.model.names import COMPACTED, FAIR, PRIORITY
-from sandq.partition.produce_validation import Place
 from sandq.partition.state_machine import Status
 from sandq.raft import Members
 
@@ -57,6 +56,7 @@ class Reconciler:
         lease_ahead_ms: int,
         stats: NodeStats,
         limits: LimitShares,
+        outbox: OutboxSender,
         nursery: trio.Nursery,
     ) -> None:
         """`nursery` outlives every connection."""
@@ -71,6 +71,7 @@ class Reconciler:
         self._lease_ahead_ms = lease_ahead_ms
         self._stats = stats
         self._limits = limits
+        self._outbox = outbox
         self._nursery = nursery
         self._planning = trio.CapacityLimiter(1)
         """Of threads in which schedules are planned: each would have its turns beside the loop."""
@@ -168,9 +169,7 @@ class Reconciler:
         for at, partition in enumerate(topic.partitions):
             if at not in opened.partitions and self._node_log.pointers.get(partition.group) is not None:
                 delivery = opened.partitions[at] = self._deliver(topic, at, opened)
-                ordered, compacted = key_limit(topic.settings) is not None, topic.kind == COMPACTED
-                rank = topic.kind if topic.kind in (PRIORITY, FAIR) else None
-                opened.places[at] = Place(at, topic.initial_partitions, ordered, compacted, rank)
+                opened.places[at] = place_of(topic, at)
                 self._catalog.opened(topic.name, delivery)
                 fresh.append(delivery)
                 if len(fresh) % OPENED_AT_ONCE == 0:
@@ -204,6 +203,7 @@ class Reconciler:
             lambda: self._catalog.view.feature_level,
             opened.attended,
             self._limits.look,
+            self._outbox.look,
         )
 
     # -- what is not to be here -----------------------------------------------------------------------------------

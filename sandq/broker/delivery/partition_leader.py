@@ -102,11 +102,12 @@ class PartitionLeader:
         cluster_level: Callable[[], int] = lambda: FIRST_LEVEL,
         attended: set[PartitionLeader] | None = None,
         on_limits: Callable[[PartitionLeader], None] = lambda leader: None,
+        on_outbox: Callable[[PartitionLeader], None] = lambda leader: None,
     ) -> None:
         """`look`: called with each status, also where another node leads. `cluster_level()`: the feature level that the
         cluster has come to, as far as this node knows. `attended`: of the topic's partitions here those that somebody
         takes part in or watches; this one is put there while it is one of them. `on_limits`: called with this when
-        limits of groups may have to be shared otherwise."""
+        limits of groups may have to be shared otherwise, `on_outbox` when there is something to be sent to others."""
         self.host = host
         self._look = look
         self.partition = partition
@@ -116,6 +117,7 @@ class PartitionLeader:
         self._lease_ahead_ms = lease_ahead_ms
         self._cluster_level = cluster_level
         self._on_limits = on_limits
+        self._on_outbox = on_outbox
         self.limits_wanted = 0
         """The `next_epoch` of limits of groups in the topic's settings, as metadata has them."""
         self._asked_ms: dict[str, int] = {}
@@ -247,6 +249,8 @@ class PartitionLeader:
                 self._end_group(name)
         if status.limits is not None:
             self._on_limits(self)
+        if status.outbox is not None:
+            self._on_outbox(self)
         self._expire(status)
         self._set_upkeep(status)
         if status.level < KNOWN.highest:

@@ -17,6 +17,7 @@ from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.delivery.limit_shares import LimitShares
+from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.handshake import Peer
@@ -56,6 +57,7 @@ class PeerDispatch:
         sick_peers: SickPeers,
         digests: ReplicaDigests,
         limits: LimitShares,
+        outbox: OutboxSender,
         outside: Handler,
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
         changed: Signal,
@@ -71,6 +73,7 @@ class PeerDispatch:
         self._sick_peers = sick_peers
         self._digests = digests
         self._limits = limits
+        self._outbox = outbox
         self._outside = outside
         self._on_stream = on_stream
         self._changed = changed
@@ -136,6 +139,8 @@ class PeerDispatch:
             return self._digests.on_frame(node, body)
         elif kind in (PeerFrame.LIMITS_ASKED, PeerFrame.LIMITS_TOLD):
             return self._limits.on_frame(node, kind, body)
+        elif kind in (PeerFrame.OUTBOX_BATCH, PeerFrame.OUTBOX_ANSWER):
+            return self._outbox.on_frame(node, kind, body)
         else:
             return False
         return True

@@ -47,6 +47,7 @@ class TopicSettings(TypedDict, total=False):
     retain: Duration | None
     retain_bytes: int | str | None
     dedup_window: Duration
+    dead_letter_topic: str | None
     ordering: Literal["none", "key"]
     max_in_flight_per_key: int | OrNone
     history: Duration

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sandq.client.consumer.lease_api import SETTLE_ITEMS
+from sandq.client.consumer.outgoing import Outgoing
 
-__all__ = ["SETTLE_ITEMS"]
+__all__ = ["SETTLE_ITEMS", "Outgoing"]

@@ -35,7 +35,7 @@ from sandq.model.errors import LeaseLost, ProtocolError, SandqError
 from sandq.model.nack_ends import DEAD
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import lost_ranges, results
-from sandq.protocol.requests import Ack, Nack
+from sandq.protocol.requests import Ack, AckThen, Nack
 
 log = logging.getLogger("sandq.client")
 
@@ -52,6 +52,8 @@ class Sent(NamedTuple):
 
     nack: NackKey | None
     parts: list[Part]
+    then: list[list[Any]] | None = None
+    """Messages that the ack sends: it is a request of its own."""
 
     @property
     def settled(self) -> int:
@@ -94,10 +96,11 @@ class AckQueue:
         self._owner = owner
         self._dirty: dict[Chunk, float] = {}  # chunks with queued acks, and since when
         self._nacks: dict[NackKey, tuple[float, dict[Chunk, list[Span]]]] = {}  # since when, and what
+        self._sending: list[tuple[float, Sent]] = []  # acks that send messages, and since when
 
     @property
     def queued(self) -> bool:
-        return bool(self._dirty or self._nacks)
+        return bool(self._dirty or self._nacks or self._sending)
 
     def ack_one(self, chunk: Chunk, position: int) -> None:
         """Queue an ack of one message; mostly it is the one after the last, and makes the last span longer."""
@@ -117,6 +120,11 @@ class AckQueue:
             self._dirty[chunk] = anyio.current_time()
             self._owner.poke()
 
+    def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None:
+        """Queue an ack of one message that sends others."""
+        self._sending.append((anyio.current_time(), Sent(None, [(chunk, [(position, position + 1)])], then)))
+        self._owner.poke()
+
     def nack(self, chunk: Chunk, spans: list[Span], terms: NackTerms) -> None:
         """Queue a nack of these messages."""
         key = NackKey(chunk.lease, terms)
@@ -128,6 +136,13 @@ class AckQueue:
         """Send what is queued."""
         self._flush_acks(connection)
         self._flush_nacks(connection)
+        sending, self._sending = self._sending, []
+        owner = self._owner
+        for since, sent in sending:
+            ((chunk, spans),) = sent.parts
+            lease = owner.group_number, owner.partition, chunk.lease.token
+            request = AckThen(*lease, chunk.ranges(spans), sent.then or [])
+            self._request(connection, request.frame, [sent], since)
 
     def _flush_acks(self, connection: Connection) -> None:
         dirty, self._dirty = self._dirty, {}
@@ -215,6 +230,9 @@ class AckQueue:
             self._give_up(sent, error)
             return
         for one in sent:
+            if one.then is not None:
+                self._sending.append((since, one))
+                continue
             for chunk, spans in one.parts:
                 if one.nack is None:
                     chunk.queued.extend(spans)
@@ -247,6 +265,8 @@ class AckQueue:
         """Nothing more is sent."""
         dirty, self._dirty = self._dirty, {}
         nacks, self._nacks = self._nacks, {}
+        sending, self._sending = self._sending, []
+        self._give_up([sent for _, sent in sending], error)
         for chunk in dirty:
             spans, chunk.queued = chunk.queued, []
             self._give_up([Sent(None, [(chunk, spans)])], error)

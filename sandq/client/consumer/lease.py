@@ -21,6 +21,7 @@ import anyio
 
 from sandq.client.consumer.ack_ranges import PLACE, Run, ranges_of
 from sandq.client.consumer.nack_change import NackChange, NackTerms
+from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import BYTES, LogPiece, each_offset
 from sandq.client.producer.validation import Headers
 from sandq.model import offsets as offset_model
@@ -64,6 +65,10 @@ class LeaseOwner(Protocol):
     group_number: int
 
     def ack(self, chunk: Chunk, position: int) -> None: ...
+
+    def then_rows(self, then: Sequence[Outgoing]) -> list[list[Any]]: ...
+
+    def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None: ...
 
     def nack(self, chunk: Chunk, position: int, terms: NackTerms) -> None: ...
 

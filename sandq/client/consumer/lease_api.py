@@ -19,6 +19,7 @@ from sandq.client.consumer.chosen_partitions import Partitions, chosen_of, parti
 from sandq.client.consumer.lease import positions_of
 from sandq.client.consumer.message import lease_ms_of
 from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, dead_terms, retry_terms
+from sandq.client.consumer.outgoing import Outgoing, rows_of
 from sandq.client.messages.log_page import LogMessage, LogPiece
 from sandq.client.options import again
 from sandq.client.positions import Start, start_of
@@ -41,7 +42,7 @@ from sandq.model.offsets import Lease as LeaseParts
 from sandq.model.times import Duration, duration_ms
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Deliver, lost_ranges, results
-from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, Extend, Lease, Nack, Unsubscribe
+from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, AckThen, Extend, Lease, Nack, Unsubscribe
 
 SETTLE_ITEMS: Final = 10_000
 """What one call settles, at most."""
@@ -268,12 +269,24 @@ class Leases:
         taking = _Taking(connection, self.topic, request._replace(consumer_id=consumer_id))
         return await taking.run()
 
-    async def ack(self, items: Sequence[Item]) -> list[Held]:
+    async def ack(self, items: Sequence[Item], *, then: Sequence[Outgoing] | None = None) -> list[Held]:
         """Done with these: the group gets them no more. Returns those whose lease was lost: they may come again.
 
-        At most 10,000 at once; here as in `nack`, `dead` and `extend`.
+        At most 10,000 at once; here as in `nack`, `dead` and `extend`. `then`: messages that are sent with the ack of a
+        single item, as with `Message.ack`; when that was lost, none is sent.
         """
+        if then:
+            return await self._ack_then(items, rows_of(self._cluster, then))
         return await self._settle(items, lambda token, what: [token, what], Ack)
+
+    async def _ack_then(self, items: Sequence[Item], rows: list[list[Any]]) -> list[Held]:
+        held = _held(items)
+        if len(held) != 1:
+            raise InvalidRequest("then: it goes with the ack of one message, or of one whole lease")
+        lease = offset_model.parse_lease(held[0].lease_token)
+        request = AckThen(*lease, _what(held), rows)
+        (result,) = await self._results(request, 1, idempotent=True)
+        return _lost(held, result)
 
     async def nack(
         self,
@@ -338,7 +351,7 @@ class Leases:
                 lost.update(_lost(ones, result))
         return [one for one in held if one in lost]
 
-    async def _results(self, request: Ack | Nack | Extend, count: int, *, idempotent: bool) -> list[Any]:
+    async def _results(self, request: Ack | AckThen | Nack | Extend, count: int, *, idempotent: bool) -> list[Any]:
         try:
             frame = await settle(self._cluster, self.topic, request, idempotent=idempotent)
         except LeaseLost:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from datetime import timedelta
 from typing import Any
 
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.lease import HELD, LOST, SETTLED, Chunk, Extension
 from sandq.client.consumer.nack_change import dead_terms, retry_terms
+from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import LogMessage
 from sandq.client.producer.validation import Headers
 from sandq.model.errors import InvalidRequest
@@ -74,9 +75,18 @@ class Message(HeldMessage):
 
     __slots__ = ()
 
-    def ack(self) -> Settlement:
-        """Done with it: this group gets it no more. Acking twice is once."""
-        self._piece.lease.owner.ack(self._piece, self._position)
+    def ack(self, *, then: Sequence[Outgoing] | None = None) -> Settlement:
+        """Done with it: this group gets it no more. Acking twice is once.
+
+        `then`: messages that are sent with it (100 and 1 MiB at most), as one promise: once this is confirmed each of
+        them arrives exactly once, whatever fails; when the lease was lost, or one is refused, none is sent and nothing
+        is acked. Raises InvalidRequest for a message that could not be produced.
+        """
+        owner = self._piece.lease.owner
+        if then:
+            owner.ack_then(self._piece, self._position, owner.then_rows(then))
+        else:
+            owner.ack(self._piece, self._position)
         return Settlement(self._piece, self._position)
 
     def nack(

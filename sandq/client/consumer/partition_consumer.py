@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import anyio
 
@@ -37,6 +37,7 @@ from sandq.client.consumer.lease import (
 )
 from sandq.client.consumer.lease_extension import LeaseExtensions
 from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, NackTerms
+from sandq.client.consumer.outgoing import Outgoing, rows_of
 from sandq.client.options import again
 from sandq.client.producer.validation import Headers
 from sandq.client.signals import Signal
@@ -148,6 +149,17 @@ class PartitionConsumer:
     def ack(self, chunk: Chunk, position: int) -> None:
         if self._begin(chunk, position, ACKING):
             self._ack_queue.ack_one(chunk, position)
+
+    def then_rows(self, then: Sequence[Outgoing]) -> list[list[Any]]:
+        """Messages that an ack is to send, checked. Of any thread: it only looks."""
+        return rows_of(self._cluster, then)
+
+    def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None:
+        """Ack a message and send others."""
+        if self._begin(chunk, position, ACKING):
+            self._ack_queue.ack_then(chunk, position, then)
+        elif chunk.state[position] != LOST:
+            raise InvalidRequest("it was acked before, and nothing is sent: ack it once, with what is to be sent")
 
     def nack(self, chunk: Chunk, position: int, terms: NackTerms) -> None:
         if self._begin(chunk, position, _settling(terms)):

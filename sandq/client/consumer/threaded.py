@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from sandq.client.arguments import suggesting
@@ -9,9 +10,11 @@ from sandq.client.consumer.lease import ACKING, NACKING, REJECTING, Chunk, Exten
 from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
 from sandq.client.consumer.nack_change import NackTerms, dead_terms, retry_terms
+from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.consumer.partition_consumer import settled_otherwise
 from sandq.client.portal import Confirmation, Portal
 from sandq.client.producer.validation import Headers
+from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration
 
 _OPEN: Final = 0
@@ -33,10 +36,27 @@ class Message(HeldMessage):
         self._portal = portal
         self._asked = _OPEN  # what was queued through this object: the state of the chunk may not show it yet
 
-    def ack(self) -> Confirmation[None]:
-        """Done with it: this group gets it no more. Acking twice is once."""
+    def ack(self, *, then: Sequence[Outgoing] | None = None) -> Confirmation[None]:
+        """Done with it: this group gets it no more. Acking twice is once.
+
+        `then`: messages that are sent with it (100 and 1 MiB at most), as one promise: once this is confirmed each of
+        them arrives exactly once, whatever fails; when the lease was lost, or one is refused, none is sent and nothing
+        is acked. Raises InvalidRequest for a message that could not be produced.
+        """
+        if not then:
+            self._ask(ACKING)
+            return Confirmation(self._portal, self._ack)
+        chunk, position = self._piece, self._position
+        rows = chunk.lease.owner.then_rows(then)
+        if self._asked == ACKING:
+            raise InvalidRequest("it was acked before, and nothing is sent: ack it once, with what is to be sent")
         self._ask(ACKING)
-        return Confirmation(self._portal, self._ack)
+
+        def begin() -> Settlement:
+            chunk.lease.owner.ack_then(chunk, position, rows)
+            return Settlement(chunk, position)
+
+        return Confirmation(self._portal, begin)
 
     def nack(
         self,

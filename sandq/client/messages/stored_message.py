@@ -124,6 +124,7 @@ class DeadLetter:
 
     `history` are the last attempts, those before earlier redrives too, the oldest first; `lives` what ended by these
     redrives, each with its own part of the history. `attempts`, `reason` and `error` are those of its last life.
+    `not_forwarded`: why the topic's dead letter topic did not take it.
     """
 
     id: str
@@ -146,6 +147,7 @@ class DeadLetter:
     priority: int = 0
     tenant: str | None = None
     lives: Sequence[Life] = ()
+    not_forwarded: str | None = None
 
     @classmethod
     def of(cls, topic: str, group: str, record: DeadRecord) -> DeadLetter:
@@ -171,6 +173,7 @@ class DeadLetter:
             priority=record.priority,
             tenant=record.tenant,
             lives=lives_of(record.lives, record.history),
+            not_forwarded=record.not_forwarded,
         )
 
     @property

@@ -32,7 +32,7 @@ from sandq.model.errors import (
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.request import PartitionRequest, Request, TopicRequest
-from sandq.protocol.requests import Ack, Extend, Metadata, Nack
+from sandq.protocol.requests import Ack, AckThen, Extend, Metadata, Nack
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -89,7 +89,7 @@ async def call_replica(cluster: Cluster, request: PartitionRequest) -> Frame:
     return await _call(cluster, _Replica(cluster, request.topic, request.partition), request.frame, True)
 
 
-async def settle(cluster: Cluster, topic: str, request: Ack | Nack | Extend, *, idempotent: bool) -> Frame:
+async def settle(cluster: Cluster, topic: str, request: Ack | AckThen | Nack | Extend, *, idempotent: bool) -> Frame:
     """Ask the node that leads the partition of leases; the request names their group by its number alone."""
     return await _call(cluster, _Leader(cluster, topic, request.partition), request.frame, idempotent)
 

@@ -24,6 +24,10 @@ A producer that is not known here may be new or forgotten (not seen for a week, 
   10,000, a producer that was used within `PRODUCER_RETRY_MS`, for so long a producer tries at most. That one could be
   this one: OutOfSequence, as above.
 
+A partition that sends to this one (`model.outbox`) is a producer, too, and gives each batch an epoch of its own, with
+number 1. It sends one at a time, again and again until that is answered, so it is never forgotten, neither for its age
+nor for its number: there are at most as many as there are other partitions.
+
 So nothing is doubled but by a copy that lies about in a connection that its client gave up, as the first batch of an
 epoch, until 10,000 other producers have written here. Times are stamps of entries: what is forgotten when is the same
 on all replicas. A batch that is refused or repeated changes nothing.
@@ -35,11 +39,14 @@ from typing import Any
 
 from sandq.model.errors import InvalidRequest, OutOfSequence, ProducerFenced
 from sandq.model.limits import FIXED
+from sandq.model.outbox import is_reserved
 from sandq.model.sequence import is_resent
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup.answers import ANSWER_BYTES, WITH_ROW, already_stored, recall, remember, unpack
+from sandq.partition.levels import OUTBOX
 from sandq.partition.log.message_log import Stored
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 PRODUCERS = FIXED.producers
@@ -53,18 +60,23 @@ FORGET_PRODUCERS = 1000
 class Producer:
     """What is remembered of a producer; in this order in its row."""
 
-    __slots__ = ("answers", "epoch", "number", "used_ms")
+    __slots__ = ("answers", "epoch", "is_partition", "number", "used_ms")
 
-    def __init__(self, epoch: int, number: int = 0, used_ms: int = 0, answers: bytes = b"") -> None:
+    def __init__(
+        self, epoch: int, number: int = 0, used_ms: int = 0, answers: bytes = b"", is_partition: bool = False
+    ) -> None:
         self.epoch = epoch
         self.number = number
         """Of its last batch."""
         self.used_ms = used_ms
         self.answers = answers
         """To its last batches, packed: as objects they would take five times the memory."""
+        self.is_partition = is_partition
+        """It is another partition, and is not forgotten."""
 
-    def row(self) -> tuple[int, int, int, bytes]:
-        return self.epoch, self.number, self.used_ms, self.answers
+    def row(self) -> tuple[Any, ...]:
+        row = self.epoch, self.number, self.used_ms, self.answers
+        return (*row, True) if self.is_partition else row  # a version that knows of none meets none
 
     @property
     def kept(self) -> int:
@@ -73,16 +85,20 @@ class Producer:
 
 
 class Producers:
-    def __init__(self, partition: int) -> None:
+    def __init__(self, partition: int, shared: SharedState | None = None) -> None:
+        """`shared`: says at which level the partition is; None: at the first."""
         self._partition = partition
+        self._shared = shared
         self._known: dict[int, Producer] = {}
         """By id, the least recently used first."""
+        self._partitions: dict[int, Producer] = {}
+        """Other partitions, by id."""
         self._dropped_ms = 0
         """When the last used one was used of those that were dropped for their number."""
         self._changed: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._known) + len(self._partitions)
 
     @property
     def next_ms(self) -> int | None:
@@ -95,7 +111,7 @@ class Producers:
     def write(self, view: View) -> None:
         """Put rows of what changed. Called once for each set of changes that is written."""
         for producer_id in self._changed:
-            producer = self._known.get(producer_id)
+            producer = self._find(producer_id)
             if producer is not None:
                 view.put(rows.producer_key(producer_id), rows.pack(*producer.row()))
         self._changed.clear()
@@ -106,9 +122,12 @@ class Producers:
             if key == rows.PRODUCER:
                 (self._dropped_ms,) = rows.unpack(value)
                 continue
-            producer = Producer(*rows.unpack(value))
+            producer, producer_id = Producer(*rows.unpack(value)), int.from_bytes(key[1:], "big")
+            if producer.is_partition:
+                self._partitions[producer_id] = producer
+                continue
             *_, last = unpack(producer.answers)
-            found.append(((last.entry, last.place), int.from_bytes(key[1:], "big"), producer))
+            found.append(((last.entry, last.place), producer_id, producer))
         # Batches are placed one behind the other: that is the order in which producers were used.
         found.sort(key=lambda row: row[:2])
         self._known = {producer_id: producer for _, producer_id, producer in found}
@@ -120,7 +139,7 @@ class Producers:
         producer_id, epoch, number = command.numbers
         if not (epoch and number):
             raise InvalidRequest(f"producer {producer_id}: epochs and numbers of batches begin with 1")
-        producer = self._known.get(producer_id)
+        producer = self._find(producer_id)
         if producer is None:
             self._check_unknown(command, now_ms)
             return None
@@ -143,8 +162,15 @@ class Producers:
     def is_repeated(self, command: c.Append) -> bool:
         """Whether a batch may have been stored before."""
         _, epoch, number = command.numbers
-        producer = self._known.get(command.producer_id)
+        producer = self._find(command.producer_id)
         return producer is not None and epoch == producer.epoch and number <= producer.number
+
+    def _find(self, producer_id: int) -> Producer | None:
+        return self._known.get(producer_id) or self._partitions.get(producer_id)
+
+    def _is_partition(self, producer_id: int) -> bool:
+        """Whether a producer that is new here is another partition."""
+        return is_reserved(producer_id) and self._shared is not None and self._shared.level >= OUTBOX
 
     def _check_unknown(self, command: c.Append, now_ms: int) -> None:
         if command.numbers[2] > 1:
@@ -171,20 +197,21 @@ class Producers:
         """A batch was stored, and that is its answer; `index`, `place`, `now_ms` and `floor_ms` are those of
         `MessageLog.append`, and its delays count from `stamp_ms`."""
         producer_id, epoch, number = command.numbers
-        producer = self._known.pop(producer_id, None)
+        producer = self._known.pop(producer_id, None) or self._partitions.get(producer_id)
         if producer is None:
-            self._make_room(view)
-            producer = Producer(epoch)
+            producer = Producer(epoch, is_partition=self._is_partition(producer_id))
+            if not producer.is_partition:
+                self._make_room(view)
         elif epoch > producer.epoch:
             _drop_rows(producer_id, producer, producer.kept, view)
-            producer = Producer(epoch)
+            producer = Producer(epoch, is_partition=producer.is_partition)
         elif producer.kept == ANSWERS:
             _drop_rows(producer_id, producer, 1, view)
             producer.answers = producer.answers[ANSWER_BYTES:]
         answer = remember(command, stored, self._partition, index, place, stamp_ms, floor_ms, view)
         producer.answers += answer.pack()
         producer.number, producer.used_ms = number, now_ms
-        self._known[producer_id] = producer
+        (self._partitions if producer.is_partition else self._known)[producer_id] = producer
         self._changed.add(producer_id)
 
     # -- forgetting -----------------------------------------------------------------------------------------------
@@ -198,7 +225,7 @@ class Producers:
 
     def set_back(self, now_ms: int, view: View) -> None:
         """The partition's time goes back to this instant: nobody was used after it."""
-        for producer_id, producer in self._known.items():
+        for producer_id, producer in [*self._known.items(), *self._partitions.items()]:
             if producer.used_ms > now_ms:
                 producer.used_ms = now_ms
                 self._changed.add(producer_id)

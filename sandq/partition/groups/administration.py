@@ -28,6 +28,7 @@ class GroupAdmin:
         self._leases = group_state.leases
         self._waiting = group_state.waiting
         self._kept = group_state.kept
+        self._outbox = group_state.outbox
         self._log = log
         self._jobs = jobs
 
@@ -129,14 +130,14 @@ class GroupAdmin:
         return None if first is None else first.touched_ms + ttl_ms
 
     def drop_idle(self, index: int, now_ms: int, view: View) -> bool:
-        """Drop one group that nobody used for `group_ttl`; one that is paused is kept for as long again. Whether there
-        was one."""
+        """Drop one group that nobody used for `group_ttl`; one that is paused is kept for as long again, and so is one
+        with dead letters while some of the partition have yet to be sent. Whether there was one."""
         idle_ms = self.idle_ms()
         if idle_ms is None or idle_ms > now_ms:
             return False
         group = self._groups.longest_unused
         assert group is not None
-        if group.paused:
+        if group.paused or (self._outbox.messages and group.dead.total()):
             self.touch([group.name], now_ms, view)
             return True
         self.drop(group.name, index, now_ms, view)

@@ -1,16 +1,20 @@
 """Dead messages: each in a row of its own, so that it keeps nothing else in the log.
 
 Row: `[attempts, reason, error, dead_ms, id, created_ms, fields, history]`, and the lives before, of one that was
-redriven (`lives`).
+redriven (`lives`). Of one that is to go to a dead letter topic there are lives, be it none, and then where it stands in
+the outbox, `[topic, partition, seq]`, or why it was refused there. Of one that an ack has sent and that was refused
+there is `[topic, partition, when it was wanted (ms, 0: at once), 0]`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Column
+from sandq.model.outbox import Target
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -19,12 +23,15 @@ from sandq.partition.groups.leases import History, Waiting, load_history
 from sandq.partition.groups.lives import Lives, load_lives, with_ended
 from sandq.partition.groups.waiting_table import WaitingTable
 from sandq.partition.log.pieces import Message, MessageReader
+from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
 from sandq.partition.rows import Fields, Range
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 NACKED, LEASE_EXPIRED, EXPIRED, REJECTED = "nacked", "lease_expired", "expired", "rejected"
 """Why a message died: its last attempt was nacked, or ran out; its ttl passed; or a consumer said that it is dead."""
+UNDELIVERABLE = "undeliverable"
+"""A message that an ack of the group has sent was refused where it was to go."""
 ROW_BYTES = 256
 """Of a row beside what its producer sent, about."""
 
@@ -41,6 +48,10 @@ class DeadMessage(NamedTuple):
     history: History
     lives: Lives = ()
     """Those before this one, which were ended by redrives."""
+    forward: tuple[Target, int] | str | None = None
+    """Where it stands in the outbox, if it is to go to a dead letter topic; or why it could not be sent there."""
+    sent_to: tuple[Target, int] | None = None
+    """Of one that an ack has sent: where it was to go, and when (ms; 0: at once)."""
 
     @property
     def size(self) -> int:
@@ -96,7 +107,13 @@ class DeadLetters:
     """Buries messages of groups, and counts them."""
 
     def __init__(
-        self, shared: SharedState, groups: GroupTable, waiting: WaitingTable, kept: KeptMessages, reader: MessageReader
+        self,
+        shared: SharedState,
+        groups: GroupTable,
+        waiting: WaitingTable,
+        kept: KeptMessages,
+        reader: MessageReader,
+        outbox: Outbox,
     ) -> None:
         self.buried_bytes = 0
         """Of all that was buried by this process: what a step adds to it bounds the step."""
@@ -105,16 +122,47 @@ class DeadLetters:
         self._waiting = waiting
         self._kept = kept
         self._reader = reader
+        self._outbox = outbox
 
     def bury(self, group: Group, ranges: list[Range], kept: bool, death: Death, now_ms: int, view: View) -> None:
         """Put messages into rows of dead messages. `kept`: they are in rows of the group's own until now."""
         messages = self._reader.messages(view, ranges, group.group_id if kept else None)
-        count, size = put_rows(group.group_id, messages, death, now_ms, view)
+        forward = None if self._shared.dead_letter_topic is None else partial(self._forward, group, view)
+        count, size = put_rows(group.group_id, messages, death, now_ms, view, forward)
         group.dead[death.reason] += count
         self._count(death.reason, count)
         self.buried_bytes += size
         self._kept.finish(group, ranges, kept, now_ms, view)
         self._groups.store(group, view)
+
+    def _forward(self, group: Group, view: View, message: Message) -> tuple[int, int, int]:
+        """Have a message that dies sent to the dead letter topic. Where it stands in the outbox."""
+        topic = self._shared.dead_letter_topic
+        assert topic is not None
+        target = topic.target(message.fields, self._outbox.partition)
+        return *target, self._outbox.put(target, Letter(DEAD, group.group_id, message.offset), view, topic)
+
+    def is_leaving(self, message: DeadMessage) -> bool:
+        """Whether a dead message may have been sent to the dead letter topic: it is no more to be had here."""
+        return isinstance(message.forward, tuple) and self._outbox.is_leaving(*message.forward)
+
+    def withdraw(self, message: DeadMessage, view: View) -> None:
+        """A dead message goes another way, unless it may have been sent: its letter is taken back."""
+        if isinstance(message.forward, tuple) and not self._outbox.is_leaving(*message.forward):
+            self._outbox.remove(*message.forward, view)
+
+    def send_again(self, group: Group, message: DeadMessage, view: View) -> None:
+        """Have a message that an ack has sent, and that was refused, sent once more."""
+        assert message.sent_to is not None
+        target, deliver_ms = message.sent_to
+        self._outbox.put(target, Letter(MESSAGE, group.group_id, message.offset, deliver_ms, message.fields), view)
+
+    def moved(self, message: DeadMessage, offset: bytes, view: View) -> None:
+        """A dead message has another place now: its letter says so."""
+        if isinstance(message.forward, tuple):
+            letter = self._outbox.find(*message.forward, view)
+            if letter is not None:
+                self._outbox.rewrite(*message.forward, letter._replace(offset=offset), view)
 
     def bury_expired(self, group: Group, entry: Waiting, now_ms: int, view: View) -> bool:
         """Bury what has expired of a waiting entry. Whether there was any."""
@@ -136,13 +184,24 @@ class DeadLetters:
             totals.dead_lease_expired += count
 
 
-def put_rows(group_id: int, messages: Iterable[Message], death: Death, now_ms: int, view: View) -> tuple[int, int]:
-    """Put the rows of messages that died together. How many there were, and their bytes."""
+def put_rows(
+    group_id: int,
+    messages: Iterable[Message],
+    death: Death,
+    now_ms: int,
+    view: View,
+    forward: Callable[[Message], tuple[int, int, int]] | None = None,
+) -> tuple[int, int]:
+    """Put the rows of messages that died together. How many there were, and their bytes. `forward`: has a message sent
+    to the dead letter topic, and returns where it stands in the outbox."""
     count = size = 0
     reason, attempts, error, history = death
     for message in messages:
         fields = attempts, reason, error, now_ms, message.id, message.created_ms, message.fields, history
-        row = rows.pack(*fields, message.lives) if message.lives else rows.pack(*fields)
+        if forward is not None:
+            row = rows.pack(*fields, message.lives, forward(message))
+        else:
+            row = rows.pack(*fields, message.lives) if message.lives else rows.pack(*fields)
         view.put(rows.of_group(rows.DEAD, group_id, message.offset), row)
         count += 1
         size += len(row)
@@ -150,10 +209,31 @@ def put_rows(group_id: int, messages: Iterable[Message], death: Death, now_ms: i
 
 
 def load(key: bytes, row: bytes) -> DeadMessage:
-    attempts, reason, error, dead_ms, message_id, created_ms, fields, history, *lives = rows.unpack(row)
-    earlier = load_lives(lives[0]) if lives else ()
+    attempts, reason, error, dead_ms, message_id, created_ms, fields, history, *more = rows.unpack(row)
+    earlier = load_lives(more[0]) if more else ()
     died = attempts, reason, error, dead_ms
-    return DeadMessage(key[5:], *died, message_id, created_ms, fields, load_history(history), earlier)
+    forward = more[1] if len(more) > 1 else None
+    sent_to = None
+    if isinstance(forward, list):
+        topic, partition, number, *is_sent = forward
+        place = Target(topic, partition), number
+        forward, sent_to = (None, place) if is_sent else (place, None)
+    return DeadMessage(key[5:], *died, message_id, created_ms, fields, load_history(history), earlier, forward, sent_to)
+
+
+def undeliverable_row(letter: Letter, target: Target, error: str, now_ms: int) -> bytes:
+    """The row of a message that an ack has sent, and that was refused."""
+    died = 0, UNDELIVERABLE, error, now_ms, letter.offset, now_ms
+    return rows.pack(*died, letter.fields, (), (), (*target, letter.deliver_ms, 0))
+
+
+def note_refused(group_id: int, offset: bytes, error: str, view: View) -> None:
+    """Write into the row of a dead message why it was not taken where it was to go."""
+    key = rows.of_group(rows.DEAD, group_id, offset)
+    row = view.get(key)
+    assert row is not None, "who was refused is there"
+    *fields, _ = rows.unpack(row)
+    view.put(key, rows.pack(*fields, error))
 
 
 def find(group: Group, offset: bytes, view: View) -> DeadMessage | None:

@@ -13,6 +13,7 @@ from sandq.partition.groups.summaries import GroupSummaries
 from sandq.partition.groups.waiting_table import WaitingTable
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.pieces import MessageReader
+from sandq.partition.outbox.outbox import Outbox
 from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
@@ -28,15 +29,17 @@ class GroupState:
         expiring_rows: ExpiringRows,
         unique: UniqueKeys,
         reader: MessageReader,
+        outbox: Outbox,
     ) -> None:
         self.groups = groups
+        self.outbox = outbox
         self.reader = reader
         self.ttl = MessageTtl(shared)
         self.summaries = GroupSummaries(shared, groups, self.ttl)
         self.leases = LeaseTable(shared, self.groups)
         self.waiting = WaitingTable(shared, self.groups, self.ttl)
         self.kept = KeptMessages(shared, self.groups, log_state, expiring_rows, unique)
-        self.dead = DeadLetters(shared, self.groups, self.waiting, self.kept, reader)
+        self.dead = DeadLetters(shared, self.groups, self.waiting, self.kept, reader, outbox)
         self._shared = shared
 
     def load(self, view: View, *, placing: bool = False) -> None:

@@ -56,6 +56,21 @@ class LeaseSettlement:
             for token, what in in_turns(items)
         ]
 
+    def outcome(self, token: int, what: c.What) -> tuple[Lost, bool]:
+        """What an ack of one item would be answered now, and whether it would ack something anew."""
+        lease = self._leases.by_token.get(token)
+        if lease is None:
+            return [], False
+        mask, foreign = lease.mask_of(what)
+        fresh = mask & lease.live
+        if what is None and (lease.acked | fresh) and not lease.revoked:
+            return None, bool(fresh)
+        return _lost(lease, mask & lease.left, foreign, what), bool(fresh)
+
+    def group_of(self, token: int) -> int:
+        """The id of the group that a lease is of, which there is."""
+        return self._leases.by_token[token].group_id
+
     def _ack(self, lease: Lease, what: c.What, now_ms: int, view: View) -> Lost:
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live

@@ -57,6 +57,7 @@ class Jobs:
         self._shared = shared
         self._groups = group_state.groups
         self._kept = group_state.kept
+        self._dead = group_state.dead
         self._log = log
         self._ranking = ranking
         self._redrive = Redrive(shared, group_state)
@@ -325,12 +326,13 @@ class Jobs:
         found = dead_letters.scan(
             group.group_id, max(job.position, job.arguments["above"]), STEP_MESSAGES, STEP_BYTES, view
         )
+        own = [message for message in found if message.sent_to is None]  # the others were never messages of the log
         # The cursor was put where the log begins when that is behind the place asked for.
         in_log = [
-            message for message in found if message.offset > group.cursor and self._kept.is_in_log(message.offset, view)
+            message for message in own if message.offset > group.cursor and self._kept.is_in_log(message.offset, view)
         ]
         logged = {message.offset for message in in_log}
-        gone = [message for message in found if message.offset not in logged]
+        gone = [message for message in own if message.offset not in logged]
         if in_log:
             self._redrive.purge(group, in_log, self._now_ms, view)
         if gone:
@@ -366,7 +368,9 @@ class Jobs:
                 view.delete(key)
             for key, value in found:
                 if tag == rows.DEAD:
-                    self._kept.expire_move(key[5:], dead_letters.load(key, value).id, self._now_ms, view)
+                    message = dead_letters.load(key, value)
+                    self._dead.withdraw(message, view)
+                    self._kept.expire_move(key[5:], message.id, self._now_ms, view)
                 elif tag == rows.KEPT:
                     self._kept.forget(key[5:], value, self._now_ms, view)
             if found:

@@ -3,7 +3,8 @@ are named by their ids are taken at once.
 
 A redriven one is ready again, attempt 0, in a row that its group keeps, which remembers the life that is over; of a
 purged one nothing stays. Outcomes of those that are named: `["redriven", id]`, `["purged", id]`; `["not_dead", state]`
-of what the group holds otherwise (leased, waiting or ready: it was redriven before, say); `["not_found", nil]`; and
+of what the group holds otherwise (leased, waiting or ready: it was redriven before, say), and of what is on its way to
+the dead letter topic (forwarded); `["not_found", nil]`; and
 `["not_yet", nil]` of what was not looked at, because those before it were so large: it is to be asked for again.
 """
 
@@ -38,6 +39,8 @@ EACH_BYTES = 8 << 20
 
 Outcome = list[Any]
 REDRIVEN, PURGED, NOT_DEAD, NOT_FOUND, NOT_YET = "redriven", "purged", "not_dead", "not_found", "not_yet"
+FORWARDED = "forwarded"
+"""State of a dead letter that may have been sent to the dead letter topic: it goes from here once that is sure."""
 
 
 class Redrive:
@@ -46,6 +49,7 @@ class Redrive:
         self._groups = group_state.groups
         self._waiting = group_state.waiting
         self._kept = group_state.kept
+        self._dead = group_state.dead
 
     def step(self, job: Job, most: int, most_bytes: int, now_ms: int, view: View) -> bool:
         """Redrive or purge those dead messages of a group that a job is about: so many at most. Whether that was
@@ -65,7 +69,8 @@ class Redrive:
         chosen: list[DeadMessage] = []
         which = DeadFilter._make(map(arguments.get, DeadFilter._fields))
         for at, message in enumerate(found):
-            if message.dead_ms <= job.started_ms and which.takes(message):
+            is_there = message.dead_ms <= job.started_ms and not self._dead.is_leaving(message)
+            if is_there and which.takes(message):
                 chosen.append(message)
                 if len(chosen) == allowed:
                     found = found[: at + 1]
@@ -122,6 +127,9 @@ class Redrive:
             if message is None:
                 outcomes.append(self._not_dead(group, message_id, now_ms, view))
                 continue
+            if self._dead.is_leaving(message):
+                outcomes.append([NOT_DEAD, FORWARDED])
+                continue
             if message.offset not in chosen:
                 chosen[message.offset] = message
                 size += message.size
@@ -153,6 +161,10 @@ class Redrive:
         clock that was set back since, when their time comes."""
         by_due: dict[int, list[bytes]] = {}
         for message in messages:
+            if message.sent_to is not None:
+                self._dead.send_again(group, message, view)
+                self._take(group, message, view)
+                continue
             due_ms = now_ms
             if self._shared.level >= CLOCK_RESET:
                 due_ms = max(offsets.deliver_ms(message.offset), now_ms)
@@ -177,5 +189,6 @@ class Redrive:
         self._groups.store(group, view)
 
     def _take(self, group: Group, message: DeadMessage, view: View) -> None:
+        self._dead.withdraw(message, view)
         view.delete(rows.of_group(rows.DEAD, group.group_id, message.offset))
         group.dead[message.reason] -= 1

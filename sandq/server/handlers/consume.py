@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.protocol.frames import Frame
-from sandq.protocol.requests import Ack, Credit, Extend, Lease, Nack, Subscribe, Unsubscribe
+from sandq.protocol.requests import Ack, AckThen, Credit, Extend, Lease, Nack, Subscribe, Unsubscribe
 from sandq.server.handlers.routes import Context, Route, handled, reply_to, submitted
 
 PART_WORK: Final = 512
@@ -93,6 +93,7 @@ ROUTES = (
     handled(Credit, lambda at, request_id, request: at.subscriptions.add_credit(request)),
     handled(Lease, lambda at, request_id, request: at.subscriptions.lease(request_id, request)),
     _settled(Ack),
+    submitted(AckThen, lambda at, request, done: at.broker.ack_then(request, at.caller, done)),
     _settled(Nack),
     _settled(Extend),
 )

@@ -151,6 +151,7 @@ class DeadLetter(Message):
     history: list[dict[str, Any]] = Field(description="The last attempts, each with the `life` that it was made in.")
     life: int = Field(description="1, and one more with each redrive; in each the attempts count from 1.")
     lives: list[dict[str, Any]] = Field(description="How those before ended, which redrives ended: the last four.")
+    not_forwarded: str | None = Field(default=None, description="Why the dead letter topic did not take it.")
 
 
 class DeadPage(Answer):

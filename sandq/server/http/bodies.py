@@ -10,8 +10,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Dis
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from sandq.client.consumer import SETTLE_ITEMS
+from sandq.client.consumer import SETTLE_ITEMS, Outgoing
 from sandq.client.json_format import FROM_OTHERS, read_headers, read_message, read_value
+from sandq.client.producer import delay_of
 from sandq.model.errors import InvalidRequest, InvalidTime
 from sandq.model.limits import FIXED
 from sandq.model.times import TIME_MAX_MS, duration_ms, instant_ms
@@ -365,6 +366,42 @@ class AckIn(Body):
         return [(one.lease_token, one.offset) for one in self.messages or ()]
 
 
+class OutgoingIn(MessageIn):
+    """A message that the ack sends: one without a unique key."""
+
+    topic: str | None = Field(default=None, description="Otherwise that of the message that is acked.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_brokers_tell(cls, given: Any) -> Any:
+        """The topic that a consumed message tells is where it is sent."""
+        few(given)
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if name == "topic" or name not in FROM_OTHERS}
+        return given
+
+    def outgoing(self) -> Outgoing:
+        """As the client sends it. Raises InvalidRequest."""
+        if self.unique_key is not None or self.unique_key_base64 is not None:
+            raise InvalidRequest("then: what an ack sends has no unique key: the ack itself is done once")
+        given = self.arguments()
+        if (delay_ms := given.pop("delay_ms", None)) is not None:
+            given["delay"] = delay_of(given.get("delay"), delay_ms)
+        taken = {name: value for name, value in given.items() if name not in ("on_conflict", "unique_key", "topic")}
+        return Outgoing(taken.pop("value", None), self.topic, **taken)
+
+
+class AckThenIn(AckIn):
+    """What was done, and what is sent with it."""
+
+    then: list[OutgoingIn] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=FIXED.then_messages,
+        description="Messages that are sent with the ack of one message, all of it or nothing.",
+    )
+
+
 class NackIn(AckIn):
     """What was not done."""
 
@@ -473,7 +510,7 @@ class DeadIn(Window):
     """Which dead letters: all that match, or those of `ids`, and nothing else then. `since` and `until` bound when they
     died."""
 
-    reason: Literal["nacked", "lease_expired", "expired", "rejected"] | None = None
+    reason: Literal["nacked", "lease_expired", "expired", "rejected", "undeliverable"] | None = None
     error: str | None = Field(default=None, description="Part of their last error, upper and lower case as they are.")
     key_prefix: str | None = Field(default=None, description="The beginning of their keys.")
     ids: list[str] | None = Field(default=None, min_length=1, max_length=DEAD_IDS, fail_fast=True)

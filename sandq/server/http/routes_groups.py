@@ -30,7 +30,8 @@ from sandq.server.http.strict import Route
 router = APIRouter(route_class=Route, tags=["groups"])
 GroupName = Annotated[str, Path(description="The consumer group's name.")]
 Reason = Annotated[
-    Literal["nacked", "lease_expired", "expired", "rejected"] | None, Query(description="Why they died.")
+    Literal["nacked", "lease_expired", "expired", "rejected", "undeliverable"] | None,
+    Query(description="Why they died."),
 ]
 GROUP = "/topics/{topic}/groups/{group}"
 BY_IDS = answers.Job | answers.DeadOutcomes
@@ -96,10 +97,12 @@ async def stream(
     response_model=answers.Settled,
     summary="Done: they are not delivered again",
 )
-async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies.AckIn) -> Found:
-    """409 LEASE_LOST when the lease of one had ended: `lost` names those, `settled` counts the others."""
+async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies.AckThenIn) -> Found:
+    """409 LEASE_LOST when the lease of one had ended: `lost` names those, `settled` counts the others. With `then`
+    each of these messages arrives exactly once, once this is answered with 200; otherwise none was sent."""
     held = body.held()
-    lost = await gateway_of(request).client.leases(topic, group).ack(held)
+    then = None if body.then is None else [one.outgoing() for one in body.then]
+    lost = await gateway_of(request).client.leases(topic, group).ack(held, then=then)
     gateway_of(request).streams.settled(held)
     return _settled(held, lost)
 

@@ -98,6 +98,7 @@ TOPICS: Final = (
     Metric("sandq_topic_messages", GAUGE, TOPIC, "Messages in the log, delayed ones included."),
     Metric("sandq_topic_delayed", GAUGE, TOPIC, "Of these, messages whose time has not come."),
     Metric("sandq_topic_schedules", GAUGE, TOPIC, "Schedules, those that are paused or have ended included."),
+    Metric("sandq_topic_outbox", GAUGE, TOPIC, "Messages that are to be sent to other topics, and are not there yet."),
     Metric("sandq_topic_keys", GAUGE, TOPIC, "Keys that have a value, of a compacted topic."),
     Metric("sandq_topic_bytes", GAUGE, TOPIC, "Bytes of the log's rows."),
     Metric("sandq_messages_in_total", COUNTER, TOPIC, "Messages stored for producers."),
@@ -120,6 +121,8 @@ TOPICS: Final = (
     Metric("sandq_messages_cancelled_total", COUNTER, TOPIC, "Messages cancelled or replaced while they were pending."),
     Metric("sandq_messages_updated_total", COUNTER, TOPIC, "Messages given another value, or other headers."),
     Metric("sandq_messages_moved_total", COUNTER, TOPIC, "Messages given another time, or another priority."),
+    Metric("sandq_outbox_sent_total", COUNTER, TOPIC, "Messages sent to other topics, and stored there."),
+    Metric("sandq_outbox_refused_total", COUNTER, TOPIC, "Messages that another topic refused for good."),
     Metric(
         "sandq_delivery_lateness_seconds",
         HISTOGRAM,

@@ -65,6 +65,8 @@ _OF_TOPIC = (
     ("sandq_messages_cancelled_total", "cancelled"),
     ("sandq_messages_moved_total", "moved"),
     ("sandq_messages_updated_total", "updated"),
+    ("sandq_outbox_sent_total", "forwarded"),
+    ("sandq_outbox_refused_total", "undeliverable"),
 )
 
 
@@ -342,6 +344,7 @@ def _tell_topics(topics: dict[str, TopicNumbers], told: Exposition) -> None:
         told.value("sandq_topic_messages", numbers.messages, labels)
         told.value("sandq_topic_delayed", numbers.delayed, labels)
         told.value("sandq_topic_schedules", numbers.schedules, labels)
+        told.value("sandq_topic_outbox", numbers.outbox, labels)
         told.value("sandq_topic_keys", numbers.keys, labels)
         told.value("sandq_topic_bytes", numbers.bytes, labels)
         for name, counted in _OF_TOPIC:

@@ -37,7 +37,7 @@ class TopicNumbers:
         self.counted = [0] * len(Counted._fields)
         self.sent = self.sent_bytes = self.redelivered = 0
         self.lateness = Histogram(LATENESS)
-        self.messages = self.delayed = self.schedules = self.keys = self.bytes = 0
+        self.messages = self.delayed = self.schedules = self.outbox = self.keys = self.bytes = 0
 
     def see(self, topic: TopicSeen) -> None:
         for status, came_due, _ in topic.partitions:
@@ -45,6 +45,7 @@ class TopicNumbers:
             self.messages += status.messages
             self.delayed += max(status.later - came_due, 0)
             self.schedules += status.schedules
+            self.outbox += 0 if status.outbox is None else status.outbox.messages
             self.keys += status.keys
             self.bytes += status.bytes
         self.sent += topic.stats.sent

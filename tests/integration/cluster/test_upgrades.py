@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+import sandq
 from sandq.broker.replication.node_log import METADATA_GROUP
 from sandq.metadata.commands import Balance
 from sandq.model.errors import Conflict, DuplicateKey, StartupError, TooLate
@@ -246,6 +247,30 @@ async def test_ends_that_not_every_node_knows_are_refused(tmp_path: Path) -> Non
         (message,) = await leases.take(wait="1m")
         assert (message.attempt, await leases.dead([message], "410 gone")) == (2, [])
         assert await client.dead("t", "g").counts() == {"rejected": 1}
+
+
+async def test_sending_to_other_topics_is_refused_while_not_every_node_knows_it(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, "node1", levels=Levels(1, 11)) as nodes, nodes.connect() as client:
+        await until_at(nodes, 11)
+        for topic in ("t", "failed"):
+            await client.admin.create_topic(topic, max_attempts=1)
+        await client.produce("t", b"m")
+        leases = client.leases("t", "g")
+        (message,) = await leases.take(wait="1m")
+        for ask in (
+            lambda: leases.ack([message], then=[sandq.Outgoing(b"n", "failed")]),
+            lambda: client.admin.create_topic("u", dead_letter_topic="failed"),
+            lambda: client.admin.update_topic("t", dead_letter_topic="failed"),
+        ):
+            with pytest.raises(Conflict, match="needs feature level 12, and the cluster is at 11"):
+                await ask()
+        await restart(nodes, "node1")
+        await until_at(nodes, KNOWN.highest)
+        await nodes.until_led()
+        await client.admin.update_topic("t", dead_letter_topic="failed")
+        assert await leases.ack([message], then=[sandq.Outgoing(b"n", "failed")]) == [], "it is held as before"
+        (sent,) = await client.leases("failed", "g").take(wait="1m")
+        assert sent.value == b"n"
 
 
 async def test_schedules_and_limits_of_groups_that_not_every_node_knows_are_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from sandq.model.settings import (
 
 KEYS = [
     *("lease", "max_attempts", "backoff", "ttl", "delete_on_ack", "retention", "retain", "retain_bytes", "group_ttl"),
-    *("dedup_window", "ordering", "max_in_flight_per_key", "max_snoozes"),
+    *("dedup_window", "ordering", "max_in_flight_per_key", "max_snoozes", "dead_letter_topic"),
     *("max_message_bytes", "max_delay", "max_lease"),
 ]
 DAY_S = 86_400
@@ -397,3 +397,23 @@ def test_a_fair_topic_keeps_its_tenants_sorted() -> None:
 def test_settings_that_such_topics_do_not_have(kind: str, mapping: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidSetting, match=words):
         parse_settings(mapping, kind)
+
+
+# -- dead letter topics ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["timer", PRIORITY, FAIR])
+def test_a_dead_letter_topic_stands_in_the_record_only_where_there_is_one(kind: str) -> None:
+    without = parse_settings({}, kind).record()
+    assert "dead_letter_topic" not in without
+    record = parse_settings({"dead_letter_topic": "failed"}, kind).record()
+    assert record == without | {"dead_letter_topic": "failed"}
+    assert update_settings(record, {"lease": "1m"}, kind).record()["dead_letter_topic"] == "failed"
+    assert update_settings(record, {"dead_letter_topic": "none"}, kind).record() == without
+    with pytest.raises(InvalidSetting, match="topic name 'a b' is not allowed"):
+        parse_settings({"dead_letter_topic": "a b"}, kind)
+
+
+def test_dead_letters_of_a_compacted_topic_stay() -> None:
+    with pytest.raises(InvalidSetting, match="dead_letter_topic: unknown key"):
+        parse_settings({"dead_letter_topic": "failed"}, "compacted")

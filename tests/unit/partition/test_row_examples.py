@@ -13,6 +13,7 @@ from sandq.model.errors import OutOfSequence
 from sandq.model.group_limits import parse_limit, with_limit
 from sandq.model.limits import FIXED
 from sandq.model.names import schedule_id
+from sandq.model.outbox import Target
 from sandq.model.partitioning import ordering_hash
 from sandq.model.sequence import RESENT
 from sandq.model.settings import parse_group_settings
@@ -45,6 +46,7 @@ from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
 from sandq.storage.stores import MemoryStores
 from tests.support.partition.bench import Bench, T, batch_of, by_id, by_key
+from tests.support.partition.outbox_bench import OutboxBench
 from tests.support.partition.ranked_bench import RankedBench
 from tests.unit.storage.test_storage_format import PAGE, example
 
@@ -381,6 +383,18 @@ def test_producers() -> None:
     assert producers.answered(again, T + FIXED.producer_retry_ms + 1, dropped) is None
 
 
+def test_outbox() -> None:
+    bench = OutboxBench()
+    bench.kill("hi")
+    bench.kill("yo", at=1)
+    (first, _), (_, waiting) = (one, other) = bench.rows(rows.OUTBOX)
+    assert (first, one[1], waiting) == (example("outbox-key"), example("outbox-row"), example("outbox-waiting-row"))
+    assert bench.rows(rows.OUTBOX_BATCH) == [(example("outbox-batch-key"), example("outbox-batch-row"))]
+    assert other[0] == example("outbox-key")[:-1] + b"\x02"
+    (key, dead), _ = bench.rows(rows.DEAD)
+    assert dead.endswith(bytes.fromhex("90 93 09 00 01")) and load_dead(key, dead).forward == (Target(9, 0), 1)
+
+
 def test_hold() -> None:
     bench = Bench()
     bench.apply(0, c.Hold("spark", OFFSET, 3_600_000))
@@ -477,7 +491,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 35
+    assert len(tags) == 37
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

@@ -6,6 +6,7 @@ Each test brings one message into a state, lets the event happen, and looks at w
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 
@@ -111,6 +112,40 @@ class TestAck:
         assert second.token > waiting.token
         assert waiting.bench.ack(waiting.token, waiting.what, at=2001) == waiting.what
         assert waiting.state == "leased"
+
+
+class TestAckThatSends:
+    """One message goes to another topic, and one to the partition itself."""
+
+    sends: ClassVar[list[Any]] = [[9, 0, None, False, {1: b"there"}], [None, None, 60_000, True, {1: b"here"}]]
+
+    def stored(self, bench: Bench) -> tuple[int, int]:
+        """How many messages are for another partition, and how many for later here."""
+        status = bench.status()
+        return 0 if status.outbox is None else status.outbox.messages, status.later
+
+    @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "dead"])
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_lease_lost(self, state: str, whole: bool) -> None:
+        lost = scene(state)
+        before = self.stored(lost.bench)
+        command = c.AckThen(lost.token, None if whole else lost.what, self.sends)
+        assert lost.bench.apply(3, command)[0] == [[] if lost.lease is None or whole else lost.what]
+        assert (lost.state, self.stored(lost.bench)) == (state, before)
+
+    def test_leased(self) -> None:
+        leased = scene("leased")
+        outbox, later = self.stored(leased.bench)
+        assert leased.bench.apply(3, c.AckThen(leased.token, leased.what, self.sends))[0] == [None]
+        assert (leased.state, self.stored(leased.bench)) == ("acked", (outbox + 1, later + 1))
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_again(self, whole: bool) -> None:
+        acked = scene("acked")
+        before = self.stored(acked.bench)
+        command = c.AckThen(acked.token, None if whole else acked.what, self.sends)
+        assert acked.bench.apply(4, command)[0] == [None]
+        assert (acked.state, self.stored(acked.bench)) == ("acked", before)
 
 
 class TestNack:

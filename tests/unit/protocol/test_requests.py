@@ -63,6 +63,14 @@ EVERY: list[tuple[int, Any]] = [
         requests.Nack(7, 3, [[1, None, None, None, True, {"priority": 1}, 2], [2, *3 * [None], True, None, 0]]),
     ),
     (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000]])),
+    (Type.ACK_THEN, requests.AckThen(7, 3, 1, [[BASE, 1]], [[None, None, False, {}], ["t", 5, True, {"value": b"v"}]])),
+    (
+        Type.ACK_THEN,
+        requests.AckThen(
+            *(7, 3, 1, None),
+            [["t", 0, False, {"key": b"k", "headers": b"h", "ttl_ms": 1, "priority": -1, "tenant": "acme"}]],
+        ),
+    ),
     (Type.PING, requests.Ping()),
     (Type.PROVE, requests.Prove(bytes(32))),
     (Type.ON_BEHALF, requests.OnBehalf("ada", "192.0.2.7")),
@@ -252,6 +260,23 @@ def test_credit_has_no_request_id() -> None:
         (requests.Nack, [10, 1, 7, 0, [[5, None, -1, None]]], "delay_ms"),
         (requests.Nack, [10, 1, 7, 0, [[5, None, 2**48, None]]], "delay_ms"),
         (requests.Nack, [10, 1, 7, 0, [[5, None, None, "x" * 1025]]], "error must be"),
+        *[
+            (requests.AckThen, [26, 1, 7, 0, 5, None, messages], what)
+            for messages, what in (
+                ([], "1..100 items are allowed, not 0"),
+                ([[None, None, False, {}]] * 101, "1..100 items are allowed, not 101"),
+                ([["t", None, False]], "expected .topic | nil"),
+                ([["t", None, False, []]], "expected .topic | nil"),
+                ([[5, None, False, {}]], "topic must be str or nil"),
+                ([[None, None, True, {}]], "a delay without a time"),
+                ([[None, 2**48, True, {}]], "time must be nil or an int"),
+                ([[None, None, False, {"unique_key": b"u"}]], "'unique_key' is no field of a message"),
+                ([[None, None, False, {"value": "text"}]], "'value' is no field of a message, or has a wrong value"),
+                ([[None, None, False, {"ttl_ms": 0}]], "ttl_ms is out of range"),
+                ([[None, None, False, {"priority": 2**31}]], "priority is out of range"),
+            )
+        ],
+        (requests.AckThen, [26, 1, 7, 0, 5, [], [[None, None, False, {}]]], r"ACK_THEN field 4 \(what\)"),
         (requests.Extend, [11, 1, 7, 0, [[5, "1"]]], r"expected \[token, lease_ms\]"),
         (requests.Extend, [11, 1, 7, 0, [[5, 2**48]]], "lease_ms"),
         (requests.Hello, [1, 1, 1, "x" * 256, {}], r"HELLO field 2 \(client_name\)"),

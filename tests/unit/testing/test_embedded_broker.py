@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -180,6 +181,33 @@ def test_handlers_give_messages_up_and_snooze_them(b: Broker, client: sandq.sync
         b"gone": ("rejected", "410 gone", 1),
         b"wrong": ("rejected", "KeyError: 'account'", 1),
     }
+
+
+def test_dead_letters_and_what_acks_send_are_there_when_it_is_asked(b: Broker, client: sandq.sync.Client) -> None:
+    b.create_topic("failed")
+    b.create_topic("t", max_attempts=1, dead_letter_topic="failed")
+    done: list[bytes] = []
+
+    def handle(message: Any) -> None:
+        done.append(message.value)
+        if message.value == b"hopeless":
+            raise ValueError("no such account")
+        if message.value == b"begin":
+            then = [sandq.Outgoing(b"end", delay="1h"), sandq.Outgoing(b"note", "failed", headers={"a": 1})]
+            message.ack(then=then).wait()
+            with pytest.raises(InvalidRequest, match="acked before"):
+                message.ack(then=then)
+
+    with working(b, "t", handle):
+        for value in (b"hopeless", b"begin"):
+            client.produce("t", value)
+        b.advance("2h")
+    assert done == [b"hopeless", b"begin", b"end"]
+    assert b.dead("t", "workers") == []
+    with client.subscribe("failed", group="g") as subscription:
+        found = {message.value: message.headers for message in itertools.islice(subscription, 2)}
+    assert found[b"note"] == {"a": 1}
+    assert found[b"hopeless"]["sandq-dead-error"] == "ValueError: no such account"
 
 
 def test_a_chain_of_messages_each_at_its_time(b: Broker, client: sandq.sync.Client) -> None:

@@ -51,6 +51,7 @@ class Bed:
         controller: Any = SimpleNamespace(settled=self.note("settled"))
         digests: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("digest") or True)
         limits: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("limits") or True)
+        outbox: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("outbox") or True)
         self.dispatch = PeerDispatch(
             node_log=node_log,
             links=links,
@@ -63,6 +64,7 @@ class Bed:
             sick_peers=self.sick_peers,
             digests=digests,
             limits=limits,
+            outbox=outbox,
             outside=self.outside,
             on_stream=self.note("stream"),
             changed=Signal(),

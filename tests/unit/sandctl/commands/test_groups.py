@@ -54,6 +54,17 @@ def test_dead_list(ctl: Ctl, client: FakeClient) -> None:
     )
 
 
+def test_dead_list_says_what_was_not_forwarded(ctl: Ctl, client: FakeClient) -> None:
+    client.letters = [
+        letter(1, error="boom", not_forwarded="the topic was deleted"),
+        letter(2, reason="undeliverable", error="it is too large"),
+    ]
+    first, second = ctl("dead", "list", "t", "-g", "g").stdout.splitlines()[1:]
+    assert "boom (not forwarded: the topic was deleted)" in first and "undeliverable" in second
+    found = [json.loads(line) for line in ctl("dead", "list", "t", "-g", "g", "-o", "jsonl").stdout.splitlines()]
+    assert [row.get("not_forwarded") for row in found] == ["the topic was deleted", None]
+
+
 def test_dead_list_of_some(ctl: Ctl, client: FakeClient) -> None:
     which = ["--since", "-1h", "--until", "now", "--error", "no stock", "--key-prefix", "eu/"]
     assert ctl("dead", "list", "t", "-g", "g", *which).exit_code == 0

@@ -1,0 +1,298 @@
+"""Sends what the partitions led here have in their outboxes to the nodes that lead the partitions it is for.
+
+One batch for a partition is under way at a time, and it is sent until its outcome is known. Between nodes go
+`OUTBOX_BATCH` and `OUTBOX_ANSWER`. Who sends is a producer of the partition that it sends to, by an id that no client
+may use (`model.outbox`), so that what was sent twice is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import structlog
+import trio
+
+from sandq.broker.catalog import Catalog, OpenTopic
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.delivery.partition_leader import PartitionLeader
+from sandq.broker.replication.fair_queue import BEHIND
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.replication.runner import Runner
+from sandq.model.errors import (
+    AlreadyStored,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    NotLeader,
+    OutOfSequence,
+    SandqError,
+    TimedOut,
+    Unavailable,
+    UnknownTopic,
+    from_wire,
+    to_wire,
+)
+from sandq.model.limits import Limits
+from sandq.model.outbox import DEAD_HEADERS_BYTES, Target, is_reserved, reserved_producer
+from sandq.model.sequence import sequence_of
+from sandq.partition import commands as c
+from sandq.partition.levels import OUTBOX
+from sandq.partition.outbox.outbox import OutboxStatus
+from sandq.partition.produce_validation import check_batch
+from sandq.protocol.peer import PeerFrame
+
+log = structlog.get_logger("sandq.broker")
+
+SENDING: Final = 16
+"""Batches that are read and under way at a time, of all partitions led here."""
+ANSWER_S: Final = 10.0
+"""For another node to answer; then it is sent again."""
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 2.0
+"""After a refusal that passes, doubled each time."""
+TOLD_TRIES: Final = 30
+"""So many tries, about a minute, are told of in the log."""
+NUMBER: Final = sequence_of(1)
+"""Of each batch in its epoch, which is of it alone."""
+_BATCH_FIELDS: Final = [int, int, int, int, bytes]
+
+Send = Callable[[str, int, Any], bool]
+
+
+@dataclass(slots=True)
+class Stuck:
+    """What has not been taken yet by a partition, and why."""
+
+    tries: int
+    error: str
+
+
+class OutboxSender:
+    def __init__(
+        self,
+        own: str,
+        catalog: Catalog,
+        runner: Runner,
+        clock: GuardedClock,
+        limits: Limits,
+        send: Send,
+        room: Callable[[str], bool],
+        nursery: trio.Nursery,
+    ) -> None:
+        """`own`: this node. `send(node, kind, body)`: to another one, if there is a link; `room(node)`: whether there
+        is one with room. `nursery` outlives every connection."""
+        self._own = own
+        self._catalog = catalog
+        self._runner = runner
+        self._clock = clock
+        self._limits = replace(limits, headers_bytes=limits.headers_bytes + DEAD_HEADERS_BYTES)
+        self._send = send
+        self._room = room
+        self._nursery = nursery
+        self._sending = trio.Semaphore(SENDING)
+        self._busy: WeakKeyDictionary[PartitionLeader, set[Target]] = WeakKeyDictionary()
+        """What somebody here is sending."""
+        self._stuck: WeakKeyDictionary[PartitionLeader, dict[Target, Stuck]] = WeakKeyDictionary()
+        self._numbers = count(1)
+        self._answers: dict[int, Callable[[SandqError | None], None]] = {}
+        """By the number of the batch that was sent to another node."""
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def look(self, leader: PartitionLeader) -> None:
+        """Something has changed in a partition that is led here, and has something to be sent."""
+        status: OutboxStatus | None = leader.host.status.outbox
+        if status is None:
+            return
+        busy = self._busy.setdefault(leader, set())
+        for target in status.batches.keys() - busy:
+            busy.add(target)
+            self._nursery.start_soon(self._keep_sending, leader, target)
+
+    def stuck(self, leader: PartitionLeader) -> Mapping[Target, Stuck]:
+        """What of a partition led here could not be sent yet."""
+        return self._stuck.get(leader, {})
+
+    async def _keep_sending(self, leader: PartitionLeader, target: Target) -> None:
+        """Send batch after batch, until there is none."""
+        pause_s, stuck = FIRST_PAUSE_S, Stuck(0, "")
+        try:
+            while not leader.closed and leader.host.works:
+                epoch = self._epoch(leader, target)
+                if epoch is None:
+                    return
+                error = await self._try(leader, target, epoch)
+                if error is None:
+                    pause_s, stuck = FIRST_PAUSE_S, Stuck(0, "")
+                    self._stuck.get(leader, {}).pop(target, None)
+                    continue
+                stuck = Stuck(stuck.tries + 1, error.message)
+                self._stuck.setdefault(leader, {})[target] = stuck
+                if stuck.tries % TOLD_TRIES == 0:
+                    log.warning("the outbox waits", to=list(target), tries=stuck.tries, error=error.message)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        finally:
+            self._busy[leader].discard(target)
+            self._stuck.get(leader, {}).pop(target, None)
+        if self._epoch(leader, target) is not None and leader.host.works and not leader.closed:
+            self.look(leader)
+
+    @staticmethod
+    def _epoch(leader: PartitionLeader, target: Target) -> int | None:
+        status: OutboxStatus | None = leader.host.status.outbox
+        return None if status is None else status.batches.get(target)
+
+    async def _try(self, leader: PartitionLeader, target: Target, epoch: int) -> SandqError | None:
+        """Send a batch, and note what came of it. The error that passes, if it is to be sent again."""
+        try:
+            async with self._sending:
+                refusal = await self._outcome(leader, target, epoch)
+            command: c.OutboxSent | c.OutboxRefused = c.OutboxSent(*target, epoch)
+            if refusal is not None:
+                command = c.OutboxRefused(*target, epoch, refusal or None)
+                log.warning("a batch of the outbox is refused", to=list(target), epoch=epoch, error=refusal)
+            await leader.host.call(command, BEHIND)
+        except SandqError as error:
+            return error
+        # Whatever makes it need another epoch, it is not sought without a pause.
+        return Unavailable("it is sent again in another epoch") if refusal == "" else None
+
+    async def _outcome(self, leader: PartitionLeader, target: Target, epoch: int) -> str | None:
+        """Send a batch. None: it is stored; else why it never will be, or empty: under this number it never will.
+        Raises what passes."""
+        try:
+            topic = await self._topic(target)
+            replica = leader.host.replica
+            assert isinstance(replica, PartitionReplica)
+            read = partial(_read, replica, target, epoch)
+            batch = await self._runner.ask(read, group=leader.host.number, patient=False)
+            if batch is None:
+                raise Unavailable("the batch is over")  # the status is about to say so
+            await self._deliver(topic, target.partition, reserved_producer(leader.host.number), epoch, batch)
+        except AlreadyStored:
+            return None
+        except OutOfSequence:
+            return ""
+        except Conflict:
+            return ""  # fenced, or others were sent under this number: one of the two was set back by force
+        except (InvalidRequest, NotFound) as error:
+            return error.message
+        return None
+
+    async def _topic(self, target: Target) -> OpenTopic:
+        """The topic that a batch is for. Raises UnknownTopic once it is sure that it was deleted; Unavailable."""
+        found = self._find(target)
+        if found is None:
+            # This node may not have heard of it yet.
+            await self._catalog.catch_up()
+            found = self._find(target)
+        if found is None:
+            raise UnknownTopic("the topic that it was to go to was deleted")
+        return found
+
+    def _find(self, target: Target) -> OpenTopic | None:
+        for topic in self._catalog.topics.values():
+            if topic.record.number == target.topic:
+                return topic
+        return None
+
+    async def _deliver(self, topic: OpenTopic, partition: int, producer_id: int, epoch: int, batch: bytes) -> None:
+        """Have the leader of a partition store a batch. Raises what refused it; TimedOut."""
+        answered, answers = trio.Event(), []
+
+        def done(error: SandqError | None) -> None:
+            answers.append(error)
+            answered.set()
+
+        number, group = next(self._numbers), topic.record.partitions[partition].group
+        node = self._catalog.leader(topic, partition)
+        if node is None:
+            raise NotLeader("nobody leads the partition that it is for, as far as this node knows")
+        self._answers[number] = done
+        try:
+            if node == self._own:
+                self._store(group, producer_id, epoch, batch, done)
+            elif not self._room(node) or not self._send(
+                node, PeerFrame.OUTBOX_BATCH, (number, group, producer_id, epoch, batch)
+            ):
+                raise Unavailable(f"node {node} cannot be reached, or takes nothing at present")
+            with trio.move_on_after(ANSWER_S):
+                await answered.wait()
+        finally:
+            del self._answers[number]
+        if not answers:
+            raise TimedOut(f"node {node} did not answer in {ANSWER_S:g} s")
+        if answers[0] is not None:
+            raise answers[0]
+
+    # -- storing --------------------------------------------------------------------------------------------------
+
+    def _store(
+        self, group: int, producer_id: int, epoch: int, batch: bytes, done: Callable[[SandqError | None], None]
+    ) -> None:
+        """Store what another partition sends to one that is led here. `done` gets what refused it, or None."""
+        try:
+            leader = self._catalog.by_group.get(group)
+            if leader is None:
+                raise NotLeader("the partition is not on this node")
+            leader.host.check_ready()
+            if leader.host.status.level < OUTBOX:
+                raise Unavailable("the partition is about to come to the cluster's feature level")
+            name, partition = self._catalog.view.places[group]
+            checked = check_batch(
+                batch, self._clock.now_ms(), self._limits, self._catalog.topics[name].places[partition]
+            )
+            command = c.Append(batch, producer_id, epoch, NUMBER, c.REJECT, checked.split)
+            leader.host.submit(command, partial(_stored, done), size=len(batch), messages=checked.messages, line=BEHIND)
+        except KeyError:
+            done(NotLeader("the partition is being opened, or has gone"))
+        except SandqError as error:
+            done(error)
+
+    # -- frames ---------------------------------------------------------------------------------------------------
+
+    def on_frame(self, node: str, kind: int, body: Any) -> bool:
+        """Take what another node sent. Whether it was of this kind, and whole."""
+        if not isinstance(body, tuple):
+            return False
+        if kind == PeerFrame.OUTBOX_BATCH and [type(part) for part in body] == _BATCH_FIELDS:
+            number, group, producer_id, epoch, batch = body
+            if not is_reserved(producer_id):
+                return False
+            self._store(group, producer_id, epoch, batch, partial(self._answer, node, number))
+            return True
+        if kind == PeerFrame.OUTBOX_ANSWER and len(body) == 2 and type(body[0]) is int:
+            error = None if body[1] is None else _error(body[1])
+            answer = self._answers.get(body[0])
+            if answer is not None:  # else it came too late, and is sent again
+                answer(error)
+            return True
+        return False
+
+    def _answer(self, node: str, number: int, error: SandqError | None) -> None:
+        said = None if error is None else to_wire(error)[:3]
+        with suppress(SandqError):  # no link, no answer: it is sent again
+            self._send(node, PeerFrame.OUTBOX_ANSWER, (number, said))
+
+
+def _read(replica: PartitionReplica, target: Target, epoch: int) -> bytes | None:
+    return replica.queries.outbox_batch(target, epoch)
+
+
+def _stored(done: Callable[[SandqError | None], None], result: Any) -> None:
+    done(result if isinstance(result, SandqError) else None)
+
+
+def _error(said: Any) -> SandqError:
+    """The error of an answer, whatever it is: what cannot be read passes."""
+    if isinstance(said, tuple) and [type(part) for part in said] == [str, str, bool]:
+        code, message, is_retriable = said
+        return from_wire(code, message, is_retriable, None)
+    return Unavailable("the answer cannot be read")

@@ -1,0 +1,77 @@
+"""Acks that send messages, as the leader of their partition proposes them: each message is checked as if it was
+produced, and where it goes is decided, before anything is."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sandq.broker.catalog import Catalog
+from sandq.metadata.records import Topic
+from sandq.model.batch import Column, encode
+from sandq.model.errors import InvalidRequest, TooLarge
+from sandq.model.key_limits import key_limit
+from sandq.model.limits import FIXED, Limits
+from sandq.model.names import COMPACTED, FAIR, RANKED
+from sandq.model.outbox import route
+from sandq.partition import commands as c
+from sandq.partition.produce_validation import Place, check_batch
+from sandq.protocol.requests import AckThen
+
+_COLUMNS: Final = {
+    "value": Column.VALUE.value,
+    "key": Column.KEY.value,
+    "headers": Column.HEADERS.value,
+    "ttl_ms": Column.TTL_MS.value,
+    "priority": Column.PRIORITY.value,
+    "tenant": Column.TENANT.value,
+}
+
+
+def place_of(topic: Topic, partition: int) -> Place:
+    """Return what checking a batch for a partition of a topic needs to know."""
+    ordered, compacted = key_limit(topic.settings) is not None, topic.kind == COMPACTED
+    return Place(partition, topic.initial_partitions, ordered, compacted, topic.kind if topic.kind in RANKED else None)
+
+
+def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) -> tuple[c.AckThen, int]:
+    """Return what to propose for an ack that sends messages, and its bytes. Raises UnknownTopic, InvalidRequest,
+    InvalidTime, TooLarge: then nothing is acked; Unavailable."""
+    own = catalog.topic(catalog.view.places[request.group_number][0]).record
+    messages = []
+    size = 0
+    for number, (name, at_ms, is_delay, named) in enumerate(request.messages):
+        topic = own if name is None else catalog.topic(name).record
+        fields: dict[int, Any] = {_COLUMNS[key]: value for key, value in named.items()}
+        if isinstance(tenant := fields.get(Column.TENANT), str):
+            fields[Column.TENANT] = tenant.encode()
+        partition = _partition_of(fields, topic, own, request.partition)
+        try:
+            _check(fields, at_ms, is_delay, now_ms, limits, place_of(topic, partition))
+        except InvalidRequest as error:
+            raise type(error)(f"message {number} for topic {topic.name!r}: {error.message}", **error.details) from None
+        is_here = topic.number == own.number and partition == request.partition and topic.kind != COMPACTED
+        target = (None, None) if is_here else (topic.number, partition)
+        messages.append((*target, at_ms, is_delay, fields))
+        size += 64 + sum([len(cell) for cell in fields.values() if isinstance(cell, bytes)])
+    if size > FIXED.then_bytes + 64 * FIXED.then_messages:
+        raise TooLarge(
+            f"messages of {size} bytes; {FIXED.then_bytes} go with an ack", limit="then_bytes", maximum=FIXED.then_bytes
+        )
+    return c.AckThen(request.token, request.what, messages), size
+
+
+def _partition_of(fields: dict[int, Any], topic: Topic, own: Topic, sender: int) -> int:
+    """The partition of a message: without a key, the one that it is sent from, where that is of the topic."""
+    if topic.number == own.number and topic.kind != FAIR and Column.KEY not in fields:
+        return sender
+    return route(fields, topic.kind, topic.initial_partitions, sender)
+
+
+def _check(
+    fields: dict[int, Any], at_ms: int | None, is_delay: bool, now_ms: int, limits: Limits, place: Place
+) -> None:
+    """Refuse a message that could not be produced."""
+    columns: dict[int, Any] = {Column.VALUE: [None]} | {column: [cell] for column, cell in fields.items()}
+    if at_ms is not None:
+        columns[Column.DELIVER_MS] = [at_ms]
+    check_batch(encode(columns, relative=is_delay), now_ms, limits, place)

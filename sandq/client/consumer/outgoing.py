@@ -1,0 +1,74 @@
+"""Messages that an ack sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandq.client.arguments import suggesting
+from sandq.client.producer.validation import AT, DELAY, TIME_BITS, Headers, MessageValidation, Value
+from sandq.client.transport.cluster import Cluster
+from sandq.model.errors import InvalidRequest, TooLarge
+from sandq.model.limits import FIXED
+from sandq.model.names import check_name
+from sandq.model.times import Duration, Instant
+
+
+@suggesting
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message that `message.ack(then=[...])` sends: what `produce` takes of one. `topic`: None is that of the message
+    that is acked. It has no unique key: the ack itself is done once."""
+
+    value: Value | None
+    topic: str | None = None
+    key: Value | None = field(default=None, kw_only=True)
+    headers: Headers | None = field(default=None, kw_only=True)
+    deliver_at: Instant | None = field(default=None, kw_only=True)
+    delay: Duration | None = field(default=None, kw_only=True)
+    ttl: Duration | None = field(default=None, kw_only=True)
+    priority: int | None = field(default=None, kw_only=True)
+    tenant: str | None = field(default=None, kw_only=True)
+
+    def row(self, checks: MessageValidation) -> list[Any]:
+        """As ACK_THEN has it. Raises InvalidRequest, InvalidTime, TooLarge."""
+        if self.topic is not None:
+            check_name("topic", self.topic)
+        value, key, headers, lot, at_ms, _, ttl_ms, _, rank = checks.message(
+            *(self.value, self.key, self.headers, self.deliver_at, self.delay, None, self.ttl, None, "reject"),
+            *(self.priority, self.tenant),
+        )
+        priority, tenant = rank or (None, None)
+        named: dict[str, Any] = {"value": value, "key": key, "headers": headers, "ttl_ms": ttl_ms}
+        named |= {"priority": priority, "tenant": None if tenant is None else tenant.decode()}
+        time = lot & TIME_BITS
+        is_timed, is_delay = time in (AT, DELAY), time == DELAY
+        return [
+            self.topic,
+            at_ms if is_timed else None,
+            is_delay,
+            {name: value for name, value in named.items() if value is not None},
+        ]
+
+
+def rows_of(cluster: Cluster, then: Sequence[Outgoing]) -> list[list[Any]]:
+    """Messages as ACK_THEN has them, checked. Of any thread. Raises InvalidRequest, which says which one is wrong."""
+    if isinstance(then, Outgoing) or not isinstance(then, Sequence):
+        raise InvalidRequest("then: a list of sandq.Outgoing is expected")
+    if not 1 <= len(then) <= FIXED.then_messages:
+        raise InvalidRequest(f"then: {len(then)} messages; 1 to {FIXED.then_messages} go with an ack")
+    checks, found, size = MessageValidation(cluster.limits), [], 0
+    for number, message in enumerate(then):
+        if not isinstance(message, Outgoing):
+            raise InvalidRequest(f"then: message {number} is {type(message).__name__}, and no sandq.Outgoing")
+        try:
+            found.append(message.row(checks))
+        except InvalidRequest as error:
+            raise type(error)(f"then: message {number}: {error.message}", **error.details) from None
+        size += sum([len(cell) for cell in found[-1][3].values() if isinstance(cell, bytes)])
+    if size > FIXED.then_bytes:
+        raise TooLarge(
+            f"then: {size} bytes; {FIXED.then_bytes} go with an ack", limit="then_bytes", maximum=FIXED.then_bytes
+        )
+    return found

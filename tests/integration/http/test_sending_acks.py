@@ -1,0 +1,42 @@
+"""Acks that send messages, by HTTP."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.nodes.http_requests import Web
+
+
+async def test_an_ack_that_sends_messages(web: Web) -> None:
+    for topic in ("steps", "next"):
+        await web.post("/topics", {"name": topic})
+    await web.post("/topics/steps", {"text": "m", "key": "ada"})
+    (leased,) = (await web.post("/topics/steps/groups/g/lease", {"wait": "10s"}))["messages"]
+    held = {"lease_token": leased["lease_token"], "offset": leased["offset"]}
+    then = [{"text": "paid", "key": "ada", "topic": "next", "headers": {"a": 1}}, {"json": {"n": 1}, "delay": "1h"}]
+    assert await web.post("/topics/steps/groups/g/ack", held | {"then": then}) == {"settled": 1}
+    (sent,) = (await web.post("/topics/next/groups/g/lease", {"wait": "10s"}))["messages"]
+    assert (sent["text"], sent["key"], sent["headers"]) == ("paid", "ada", {"a": 1})
+    (own,) = (await web.get("/topics/steps/messages", state="delayed", values=True))["messages"]
+    assert (json.loads(own["text"]), own["state"]) == ({"n": 1}, "delayed")
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "words"),
+    [
+        ([{"text": "x", "topic": "nowhere"}], 404, "no topic 'nowhere'"),
+        ([{"text": "x", "unique_key": "u"}], 400, "no unique key"),
+        ([{"text": "x", "tenant": "acme"}], 400, "tenant"),
+        ([], 400, "at least 1"),
+    ],
+)
+async def test_what_is_refused(web: Web, then: list[dict[str, str]], status: int, words: str) -> None:
+    await web.post("/topics", {"name": "steps"})
+    await web.post("/topics/steps", {"text": "m"})
+    (leased,) = (await web.post("/topics/steps/groups/g/lease", {"wait": "10s"}))["messages"]
+    held = {"lease_token": leased["lease_token"]}
+    answer = await web.post("/topics/steps/groups/g/ack", held | {"then": then}, status=status)
+    assert words in str(answer)
+    assert await web.post("/topics/steps/groups/g/nack", held) == {"settled": 1}, "it is held still"

@@ -1,0 +1,139 @@
+"""Acks that send messages, through real nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import sandq
+from sandq.broker.delivery.outbox_sender import OutboxSender
+from sandq.errors import InvalidRequest, LeaseLost, TooLarge, Unavailable, UnknownTopic
+from tests.support.nodes.working import take
+from tests.support.waiting import until_answer
+
+
+async def topics(api: sandq.Client, partitions: int = 1) -> None:
+    await api.admin.create_topic("steps", partitions=partitions, backoff={"kind": "none"})
+    await api.admin.create_topic("next", partitions=3)
+
+
+async def values_of(api: sandq.Client, topic: str, count: int, group: str = "all") -> list[str]:
+    async with api.subscribe(topic, group=group, credit=1000) as subscription:
+        return sorted([one.value.decode() for one in await take(subscription, count)])
+
+
+async def test_an_ack_and_what_it_sends_are_one(api: sandq.Client) -> None:
+    await topics(api, partitions=2)
+    for at in range(6):
+        await api.produce("steps", f"m{at}", key=f"k{at}")
+    async with api.subscribe("steps", group="g", credit=100) as subscription:
+        for message in await take(subscription, 6, ack=False):
+            name = message.value.decode()
+            await message.ack(
+                then=[
+                    sandq.Outgoing(f"{name}-next", "next", key=message.key, headers={"from": name}),
+                    sandq.Outgoing(f"{name}-own", headers={"from": name}),
+                    sandq.Outgoing(f"{name}-other", "steps", key=f"{name}-else"),
+                ]
+            )
+        own = sorted([one.value.decode() for one in await take(subscription, 12)])
+    assert own == sorted([f"m{at}-{what}" for at in range(6) for what in ("own", "other")])
+    assert await values_of(api, "next", 6) == [f"m{at}-next" for at in range(6)]
+
+
+async def test_times_and_what_they_have(api: sandq.Client) -> None:
+    await topics(api)
+    await api.admin.create_topic("fair", kind="fair", partitions=2)
+    await api.produce("steps", b"m")
+    async with api.subscribe("steps", group="g") as subscription:
+        (message,) = await take(subscription, 1, ack=False)
+        await message.ack(
+            then=[
+                sandq.Outgoing(b"later", delay="1h"),
+                sandq.Outgoing(b"far", "next", key="k", delay="1h", ttl="5m"),
+                sandq.Outgoing(b"ranked", "fair", tenant="acme", priority=7),
+            ]
+        )
+    (own,) = await until_answer(lambda: _pending(api, "steps"), lambda found: len(found) == 1)
+    (far,) = await until_answer(lambda: _pending(api, "next"), lambda found: len(found) == 1)
+    assert own.deliver_at_ms == far.deliver_at_ms, "both count from the ack"
+    assert (far.key, far.ttl_ms) == (b"k", 300_000)
+    async with api.subscribe("fair", group="g") as subscription:
+        (ranked,) = await take(subscription, 1)
+    assert (ranked.tenant, ranked.priority) == ("acme", 7)
+
+
+async def _pending(api: sandq.Client, topic: str) -> list[sandq.StoredMessage]:
+    return [one async for one in api.messages(topic).list(state="delayed")]
+
+
+async def test_what_is_refused_acks_nothing(api: sandq.Client) -> None:
+    await topics(api)
+    await api.produce("steps", b"m")
+    leases = api.leases("steps", "g")
+    (message,) = await leases.take(1, wait="5s")
+    for wrong, kind in (
+        ([sandq.Outgoing(b"x", "nowhere")], UnknownTopic),
+        ([sandq.Outgoing(b"x"), sandq.Outgoing(b"x", priority=1)], InvalidRequest),
+        ([sandq.Outgoing(b"x", tenant="acme")], InvalidRequest),
+        ([sandq.Outgoing(b"x" * 700_000)] * 2, TooLarge),
+        ([sandq.Outgoing(b"x")] * 101, InvalidRequest),
+        ([b"x"], InvalidRequest),
+    ):
+        with pytest.raises(kind):
+            await leases.ack([message], then=wrong)
+    with pytest.raises(InvalidRequest, match="one message"):
+        await leases.ack([message, message], then=[sandq.Outgoing(b"x")])
+    assert await leases.nack([message]) == [], "it is held still"
+    (again,) = await leases.take(1, wait="5s")
+    assert await leases.ack([again], then=[sandq.Outgoing(b"y")]) == []
+    assert await leases.ack([again], then=[sandq.Outgoing(b"y")]) == [], "the answer may be lost"
+    (only,) = await leases.take(10, wait="5s")
+    assert only.value == b"y"
+    await leases.nack([only])
+    assert await leases.ack([only], then=[sandq.Outgoing(b"z")]) == [only.held]
+
+
+async def test_a_lease_that_is_lost_sends_nothing(api: sandq.Client) -> None:
+    await topics(api)
+    await api.produce("steps", b"m")
+    async with api.subscribe("steps", group="g") as subscription:
+        (message,) = await take(subscription, 1, ack=False)
+        await api.admin.seek_group("steps", "g", "earliest")
+        with pytest.raises(LeaseLost):
+            await message.ack(then=[sandq.Outgoing(b"no")])
+        (again,) = await take(subscription, 1, ack=False)
+        await again.ack()
+        with pytest.raises(InvalidRequest, match="acked before"):
+            again.ack(then=[sandq.Outgoing(b"no")])
+        await api.produce("steps", b"last")
+        assert [one.value for one in await take(subscription, 1)] == [b"last"]
+
+
+async def test_what_cannot_be_delivered_is_a_dead_letter(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await topics(api)
+    await api.produce("steps", b"m")
+
+    async def is_cut_off(*args: Any) -> None:
+        raise Unavailable("cut off")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OutboxSender, "_deliver", is_cut_off)
+        leases = api.leases("steps", "g")
+        (message,) = await leases.take(1, wait="5s")
+        await leases.ack([message], then=[sandq.Outgoing(b"lost?", "next", key="k")])
+        await api.admin.delete_topic("next")
+    dead = api.dead("steps", "g")
+    await until_answer(dead.counts, lambda counts: counts == {"undeliverable": 1})
+    (letter,) = [one async for one in dead.list(reason="undeliverable")]
+    assert (letter.value, letter.key, letter.error) == (
+        b"lost?",
+        b"k",
+        "the topic that it was to go to was deleted",
+    )
+    await api.admin.seek_group("steps", "g", "earliest")
+    await dead.redrive()
+    await until_answer(dead.counts, lambda counts: counts == {"undeliverable": 1})
+    await dead.purge()
+    assert await dead.counts() == {}

@@ -1,0 +1,200 @@
+"""Dead letters that go to two partitions of another topic: batches are sent again, held up, delivered in any order and
+from old leaders, answers are lost, partitions are loaded anew, letters are redriven and purged meanwhile. Each arrives
+once, or stays and says why, or was taken back before it could have been sent; and those of one key keep their order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from sandq.model.batch import Column
+from sandq.model.errors import ProducerFenced, SandqError
+from sandq.model.limits import FIXED, FixedLimits
+from sandq.model.outbox import Target
+from sandq.model.partitioning import partition_for
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.outbox import forwarding, outbox
+from tests.support.examples import examples
+from tests.support.partition.bench import T, batch_of
+from tests.support.partition.outbox_bench import TO, OutboxBench, arrived, receiver, values
+
+KEYS = ("a", "b", "c", "d")
+BAD = "bad"
+"""What the values of messages begin with that the other topic does not take."""
+STEP = "step"
+"""The value of what is acked with messages that are sent."""
+SMALL = FixedLimits(outbox_batch_messages=3, outbox_batch_bytes=FIXED.outbox_batch_bytes)
+picks = st.integers(0, 1 << 16)
+
+
+class Walk(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.sender, self.twin = OutboxBench(partitions=2), OutboxBench(partitions=2)
+        self.targets = [receiver(), receiver()]
+        self.on_the_way: list[tuple[Target, c.Append]] = []
+        self.answers: list[c.OutboxSent | c.OutboxRefused] = []
+        self.ids: dict[bytes, str] = {}
+        """Of all that died: id -> value."""
+        self.died: dict[str, int] = {}
+        """When, the last time."""
+        self.taken_back: set[str] = set()
+        """Values of what was redriven or purged."""
+        self.sent: list[str] = []
+        """Values of what acks have sent."""
+        self.acks: list[c.AckThen] = []
+        self.at = 0
+        for bench in (self.sender, self.twin):
+            bench.open("steps")
+
+    def both(self, command: c.Command) -> object:
+        """Apply to the sender; a twin that is loaded from its rows each time must do the same."""
+        self.at += 1
+        self.twin.restart()
+        result = self.sender.apply(self.at, command)[0]
+        self.twin.apply(self.at, command)
+        for tag in (rows.OUTBOX, rows.OUTBOX_BATCH, rows.DEAD, rows.GROUP):
+            assert self.sender.rows(tag) == self.twin.rows(tag)
+        assert self.sender.machine.outbox.state() == self.twin.machine.outbox.state()
+        return result
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=5), bad=st.sampled_from([False, False, True]))
+    def die(self, keys: list[str], bad: bool) -> None:
+        for number, key in enumerate(keys):
+            value = f"{BAD if bad and number == 0 else ''}{key}{len(self.ids)}"
+            batch = c.Append(_batch(value, key), split=True)
+            stored = self.both(batch)
+            self.ids[stored.offsets] = value  # type: ignore[attr-defined]
+        leases = self.both(c.Lease("g", T + self.at + 1, (c.Grant("c", 100, 30_000),)))
+        for lease in leases:  # type: ignore[attr-defined]
+            for message in self.sender.messages(lease):
+                value = message.fields[Column.VALUE].decode()
+                if value == STEP:
+                    self.both(c.Ack([(lease.token, [[message.offset, 1]])]))
+                    continue
+                self.taken_back.discard(value)  # those that were redriven die once more
+                self.died[value] = self.at
+            self.both(c.Nack([(lease.token, None, 0, "boom")]))
+
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4), bad=st.sampled_from([False, False, True]))
+    def ack(self, keys: list[str], bad: bool) -> None:
+        """A message is acked, and sends others: the request may come again at any time."""
+        self.both(c.Append(_batch(STEP, "s"), split=True))
+        messages = []
+        for number, key in enumerate(keys):
+            value = f"{BAD if bad and number == 0 else ''}{key}{len(self.ids) + len(self.sent)}s"
+            self.sent.append(value)
+            target = (TO, partition_for(key.encode(), 2))
+            fields = {Column.VALUE.value: value.encode(), Column.KEY.value: key.encode()}
+            messages.append([*target, None, False, fields])
+            self.died[value] = self.at + 2
+        leases = self.both(c.Lease("steps", T + self.at + 1, (c.Grant("c", 100, 30_000),)))
+        (lease,) = leases  # type: ignore[misc]
+        self.acks.append(c.AckThen(lease.token, None, messages))
+        assert self.both(self.acks[-1]) == [None]
+
+    @precondition(lambda self: self.acks)
+    @rule(pick=picks)
+    def ack_again(self, pick: int) -> None:
+        assert self.both(self.acks[pick % len(self.acks)]) == [None]
+
+    @precondition(lambda self: self.sender.batches)
+    @rule(pick=picks)
+    def send(self, pick: int) -> None:
+        """A leader sends, and may have been deposed since."""
+        target = sorted(self.sender.batches)[pick % len(self.sender.batches)]
+        self.on_the_way.append((target, self.sender.batch(target)))
+
+    @precondition(lambda self: self.on_the_way)
+    @rule(pick=picks, again=st.booleans(), lost=st.booleans())
+    def deliver(self, pick: int, again: bool, lost: bool) -> None:
+        """A copy arrives; another may be on its way still, and the answer may be lost."""
+        at = pick % len(self.on_the_way)
+        target, command = self.on_the_way[at]
+        if not again:
+            del self.on_the_way[at]
+        answer = self.answer_of(target, command)
+        if not lost:
+            self.answers.append(answer)
+
+    def answer_of(self, target: Target, command: c.Append) -> c.OutboxSent | c.OutboxRefused:
+        if BAD.encode() in command.batch:
+            return c.OutboxRefused(*target, command.epoch, "no")
+        self.at += 1
+        result = self.targets[target.partition].apply(self.at, command)[0]
+        if isinstance(result, ProducerFenced):
+            return c.OutboxRefused(*target, command.epoch, None)
+        assert not isinstance(result, SandqError), result
+        return c.OutboxSent(*target, command.epoch)
+
+    @precondition(lambda self: self.answers)
+    @rule(pick=picks, again=st.booleans())
+    def hear(self, pick: int, again: bool) -> None:
+        at = pick % len(self.answers)
+        self.both(self.answers[at])
+        if not again:
+            del self.answers[at]
+
+    @precondition(lambda self: self.ids)
+    @rule(picks=st.lists(picks, min_size=1, max_size=3), purges=st.booleans())
+    def take_back(self, picks: list[int], purges: bool) -> None:
+        ids = list({list(self.ids)[pick % len(self.ids)]: None for pick in picks})
+        outcomes = self.both((c.PurgeDead if purges else c.RedriveDead)("g", ids))
+        for message_id, (outcome, _) in zip(ids, outcomes, strict=True):  # type: ignore[call-overload]
+            if outcome in ("redriven", "purged"):
+                self.taken_back.add(self.ids[message_id])
+
+    @rule(pick=st.integers(0, 1))
+    def restart_a_target(self, pick: int) -> None:
+        self.targets[pick].restart()
+
+    @rule()
+    def restart_the_sender(self) -> None:
+        self.sender.restart()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "sender"):
+            return
+        for target, command in self.on_the_way:  # whatever lies about arrives before, ...
+            self.answer_of(target, command)
+        for _ in range(1000):
+            for target in list(self.sender.batches):
+                self.both(self.answer_of(target, self.sender.batch(target)))
+            if not self.sender.batches:
+                break
+        for target, command in self.on_the_way:  # ... and once more at the end
+            self.answer_of(target, command)
+        self.check()
+
+    def check(self) -> None:
+        assert not self.sender.rows(rows.OUTBOX) and not self.sender.rows(rows.OUTBOX_BATCH)
+        outbox = self.sender.machine.outbox
+        assert outbox.messages == outbox.ack_messages == outbox.ack_bytes == 0
+        found = [values(arrived(target)) for target in self.targets]
+        sent = [value for each in found for value in each]
+        assert len(sent) == len(set(sent)), "none came twice"
+        assert all(message.forward == "no" for message in self.sender.dead())
+        steps = self.sender.dead("steps")
+        assert all(message.sent_to is not None and message.error == "no" for message in steps)
+        dead = [*self.sender.dead(), *steps]
+        stayed = {message.fields[Column.VALUE].decode() for message in dead}
+        assert stayed | {*sent} | self.taken_back == {*self.ids.values(), *self.sent}, "none was lost"
+        assert not stayed & {*sent} and not self.taken_back & {*sent}
+        assert all(value.startswith(BAD) for value in stayed)
+        for each in found:
+            for key in KEYS:
+                times = [self.died[value] for value in each if value[0] == key]
+                assert times == sorted(times), "in their order"
+
+
+def _batch(value: str, key: str) -> bytes:
+    return batch_of([value], keys=[key])
+
+
+def test_each_arrives_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "FIXED", SMALL)
+    monkeypatch.setattr(forwarding, "FIXED", SMALL)
+    run_state_machine_as_test(Walk, settings=settings(max_examples=examples(60), stateful_step_count=40, deadline=None))

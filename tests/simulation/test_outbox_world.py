@@ -1,0 +1,34 @@
+"""Partitions send to others on whole nodes that crash, hang, are cut off, come and go: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.support.simulation.outbox_world import OutboxWorld
+from tests.support.simulation.seeds import run_each
+
+STEPS = 60
+"""Some twenty seconds."""
+LONG_STEPS = 200
+
+
+def run_world(seed: int, steps: int = STEPS) -> OutboxWorld:
+    world = OutboxWorld(seed)
+    world.run(steps)
+    return world
+
+
+def test_worlds() -> None:
+    worlds = run_each(run_world, (1, 2))
+    assert all(len(world.offsets) > 30 for world in worlds)
+    for what in ("Nack", "AckThen"):
+        assert sum(world.counts[what] for world in worlds) > 20
+    assert sum(world.counts["crashes"] + world.counts["hangs"] + world.counts["cuts"] for world in worlds) > 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_many_worlds(block: int) -> None:
+    run_each(partial(run_world, steps=LONG_STEPS), range(1000 + 25 * block, 1025 + 25 * block))

@@ -1,0 +1,104 @@
+"""A partition that sends, and one that it sends to, on a table: batches are carried by hand, as often as one likes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.model.batch import Column, headers_unpack
+from sandq.model.errors import SandqError
+from sandq.model.limits import DEFAULT
+from sandq.model.names import TIMER
+from sandq.model.outbox import DEAD_LETTER, Target, reserved_producer
+from sandq.model.sequence import sequence_of
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.levels import OUTBOX
+from sandq.partition.log.pieces import Message
+from sandq.partition.produce_validation import Place, check_batch
+from sandq.partition.queries import PartitionQueries
+from sandq.partition.rows import Range
+from tests.support.partition.bench import Bench, T
+
+TO = 9
+"""The number of the topic that dead letters go to."""
+GROUP = 77
+"""The Raft group of the partition that sends."""
+HERE = Target(TO, 0)
+
+
+class OutboxBench(Bench):
+    """Dead letters go to the topic `TO`."""
+
+    def __init__(self, *, partitions: int = 1, to_kind: str = TIMER, **settings: Any) -> None:
+        super().__init__(level=OUTBOX, **({"max_attempts": 1} | settings))
+        self.forward_to(TO, partitions, to_kind)
+        self.open()
+
+    def forward_to(self, topic: int | None, partitions: int = 1, kind: str = TIMER) -> None:
+        """Let dead letters go to a topic from now on, or (None) stay where they are."""
+        record = {name: value for name, value in self.settings.items() if name != DEAD_LETTER}
+        self.settings = record if topic is None else record | {DEAD_LETTER: [topic, partitions, kind, "orders"]}
+        self.apply(0, c.Configure(self.settings))
+
+    def kill(self, *values: str, at: int = 0, **columns: Any) -> list[bytes]:
+        """Put messages that die of their first attempt; their ids."""
+        ids = [self.put(value, at=at, **columns) for value in values]
+        for lease in self.lease(at=at):
+            self.nack(lease.token, at=at, error="boom")
+        return ids
+
+    @property
+    def batches(self) -> dict[Target, int]:
+        """What is being sent, and the epochs."""
+        status = self.status().outbox
+        return {} if status is None else status.batches
+
+    def batch(self, target: Target) -> c.Append:
+        """What is being sent to a partition, as that gets it."""
+        epoch = self.batches[target]
+        raw = PartitionQueries(self.machine, self.view).outbox_batch(target, epoch)
+        assert raw is not None
+        place = Place(target.partition, 1, ordered=False)
+        split = check_batch(raw, T, DEFAULT, place).split
+        return c.Append(raw, reserved_producer(GROUP), epoch, sequence_of(1), split=split)
+
+    def sent(self, target: Target, epoch: int, at: int = 0) -> str:
+        """What becomes of a batch that was stored."""
+        outcome: str = self.apply(at, c.OutboxSent(*target, epoch))[0]
+        return outcome
+
+    def refused(self, target: Target, epoch: int, error: str | None = "no", at: int = 0) -> str:
+        """What becomes of a batch that was not."""
+        outcome: str = self.apply(at, c.OutboxRefused(*target, epoch, error))[0]
+        return outcome
+
+
+def receiver(**settings: Any) -> Bench:
+    """A partition that gets what is sent."""
+    return Bench(level=OUTBOX, **settings)
+
+
+def carry(sender: OutboxBench, to: Bench, target: Target = HERE, at: int = 0) -> None:
+    """Have one batch stored, and say so."""
+    command = sender.batch(target)
+    stored = to.apply(at, command)[0]
+    assert not isinstance(stored, SandqError), stored
+    sender.sent(target, command.epoch, at)
+
+
+def arrived(to: Bench) -> list[Message]:
+    """Every message that a partition has ever stored, in its order (it keeps all of them)."""
+    return [message for row in to.rows(rows.LOG) for message in _messages(to, row)]
+
+
+def _messages(bench: Bench, row: tuple[bytes, bytes]) -> list[Message]:
+    entry = rows.log_entry(*row)
+    return bench.read([Range(entry.first, entry.length)])
+
+
+def values(messages: list[Message]) -> list[str]:
+    return [message.fields[Column.VALUE].decode() for message in messages]
+
+
+def headers(message: Message) -> dict[str, Any]:
+    return headers_unpack(message.fields.get(Column.HEADERS))

@@ -1,0 +1,102 @@
+"""What nodes say to each other about what partitions send: answers to all that cannot be stored, strange frames."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sandq.broker.delivery.outbox_sender import OutboxSender
+from sandq.model.batch import Column, encode
+from sandq.model.errors import NotLeader
+from sandq.model.limits import DEFAULT
+from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved, reserved_producer
+from sandq.partition import commands as c
+from sandq.partition.produce_validation import Place
+from sandq.protocol.peer import PeerFrame
+
+BATCH = encode({Column.VALUE: [b"m"], Column.KEY: [b"k"]})
+OURS = reserved_producer(5)
+
+
+class Bed:
+    """A node with one partition, of Raft group 7."""
+
+    def __init__(self, *, level: int = 12, leads: bool = True) -> None:
+        self.sent: list[tuple[Any, ...]] = []
+        self.proposed: list[tuple[c.Append, Any]] = []
+
+        def check_ready() -> None:
+            if not leads:
+                raise NotLeader("another node leads it")
+
+        host: Any = SimpleNamespace(
+            check_ready=check_ready,
+            status=SimpleNamespace(level=level),
+            submit=lambda command, done, **options: self.proposed.append((command, done)),
+        )
+        catalog: Any = SimpleNamespace(
+            by_group={7: SimpleNamespace(host=host)},
+            view=SimpleNamespace(places={7: ("t", 0)}),
+            topics={"t": SimpleNamespace(places={0: Place(0, 1, ordered=True)})},
+        )
+        clock: Any = SimpleNamespace(now_ms=lambda: 1_800_000_000_000)
+        nothing: Any = None
+        send = lambda *frame: self.sent.append(frame) or True  # noqa: E731
+        self.sender = OutboxSender("n1", catalog, nothing, clock, DEFAULT, send, lambda node: True, nothing)
+
+    def batch(self, *body: Any) -> bool:
+        return self.sender.on_frame("n2", PeerFrame.OUTBOX_BATCH, body)
+
+
+def test_a_batch_is_proposed_and_answered_once_it_is_stored() -> None:
+    bed = Bed()
+    assert bed.batch(3, 7, OURS, 9, BATCH)
+    ((command, done),) = bed.proposed
+    assert command == c.Append(BATCH, OURS, 9, 1, c.REJECT, True), "a topic with an order keeps keys apart"
+    assert bed.sent == []
+    done((b"offset", 1))
+    assert bed.sent == [("n2", PeerFrame.OUTBOX_ANSWER, (3, None))]
+
+
+@pytest.mark.parametrize(
+    ("bed", "group", "batch", "code"),
+    [
+        (Bed(), 8, BATCH, "NOT_LEADER"),
+        (Bed(leads=False), 7, BATCH, "NOT_LEADER"),
+        (Bed(level=11), 7, BATCH, "UNAVAILABLE"),
+        (Bed(), 7, b"no batch", "INVALID"),
+        (Bed(), 7, encode({Column.VALUE: [bytes(DEFAULT.message_bytes + 1)]}), "TOO_LARGE"),
+    ],
+)
+def test_what_cannot_be_stored_is_answered(bed: Bed, group: int, batch: bytes, code: str) -> None:
+    assert bed.batch(3, group, OURS, 9, batch)
+    ((_, kind, (number, said)),) = bed.sent
+    assert (kind, number, said[0]) == (PeerFrame.OUTBOX_ANSWER, 3, code) and not bed.proposed
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (PeerFrame.OUTBOX_BATCH, None),
+        (PeerFrame.OUTBOX_BATCH, (3, 7, OURS, 9)),
+        (PeerFrame.OUTBOX_BATCH, (3, 7, OURS, True, BATCH)),
+        (PeerFrame.OUTBOX_BATCH, (3, 7, 77, 9, BATCH)),
+        (PeerFrame.OUTBOX_ANSWER, (3,)),
+        (PeerFrame.OUTBOX_ANSWER, ("3", None)),
+    ],
+)
+def test_strange_frames_are_none(kind: int, body: Any) -> None:
+    bed = Bed()
+    assert not bed.sender.on_frame("n2", kind, body) and not bed.proposed and not bed.sent
+
+
+@pytest.mark.parametrize("said", [None, ("X", "y", True), "strange", (1, 2, 3)])
+def test_an_answer_that_nobody_waits_for_is_passed_over(said: Any) -> None:
+    assert Bed().sender.on_frame("n2", PeerFrame.OUTBOX_ANSWER, (99, said))
+
+
+def test_ids_of_clients_are_no_ids_of_partitions() -> None:
+    assert not is_reserved((1 << 63) - 1) and not is_reserved(RESERVED_PRODUCERS - 1)
+    assert is_reserved(reserved_producer(0)) and reserved_producer((1 << 32) - 1) == (1 << 64) - 1
