@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from sandctl.lazy import Later, LazyGroup
-from sandq.errors import StartupError
 
 JOBS = {
     "archive": Later(
@@ -54,6 +53,8 @@ class _Pipeline(LazyGroup):
         except ModuleNotFoundError as error:
             if error.name != "sandq.spark":
                 raise
+        from sandq.errors import StartupError  # --help does without
+
         raise StartupError("sandq-client comes without the pipeline: pip install 'sandq[spark]', and Java 17 or later")
 
 
