@@ -280,7 +280,7 @@ async def _running(
                 catalog = Catalog(node_log, clock, timers, routes, barrier, progress)
                 digests = ReplicaDigests(node_log, catalog, links.send, links.reachable, scrub_rate)
                 limit_shares = LimitShares(own.node, catalog, links.send, clock, timers)
-                outbox = OutboxSender(own.node, catalog, runner, clock, config.limits, links.send, links.room, nursery)
+                outbox = OutboxSender(own.node, catalog, runner, clock, links.send, links.room, nursery)
                 reconciler = Reconciler(
                     catalog,
                     progress,

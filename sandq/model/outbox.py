@@ -35,8 +35,6 @@ DEAD_PRIORITY_HEADER: Final = "sandq-dead-priority"
 DEAD_TENANT_HEADER: Final = "sandq-dead-tenant"
 DEAD_HEADERS_HEADER: Final = "sandq-dead-headers"
 """Headers that were no msgpack map, as they were."""
-DEAD_HEADERS_BYTES: Final = 16 << 10
-"""Of headers that say where a dead letter comes from, at most: so much more than others may have."""
 
 
 class Target(NamedTuple):

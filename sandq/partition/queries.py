@@ -294,12 +294,13 @@ class PartitionQueries:
     # -- outbox ---------------------------------------------------------------------------------------------------
 
     def outbox_batch(self, target: Target, epoch: int) -> bytes | None:
-        """What is being sent to another partition, as a batch; None: that is over."""
+        """What is being sent to another partition, as a batch (empty: nothing is left of it); None: that is over."""
         outbox = self._machine.outbox
         batch = outbox.batch_of(target)
         if batch is None or batch.epoch != epoch:
             return None
-        return encode_letters([letter for _, letter in outbox.batch_letters(target, self._view)])
+        letters = [letter for _, letter in outbox.batch_letters(target, self._view)]
+        return encode_letters(letters) if letters else b""
 
     # -- schedules ------------------------------------------------------------------------------------------------
 

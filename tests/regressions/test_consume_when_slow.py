@@ -22,7 +22,7 @@ async def test_what_was_pushed_is_found_however_long_ago_this_task_yielded(
         await api.produce("t", value)
     async with api.subscribe("t", group="g") as subscription:
         source = sandctl.commands.consume._until_none_can_be_leased(
-            subscription, api.leases("t", "g"), None, "earliest"
+            subscription, [api.leases("t", "g")], {"start": "earliest"}
         )
         got = []
         async for message, settle in source:

@@ -7,6 +7,7 @@ may use (`model.outbox`), so that what was sent twice is stored once.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,8 +39,8 @@ from sandq.model.errors import (
     from_wire,
     to_wire,
 )
-from sandq.model.limits import Limits
-from sandq.model.outbox import DEAD_HEADERS_BYTES, Target, is_reserved, reserved_producer
+from sandq.model.limits import DEFAULT
+from sandq.model.outbox import Target, is_reserved, reserved_producer
 from sandq.model.sequence import sequence_of
 from sandq.partition import commands as c
 from sandq.partition.levels import OUTBOX
@@ -60,6 +61,15 @@ TOLD_TRIES: Final = 30
 """So many tries, about a minute, are told of in the log."""
 NUMBER: Final = sequence_of(1)
 """Of each batch in its epoch, which is of it alone."""
+_LIMITS: Final = replace(
+    DEFAULT,
+    message_bytes=DEFAULT.batch_bytes,
+    key_bytes=DEFAULT.batch_bytes,
+    headers_bytes=DEFAULT.batch_bytes,
+    delay_days=4_000_000,
+)
+"""Of the format, and of no node: a batch that one of them refused may have been stored by another one before, and would
+come twice. Messages were checked where they came in."""
 _BATCH_FIELDS: Final = [int, int, int, int, bytes]
 
 Send = Callable[[str, int, Any], bool]
@@ -80,7 +90,6 @@ class OutboxSender:
         catalog: Catalog,
         runner: Runner,
         clock: GuardedClock,
-        limits: Limits,
         send: Send,
         room: Callable[[str], bool],
         nursery: trio.Nursery,
@@ -91,7 +100,6 @@ class OutboxSender:
         self._catalog = catalog
         self._runner = runner
         self._clock = clock
-        self._limits = replace(limits, headers_bytes=limits.headers_bytes + DEAD_HEADERS_BYTES)
         self._send = send
         self._room = room
         self._nursery = nursery
@@ -99,9 +107,9 @@ class OutboxSender:
         self._busy: WeakKeyDictionary[PartitionLeader, set[Target]] = WeakKeyDictionary()
         """What somebody here is sending."""
         self._stuck: WeakKeyDictionary[PartitionLeader, dict[Target, Stuck]] = WeakKeyDictionary()
-        self._numbers = count(1)
-        self._answers: dict[int, Callable[[SandqError | None], None]] = {}
-        """By the number of the batch that was sent to another node."""
+        self._numbers = count(secrets.randbits(62))  # an answer to the process before this one is nobody's
+        self._answers: dict[int, tuple[str, Callable[[SandqError | None], None]]] = {}
+        """By the number of the batch: the node that it was sent to, and who waits."""
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -175,6 +183,8 @@ class OutboxSender:
             batch = await self._runner.ask(read, group=leader.host.number, patient=False)
             if batch is None:
                 raise Unavailable("the batch is over")  # the status is about to say so
+            if not batch:
+                return None  # its letters were withdrawn: those behind them are next
             await self._deliver(topic, target.partition, reserved_producer(leader.host.number), epoch, batch)
         except AlreadyStored:
             return None
@@ -215,7 +225,7 @@ class OutboxSender:
         node = self._catalog.leader(topic, partition)
         if node is None:
             raise NotLeader("nobody leads the partition that it is for, as far as this node knows")
-        self._answers[number] = done
+        self._answers[number] = node, done
         try:
             if node == self._own:
                 self._store(group, producer_id, epoch, batch, done)
@@ -246,9 +256,7 @@ class OutboxSender:
             if leader.host.status.level < OUTBOX:
                 raise Unavailable("the partition is about to come to the cluster's feature level")
             name, partition = self._catalog.view.places[group]
-            checked = check_batch(
-                batch, self._clock.now_ms(), self._limits, self._catalog.topics[name].places[partition]
-            )
+            checked = check_batch(batch, self._clock.now_ms(), _LIMITS, self._catalog.topics[name].places[partition])
             command = c.Append(batch, producer_id, epoch, NUMBER, c.REJECT, checked.split)
             leader.host.submit(command, partial(_stored, done), size=len(batch), messages=checked.messages, line=BEHIND)
         except KeyError:
@@ -270,8 +278,8 @@ class OutboxSender:
             return True
         if kind == PeerFrame.OUTBOX_ANSWER and len(body) == 2 and type(body[0]) is int:
             error = None if body[1] is None else _error(body[1])
-            answer = self._answers.get(body[0])
-            if answer is not None:  # else it came too late, and is sent again
+            asked, answer = self._answers.get(body[0], (None, None))
+            if answer is not None and asked == node:  # else it came too late, and is sent again
                 answer(error)
             return True
         return False

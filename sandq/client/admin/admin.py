@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Unpack
 
@@ -262,10 +262,7 @@ class Admin:
         if not FIXED.hold_least_ms <= ttl_ms <= FIXED.hold_most_ms:
             least, most = format_duration(FIXED.hold_least_ms), format_duration(FIXED.hold_most_ms)
             raise InvalidRequest(f"ttl: {least} to {most} is expected, not {format_duration(ttl_ms)}")
-        count = len((await fresh_topic(self._cluster, check_name("topic", topic))).partitions)
-        for partition in at:
-            if type(partition) is not int or not 0 <= partition < count:
-                raise UnknownPartition(f"topic {topic!r} has no partition {partition!r}; it has {count}", topic=topic)
+        await self._check_partitions(topic, at)
         return await self._hold(topic, name, at, ttl_ms)
 
     async def release(self, topic: str, name: str) -> None:
@@ -385,10 +382,18 @@ class Admin:
         And the partition's `floor_ms` before, its `now_ms` and `clock_epoch` after. Until it is through the partition
         answers `Unavailable`; `stats` tells how far it is (`clock_reset`), and which are ahead (`ahead_ms`). Raises
         Conflict when the leader's clock is in alarm, or the cluster below feature level 4; InvalidRequest for a
-        compacted topic.
+        compacted topic; UnknownTopic, UnknownPartition.
         """
+        await self._check_partitions(topic, [partition])
         request = ClockReset(check_name("topic", topic), _partition(partition))
         return _map(await call_leader(self._cluster, request))
+
+    async def _check_partitions(self, topic: str, partitions: Iterable[int]) -> None:
+        """Raise UnknownTopic, UnknownPartition."""
+        count = len((await fresh_topic(self._cluster, check_name("topic", topic))).partitions)
+        for partition in partitions:
+            if type(partition) is not int or not 0 <= partition < count:
+                raise UnknownPartition(f"topic {topic!r} has no partition {partition!r}; it has {count}", topic=topic)
 
     async def _ask_leaders(self, request: TopicRequest) -> list[Frame]:
         """The answers of all nodes that lead a partition; each answers for its own."""

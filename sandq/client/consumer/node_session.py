@@ -120,6 +120,9 @@ class Session:
                     started_at = anyio.current_time()
                     error = await self._serve(connection)
                     if isinstance(error, ConsumerFenced) and self._subscription.outrank(error):
+                        # Of two that come at the same time each may outrank the other: not at the speed of the network.
+                        await anyio.sleep(options.back_off_s(attempt))
+                        attempt += 1
                         continue
                     if not error.retriable:
                         self._subscription.fail(error)

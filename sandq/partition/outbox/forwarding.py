@@ -48,6 +48,8 @@ CUT: Final = "cut"
 """It was refused, and a smaller batch, or one with another number, is to be sent next."""
 STALE: Final = "stale"
 """There is no such batch (any more)."""
+PASSED_MOST: Final = 2048
+"""Letters that were withdrawn, and are passed over in one entry."""
 _NO_LIMIT: Final = 1 << 30
 
 
@@ -130,9 +132,9 @@ class Forwarding:
     # -- batches --------------------------------------------------------------------------------------------------
 
     def _begin(self, target: Target, now_ms: int, view: View) -> None:
-        """Make a batch of the first letters of a line."""
-        last_seq = count = size = 0
-        while not count:
+        """Make a batch of the first letters of a line; of none, when very many were withdrawn."""
+        last_seq = count = size = passed = 0
+        while not count and passed < PASSED_MOST:
             letters = self._outbox.letters(target, view)
             if not letters:
                 self._outbox.drop(target)
@@ -143,6 +145,7 @@ class Forwarding:
                 whole = self._whole(target, seq, letter, view)
                 if whole is None:
                     self._outbox.remove(target, seq, view)
+                    last_seq, passed = seq, passed + 1
                     continue
                 if whole is not letter:
                     self._outbox.rewrite(target, seq, whole, view)
@@ -170,9 +173,10 @@ def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partit
     headers: dict[str, Any] = {}
     cell = fields.get(Column.HEADERS)
     try:
-        headers |= headers_unpack(cell)
+        headers = headers_unpack(cell)
+        headers_pack(headers, max_bytes=_NO_LIMIT)
     except InvalidRequest:
-        headers[DEAD_HEADERS_HEADER] = cell  # of a client that has headers of its own kind
+        headers = {DEAD_HEADERS_HEADER: cell}  # of a client that has headers of its own kind
     headers |= {
         DEAD_TOPIC_HEADER: source,
         DEAD_PARTITION_HEADER: partition,

@@ -22,6 +22,7 @@ from sandq.partition.view import View
 
 DEAD, MESSAGE = 0, 1
 """Kinds of letters: a dead letter, whose own row stays where it is until it is sent; a message that an ack sends."""
+_LAST_SEQ: Final = (1 << 64) - 2
 _SCAN_BYTES: Final = 1 << 40
 
 
@@ -167,16 +168,17 @@ class Outbox:
         line = self._lines[target]
         return line.kind, line.source
 
-    def letters(self, target: Target, view: View) -> list[tuple[int, Letter]]:
-        """Return the first letters of a line, as many as a batch may have, each with its number."""
-        start, stop = _key(target, self._lines[target].first_seq), _key(target, (1 << 64) - 1)
-        found = view.scan(start, stop, limit=FIXED.outbox_batch_messages, max_bytes=_SCAN_BYTES)
+    def letters(self, target: Target, view: View, last_seq: int = _LAST_SEQ) -> list[tuple[int, Letter]]:
+        """Return the first letters of a line, as many as a batch may have, up to a number, each with its own."""
+        start, stop = _key(target, self._lines[target].first_seq), _key(target, last_seq + 1)
+        max_bytes = FIXED.outbox_batch_bytes if last_seq == _LAST_SEQ else _SCAN_BYTES
+        found = view.scan(start, stop, limit=FIXED.outbox_batch_messages, max_bytes=max_bytes)
         return [(int.from_bytes(key[-8:], "big"), _letter(row)) for key, row in found]
 
     def batch_letters(self, target: Target, view: View) -> list[tuple[int, Letter]]:
         """Return the letters that are being sent to a partition."""
         batch = self.batch_of(target)
-        return [] if batch is None else [one for one in self.letters(target, view) if one[0] <= batch.last_seq]
+        return [] if batch is None else self.letters(target, view, batch.last_seq)
 
     def begin(self, target: Target, last_seq: int, size: int, now_ms: int, view: View) -> None:
         """Make a batch of the first letters of a line, whatever was one before."""

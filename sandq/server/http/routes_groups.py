@@ -99,7 +99,8 @@ async def stream(
 )
 async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies.AckThenIn) -> Found:
     """409 LEASE_LOST when the lease of one had ended: `lost` names those, `settled` counts the others. With `then`
-    each of these messages arrives exactly once, once this is answered with 200; otherwise none was sent."""
+    each of these messages arrives exactly once, once this is answered with 200; otherwise none was sent. (Nor are they
+    when the message had been acked before, without them.)"""
     held = body.held()
     then = None if body.then is None else [one.outgoing() for one in body.then]
     lost = await gateway_of(request).client.leases(topic, group).ack(held, then=then)

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.model.batch import Column, encode
@@ -44,7 +46,7 @@ class Bed:
         clock: Any = SimpleNamespace(now_ms=lambda: 1_800_000_000_000)
         nothing: Any = None
         send = lambda *frame: self.sent.append(frame) or True  # noqa: E731
-        self.sender = OutboxSender("n1", catalog, nothing, clock, DEFAULT, send, lambda node: True, nothing)
+        self.sender = OutboxSender("n1", catalog, nothing, clock, send, lambda node: True, nothing)
 
     def batch(self, *body: Any) -> bool:
         return self.sender.on_frame("n2", PeerFrame.OUTBOX_BATCH, body)
@@ -67,7 +69,7 @@ def test_a_batch_is_proposed_and_answered_once_it_is_stored() -> None:
         (Bed(leads=False), 7, BATCH, "NOT_LEADER"),
         (Bed(level=11), 7, BATCH, "UNAVAILABLE"),
         (Bed(), 7, b"no batch", "INVALID"),
-        (Bed(), 7, encode({Column.VALUE: [bytes(DEFAULT.message_bytes + 1)]}), "TOO_LARGE"),
+        (Bed(), 7, encode({Column.VALUE: [bytes(DEFAULT.batch_bytes + 1)]}), "TOO_LARGE"),
     ],
 )
 def test_what_cannot_be_stored_is_answered(bed: Bed, group: int, batch: bytes, code: str) -> None:
@@ -100,3 +102,25 @@ def test_an_answer_that_nobody_waits_for_is_passed_over(said: Any) -> None:
 def test_ids_of_clients_are_no_ids_of_partitions() -> None:
     assert not is_reserved((1 << 63) - 1) and not is_reserved(RESERVED_PRODUCERS - 1)
     assert is_reserved(reserved_producer(0)) and reserved_producer((1 << 32) - 1) == (1 << 64) - 1
+
+
+async def test_an_answer_counts_from_the_node_that_was_asked_in_this_life() -> None:
+    bed, other = Bed(), Bed()
+    catalog: Any = bed.sender._catalog
+    catalog.leader = lambda topic, partition: "n2"
+    topic: Any = SimpleNamespace(record=SimpleNamespace(partitions=[SimpleNamespace(group=7)]))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bed.sender._deliver, topic, 0, OURS, 9, BATCH)
+        await trio.testing.wait_all_tasks_blocked()
+        ((_, kind, (number, *_)),) = bed.sent
+        assert kind == PeerFrame.OUTBOX_BATCH and number != next(other.sender._numbers)
+        bed.sender.on_frame("n3", PeerFrame.OUTBOX_ANSWER, (number, None))
+        await trio.testing.wait_all_tasks_blocked()
+        assert nursery.child_tasks, "n3 was not asked"
+        bed.sender.on_frame("n2", PeerFrame.OUTBOX_ANSWER, (number, None))
+
+
+def test_no_limit_of_a_node_refuses_what_another_one_may_have_stored() -> None:
+    bed = Bed()
+    far = encode({Column.VALUE: [bytes(DEFAULT.message_bytes + 1)], Column.DELIVER_MS: [1 << 47]})
+    assert bed.batch(3, 7, OURS, 9, far) and len(bed.proposed) == 1

@@ -144,15 +144,32 @@ class TestSending:
 
     def test_own_headers_stay_whatever_they_are(self) -> None:
         bench, to = OutboxBench(), receiver()
-        for cell in (b"\x81\xa1a\x01", b"no map"):
+        strange = (b"no map", b"\x81\xa1a\x91\x01", b"\x81\xa1a\x80", b"\x81\xa1a\xd4\x05x", b"\x81\xa1a\xa1\xff")
+        for cell in (b"\x81\xa1a\x01", *strange):
             bench.put("m")
             lease = bench.one()
             bench.apply(0, c.Nack([(lease.token, None, 0, None, True, {Column.HEADERS: cell})]))
+        while not is_empty(bench):
+            carry(bench, to)
+        first, *others = map(headers, arrived(to))
+        assert first["a"] == 1 and [one["sandq-dead-headers"] for one in others] == [*strange]
+
+    def test_very_many_that_were_withdrawn_are_passed_over_in_steps(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sandq.partition.outbox.forwarding.PASSED_MOST", 4)
+        bench, to = OutboxBench(), receiver()
+        many = 3000
+        bench.apply(0, c.Append(batch_of([str(at) for at in range(many)])))
+        for lease in bench.lease(many):
+            bench.nack(lease.token)
+        bench.apply(1, c.DropGroup("g"))
         carry(bench, to)
-        carry(bench, to)
-        assert is_empty(bench)
-        first, second = map(headers, arrived(to))
-        assert first["a"] == 1 and second["sandq-dead-headers"] == b"no map"
+        steps = 0
+        while bench.batches:
+            epoch = bench.batches[HERE]
+            assert PartitionQueries(bench.machine, bench.view).outbox_batch(HERE, epoch) == b""
+            assert bench.sent(HERE, epoch, 1) == "sent"
+            steps += 1
+        assert steps > 1 and is_empty(bench) and len(arrived(to)) == FIXED.outbox_batch_messages
 
     def test_the_setting_may_change_meanwhile(self) -> None:
         bench, to = OutboxBench(), receiver()
