@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import anyio
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
 
 from sandq.broker.memory_budget import Account
 from sandq.server.http import (
@@ -22,7 +24,6 @@ from sandq.server.http.examples import BODIES
 from sandq.server.http.gateway import Gateway
 from sandq.server.http.guards import Guard, Observe, Rules
 from sandq.server.http.hot_routes import HotRoutes
-from sandq.server.http.strict import known_query
 
 _HOT = (routes_messages.produce, routes_groups.lease, routes_groups.ack)
 _DESCRIPTION = """Topics, messages and consumer groups of a sandq cluster. Any node answers for all of it.
@@ -33,42 +34,19 @@ Bodies are JSON, whatever their content type says. Errors are `application/probl
 _PROBLEM = {
     "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "The request is wrong, or does not fit the present state.", "model": problems.Problem},
-    "5XX": {"description": "It cannot be done now; `retriable` says whether later.", "model": problems.Problem},
-}
 
 
 def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Account) -> Any:
-    """The ASGI application; `account` is of what requests take."""
-    app = FastAPI(
-        title="sandq",
-        version=gateway.version,
-        description=_DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        responses=_RESPONSES,
-        dependencies=[Depends(known_query)],
-        separate_input_output_schemas=False,
-    )
-    app.state.gateway = gateway
-    app.state.reading = anyio.CapacityLimiter(1)
-    app.router.redirect_slashes = False
-    problems.install(app)
-    modules = (routes_groups, routes_keys, routes_schedules, routes_messages, routes_topics, routes_node)
-    routers = [module.router for module in modules]
-    app.state.routes = [route for router in routers for route in router.routes]
-    for router in routers:
-        app.include_router(router)
-    make_schema = app.openapi
+    """The ASGI application of a node; `account` is of what requests take."""
+    app = _application(gateway.version)
+    hot = HotRoutes(app, [route for route in app.state.routes if route.endpoint in _HOT])
+    of_node = {"gateway": gateway, "reading": anyio.CapacityLimiter(1)}
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _completed(make_schema())
-        return app.openapi_schema
+    async def with_node(scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {}).update(of_node)
+        await hot(scope, receive, send)
 
-    app.openapi = openapi  # type: ignore[method-assign]
-    inner: Any = HotRoutes(app, [route for route in app.state.routes if route.endpoint in _HOT])
+    inner: Any = with_node
     if rules.origins:
         inner = CORSMiddleware(
             inner,
@@ -78,6 +56,36 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
             expose_headers=["etag", "sandq-stale-ms", "x-request-id"],
         )
     return Guard(inner, rules, observe, account)
+
+
+@cache
+def _application(version: str) -> FastAPI:
+    """Routes, errors and what is said of them. Made once in a process, whatever its nodes: it takes a quarter second.
+
+    What is of a node is in the state of each request.
+    """
+    app = FastAPI(
+        title="sandq",
+        version=version,
+        description=_DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.router.redirect_slashes = False
+    problems.install(app)
+    modules = (routes_groups, routes_keys, routes_schedules, routes_messages, routes_topics, routes_node)
+    app.state.routes = [route for module in modules for route in module.router.routes]
+    app.router.routes.extend(app.state.routes)  # `include_router` would make each of them a second time
+    make_schema = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _completed(make_schema())
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
 
 
 def _completed(schema: dict[str, Any]) -> dict[str, Any]:

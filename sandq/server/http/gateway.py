@@ -53,7 +53,7 @@ class Gateway:
 
 def gateway_of(request: Request) -> Gateway:
     """For routes."""
-    gateway: Gateway = request.app.state.gateway
+    gateway: Gateway = request.state.gateway
     return gateway
 
 

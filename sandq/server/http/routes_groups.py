@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.client import DeadLetter, DeadOutcome, Held
@@ -25,9 +25,9 @@ from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_conne
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.routes_messages import After, KeyPrefix
 from sandq.server.http.routes_topics import TopicName, settings_of
-from sandq.server.http.strict import Route
+from sandq.server.http.strict import router_of
 
-router = APIRouter(route_class=Route, tags=["groups"])
+router = router_of("groups")
 GroupName = Annotated[str, Path(description="The consumer group's name.")]
 Reason = Annotated[
     Literal["nacked", "lease_expired", "expired", "rejected", "undeliverable"] | None,

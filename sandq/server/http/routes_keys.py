@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import anyio
-from fastapi import APIRouter, Header, Path, Query, Request
+from fastapi import Header, Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.client import Change, Entry, Watch
@@ -20,9 +20,9 @@ from sandq.server.http.lines import DEFAULT_LIMIT, LINES, PAGE_BYTES, Limit, as_
 from sandq.server.http.paths import bytes_of, is_known, key_of, only, refuse, text_of, version_of
 from sandq.server.http.positions import position_text, start_of
 from sandq.server.http.routes_topics import TopicName
-from sandq.server.http.strict import Route
+from sandq.server.http.strict import router_of
 
-router = APIRouter(route_class=Route, tags=["keys"])
+router = router_of("keys")
 
 KEY = "/topics/{topic}/keys/{key:key}"
 STALE_MS = "sandq-stale-ms"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.broker.turns import Turn
@@ -29,9 +29,9 @@ from sandq.server.http import answers, bodies
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.routes_topics import TopicName
-from sandq.server.http.strict import Route
+from sandq.server.http.strict import router_of
 
-router = APIRouter(route_class=Route, tags=["messages"])
+router = router_of("messages")
 
 MESSAGE_WORK: Final = 8
 """Of one of many that are produced."""

@@ -6,16 +6,16 @@ from enum import Enum
 from importlib.resources import files
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from sandq.client.admin import partition_rows
 from sandq.server.http import answers, bodies
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.problems import problem
-from sandq.server.http.strict import Route
+from sandq.server.http.strict import router_of
 
-router = APIRouter(route_class=Route)
+router = router_of()
 CLUSTER: list[str | Enum] = ["cluster"]
 NODE: list[str | Enum] = ["node"]
 NodeName = Annotated[str, Path(description="The node's id.")]

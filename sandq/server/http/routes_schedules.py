@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 
 from sandq.client import Schedule, Schedules
 from sandq.client.schedules import fire_json, schedule_json
@@ -15,8 +15,9 @@ from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.paths import SegmentRoute, segment_of
 from sandq.server.http.routes_topics import TopicName
+from sandq.server.http.strict import router_of
 
-router = APIRouter(route_class=SegmentRoute, tags=["schedules"])
+router = router_of("schedules", route=SegmentRoute)
 ALL = "/topics/{topic}/schedules"
 ONE = f"{ALL}/{{name}}"
 ScheduleName = Annotated[str, Path(description="The schedule's name, percent-encoded, its slashes, too: `%2F`.")]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 
 from sandq.client.json_format import topic_json, when
 from sandq.model.errors import InvalidSetting
 from sandq.protocol.requests_messages import BUCKETS_MAX
 from sandq.server.http import answers, bodies
 from sandq.server.http.gateway import Found, gateway_of, while_connected
-from sandq.server.http.strict import Route
+from sandq.server.http.strict import router_of
 
-router = APIRouter(route_class=Route, tags=["topics"])
+router = router_of("topics")
 TopicName = Annotated[str, Path(description="The topic's name.")]
 
 

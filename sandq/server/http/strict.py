@@ -6,12 +6,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from enum import Enum
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import anyio
 import anyio.to_thread
-from fastapi import Request
+from fastapi import APIRouter, Depends, Request
 from fastapi._compat import ModelField
 from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError
@@ -20,7 +21,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from sandq.model.errors import SandqError, TooLarge
-from sandq.server.http.problems import let_go_of
+from sandq.server.http.problems import Problem, let_go_of
 
 PARTS_MOST: Final = 250_000
 """Of a body: its objects, arrays, and the commas between what stands in them. They are what reading it costs ..."""
@@ -45,7 +46,7 @@ class _Request(Request):
         body = await self.body()
         if len(body) <= THREAD_BYTES:
             return read_json(body)
-        return await anyio.to_thread.run_sync(_read_large, body, self._field, limiter=self.app.state.reading)
+        return await anyio.to_thread.run_sync(_read_large, body, self._field, limiter=self.state.reading)
 
 
 def read_json(body: bytes) -> Any:
@@ -178,3 +179,16 @@ async def _also(request: Request) -> tuple[list[Any], Any]:
     _, mistakes = route.body_field.validate(body, loc=("body",))
     let_go_of(mistakes)
     return [*found, *mistakes], body
+
+
+def router_of(*tags: str | Enum, route: type[APIRoute] = Route) -> APIRouter:
+    """For routes of those tags: what holds for every route here."""
+    return APIRouter(
+        route_class=route,
+        tags=[*tags],
+        dependencies=[Depends(known_query)],
+        responses={
+            "4XX": {"description": "The request is wrong, or does not fit the present state.", "model": Problem},
+            "5XX": {"description": "It cannot be done now; `retriable` says whether later.", "model": Problem},
+        },
+    )
