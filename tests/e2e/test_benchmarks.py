@@ -18,7 +18,8 @@ LONG = pytest.mark.long
 @pytest.mark.parametrize(
     "names",
     [
-        ["produce_1000", "consume", "lateness_idle", "kv_client_get", "kv_watch"],
+        ["produce_1000", "consume", "kv_client_get"],
+        pytest.param(["lateness_idle", "kv_watch"], marks=LONG),
         pytest.param(["produce_scheduled", "consume_each"], marks=LONG),
         pytest.param(["schedule_hour_keys", "cancel_moment", "move_hour", "trim_second", "earliest"], marks=LONG),
     ],

@@ -49,7 +49,12 @@ def post(url: str, body: Any) -> Any:
         return json.load(answer)
 
 
-def examine(directory: Path, examples: int, seed: int) -> None:
+PHASES = "examples,fuzzing,stateful"
+COVERAGE = f"{PHASES},coverage"
+"""Also each way in which each part of each request may be wrong: thousands of examples."""
+
+
+def examine(directory: Path, phases: str, examples: int, seed: int) -> None:
     port = free_port()
     node = NodeProcess(directory, SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}")
     node.start()
@@ -65,7 +70,7 @@ def examine(directory: Path, examples: int, seed: int) -> None:
         message = post(f"{base}/topics/orders", {"text": "later", "delay": "1h"})["id"]
         (directory / "schemathesis.toml").write_text(CONFIG.format(message=message))
         command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", "schemathesis.toml", "run"]
-        options = ["--checks", ",".join(CHECKS), "-n", str(examples), "--seed", str(seed)]
+        options = ["--checks", ",".join(CHECKS), "--phases", phases, "-n", str(examples), "--seed", str(seed)]
         options += ["--generation-database", "none", "--request-timeout", "70", "--no-color"]
         done = subprocess.run(
             [*command, f"{base}/openapi.json", "--url", base, *options],
@@ -83,11 +88,11 @@ def examine(directory: Path, examples: int, seed: int) -> None:
 
 
 def test_no_server_error_and_no_undocumented_answer(tmp_path: Path) -> None:
-    examine(tmp_path, 3, 1)
+    examine(tmp_path, PHASES, 6, 1)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1000)
 @pytest.mark.parametrize("seed", [2, 3])
 def test_many_more(tmp_path: Path, seed: int) -> None:
-    examine(tmp_path, 150, seed)
+    examine(tmp_path, COVERAGE, 150, seed)

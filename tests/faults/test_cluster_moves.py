@@ -18,7 +18,6 @@ from tests.support.waiting import until_answer
 
 NAMES = ("node1", "node2", "node3", "node4")
 PARTITIONS = 6
-PAUSE_S = 0.03
 
 Make = Callable[..., FoundCluster]
 
@@ -89,7 +88,7 @@ def test_nothing_is_lost_while_nodes_are_drained_and_killed(seed: int, drained: 
         async with cluster.connect() as client:
             await cluster.until_registered(client)
             await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, **SETTINGS)
-            async with under_load(client, rng, pause_s=PAUSE_S, least=500) as record, trio.open_nursery() as nursery:
+            async with under_load(client, rng, least=500) as record, trio.open_nursery() as nursery:
                 stop = trio.Event()
                 nursery.start_soon(kill_some, client, stop)
                 for name in rng.choices(NAMES, k=drained):
@@ -114,7 +113,7 @@ def test_nodes_are_started_anew_one_after_the_other(make_found: Make) -> None:
         async with cluster.connect() as client:
             await cluster.until_registered(client)
             await client.admin.create_topic("t", partitions=PARTITIONS, replicas=3, **SETTINGS)
-            async with under_load(client, random.Random(seed), pause_s=PAUSE_S) as record:
+            async with under_load(client, random.Random(seed)) as record:
                 await record.goes_on()
                 for name in names:
                     assert await trio.to_thread.run_sync(cluster.nodes[name].stop) == 0, cluster.output()

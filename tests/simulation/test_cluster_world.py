@@ -129,10 +129,10 @@ def run_plain_world(seed: int) -> ClusterWorld:
     ("fault", "seed"),
     [
         (nothing_is_remembered, 0),
-        (leads_at_once, 9),
+        (leads_at_once, 28),
         (ends_in_silence, 9),
-        (snapshots_of_ready_leaders, 3),
-        (swept_while_it_comes, 29),
+        (snapshots_of_ready_leaders, 19),
+        (swept_while_it_comes, 44),
         (answers_before_the_sync, 47),
     ],
 )

@@ -117,7 +117,7 @@ def values_end_by_the_readers_clock(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "seed"),
     [
-        (values_end_by_the_readers_clock, 130),
+        (values_end_by_the_readers_clock, 142),
         (reads_ask_nobody, 0),
         (leads_at_once, 6),
         (conditions_are_for_nothing, 0),

@@ -14,7 +14,7 @@ from tests.support.simulation.seeds import few_of, run_each
 
 STEPS = 1000
 """14 seconds, and what healing takes."""
-SEEDS, BLOCKS = 24, 2
+SEEDS, BLOCKS = 24, 3
 
 
 def run_world(seed: int, steps: int = STEPS) -> RankedWorld:
@@ -29,17 +29,17 @@ def run_world(seed: int, steps: int = STEPS) -> RankedWorld:
 
 @pytest.mark.parametrize("block", few_of(range(BLOCKS), 1))
 def test_worlds(block: int) -> None:
-    worlds = run_each(run_world, range(block * SEEDS // BLOCKS, (block + 1) * SEEDS // BLOCKS))
-    for what, least in (("crashes", 10), ("elections", 10), ("compared", 30), ("snapshots", 0)):
+    worlds = run_each(run_world, range(block, SEEDS, BLOCKS))
+    for what, least in (("crashes", 5), ("elections", 5), ("compared", 15), ("snapshots", 0)):
         assert sum(getattr(world, what) for world in worlds) > least, f"too little happens: {what}"
     assert {world.topic.kind == FAIR for world in worlds} == {True, False}
     oracles = [world.clients.oracle for world in worlds]
-    assert sum(oracle.deliveries for oracle in oracles) > 2000
-    assert sum(oracle.redeliveries for oracle in oracles) > 200
-    assert sum(message.cancelled for oracle in oracles for message in oracle.sent.values()) > 5
-    assert sum(world.clients.ranked for world in worlds) > 20, "too little happens: other priorities"
+    assert sum(oracle.deliveries for oracle in oracles) > 1000
+    assert sum(oracle.redeliveries for oracle in oracles) > 100
+    assert sum(message.cancelled for oracle in oracles for message in oracle.sent.values()) > 2
+    assert sum(world.clients.ranked for world in worlds) > 10, "too little happens: other priorities"
     orders = [world.clients.order for world in worlds if world.clients.order is not None]
-    assert sum(order.overtaken for order in orders) > 100, "too little happens: messages that go before others"
+    assert sum(order.overtaken for order in orders) > 50, "too little happens: messages that go before others"
     assert sum(oracle.at_most for oracle in oracles) > 2, "too little happens: tenants with all out that they may"
 
 

@@ -37,6 +37,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pyspark.SparkSes
         .config("spark.sql.warehouse.dir", str(place / "warehouse"))
         .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={place}")
         .config("spark.log.level", "ERROR")
+        # Jobs are of few rows: to plan and compile code for them takes longer than to do without.
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+        .config("spark.sql.adaptive.enabled", "false")
         .getOrCreate()
     )
     yield session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -48,7 +49,8 @@ def test_spark_submit_with_the_wheels(node: Broker, tmp_path: Path) -> None:
     conf = ["spark.driver.host=127.0.0.1", "spark.driver.bindAddress=127.0.0.1", f"spark.local.dir={tmp_path}"]
     done = subprocess.run(
         [*submit, *(part for one in conf for part in ("--conf", one)), "--py-files", package, program, node.address],
-        env={"PATH": "/usr/bin:/bin", "PYSPARK_PYTHON": sys.executable, "HOME": str(tmp_path)},
+        env={"PATH": "/usr/bin:/bin", "PYSPARK_PYTHON": sys.executable, "HOME": str(tmp_path)}
+        | {"JDK_JAVA_OPTIONS": os.environ["JDK_JAVA_OPTIONS"]},
         cwd=tmp_path,
         capture_output=True,
         text=True,
