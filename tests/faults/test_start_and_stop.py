@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,12 @@ from tests.support.processes.shipped_cluster import ShippedCluster
 from tests.support.waiting import PATIENCE_S, wait_until
 
 MakeNode = Callable[..., NodeProcess]
+
+
+@pytest.fixture
+def make_node(make_node: MakeNode) -> MakeNode:
+    """Each with a Python of its own: how it starts is what this is about."""
+    return partial(make_node, anew=True)
 
 
 def run(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:

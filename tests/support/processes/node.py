@@ -12,11 +12,15 @@ from pathlib import Path
 
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
+from tests.support.processes.forks import Fork
 from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class NodeProcess:
-    """`program` of a `python` runs the node, behind the command `launcher`; what it prints goes to `log`."""
+    """`program` of a `python` runs the node, behind the command `launcher`; what it prints goes to `log`.
+
+    `anew`: Python is started for it. Else a module is run in a fork of a process that has imported it all.
+    """
 
     def __init__(
         self,
@@ -26,6 +30,7 @@ class NodeProcess:
         launcher: tuple[str, ...] = (),
         python: str | Path = sys.executable,
         host: str = "127.0.0.1",
+        anew: bool = False,
         **environ: str,
     ) -> None:
         self.directory = directory
@@ -34,6 +39,7 @@ class NodeProcess:
         self.data_dir = directory / "data"
         self.log = directory / "node.log"
         self._command = (*launcher, str(python), *program)
+        self._is_fork = not (anew or launcher) and program[0] == "-m" and python == sys.executable
         self.environ = os.environ | {
             "SANDQ_NODE__DATA_DIR": str(self.data_dir),
             "SANDQ_LISTEN__CLIENT": self.address,
@@ -43,7 +49,7 @@ class NodeProcess:
             "PYTHONPATH": str(ROOT),
             **environ,
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Fork | None = None
 
     @property
     def address(self) -> str:
@@ -53,9 +59,13 @@ class NodeProcess:
         """`log`: a descriptor to print to instead of the file."""
         with self.log.open("ab") as file:
             out = file.fileno() if log is None else log
-            self._process = subprocess.Popen(
-                self._command, env=self.environ, stdout=out, stderr=out, cwd=self.directory
-            )
+            if self._is_fork:
+                _, _, module, *arguments = self._command
+                self._process = Fork(module, arguments, env=self.environ, cwd=self.directory, out=out)
+            else:
+                self._process = subprocess.Popen(
+                    self._command, env=self.environ, stdout=out, stderr=out, cwd=self.directory
+                )
         if wait:
             self.wait_until_it_serves()
 

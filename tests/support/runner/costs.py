@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import forks
+
 FILE = "TEST_COSTS"
 ORDER = "TEST_ORDER"
 """A seed: tests run in an order drawn by it, those of a module together."""
@@ -26,7 +28,7 @@ ORDER = "TEST_ORDER"
 def _cpu_s() -> float:
     """CPU time of this process, its threads, and its descendants that were waited for."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime + forks.ended_cpu_s()
 
 
 class Costs:
