@@ -53,6 +53,9 @@ CONSUMER_EPOCHS: Final = 12
 OUTBOX: Final = 12
 """Partitions send messages to one another. What is applied goes by the settings and the command; who is a partition
 among producers goes by the level, too."""
+BUDGET: Final = 13
+"""An entry writes only so much of stored messages again (`FIXED.entry_copied_bytes`): what comes behind in moves,
+updates and nacks is answered with NOT_YET, and changes nothing."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

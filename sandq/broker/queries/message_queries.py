@@ -15,6 +15,7 @@ from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room, no_bytes
 from sandq.broker.queries.partition_time import PartitionTime
+from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.turns import Turn
 from sandq.model import offsets
@@ -108,7 +109,8 @@ class MessageQueries:
         host.submit(c.Cancel(targets), done, size=size, work=work, line=caller.line)
 
     def move(self, request: Move, caller: Caller, done: Done) -> None:
-        """`done` gets an outcome for each item. Raises InvalidTime."""
+        """`done` gets an outcome for each item. What an entry has no budget for is done by the next ones; updates are
+        answered then, for they may take longer together than anybody waits. Raises InvalidTime."""
         items: Sequence[Any] = request.items
         if any([len(item) > 3 and item[3] is not None for item in items]):
             self._broker.check_ranked(request.topic)
@@ -128,7 +130,11 @@ class MessageQueries:
             items = [[target, *rest] for target, (_, *rest) in zip(known, items, strict=True)]
         count = len(items)
         size, work = 64 + 128 * count + updated_bytes, TARGET_WORK * max(count, 1) + updated_bytes
-        host.submit(c.Move(items), done, size=size, work=work, messages=count, line=caller.line)
+        command = c.Move(items)
+        if command.has_updates:
+            host.submit(command, done, size=size, work=work, messages=count, line=caller.line)
+        else:
+            submit_in_parts(host, command, done, size=size, work=work, line=caller.line)
 
     def _with_updates(self, request: Move) -> tuple[Sequence[Sequence[Any]], int]:
         """The items of a move, with what they change of their messages by column, and the bytes of that. Raises

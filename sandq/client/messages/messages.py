@@ -25,7 +25,9 @@ from sandq.protocol.replies_messages import (
     CANCELLED,
     MOVED,
     NOT_FOUND,
+    NOT_YET,
     TOO_LATE,
+    UPDATE_OUTCOMES,
     UPDATED,
     MessageRecord,
     Outcome,
@@ -44,8 +46,13 @@ async def _settle(
 
 
 async def _settle_updates(cluster: Cluster, topic: str, partition: int, items: list[Any]) -> list[Outcome]:
-    frame = await call_leader(cluster, Move.of_updates(topic, partition, items))
-    return outcomes(frame, len(items))
+    """Also what a partition does not do at once, because it would write very much again: in further requests."""
+    found: dict[int, Outcome] = {}
+    while left := [at for at in range(len(items)) if at not in found]:
+        frame = await call_leader(cluster, Move.of_updates(topic, partition, [items[at] for at in left]))
+        told = zip(left, outcomes(frame, len(left), UPDATE_OUTCOMES), strict=True)
+        found.update({at: one for at, one in told if one.verdict != NOT_YET})
+    return [found[at] for at in range(len(items))]
 
 
 _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)

@@ -18,7 +18,7 @@ from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS,
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change, renew
 from sandq.partition.rows import Range
-from sandq.partition.shared_state import SharedState
+from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.view import View
 
 EXPIRE_MESSAGES = 10_000
@@ -86,8 +86,9 @@ class LeaseSettlement:
             return None  # "the whole lease" leaves out what its holder nacked itself
         return _lost(lease, mask & lease.left, foreign, what)
 
-    def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost:
-        """`item`: one of a Nack."""
+    def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost | str:
+        """`item`: one of a Nack, done as a whole: a lease holds not much more than `fitting.LEASE_BYTES`. NOT_YET where
+        it writes messages again, and the entry has no budget left for it."""
         token, what, delay_ms, error, *more = item
         begun, changes, end = (*more, *_NACK_REST[len(more) :])
         lease = self._leases.by_token.get(token)
@@ -95,6 +96,8 @@ class LeaseSettlement:
             return []
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
+        if fresh and begun and self._shared.is_budget_spent and self._copies(lease, changes, end):
+            return NOT_YET
         if fresh and not begun:
             self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
         elif fresh and end == DEAD:
@@ -102,8 +105,9 @@ class LeaseSettlement:
         elif fresh:
             change = Change.of(changes)
             if change is not None:
-                group = self._groups.by_id[lease.group_id]
-                renew(group, lease.select(fresh), lease.kept, change, self._reader, view)
+                group, ranges = self._groups.by_id[lease.group_id], lease.select(fresh)
+                size = renew(group, ranges, lease.kept, change, self._reader, view)
+                self._shared.note_copied(size, fresh.bit_count())
             if end == SNOOZE and self._may_snooze(lease):
                 self._shared.totals.snoozed += fresh.bit_count()
                 self._retry(lease, fresh, delay_ms, SNOOZED, error, now_ms, view, change)
@@ -111,6 +115,17 @@ class LeaseSettlement:
                 self._shared.totals.nacked += fresh.bit_count()
                 self._retry_or_bury(lease, fresh, delay_ms, NACKED, error, now_ms, view, change)
         return _lost(lease, mask & ~fresh, foreign, what)
+
+    def _copies(self, lease: Lease, changes: dict[int, int | bytes] | None, end: int) -> bool:
+        """Whether a nack writes messages again: such as have other priorities or headers from then on, or die."""
+        if changes or end == DEAD:
+            return True
+        return self._is_last(lease) and not (end == SNOOZE and self._may_snooze(lease))
+
+    def _is_last(self, lease: Lease) -> bool:
+        """Whether the messages of a lease have no further attempt."""
+        last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
+        return last is not None and lease.attempt >= last
 
     def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
         """Give a lease another deadline, and return it (ms); None when the lease has ended."""
@@ -186,8 +201,7 @@ class LeaseSettlement:
     ) -> None:
         """Let what a lease names in `mask` wait for its next attempt, or bury it after its last. `change`: what was
         changed of it, which is in rows of the group's own by now."""
-        last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
-        if last is not None and lease.attempt >= last:
+        if self._is_last(lease):
             self._bury(lease, mask, lease.kept or change is not None, reason, error, now_ms, view)
         else:
             self._retry(lease, mask, delay_ms, reason, error, now_ms, view, change)
