@@ -83,6 +83,8 @@ class FixedLimits:
     entry_copied_bytes: int = 16 * _MIB
     grant_messages: int = 1000
     leases_per_consumer: int = 10_000
+    # How often a consumer that was started again gets what it held as the same attempt.
+    lease_reclaims: int = 5
     max_gaps: int = 10_000
     key_window: int = 10_000
     unique_key_bytes: int = 1024

@@ -56,6 +56,9 @@ among producers goes by the level, too."""
 BUDGET: Final = 13
 """An entry writes only so much of stored messages again (`FIXED.entry_copied_bytes`): what comes behind in moves,
 updates and nacks is answered with NOT_YET, and changes nothing."""
+RECLAIMS: Final = 13
+"""A lease counts how often its consumer came back to it; in the end that uses an attempt
+(`FIXED.lease_reclaims`)."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

@@ -159,8 +159,8 @@ class TimerPartition:
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
         self.producers = Producers(partition, shared)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)
-        self._lease_reclaim = LeaseReclaim(group_state)
         self._settlement = LeaseSettlement(shared, group_state, unique)
+        self._lease_reclaim = LeaseReclaim(shared, group_state, self._settlement)
         self._acks = SendingAcks(shared, self._settlement, self.log, outbox)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
@@ -346,6 +346,8 @@ class TimerPartition:
                     case c.Reclaim():
                         renewed = self._lease_reclaim.reclaim(index, grants, command, self.now_ms, view)
                         grants += renewed[0]
+                        if self._lease_reclaim.ended:
+                            self._trim_schedule.note_settled(self.now_ms)
                         results.append(renewed)
                     case c.Move():
                         results.append(self._move(index, place, command, view))

@@ -64,6 +64,8 @@ class Lease:
     """Those of its messages that are counted as in flight of their tenants, where messages are ranked."""
     epoch: int = 0
     """Of its consumer; 0: it has none."""
+    reclaims: int = 0
+    """How often its consumer was started again and got it anew; below the level `RECLAIMS` that is not counted."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
     _past: list[tuple[bytes, int, History]] | None = field(init=False, default=None)
@@ -279,7 +281,12 @@ class Lease:
             self.since_ms,
             self.kept,
         )
-        later: list[Any] = [self.queues, self.snoozes, self.epoch]  # nobody meets those that it does not know
+        later: list[Any] = [
+            self.queues,
+            self.snoozes,
+            self.epoch,
+            self.reclaims,
+        ]  # nobody meets those that it does not know
         while later and not later[-1]:
             later.pop()
         if later:
@@ -312,6 +319,7 @@ class Lease:
         )
         lease.snoozes = more[1] if len(more) > 1 else 0
         lease.epoch = more[2] if len(more) > 2 else 0
+        lease.reclaims = more[3] if len(more) > 3 else 0
         if progress is not None:
             acked, left, lease.ended, lease.revoked = rows.unpack(progress)
             lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")

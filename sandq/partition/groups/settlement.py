@@ -145,11 +145,7 @@ class LeaseSettlement:
             return expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
 
         while not is_enough() and (lease := self._leases.pop_overdue(now_ms)) is not None:
-            live = lease.live
-            expired += live.bit_count()
-            self._shared.totals.lease_expired += live.bit_count()
-            lease.revoked = True
-            self._retry_or_bury(lease, live, None, LEASE_EXPIRED, None, now_ms, view)
+            expired += self.expire_lease(lease, None, now_ms, view)
         for group in self._summaries.expired(now_ms, view):
             while not is_enough():
                 at_ms = self._ttl.next_expiry_ms(group, view)
@@ -159,6 +155,15 @@ class LeaseSettlement:
                 expired += buried
                 passed += not buried  # a gap
         return expired
+
+    def expire_lease(self, lease: Lease, error: str | None, now_ms: int, view: View) -> int:
+        """End a lease whose consumer has not settled it in time, or did not live to: what is left of it has used an
+        attempt. Messages given back or buried."""
+        live = lease.live
+        self._shared.totals.lease_expired += live.bit_count()
+        lease.revoked = True
+        self._retry_or_bury(lease, live, None, LEASE_EXPIRED, error, now_ms, view)
+        return live.bit_count()
 
     def release(self, command: c.Release, now_ms: int, view: View) -> int:
         """Make ready at once what a consumer holds, the attempt not counted. Messages given back."""

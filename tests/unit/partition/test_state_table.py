@@ -12,7 +12,8 @@ import pytest
 
 from sandq.model.batch import Column
 from sandq.partition import commands as c
-from sandq.partition.levels import RANKED
+from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
+from sandq.partition.levels import RANKED, RECLAIMS
 from sandq.partition.rows import Range
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.scenes import DEFAULT, LEVELS, STATES, Scene, scene
@@ -289,6 +290,14 @@ class TestConsumerComesBack:
         assert leased.bench.ack(leased.token, at=5001) == []
         assert leased.bench.ack(again.token, at=5001) is None
         assert leased.state == "acked"
+
+    def test_as_expire_once_it_came_back_so_often(self) -> None:
+        leased = scene("leased")
+        leased.bench.apply(3, c.RaiseLevel(RECLAIMS))
+        for epoch in range(1, RECLAIMS_MOST + 1):
+            assert leased.bench.reclaim(epoch, at=3) == (1, 0)
+        assert leased.bench.reclaim(100, at=3) == (0, 0)
+        assert leased.state == "waiting"
 
     @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
     def test_nothing_is_held(self, state: str) -> None:

@@ -190,6 +190,13 @@ def test_a_biography_goes_life_by_life(ctl: Ctl, client: FakeClient) -> None:
     assert (record["life"], [life["reason"] for life in record["lives"]]) == (3, ["nacked", "expired"])
 
 
+@pytest.mark.parametrize(("reclaims", "words"), [(1, "once"), (4, "4 times")])
+def test_how_often_its_consumer_came_back_to_it(ctl: Ctl, client: FakeClient, reclaims: int, words: str) -> None:
+    (_, audit) = BIOGRAPHY["groups"]  # type: ignore[misc]
+    client.biography = {**BIOGRAPHY, "groups": [{**audit, "reclaims": reclaims}]}
+    assert f"  reclaimed  {words}" in ctl("message", "why", "t", ID).stdout.splitlines()
+
+
 @pytest.mark.parametrize(("snoozes", "words"), [(1, "once"), (1200, "1,200 times")])
 def test_snoozes_are_part_of_the_biography(ctl: Ctl, client: FakeClient, snoozes: int, words: str) -> None:
     history = [[1, "worker-1", NOW_MS - 900, NOW_MS - 400, "snoozed", "429"]]
