@@ -439,6 +439,13 @@ class RankedWalk:
         """A consumer comes back: it gets the same messages in the same order under new tokens, unless it has come back
         to them too often."""
         group, consumer, ms = draw.choice(GROUPS), draw.choice("cd"), draw.choice([1000, 60_000])
+        holders = sorted({self._holder(token) for token in self.leases if self._live(token)})
+        if holders and draw.random() < 0.8:
+            group, consumer = draw.choice(holders)
+        for _ in range(draw.choice([1, 1, 3])):
+            self._come_back(group, consumer, ms)
+
+    def _come_back(self, group: str, consumer: str, ms: int) -> None:
         self.epoch += 1
         held = {token: self._live(token) for token, lease in self.leases.items()}
         old = [token for token in held if held[token] and self._holder(token) == (group, consumer)]
