@@ -56,6 +56,8 @@ among producers goes by the level, too."""
 BUDGET: Final = 13
 """An entry writes only so much of stored messages again (`FIXED.entry_copied_bytes`): what comes behind in moves,
 updates and nacks is answered with NOT_YET, and changes nothing."""
+SWEPT_MESSAGES: Final = 13
+"""A step of a sweep is bounded by messages, too: a row may be a batch of 65,536 that are compressed."""
 RECLAIMS: Final = 13
 """A lease counts how often its consumer came back to it; in the end that uses an attempt
 (`FIXED.lease_reclaims`)."""
