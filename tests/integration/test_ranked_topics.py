@@ -105,6 +105,13 @@ async def test_tenants_have_unique_keys_of_their_own(api: sandq.Client) -> None:
         assert (await messages.get(unique_key="k")).id == ids["default"]
         with pytest.raises(sandq.errors.NotFound, match="of unique key b'k' of tenant gamma"):
             await messages.cancel(unique_key="k", tenant="gamma")
+        for look in (messages.cancel, messages.get, messages.why):
+            with pytest.raises(sandq.errors.NotFound, match=r"of the tenant 'default': .* say whose it is") as missed:
+                await look(unique_key="other")
+            assert missed.value.details["tenant"] == "default"
+        with pytest.raises(sandq.errors.NotFound) as gone:
+            await messages.get("0" * 26)
+        assert "tenant" not in gone.value.message
         assert await messages.cancel(unique_key="k", tenant="beta") == ids["beta"]
         await messages.move(unique_key="k", tenant="acme", delay="2h")
         assert {one.id async for one in messages.list()} == {ids["acme"], ids["default"]}

@@ -31,8 +31,9 @@ from sandq.model.errors import (
 )
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import incarnation_of, node_of
-from sandq.model.names import COMPACTED, FAIR, check_name
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_name
 from sandq.model.settings import parse_group_settings
+from sandq.model.tenants import NOT_OF_DEFAULT
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
 from sandq.partition import commands as c
@@ -58,6 +59,7 @@ from sandq.protocol.requests_admin import (
 )
 from sandq.protocol.requests_log import Fetch, Measure
 from sandq.protocol.requests_messages import (
+    BY_ID,
     Cancel,
     Forecast,
     Get,
@@ -186,18 +188,28 @@ class MessageQueries:
     async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
         self._known(request, [request.target])
         await self._time.advance_for_states(self._host(request))
-        return _found(await self._ask(request, lambda queries: queries.get(request.target), _bytes_of_message))
+        shown = await self._ask(request, lambda queries: queries.get(request.target), _bytes_of_message)
+        return self._found(request, shown)
 
     async def why(self, request: Why, caller: Caller) -> dict[str, Any]:
         self._known(request, [request.target])
         await self._time.advance_for_states(self._host(request))
-        told = _found(await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK))
+        shown = await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK)
+        told = self._found(request, shown)
         delivery = self._broker.partition(request.topic, request.partition)
         for group in told["groups"]:
             group["consumers"] = delivery.consumers(group["group"])
             if group["state"] == "ready" and not group["consumers"]:
                 group["reason"] += "; the group has no consumer on this node"
         return told
+
+    def _found(self, request: Get | Why, shown: dict[str, Any] | None) -> dict[str, Any]:
+        if shown is not None:
+            return shown
+        kind, _, *tenant = request.target
+        if kind == BY_ID or tenant or self._broker.topic(request.topic).record.kind != FAIR:
+            raise NotFound("there is no such message here (any more)")
+        raise NotFound(f"there is no such message here (any more){NOT_OF_DEFAULT}", tenant=DEFAULT_TENANT)
 
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of messages, and where the next one begins."""
@@ -480,9 +492,3 @@ def _members(host: RaftGroup) -> list[dict[str, Any]]:
             row |= {"snapshot_sent": sending.sent_bytes, "snapshot_bytes": sending.total_bytes}
         rows.append(row)
     return rows
-
-
-def _found(shown: dict[str, Any] | None) -> dict[str, Any]:
-    if shown is None:
-        raise NotFound("there is no such message here (any more)")
-    return shown

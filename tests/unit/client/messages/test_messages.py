@@ -158,8 +158,10 @@ def test_set_priority(with_client: Any) -> None:
             [[named, None, False, 7]],
             [[named, 60_000, True, 7]],
         ]
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFound, match=r"no message of unique key b'other' of the tenant 'default': .*say whose"):
             await messages.set_priority(unique_key="other", priority=1)
+        with pytest.raises(NotFound, match=r"no message of unique key b'other' of tenant acme$"):
+            await messages.set_priority(unique_key="other", tenant="acme", priority=1)
         assert await messages.move_all(priority=3) == (1, 1, 0)
         (*_, arguments) = server.of_type(Type.JOB_START)[-1]
         assert arguments["priority"] == 3 and not arguments.keys() & {"to_ms", "shift_ms"}

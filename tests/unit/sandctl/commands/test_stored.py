@@ -267,6 +267,11 @@ def test_cancel_named_messages(ctl: Ctl, client: FakeClient) -> None:
     result = ctl("message", "cancel", "t", "--unique-key", "u", "-o", "json")
     assert json.loads(result.stdout) == [{"unique_key": "u", "id": text(NOW_MS + HOUR_MS, 3), "outcome": "cancelled"}]
     assert ctl("message", "cancel", "t", "--unique-key", "v").stderr == "unique key 'v': not found\n"
+    client.missed = {"tenant": "default"}
+    said = "unique key 'v': not found of the tenant default; say whose it is with --tenant\n"
+    assert ctl("message", "cancel", "t", "--unique-key", "v").stderr == said
+    result = ctl("message", "cancel", "t", "--unique-key", "v", "-o", "json")
+    assert json.loads(result.stdout) == [{"unique_key": "v", "tenant": "default", "outcome": "not_found"}]
     result = ctl("message", "cancel", "nope", ID)
     assert (result.exit_code, result.stderr) == (1, "sandctl: there is no topic 'nope'\n")
 
