@@ -23,6 +23,7 @@ from sandq.partition.groups.leases import Lease, Waiting
 from sandq.partition.levels import DEAD_LIVES, IN_PLACE, RANKED_BY_JOBS, RANKED_WAITING, RECLAIMS, SCOPED_KEYS
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import cursor_before
+from sandq.partition.ready.ready_queue import bytes_of
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.fair_model import FairModel
 from tests.support.partition.ranked_bench import RankedBench
@@ -701,6 +702,9 @@ class RankedWalk:
     def _check_group(self, group: Group) -> None:
         machine, view = self.bench.machine, self.bench.view
         found = machine.groups.named(group.name)
+        assert found.ready is not None
+        for queue in found.ready._queues.values():
+            assert queue.held_bytes == sum(map(bytes_of, queue.entries)), "what it holds is not counted"
         counts = dict.fromkeys((PENDING, LEASED, WAITING, DEAD, ACKED), 0)
         back = due = 0
         for message in self.messages.values():
