@@ -58,6 +58,9 @@ BUDGET: Final = 13
 updates and nacks is answered with NOT_YET, and changes nothing."""
 SWEPT_MESSAGES: Final = 13
 """A step of a sweep is bounded by messages, too: a row may be a batch of 65,536 that are compressed."""
+SENT: Final = 13
+"""A lease remembers which of its messages were acked by acks that sent messages: such an ack behind another one, which
+sent nothing, is refused."""
 RECLAIMS: Final = 13
 """A lease counts how often its consumer came back to it; in the end that uses an attempt
 (`FIXED.lease_reclaims`)."""

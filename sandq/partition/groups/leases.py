@@ -52,6 +52,8 @@ class Lease:
     acked: int = 0
     left: int = 0
     """Nacked, expired, revoked or dead: no longer of this lease."""
+    sent: int = 0
+    """Acked by acks that sent messages; below the level `SENT` that is not known."""
     revoked: bool = False
     """It ended by its deadline or with its consumer, not by acks and nacks."""
     ended: int = 0
@@ -296,6 +298,8 @@ class Lease:
     def progress_row(self) -> bytes:
         size = (self.total + 7) // 8
         acked, left = self.acked.to_bytes(size, "little"), self.left.to_bytes(size, "little")
+        if self.sent:
+            return rows.pack(acked, left, self.ended, self.revoked, self.sent.to_bytes(size, "little"))
         return rows.pack(acked, left, self.ended, self.revoked)
 
     @classmethod
@@ -321,7 +325,8 @@ class Lease:
         lease.epoch = more[2] if len(more) > 2 else 0
         lease.reclaims = more[3] if len(more) > 3 else 0
         if progress is not None:
-            acked, left, lease.ended, lease.revoked = rows.unpack(progress)
+            acked, left, lease.ended, lease.revoked, *more = rows.unpack(progress)
+            lease.sent = int.from_bytes(more[0], "little") if more else 0
             lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")
         return lease
 

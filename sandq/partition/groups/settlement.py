@@ -17,6 +17,7 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, History, Lease, Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change, renew
+from sandq.partition.levels import SENT
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.view import View
@@ -66,6 +67,18 @@ class LeaseSettlement:
         if what is None and (lease.acked | fresh) and not lease.revoked:
             return None, bool(fresh)
         return _lost(lease, mask & lease.left, foreign, what), bool(fresh)
+
+    def has_sent(self, token: int, what: c.What) -> bool:
+        """Whether messages of a lease, which there is, were acked by acks that sent messages."""
+        lease = self._leases.by_token[token]
+        return bool(lease.mask_of(what)[0] & lease.sent)
+
+    def ack_sending(self, token: int, what: c.What, now_ms: int, view: View) -> list[Lost]:
+        """`ack` of one item, of a lease that there is, and remember that it sent messages."""
+        if self._shared.level >= SENT:
+            lease = self._leases.by_token[token]
+            lease.sent |= lease.mask_of(what)[0] & lease.live
+        return self.ack([(token, what)], now_ms, view)
 
     def group_of(self, token: int) -> int:
         """The id of the group that a lease is of, which there is."""

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from sandq.model.batch import Column
+from sandq.model.errors import Conflict
 from sandq.partition import commands as c
 from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
-from sandq.partition.levels import RANKED, RECLAIMS
+from sandq.partition.levels import RANKED, RECLAIMS, SENT
 from sandq.partition.rows import Range
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.scenes import DEFAULT, LEVELS, STATES, Scene, scene
@@ -146,6 +147,14 @@ class TestAckThatSends:
         before = self.stored(acked.bench)
         command = c.AckThen(acked.token, None if whole else acked.what, self.sends)
         assert acked.bench.apply(4, command)[0] == [None]
+        assert (acked.state, self.stored(acked.bench)) == ("acked", before)
+
+    def test_refused_behind_an_ack_that_sent_nothing(self) -> None:
+        acked = scene("acked")
+        acked.bench.apply(4, c.RaiseLevel(SENT))
+        before = self.stored(acked.bench)
+        (refused,) = acked.bench.apply(4, c.AckThen(acked.token, acked.what, self.sends))
+        assert isinstance(refused, Conflict)
         assert (acked.state, self.stored(acked.bench)) == ("acked", before)
 
 
