@@ -18,18 +18,11 @@ from pydantic_core import CoreSchema, core_schema
 from sandq.model import schema
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
-from sandq.model.names import DEFAULT_TENANT, check_tenant
+from sandq.model.names import check_tenant
 from sandq.model.rates import interval_us
 
 EVERY: Final = "*"
 BELOW: Final = ".*"
-
-
-NOT_OF_DEFAULT: Final = (
-    f" of the tenant {DEFAULT_TENANT!r}: in a fair topic a unique key is one tenant's; say whose it is, where that is "
-    "another one (tenant)"
-)
-"""What an error says of a message of a fair topic that was named by its unique key without a tenant, or with that."""
 
 
 def check_pattern(text: str) -> str:

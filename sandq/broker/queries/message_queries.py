@@ -31,9 +31,8 @@ from sandq.model.errors import (
 )
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import incarnation_of, node_of
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_name
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, check_name
 from sandq.model.settings import parse_group_settings
-from sandq.model.tenants import NOT_OF_DEFAULT
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
 from sandq.partition import commands as c

@@ -18,9 +18,8 @@ from sandq.client.transport.requests import call_leader, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
-from sandq.model.names import DEFAULT_TENANT, FAIR
+from sandq.model.names import DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT
 from sandq.model.partitioning import partition_for
-from sandq.model.tenants import NOT_OF_DEFAULT
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
 from sandq.protocol.replies_messages import (
     CANCELLED,
