@@ -120,8 +120,9 @@ async def change_each(client: Client, topic: str, targets: Sequence[Target], cha
                 outcomes[number] = {**target.record, "outcome": "too_late", "state": error.details.get("state")}
             except (UnknownTopic, UnknownPartition):
                 raise
-            except NotFound:
-                outcomes[number] = {**target.record, "outcome": "not_found"}
+            except NotFound as error:
+                tenant = error.details.get("tenant")  # at which it was looked for, where it is one's
+                outcomes[number] = {**target.record, **({"tenant": tenant} if tenant else {}), "outcome": "not_found"}
 
     async with anyio.create_task_group() as tasks:
         for number, target in enumerate(targets):
@@ -145,6 +146,8 @@ def _sentence(target: Target, row: dict[str, Any]) -> str:
     if row["outcome"] == "too_late":
         return f"{target.name}: too late, it is {row['state']}"
     if row["outcome"] == "not_found":
+        if "tenant" in row and target.tenant is None:
+            return f"{target.name}: not found of the tenant {row['tenant']}; say whose it is with --tenant"
         return f"{target.name}: not found"
     if row["outcome"] == "moved":
         ranked = f", priority {row['priority']}" if "priority" in row else ""

@@ -67,6 +67,9 @@ def _group_facts(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, s
     if group.get("snoozes"):
         count = group["snoozes"]
         yield "snoozed", "once" if count == 1 else f"{count:,} times"
+    if group.get("reclaims"):
+        count = group["reclaims"]
+        yield "reclaimed", "once" if count == 1 else f"{count:,} times"
     if group.get("error"):
         yield "error", _line(group["error"])
     count = group.get("consumers")

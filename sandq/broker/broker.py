@@ -18,6 +18,7 @@ from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.delivery import sending_acks
 from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce, release
+from sandq.broker.delivery.nack_changes import with_columns
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import (
     GroupOpenings,
@@ -34,6 +35,7 @@ from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.kv_watch import KvWatches
 from sandq.broker.queries.linearizable_reads import LinearizableReads
 from sandq.broker.queries.schedule_outlook import ScheduleOutlooks
+from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.replication.replica import Delivery, MetadataView
@@ -47,13 +49,12 @@ from sandq.model.errors import (
     NotLeader,
     Overloaded,
     SandqError,
-    TooLarge,
     Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
 from sandq.model.features import CONSUMER_EPOCHS_LEVEL, OUTBOX_LEVEL
-from sandq.model.limits import FIXED, Limits
+from sandq.model.limits import Limits
 from sandq.model.names import RANKED, check_name
 from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved
 from sandq.model.sequence import number_of
@@ -62,14 +63,10 @@ from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.groups.lease_reclaim import check_newest, fenced
 from sandq.partition.produce_validation import Checked, check_batch
-from sandq.protocol.requests import CHANGES, Ack, AckThen, Extend, Lease, Nack, Produce, Subscribe
+from sandq.protocol.requests import Ack, AckThen, Extend, Lease, Nack, Produce, Subscribe
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
-
-CHANGED_MESSAGES: Final = FIXED.grant_messages
-CHANGED_BYTES: Final = 16 << 20
-"""Messages that one nack may give other headers or another priority, and of those headers: each is stored anew."""
 
 LEASE_MS_RANGE = (1_000, 43_200_000)
 COUNT_PRODUCERS_S = 1.0
@@ -235,16 +232,21 @@ class Broker:
 
     def settle(self, request: Ack | Nack | Extend, caller: Caller, done: Done) -> None:
         """Ack, nack or extend leases. A lease of a topic that is no more is lost."""
-        delivery = self.catalog.of_group(request.group_number, request.partition)
+        host = self.catalog.of_group(request.group_number, request.partition).host
+        topic = self.catalog.view.places.get(request.group_number, ("", 0))[0]
+        items: Any = request.items
         if isinstance(request, Extend):
-            topic = self.catalog.view.places.get(request.group_number, ("", 0))[0]
             own = self.limits_of(topic)
-            for _, lease_ms in request.items:
+            for _, lease_ms in items:
                 _check_lease(lease_ms, own)
-        items = self._with_columns(request) if isinstance(request, Nack) else request.items
+        if isinstance(request, Nack):
+            items = with_columns(request, host.status.level, self.limits, lambda: self.check_ranked(topic))
         command = _SETTLING[type(request)](items)
         size = _size_of(command)
-        delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
+        if isinstance(command, c.Nack):
+            submit_in_parts(host, command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
+        else:
+            host.submit(command, done, size=size, work=SETTLED_WORK * size, line=caller.line)
 
     def ack_then(self, request: AckThen, caller: Caller, done: Done) -> None:
         """Ack messages and send others. `done` gets what was lost, as of an ack of one item. Raises what refuses one of
@@ -255,27 +257,6 @@ class Broker:
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
         messages = len(command.messages)
         delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line)
-
-    def _with_columns(self, request: Nack) -> list[list[Any]]:
-        """The items of a nack, with what they change of their messages by column. Raises InvalidRequest, TooLarge."""
-        most = self.limits.headers_bytes
-        items, messages, header_bytes = [], 0, 0
-        for item in request.items:
-            if len(item) > 5 and (changes := item[5]) is not None:
-                named = _named(item[1])
-                messages, header_bytes = messages + named, header_bytes + named * len(changes.get("headers", b""))
-                if messages > CHANGED_MESSAGES or header_bytes > CHANGED_BYTES:
-                    raise TooLarge(
-                        f"a nack may change {CHANGED_MESSAGES} messages, and give {CHANGED_BYTES} bytes of headers: "
-                        "nack fewer at once"
-                    )
-                if "priority" in changes:
-                    self.check_ranked(self.catalog.view.places[request.group_number][0])
-                if (size := len(changes.get("headers", b""))) > most:
-                    raise TooLarge(f"headers: {size} bytes, {most} are allowed", limit="headers_bytes", maximum=most)
-                item = [*item[:5], {CHANGES[name]: value for name, value in changes.items()}, *item[6:]]
-            items.append(item)
-        return items
 
     def limits_of(self, topic: str) -> TopicLimits | None:
         """The limits of a topic's own; None: it has none, or is not there."""
@@ -464,14 +445,6 @@ def _check_lease(lease_ms: int, own: TopicLimits | None) -> None:
 def _takers_key(request: Lease) -> _TakersKey:
     """Requests for other partitions wait apart: nobody is woken by what is not for it."""
     return request.topic, request.group, tuple(sorted(request.partitions or ()))
-
-
-def _named(what: list[list[Any]] | None) -> int:
-    """How many messages an item of a nack may be about."""
-    if what is None:
-        return FIXED.grant_messages
-    counts = [one if isinstance(one, int) else int.from_bytes(one, "little").bit_count() for _, one in what]
-    return sum(counts)
 
 
 _SETTLING: Mapping[type, Callable[[Any], c.Ack | c.Nack | c.Extend]] = {Ack: c.Ack, Nack: c.Nack, Extend: c.Extend}

@@ -189,9 +189,9 @@ class Client:
         instant, or the offset to begin with (in its partition; the others begin at its time).
 
         `consumer_id`: a name of this worker that lasts, of letters, digits, ".", "_" and "-". Started again after a
-        crash it gets what it held at once, as the same attempt, instead of when the leases run out; what it did before
-        can settle nothing any more (LeaseLost). One process has it at a time: an earlier one that is still there ends
-        with ConsumerFenced. `partitions`: numbers of those to take messages of; None: all.
+        crash it gets what it held at once, five times as the same attempt, instead of when the leases run out; what it
+        did before can settle nothing any more (LeaseLost). One process has it at a time: an earlier one that is still
+        there ends with ConsumerFenced. `partitions`: numbers of those to take messages of; None: all.
         """
         options = {"credit": credit, "lease": lease, "start": start, "auto_extend": auto_extend}
         return self._subscribe(topic, group, consumer_id=consumer_id, partitions=partitions, **options)

@@ -20,6 +20,7 @@ level  since    what it adds
 10     v0.3.0   unique keys of fair topics by tenant (ADR 34)
 11     v0.3.0   ends that a worker chooses; jobs reach what waits for another attempt; dead letters by id, error and key
 12     v0.3.0   updates of pending messages; an outbox; limits of topics; consumers that come back after a restart
+13     v0.3.0   bounds of what an entry writes again, and of how often a consumer comes back; some acks are refused
 =====  =======  ===========================================================
 """
 
@@ -43,7 +44,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=12)
+KNOWN: Final = Levels(lowest=1, highest=13)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""

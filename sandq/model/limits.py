@@ -79,8 +79,12 @@ class FixedLimits:
     groups_per_topic: int = 1000
     limited_groups: int = 100
     entry_grants: int = 65_536
+    # Of stored messages, that one entry writes again: what comes behind is done by the next ones.
+    entry_copied_bytes: int = 16 * _MIB
     grant_messages: int = 1000
     leases_per_consumer: int = 10_000
+    # How often a consumer that was started again gets what it held as the same attempt.
+    lease_reclaims: int = 5
     max_gaps: int = 10_000
     key_window: int = 10_000
     unique_key_bytes: int = 1024

@@ -20,6 +20,11 @@ TAKERS: dict[str, tuple[str, ...]] = {"priority": RANKED, "tenant": (FAIR,)}
 
 DEFAULT_TENANT = "default"
 """The tenant of a message of a fair topic that names none."""
+NOT_OF_DEFAULT = (
+    f" of the tenant {DEFAULT_TENANT!r}: in a fair topic a unique key is one tenant's; say whose it is, where that is "
+    "another one (tenant)"
+)
+"""What an error says of a message of a fair topic that was named by its unique key without a tenant, or with that."""
 TENANT_RULE = (
     f"1 to {FIXED.tenant_levels} names of A-Z a-z 0-9 _ - with single dots between them, {FIXED.tenant_bytes} "
     "characters at most, "

@@ -246,7 +246,8 @@ class Release(Command):
 @dataclass(frozen=True, slots=True)
 class Reclaim(Command):
     """A consumer has come back after a restart: what it held under lower epochs is leased to it anew, under new tokens
-    and for `lease_ms`, as the same attempt. A bounded number of leases."""
+    and for `lease_ms`, as the same attempt; from the level `RECLAIMS` on only so often (`FIXED.lease_reclaims`). A
+    bounded number of leases."""
 
     type: ClassVar[int] = CommandType.RECLAIM
     feature_level: ClassVar[int] = CONSUMER_EPOCHS

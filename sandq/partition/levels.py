@@ -53,6 +53,17 @@ CONSUMER_EPOCHS: Final = 12
 OUTBOX: Final = 12
 """Partitions send messages to one another. What is applied goes by the settings and the command; who is a partition
 among producers goes by the level, too."""
+BUDGET: Final = 13
+"""An entry writes only so much of stored messages again (`FIXED.entry_copied_bytes`): what comes behind in moves,
+updates and nacks is answered with NOT_YET, and changes nothing."""
+SWEPT_MESSAGES: Final = 13
+"""A step of a sweep is bounded by messages, too: a row may be a batch of 65,536 that are compressed."""
+SENT: Final = 13
+"""A lease remembers which of its messages were acked by acks that sent messages: such an ack behind another one, which
+sent nothing, is refused."""
+RECLAIMS: Final = 13
+"""A lease counts how often its consumer came back to it; in the end that uses an attempt
+(`FIXED.lease_reclaims`)."""
 SCHEDULES: Final = 8
 """Partitions have schedules. What is applied goes by the command, not by the level."""
 ONE_MOMENT: Final = 5

@@ -132,6 +132,8 @@ class PartitionQueries:
                 told |= {"attempt": ended.attempt, "consumer": ended.consumer}
         if isinstance(holder, Lease | Waiting) and holder.snoozes:
             told["snoozes"] = holder.snoozes
+        if lease is not None and lease.reclaims:
+            told["reclaims"] = lease.reclaims
         told["reason"] = self._reason(group, told, shown)
         return told
 

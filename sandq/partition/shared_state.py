@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.key_limits import key_limit
+from sandq.model.limits import FIXED
 from sandq.model.outbox import DeadLetterTopic
+from sandq.partition.levels import BUDGET
 from sandq.partition.metrics import Totals
 from sandq.partition.ready.tenant_rules import TenantRules
 
 T = TypeVar("T")
 
+NOT_YET: Final = "not_yet"
+"""Outcome of what an entry had no budget left for: nothing was done, and it is to be asked for again."""
+COPIED_LEAST_BYTES: Final = 1024
+"""As so many a message that is written again counts at least: a small one costs some 30 us."""
 TURN_ITEMS = 64
 """Of an entry, after which it may give way: they take some milliseconds where each is a look-up."""
 TURN_READS = 8
@@ -41,6 +47,8 @@ class SharedState:
         partition's time."""
         self.settled = 0
         """Messages that groups were done with since it was last looked at how many those are: replicated."""
+        self.copied_bytes = 0
+        """Of stored messages, that the entry which is being applied has written again so far: see `note_copied`."""
         self.totals = Totals()
         self.give_way: Callable[[], None] = _go_on
         """Called now and then while an entry of many messages is applied: other partitions may have a turn."""
@@ -66,6 +74,16 @@ class SharedState:
         for at in range(0, len(items), most):
             self.give_way()
             yield from items[at : at + most]
+
+    def note_copied(self, size: int, messages: int = 1) -> None:
+        """So many bytes of stored messages were written again, in rows of so many messages."""
+        self.copied_bytes += max(size, COPIED_LEAST_BYTES * messages)
+
+    @property
+    def is_budget_spent(self) -> bool:
+        """Whether the entry that is being applied has written so much again that the next ones are to go on. The first
+        message of an entry is never too large."""
+        return self.level >= BUDGET and self.copied_bytes >= FIXED.entry_copied_bytes
 
     @property
     def ahead_ms(self) -> int:

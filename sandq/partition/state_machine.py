@@ -55,13 +55,14 @@ from sandq.partition.outbox.acks import SendingAcks
 from sandq.partition.outbox.forwarding import Forwarding
 from sandq.partition.outbox.outbox import Outbox, OutboxStatus
 from sandq.partition.schedules.schedule_table import ScheduleTable
-from sandq.partition.shared_state import SharedState
+from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.view import View
 
 _STATE_VERSION = 1
 
 Result = Any
 """Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack, AckThen: per item what was lost (`settlement.Lost`).
+Of Nack also NOT_YET.
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Reclaim: leases that were renewed, and that are yet
 to be. Seek: the new cursor. StartJob, StopJob: the job. RedriveDead, PurgeDead: an outcome (`jobs.redrive`) for each.
@@ -145,7 +146,7 @@ class TimerPartition:
         )
         self._forwarding = Forwarding(shared, group_state, outbox)
         self.leases, self.ttl = group_state.leases, group_state.ttl
-        ownership = Ownership(group_state)
+        ownership = Ownership(shared, group_state)
         self._trim_schedule = schedule = TrimSchedule(shared)
         self.log = MessageLog(
             partition, shared, log_state, reader, group_state, unique, expiring_rows, schedule, ownership
@@ -158,8 +159,8 @@ class TimerPartition:
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
         self.producers = Producers(partition, shared)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)
-        self._lease_reclaim = LeaseReclaim(group_state)
         self._settlement = LeaseSettlement(shared, group_state, unique)
+        self._lease_reclaim = LeaseReclaim(shared, group_state, self._settlement)
         self._acks = SendingAcks(shared, self._settlement, self.log, outbox)
         self._admin = GroupAdmin(shared, group_state, self.log, self.jobs)
         self.holds = Holds()
@@ -317,6 +318,7 @@ class TimerPartition:
         stamp_ms = entry.now_ms
         if self.shared.level >= OWNERSHIP:
             stamp_ms = min(stamp_ms, offsets.U48_MAX)  # a broken clock: what is placed by it must have a place
+        self.shared.copied_bytes = 0
         if self.resets.state is None:
             self._advance(stamp_ms, view)
         place = grants = 0
@@ -344,6 +346,8 @@ class TimerPartition:
                     case c.Reclaim():
                         renewed = self._lease_reclaim.reclaim(index, grants, command, self.now_ms, view)
                         grants += renewed[0]
+                        if self._lease_reclaim.ended:
+                            self._trim_schedule.note_settled(self.now_ms)
                         results.append(renewed)
                     case c.Move():
                         results.append(self._move(index, place, command, view))
@@ -524,6 +528,9 @@ class TimerPartition:
         if command.has_updates and self.shared.level < UPDATES:
             raise Conflict(f"the partition is at feature level {self.shared.level}, an update needs {UPDATES}")
         for at, (target, at_ms, relative, *others) in enumerate(self.shared.in_turns(command.items)):
+            if self.shared.is_budget_spent:
+                outcomes.append([NOT_YET, None])
+                continue
             to_ms = self.shared.stamp_ms + at_ms if relative else at_ms
             priority = others[0] if others else None
             change = Change.of(others[1]) if len(others) > 1 else None

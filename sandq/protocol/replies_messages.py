@@ -13,6 +13,7 @@
     piece    = five fields as in DELIVER
     outcome  = ["cancelled", id bin16] | ["moved", offset bin16] | ["updated", offset bin16]
                | ["too_late", state] | ["not_found", nil]
+               of an update also ["not_yet", nil]
                of a dead letter ["redriven", id bin16] | ["purged", id bin16] | ["not_dead", state] | ["not_found", nil]
                | ["not_yet", nil]
     message  = {id, offset, state, created_ms, deliver_ms, due_ms, value, key, headers, ttl_ms, unique_key, moves,
@@ -105,14 +106,15 @@ def encode_pieces(request_id: int, head: Sequence[Any], pieces: Sequence[Piece])
 class Outcome(NamedTuple):
     """What became of a cancel or a move: CANCELLED with the id, MOVED with the new offset, UPDATED with the same where
     another value or headers were given, TOO_LATE with the state that the message is in, NOT_FOUND with None. Of a dead
-    letter that was named: REDRIVEN and PURGED with the id, NOT_DEAD with the state, NOT_FOUND with None, and NOT_YET,
-    it is to be asked for again."""
+    letter that was named: REDRIVEN and PURGED with the id, NOT_DEAD with the state, NOT_FOUND with None. Of both, where
+    those before it were large, NOT_YET: it is to be asked for again."""
 
     verdict: str
     detail: bytes | str | None
 
 
 _OUTCOMES: Final[Spec] = {CANCELLED: (bytes,), MOVED: (bytes,), UPDATED: (bytes,), TOO_LATE: (str,), NOT_FOUND: (_NIL,)}
+UPDATE_OUTCOMES: Final[Spec] = {**_OUTCOMES, NOT_YET: (_NIL,)}
 DEAD_OUTCOMES: Final[Spec] = {
     **{REDRIVEN: (bytes,), PURGED: (bytes,)},
     **{NOT_DEAD: (str,), NOT_FOUND: (_NIL,), NOT_YET: (_NIL,)},

@@ -12,6 +12,7 @@ from sandq.client.client import cluster_of
 from sandq.errors import Conflict, ConsumerFenced, InvalidName, LeaseLost
 from sandq.model.features import Levels
 from sandq.node import Serving
+from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
 from sandq.protocol.frames import Type
 from tests.integration.conftest import Dial
 from tests.support.nodes.found import found_nodes
@@ -56,6 +57,26 @@ async def test_a_restarted_worker_gets_its_own_at_once(node: Serving, dial: Dial
     assert sorted(values(messages)) == held
     assert {message.attempt for message in messages} == {1}
     assert not {message.lease_token for message in messages} & {frame[4] for frame in pushed}
+
+
+async def test_a_message_that_ends_its_worker_each_time_is_dead_in_the_end(
+    node: Serving, dial: Dial, api: sandq.Client
+) -> None:
+    await api.admin.create_topic("t", lease="10m", max_attempts=1)
+    poison = await api.produce("t", b"poison")
+    for epoch in range(1, RECLAIMS_MOST + 2):
+        crashed = await dial(node)
+        await subscribed(crashed, epoch)
+        await crashed.push()
+        told = (await api.messages("t").why(poison))["groups"]
+        assert [row.get("reclaims", 0) for row in told] == [epoch - 1]
+        await crashed.stream.aclose()
+    await api.produce("t", b"harmless")
+    async with api.subscribe("t", group="g", consumer_id="w") as again:
+        assert values(await take(again, 1)) == [b"harmless"]
+    (letter,) = [letter async for letter in api.dead("t", "g").list()]
+    assert (letter.id, letter.reason) == (poison, "lease_expired")
+    assert letter.error == f"consumer 'w' was started again {RECLAIMS_MOST + 1} times and has not settled it"
 
 
 async def test_a_zombie_ends_with_an_error_and_settles_nothing(node: Serving, api: sandq.Client) -> None:

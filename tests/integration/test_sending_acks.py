@@ -8,7 +8,7 @@ import pytest
 
 import sandq
 from sandq.broker.delivery.outbox_sender import OutboxSender
-from sandq.errors import InvalidRequest, LeaseLost, TooLarge, Unavailable, UnknownTopic
+from sandq.errors import Conflict, InvalidRequest, LeaseLost, TooLarge, Unavailable, UnknownTopic
 from tests.support.nodes.working import take
 from tests.support.waiting import until_answer
 
@@ -93,6 +93,10 @@ async def test_what_is_refused_acks_nothing(api: sandq.Client) -> None:
     assert only.value == b"y"
     await leases.nack([only])
     assert await leases.ack([only], then=[sandq.Outgoing(b"z")]) == [only.held]
+    (only,) = await leases.take(10, wait="5s")
+    assert await leases.ack([only]) == []
+    with pytest.raises(Conflict, match="by an ack that sent nothing, and nothing is sent now"):
+        await leases.ack([only], then=[sandq.Outgoing(b"z")])
 
 
 async def test_a_lease_that_is_lost_sends_nothing(api: sandq.Client) -> None:

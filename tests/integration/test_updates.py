@@ -74,6 +74,30 @@ async def test_many_at_once_and_large_ones(api: sandq.Client) -> None:
         assert (await messages.get(ids[0])).value == largest
 
 
+async def test_large_messages_are_updated_and_nacked_in_parts(api: sandq.Client) -> None:
+    """A partition writes only so much again in one go: nobody who asks for more sees that."""
+    async with with_topic(api, kind="priority", **NOW):
+        messages = api.messages("t")
+        large = b"x" * (5 << 20)
+        ids = [await api.produce("t", large, delay="1h") for _ in range(5)]
+        told: dict[str, str] = {}
+
+        async def change(one: str) -> None:
+            told[one] = await messages.update(one, headers={"of": one}, delay=0)
+
+        async with anyio.create_task_group() as tasks:
+            for one in ids:
+                tasks.start_soon(change, one)
+        assert sorted(told) == sorted(ids)
+        async with api.subscribe("t", group="g", credit=5) as found:
+            held = await take(found, 5, ack=False)
+            for given_back in [message.nack(delay=0, priority=3) for message in held]:
+                await given_back
+            again = await take(found, 5)
+        assert {message.id: message.headers for message in again} == {one: {"of": one} for one in ids}
+        assert [(message.priority, message.value == large) for message in again] == [(3, True)] * 5
+
+
 async def test_a_move_in_the_same_step(api: sandq.Client) -> None:
     async with with_topic(api, kind="priority", **NOW):
         first = await api.produce("t", b"old", delay="1h", priority=7)

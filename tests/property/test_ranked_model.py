@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandq.model.limits import FIXED
-from sandq.partition.groups import group, ranked_grants
+from sandq.partition.groups import group, lease_reclaim, ranked_grants
 from sandq.partition.jobs import jobs
-from sandq.partition.levels import DEAD_LIVES, RANKED
+from sandq.partition.levels import DEAD_LIVES, RANKED, RECLAIMS
 from sandq.partition.log import message_log, reader, sweep, trim
 from sandq.partition.ready import ready_queues
 from tests.support.examples import examples
@@ -33,6 +33,7 @@ SMALL = (
     (sweep, "SWEEP_ROWS", 3),
     (ready_queues, "HEAD_ENTRIES", 2),
     (ready_queues, "MOST_ENTRIES", 4),
+    (lease_reclaim, "RECLAIMS_MOST", 1),
     (ranked_grants, "PROMOTED", 5),
     (ranked_grants, "PART_ENTRIES", 2),
 )
@@ -48,6 +49,7 @@ TOPICS: dict[str, tuple[str, dict[str, Any]]] = {
     "fair_few_gaps": ("fair", {"few_gaps": True}),
     "fair_before_in_place": ("fair", {"level": RANKED}),
     "fair_dead_by_id": ("fair", {"level": DEAD_LIVES}),
+    "priority_reclaims": ("priority", {"level": RECLAIMS}),
 }
 STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 1 << 16)), min_size=25, max_size=90)
 

@@ -15,6 +15,7 @@ from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.queries.fan_out import call_all, read_all
 from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room, no_bytes
 from sandq.broker.queries.partition_time import PartitionTime
+from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.turns import Turn
 from sandq.model import offsets
@@ -30,7 +31,7 @@ from sandq.model.errors import (
 )
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import incarnation_of, node_of
-from sandq.model.names import COMPACTED, FAIR, check_name
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
@@ -57,6 +58,7 @@ from sandq.protocol.requests_admin import (
 )
 from sandq.protocol.requests_log import Fetch, Measure
 from sandq.protocol.requests_messages import (
+    BY_ID,
     Cancel,
     Forecast,
     Get,
@@ -108,7 +110,8 @@ class MessageQueries:
         host.submit(c.Cancel(targets), done, size=size, work=work, line=caller.line)
 
     def move(self, request: Move, caller: Caller, done: Done) -> None:
-        """`done` gets an outcome for each item. Raises InvalidTime."""
+        """`done` gets an outcome for each item. What an entry has no budget for is done by the next ones; updates are
+        answered then, for they may take longer together than anybody waits. Raises InvalidTime."""
         items: Sequence[Any] = request.items
         if any([len(item) > 3 and item[3] is not None for item in items]):
             self._broker.check_ranked(request.topic)
@@ -128,7 +131,11 @@ class MessageQueries:
             items = [[target, *rest] for target, (_, *rest) in zip(known, items, strict=True)]
         count = len(items)
         size, work = 64 + 128 * count + updated_bytes, TARGET_WORK * max(count, 1) + updated_bytes
-        host.submit(c.Move(items), done, size=size, work=work, messages=count, line=caller.line)
+        command = c.Move(items)
+        if command.has_updates:
+            host.submit(command, done, size=size, work=work, messages=count, line=caller.line)
+        else:
+            submit_in_parts(host, command, done, size=size, work=work, line=caller.line)
 
     def _with_updates(self, request: Move) -> tuple[Sequence[Sequence[Any]], int]:
         """The items of a move, with what they change of their messages by column, and the bytes of that. Raises
@@ -180,18 +187,28 @@ class MessageQueries:
     async def get(self, request: Get, caller: Caller) -> dict[str, Any]:
         self._known(request, [request.target])
         await self._time.advance_for_states(self._host(request))
-        return _found(await self._ask(request, lambda queries: queries.get(request.target), _bytes_of_message))
+        shown = await self._ask(request, lambda queries: queries.get(request.target), _bytes_of_message)
+        return self._found(request, shown)
 
     async def why(self, request: Why, caller: Caller) -> dict[str, Any]:
         self._known(request, [request.target])
         await self._time.advance_for_states(self._host(request))
-        told = _found(await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK))
+        shown = await self._ask(request, lambda queries: queries.why(request.target), no_bytes, WHY_WORK)
+        told = self._found(request, shown)
         delivery = self._broker.partition(request.topic, request.partition)
         for group in told["groups"]:
             group["consumers"] = delivery.consumers(group["group"])
             if group["state"] == "ready" and not group["consumers"]:
                 group["reason"] += "; the group has no consumer on this node"
         return told
+
+    def _found(self, request: Get | Why, shown: dict[str, Any] | None) -> dict[str, Any]:
+        if shown is not None:
+            return shown
+        kind, _, *tenant = request.target
+        if kind == BY_ID or tenant or self._broker.topic(request.topic).record.kind != FAIR:
+            raise NotFound("there is no such message here (any more)")
+        raise NotFound(f"there is no such message here (any more){NOT_OF_DEFAULT}", tenant=DEFAULT_TENANT)
 
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of messages, and where the next one begins."""
@@ -474,9 +491,3 @@ def _members(host: RaftGroup) -> list[dict[str, Any]]:
             row |= {"snapshot_sent": sending.sent_bytes, "snapshot_bytes": sending.total_bytes}
         rows.append(row)
     return rows
-
-
-def _found(shown: dict[str, Any] | None) -> dict[str, Any]:
-    if shown is None:
-        raise NotFound("there is no such message here (any more)")
-    return shown

@@ -18,14 +18,16 @@ from sandq.client.transport.requests import call_leader, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
-from sandq.model.names import DEFAULT_TENANT, FAIR
+from sandq.model.names import DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
 from sandq.protocol.replies_messages import (
     CANCELLED,
     MOVED,
     NOT_FOUND,
+    NOT_YET,
     TOO_LATE,
+    UPDATE_OUTCOMES,
     UPDATED,
     MessageRecord,
     Outcome,
@@ -44,8 +46,13 @@ async def _settle(
 
 
 async def _settle_updates(cluster: Cluster, topic: str, partition: int, items: list[Any]) -> list[Outcome]:
-    frame = await call_leader(cluster, Move.of_updates(topic, partition, items))
-    return outcomes(frame, len(items))
+    """Also what a partition does not do at once, because it would write very much again: in further requests."""
+    found: dict[int, Outcome] = {}
+    while left := [at for at in range(len(items)) if at not in found]:
+        frame = await call_leader(cluster, Move.of_updates(topic, partition, [items[at] for at in left]))
+        told = zip(left, outcomes(frame, len(left), UPDATE_OUTCOMES), strict=True)
+        found.update({at: one for at, one in told if one.verdict != NOT_YET})
+    return [found[at] for at in range(len(items))]
 
 
 _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
@@ -299,7 +306,11 @@ class Messages:
         self, target: Target, tenant: str | None, ask: Ask[Any, Outcome], item: Any, size: int = 0
     ) -> str:
         counter = Counter(ask, self.topic, await self._partition(target, tenant))
-        return self._text_of(target, await self._batcher.run(counter, item, size), _VERDICTS[ask])
+        outcome = await self._batcher.run(counter, item, size)
+        if outcome.verdict == NOT_FOUND:
+            is_fair = (await self._cluster.topic(self.topic)).kind == FAIR
+            raise self._not_found(target, of_default=is_fair and target[0] != BY_ID and len(target) == 2)
+        return self._text_of(target, outcome, _VERDICTS[ask])
 
     def _text_of(self, target: Target, outcome: Outcome, wanted: str) -> str:
         """`wanted`: the verdict on what was done."""
@@ -307,14 +318,14 @@ class Messages:
         if verdict == TOO_LATE:
             state = str(detail)
             raise TooLate(f"message {target_text(target)} cannot be {wanted} any more: it is {state}", state=state)
-        if verdict == NOT_FOUND:
-            raise self._not_found(target)
         if verdict != wanted or not isinstance(detail, bytes):
             raise ProtocolError(f"an outcome that does not fit the request: {verdict}")
         return offset_model.to_text(detail)
 
-    def _not_found(self, target: Target) -> NotFound:
-        return NotFound(f"topic {self.topic!r} has no message {target_text(target)}")
+    def _not_found(self, target: Target, *, of_default: bool = False) -> NotFound:
+        """`of_default`: it was looked for at the tenant default, where a unique key is one tenant's."""
+        text = f"topic {self.topic!r} has no message {target_text(target)}"
+        return NotFound(text + NOT_OF_DEFAULT, tenant=DEFAULT_TENANT) if of_default else NotFound(text)
 
 
 def _arguments(

@@ -132,6 +132,7 @@ class DeadLetters:
         group.dead[death.reason] += count
         self._count(death.reason, count)
         self.buried_bytes += size
+        self._shared.note_copied(size, count)
         self._kept.finish(group, ranges, kept, now_ms, view)
         self._groups.store(group, view)
 

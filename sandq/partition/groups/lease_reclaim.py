@@ -1,4 +1,8 @@
-"""Leases of a consumer that has come back after a restart: it gets them anew, and the tokens it had are void."""
+"""Leases of a consumer that has come back after a restart: it gets them anew, and the tokens it had are void.
+
+That is no attempt, so that a rollout costs none; but a message may be what ends its consumer. From the level `RECLAIMS`
+on a lease counts it, and in the end goes the way of one that runs out: an attempt is used.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,9 @@ from sandq.partition import commands as c
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease
+from sandq.partition.groups.settlement import LeaseSettlement
+from sandq.partition.levels import RECLAIMS
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 RECLAIMED_LEASES: Final = 256
@@ -19,15 +26,24 @@ RECLAIMED_RANGES: Final = 20_000
 """... and no further one once they have so many ranges: each is written."""
 
 
+RECLAIMS_MOST: Final = FIXED.lease_reclaims
+"""So often a lease is renewed."""
+
+
 class LeaseReclaim:
-    def __init__(self, group_state: GroupState) -> None:
+    def __init__(self, shared: SharedState, group_state: GroupState, settlement: LeaseSettlement) -> None:
+        self._shared = shared
         self._groups = group_state.groups
         self._leases = group_state.leases
+        self._settlement = settlement
+        self.ended = 0
+        """Leases that the last command ended instead, because their consumer came back to them too often."""
 
     def reclaim(self, index: int, place: int, command: c.Reclaim, now_ms: int, view: View) -> tuple[int, int]:
         """Lease to the consumer anew what it holds under lower epochs, those granted first before the others. `place`:
         the entry's next free place for a token. Returns how many leases were renewed, and how many are yet to be.
         Raises UnknownGroup, ConsumerFenced."""
+        self.ended = 0
         group = self._groups.named(command.group)
         held = self._leases.live_of(command.group, command.consumer)
         check_newest(command.group, command.consumer, command.epoch, max([lease.epoch for lease in held], default=0))
@@ -35,12 +51,16 @@ class LeaseReclaim:
         renewed = ranges = 0
         most = min(RECLAIMED_LEASES, FIXED.entry_grants - place)
         for lease in stale[: max(most, 0)]:
-            if ranges >= RECLAIMED_RANGES:
+            if ranges >= RECLAIMED_RANGES or self._shared.is_budget_spent:
                 break
-            self._renew(group, lease, offsets.token(index, place + renewed), command, now_ms, view)
-            renewed += 1
+            if lease.reclaims >= RECLAIMS_MOST:
+                self._settlement.expire_lease(lease, given_up(lease), now_ms, view)
+                self.ended += 1
+            else:
+                self._renew(group, lease, offsets.token(index, place + renewed), command, now_ms, view)
+                renewed += 1
             ranges += len(lease.ranges)
-        return renewed, len(stale) - renewed
+        return renewed, len(stale) - renewed - self.ended
 
     def _renew(self, group: Group, lease: Lease, token: int, command: c.Reclaim, now_ms: int, view: View) -> None:
         live = lease.live
@@ -59,8 +79,15 @@ class LeaseReclaim:
             _merged(lease, live),
         )
         renewed.snoozes, renewed.epoch = lease.snoozes, command.epoch
+        if self._shared.level >= RECLAIMS:
+            renewed.reclaims = lease.reclaims + 1
         self._leases.revoke(lease, view)
         self._leases.add(group, renewed, view)
+
+
+def given_up(lease: Lease) -> str:
+    """The error of messages whose consumer was started again so often without settling them."""
+    return f"consumer {lease.consumer!r} was started again {lease.reclaims + 1} times and has not settled it"
 
 
 def check_newest(group: str, consumer: str, epoch: int, newest: int) -> None:

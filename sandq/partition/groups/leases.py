@@ -52,6 +52,8 @@ class Lease:
     acked: int = 0
     left: int = 0
     """Nacked, expired, revoked or dead: no longer of this lease."""
+    sent: int = 0
+    """Acked by acks that sent messages; below the level `SENT` that is not known."""
     revoked: bool = False
     """It ended by its deadline or with its consumer, not by acks and nacks."""
     ended: int = 0
@@ -64,6 +66,8 @@ class Lease:
     """Those of its messages that are counted as in flight of their tenants, where messages are ranked."""
     epoch: int = 0
     """Of its consumer; 0: it has none."""
+    reclaims: int = 0
+    """How often its consumer was started again and got it anew; below the level `RECLAIMS` that is not counted."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
     _past: list[tuple[bytes, int, History]] | None = field(init=False, default=None)
@@ -279,7 +283,12 @@ class Lease:
             self.since_ms,
             self.kept,
         )
-        later: list[Any] = [self.queues, self.snoozes, self.epoch]  # nobody meets those that it does not know
+        later: list[Any] = [
+            self.queues,
+            self.snoozes,
+            self.epoch,
+            self.reclaims,
+        ]  # nobody meets those that it does not know
         while later and not later[-1]:
             later.pop()
         if later:
@@ -289,6 +298,8 @@ class Lease:
     def progress_row(self) -> bytes:
         size = (self.total + 7) // 8
         acked, left = self.acked.to_bytes(size, "little"), self.left.to_bytes(size, "little")
+        if self.sent:
+            return rows.pack(acked, left, self.ended, self.revoked, self.sent.to_bytes(size, "little"))
         return rows.pack(acked, left, self.ended, self.revoked)
 
     @classmethod
@@ -312,8 +323,10 @@ class Lease:
         )
         lease.snoozes = more[1] if len(more) > 1 else 0
         lease.epoch = more[2] if len(more) > 2 else 0
+        lease.reclaims = more[3] if len(more) > 3 else 0
         if progress is not None:
-            acked, left, lease.ended, lease.revoked = rows.unpack(progress)
+            acked, left, lease.ended, lease.revoked, *more = rows.unpack(progress)
+            lease.sent = int.from_bytes(more[0], "little") if more else 0
             lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")
         return lease
 

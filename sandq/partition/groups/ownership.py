@@ -8,15 +8,18 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Made, Waiting
 from sandq.partition.groups.renewal import Change, renew
+from sandq.partition.levels import BUDGET
 from sandq.partition.log.pieces import MessageReader
 from sandq.partition.rows import Range
+from sandq.partition.shared_state import SharedState
 from sandq.partition.view import View
 
 
 class Ownership:
     """Says whether a message is its producer's still, and takes it out of groups."""
 
-    def __init__(self, group_state: GroupState) -> None:
+    def __init__(self, shared: SharedState, group_state: GroupState) -> None:
+        self._shared = shared
         self._groups = group_state.groups
         self._waiting = group_state.waiting
         self._kept = group_state.kept
@@ -64,10 +67,12 @@ class Ownership:
         return taken
 
     def rank(self, offset: bytes, change: Change, reader: MessageReader, view: View) -> None:
-        """Change a message in the groups in which it waits; when it comes, and its attempts, stay."""
+        """Give a message another priority in the groups in which it waits; when it comes, and its attempts, stay."""
         for group in self._groups.by_id.values():
             if isinstance(entry := group.holder_of(offset), Waiting):
-                renew(group, [Range(offset, 1)], entry.kept, change, reader, view)
+                if self._shared.level >= BUDGET and change.queue(entry.queue) == entry.queue:
+                    continue  # it has that: repeated, after an answer that was lost, it costs nothing
+                self._shared.note_copied(renew(group, [Range(offset, 1)], entry.kept, change, reader, view))
                 self._waiting.part(group, entry, offset, entry.due_ms, view, entry.made, change)
 
     def delay(self, offset: bytes, due_ms: int, made: Made, view: View) -> None:

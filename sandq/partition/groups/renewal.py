@@ -53,8 +53,10 @@ class Change(NamedTuple):
         return queue_keys.pack(queue_keys.tenant_of(queue), self.priority)
 
 
-def renew(group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader, view: View) -> None:
-    """Put messages into rows of the group's own, as they are from now on. `kept`: they are in such rows already."""
+def renew(group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader, view: View) -> int:
+    """Put messages into rows of the group's own, as they are from now on. `kept`: they are in such rows already. The
+    bytes of these rows."""
+    size = 0
     for message in reader.messages(view, ranges, group.group_id if kept else None, timed=True):
         key = rows.of_group(rows.KEPT, group.group_id, message.offset)
         before = view.get(key) if kept else None
@@ -69,3 +71,5 @@ def renew(group: Group, ranges: Sequence[Range], kept: bool, change: Change, rea
             lives=message.lives,
         )
         view.put(key, row)
+        size += len(row)
+    return size

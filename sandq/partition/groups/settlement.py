@@ -17,8 +17,9 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, History, Lease, Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change, renew
+from sandq.partition.levels import SENT
 from sandq.partition.rows import Range
-from sandq.partition.shared_state import SharedState
+from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.view import View
 
 EXPIRE_MESSAGES = 10_000
@@ -67,6 +68,18 @@ class LeaseSettlement:
             return None, bool(fresh)
         return _lost(lease, mask & lease.left, foreign, what), bool(fresh)
 
+    def has_sent(self, token: int, what: c.What) -> bool:
+        """Whether messages of a lease, which there is, were acked by acks that sent messages."""
+        lease = self._leases.by_token[token]
+        return bool(lease.mask_of(what)[0] & lease.sent)
+
+    def ack_sending(self, token: int, what: c.What, now_ms: int, view: View) -> list[Lost]:
+        """`ack` of one item, of a lease that there is, and remember that it sent messages."""
+        if self._shared.level >= SENT:
+            lease = self._leases.by_token[token]
+            lease.sent |= lease.mask_of(what)[0] & lease.live
+        return self.ack([(token, what)], now_ms, view)
+
     def group_of(self, token: int) -> int:
         """The id of the group that a lease is of, which there is."""
         return self._leases.by_token[token].group_id
@@ -86,8 +99,9 @@ class LeaseSettlement:
             return None  # "the whole lease" leaves out what its holder nacked itself
         return _lost(lease, mask & lease.left, foreign, what)
 
-    def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost:
-        """`item`: one of a Nack."""
+    def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost | str:
+        """`item`: one of a Nack, done as a whole: a lease holds not much more than `fitting.LEASE_BYTES`. NOT_YET where
+        it writes messages again, and the entry has no budget left for it."""
         token, what, delay_ms, error, *more = item
         begun, changes, end = (*more, *_NACK_REST[len(more) :])
         lease = self._leases.by_token.get(token)
@@ -95,6 +109,8 @@ class LeaseSettlement:
             return []
         mask, foreign = lease.mask_of(what)
         fresh = mask & lease.live
+        if fresh and begun and self._shared.is_budget_spent and self._copies(lease, changes, end):
+            return NOT_YET
         if fresh and not begun:
             self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
         elif fresh and end == DEAD:
@@ -102,8 +118,9 @@ class LeaseSettlement:
         elif fresh:
             change = Change.of(changes)
             if change is not None:
-                group = self._groups.by_id[lease.group_id]
-                renew(group, lease.select(fresh), lease.kept, change, self._reader, view)
+                group, ranges = self._groups.by_id[lease.group_id], lease.select(fresh)
+                size = renew(group, ranges, lease.kept, change, self._reader, view)
+                self._shared.note_copied(size, fresh.bit_count())
             if end == SNOOZE and self._may_snooze(lease):
                 self._shared.totals.snoozed += fresh.bit_count()
                 self._retry(lease, fresh, delay_ms, SNOOZED, error, now_ms, view, change)
@@ -111,6 +128,17 @@ class LeaseSettlement:
                 self._shared.totals.nacked += fresh.bit_count()
                 self._retry_or_bury(lease, fresh, delay_ms, NACKED, error, now_ms, view, change)
         return _lost(lease, mask & ~fresh, foreign, what)
+
+    def _copies(self, lease: Lease, changes: dict[int, int | bytes] | None, end: int) -> bool:
+        """Whether a nack writes messages again: such as have other priorities or headers from then on, or die."""
+        if changes or end == DEAD:
+            return True
+        return self._is_last(lease) and not (end == SNOOZE and self._may_snooze(lease))
+
+    def _is_last(self, lease: Lease) -> bool:
+        """Whether the messages of a lease have no further attempt."""
+        last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
+        return last is not None and lease.attempt >= last
 
     def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
         """Give a lease another deadline, and return it (ms); None when the lease has ended."""
@@ -130,11 +158,7 @@ class LeaseSettlement:
             return expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
 
         while not is_enough() and (lease := self._leases.pop_overdue(now_ms)) is not None:
-            live = lease.live
-            expired += live.bit_count()
-            self._shared.totals.lease_expired += live.bit_count()
-            lease.revoked = True
-            self._retry_or_bury(lease, live, None, LEASE_EXPIRED, None, now_ms, view)
+            expired += self.expire_lease(lease, None, now_ms, view)
         for group in self._summaries.expired(now_ms, view):
             while not is_enough():
                 at_ms = self._ttl.next_expiry_ms(group, view)
@@ -144,6 +168,15 @@ class LeaseSettlement:
                 expired += buried
                 passed += not buried  # a gap
         return expired
+
+    def expire_lease(self, lease: Lease, error: str | None, now_ms: int, view: View) -> int:
+        """End a lease whose consumer has not settled it in time, or did not live to: what is left of it has used an
+        attempt. Messages given back or buried."""
+        live = lease.live
+        self._shared.totals.lease_expired += live.bit_count()
+        lease.revoked = True
+        self._retry_or_bury(lease, live, None, LEASE_EXPIRED, error, now_ms, view)
+        return live.bit_count()
 
     def release(self, command: c.Release, now_ms: int, view: View) -> int:
         """Make ready at once what a consumer holds, the attempt not counted. Messages given back."""
@@ -186,8 +219,7 @@ class LeaseSettlement:
     ) -> None:
         """Let what a lease names in `mask` wait for its next attempt, or bury it after its last. `change`: what was
         changed of it, which is in rows of the group's own by now."""
-        last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
-        if last is not None and lease.attempt >= last:
+        if self._is_last(lease):
             self._bury(lease, mask, lease.kept or change is not None, reason, error, now_ms, view)
         else:
             self._retry(lease, mask, delay_ms, reason, error, now_ms, view, change)

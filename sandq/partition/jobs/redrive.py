@@ -26,7 +26,7 @@ from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.job import Job
 from sandq.partition.jobs.pending import READY
 from sandq.partition.levels import CLOCK_RESET, CROWDING, DEAD_LIVES
-from sandq.partition.shared_state import TURN_READS, SharedState
+from sandq.partition.shared_state import NOT_YET, TURN_READS, SharedState
 from sandq.partition.view import View
 
 WAITING_RANGES = 9000
@@ -38,7 +38,7 @@ EACH_BYTES = 8 << 20
 """Of dead messages that are named: beyond these the rest is left for the next command."""
 
 Outcome = list[Any]
-REDRIVEN, PURGED, NOT_DEAD, NOT_FOUND, NOT_YET = "redriven", "purged", "not_dead", "not_found", "not_yet"
+REDRIVEN, PURGED, NOT_DEAD, NOT_FOUND = "redriven", "purged", "not_dead", "not_found"
 FORWARDED = "forwarded"
 """State of a dead letter that may have been sent to the dead letter topic: it goes from here once that is sure."""
 

@@ -534,6 +534,7 @@ class MessageLog:
         stored, entry = rows.message_rows(offset, created_ms, fields, message_id, light, is_delay=wanted.is_delay)
         for key, value in stored:
             view.put(key, value)
+        self._shared.note_copied(entry.size)
         return entry
 
     def _move_logged(
@@ -656,6 +657,9 @@ class MessageLog:
         gone = tombstones(view, first, last, FILL_TOMBSTONES)
         if 2 * len(gone) < length or overlays.size_between(view, first, length) > THIN_BYTES:
             return
+        if self._shared.is_budget_spent:
+            return  # it is looked at again when further ones are taken out
+        self._shared.note_copied(taken.size, length)
         entry = rows.batch_entry(first, length, taken.size)
         left = [Range(part.first, part.length) for part in without(entry, gone)]
         messages = list(self.reader.messages(view, left, timed=True))

@@ -15,18 +15,20 @@ from sandq.partition import rows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.levels import SWEPT_BYTES
+from sandq.partition.levels import SWEPT_BYTES, SWEPT_MESSAGES
 from sandq.partition.log.holds import Holds
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import FILL_TOMBSTONES, tombstones
 from sandq.partition.ready import queue_keys
 from sandq.partition.rows import LogEntry
-from sandq.partition.shared_state import SharedState
+from sandq.partition.shared_state import TURN_ITEMS, SharedState
 from sandq.partition.view import Row, View
 
 LEAST_SETTLED: Final = 1000
 SWEEP_ROWS: Final = 1000
 SWEEP_BYTES: Final = 8 << 20
+SWEEP_MESSAGES: Final = 16_384
+"""Of the rows of a step, or one row: each is looked for in every group."""
 FEW_QUEUES: Final = 16
 """Of so few a part of each is read at once, rather than looked for message by message."""
 _NO_LIMIT = 1 << 40
@@ -77,6 +79,8 @@ class Sweeper:
         if not found:
             self._position = b""
             return
+        if self._shared.level >= SWEPT_MESSAGES:
+            found = _cut(found)
         last = rows.last_of(rows.log_entry(*found[-1]))
         gone = set(tombstones(view, found[0][0][1:], last, FILL_TOMBSTONES)) if self._has_batch(found) else set()
         promoted = [self._promoted(group, found[0][0][1:], last, view) for group in groups]
@@ -87,6 +91,8 @@ class Sweeper:
                 self._left += entry.length
                 continue
             live = [offset for offset in offsets.run(entry.first, entry.length) if offset not in gone]
+            if entry.length > TURN_ITEMS:
+                self._shared.give_way()
             if self._is_done(groups, promoted, value, entry.first, live, view):
                 self._delete(key, value, entry, live, now_ms, view)
             else:
@@ -152,3 +158,13 @@ class Sweeper:
             self._kept_messages.expire_move(entry.first, message_id, now_ms, view)
         if entry.extra is not None:
             self._unique.release(entry.extra, entry.first, now_ms, view)
+
+
+def _cut(found: list[Row]) -> list[Row]:
+    """The first of these rows, up to the one with which they have `SWEEP_MESSAGES` messages."""
+    messages = 0
+    for at, (key, value) in enumerate(found):
+        messages += rows.log_entry(key, value).length
+        if messages >= SWEEP_MESSAGES:
+            return found[: at + 1]
+    return found

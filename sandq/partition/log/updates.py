@@ -33,7 +33,9 @@ class Updates:
             kept = view.get(key)
             if kept is not None:
                 message_id, created_ms, fields, *others = rows.unpack(kept)
-                view.put(key, rows.pack(message_id, created_ms, change.apply(fields), *others))
+                row = rows.pack(message_id, created_ms, change.apply(fields), *others)
+                view.put(key, row)
+                self._shared.note_copied(len(row))
         self._shared.totals.updated += 1
 
     def _write(self, found: Found, change: Change, view: View) -> LogEntry:
@@ -44,6 +46,7 @@ class Updates:
         fields = change.apply(log.load(found, view).fields)
         size, more = overlays.put_fields(view, found.offset, fields)
         log.state.bytes += more
+        self._shared.note_copied(size)
         return LogEntry(found.offset, 1, size, None, size)
 
     def _tell_groups(self, found: Found, entry: LogEntry, view: View) -> None:

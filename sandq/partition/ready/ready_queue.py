@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 
 from sandq.model import offsets
 from sandq.partition import rows
 from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Extra, LogEntry
 
+ENTRY_BYTES: Final = 300
+"""What an entry takes in memory, about ..."""
+EXTRA_BYTES: Final = 300
+"""... and what the log has to know of it, but for its unique key and its tenant."""
+
 
 class ReadyQueue:
     """Messages of one tenant and one priority."""
 
-    __slots__ = ("covered", "entries", "first", "key", "messages", "number", "priority", "returned", "tenant", "window")
+    __slots__ = (
+        *("covered", "entries", "first", "held_bytes", "key", "messages", "number", "priority", "returned", "tenant"),
+        "window",
+    )
 
     def __init__(self, key: bytes, number: int, messages: int, first: bytes, window: int) -> None:
         self.key = key
@@ -28,6 +37,8 @@ class ReadyQueue:
         """The first ones, ..."""
         self.covered = offsets.FIRST if messages else offsets.LAST
         """... which are all that there are at or below this offset."""
+        self.held_bytes = 0
+        """Of its entries in memory."""
         self.returned: list[tuple[bytes, int]] = []
         """Heap of (first offset, seq) of what was given back, and is due; what is no longer so is skipped when met."""
         self.window = window
@@ -45,6 +56,14 @@ class ReadyQueue:
         length, size, unit, *fields = rows.unpack(row)
         extra = Extra(fields[0], fields[1], fields[2], None, self.tenant.encode()) if fields else None
         return LogEntry(key[-offsets.OFFSET_BYTES :], length, size, extra, unit)
+
+
+def bytes_of(entry: LogEntry) -> int:
+    """Return how many bytes an entry takes in memory, about."""
+    extra = entry.extra
+    if extra is None:
+        return ENTRY_BYTES
+    return ENTRY_BYTES + EXTRA_BYTES + len(extra.unique_key or b"") + len(extra.tenant or b"")
 
 
 def row_of(entry: LogEntry) -> bytes:

@@ -18,7 +18,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Final
 
 from sandq.model import offsets
@@ -29,7 +29,7 @@ from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import without
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.queue_order import Oldest, Returned
-from sandq.partition.ready.ready_queue import ReadyQueue, row_of
+from sandq.partition.ready.ready_queue import ENTRY_BYTES, ReadyQueue, bytes_of, row_of
 from sandq.partition.ready.tenant_limits import TenantLimits
 from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.ready.turns import Times, Turns
@@ -44,8 +44,6 @@ HELD_SHARE: Final = 1 / 2
 """Of what all look-aheads of a node may take, what one group's queues read or keep together, beyond `HEAD_ENTRIES`."""
 _NO_LIMIT = 1 << 40
 READ_BYTES: Final = 1 << 20
-ENTRY_BYTES: Final = 300
-"""What an entry takes in memory, about."""
 
 
 class ReadyQueues:
@@ -99,10 +97,10 @@ class ReadyQueues:
         self._with_rows = 0
         """How many queues have messages, without those to which messages were returned alone."""
         self._look_aheads = look_aheads
-        self._entries = 0
-        """In memory."""
+        self._entry_bytes = 0
+        """Of entries in memory."""
         self._most_entries = MOST_ENTRIES
-        """That a queue reads or keeps at once."""
+        """That a queue reads or keeps at once: so many small ones, and as many bytes of larger ones."""
         self.held_bytes = self.used = 0
         """As in `LookAhead`."""
 
@@ -138,9 +136,9 @@ class ReadyQueues:
         if queue.messages == entry.length:
             self._oldest.note(queue, len(self._by_tenant[queue.tenant]))
         self._changed[queue.key] = queue
-        if queue.covered == offsets.LAST and len(queue.entries) < self._most_entries:
+        if queue.covered == offsets.LAST and queue.held_bytes < self._most_entries * ENTRY_BYTES:
             queue.entries.append(entry)
-            self._entries += 1
+            self._note_held(queue, bytes_of(entry))
             self._unsaved[entry.first] = queue, entry
         else:
             if queue.covered == offsets.LAST:
@@ -185,11 +183,19 @@ class ReadyQueues:
             held.insert(bisect_left(held, added[0].first, key=_first), added[0])
         else:
             held = queue.entries = deque(sorted([*held, *added], key=_first))
-        self._entries += len(added)
-        if len(held) > 2 * self._most_entries:
-            self._entries -= len(held) - self._most_entries
-            queue.entries = deque(islice(held, self._most_entries))
+        self._note_held(queue, sum(map(bytes_of, added)))
+        most_bytes = self._most_entries * ENTRY_BYTES
+        if queue.held_bytes > 2 * most_bytes:
+            ends = accumulate(map(bytes_of, held))
+            count = next((at for at, size in enumerate(ends, 1) if size >= most_bytes), len(held))
+            queue.entries = deque(islice(held, count))
+            self._note_held(queue, sum(map(bytes_of, queue.entries)) - queue.held_bytes)
             queue.covered = rows.last_of(queue.entries[-1])
+
+    def _note_held(self, queue: ReadyQueue, more: int) -> None:
+        """A queue has so many bytes more in memory."""
+        queue.held_bytes += more
+        self._entry_bytes += more
 
     def give_back(self, key: bytes, entry: Waiting) -> None:
         """What waits in an entry is due: it stands in its queue again."""
@@ -371,9 +377,9 @@ class ReadyQueues:
             start = rows.after(start)
         stop = prefix + offsets.LAST + b"\0"
         window = min(queue.window, self._most_entries)
-        found = view.scan(start, stop, limit=window, max_bytes=READ_BYTES)
+        found = view.scan(start, stop, limit=window, max_bytes=min(READ_BYTES, window * ENTRY_BYTES))
         queue.entries.extend([queue.load(key, value) for key, value in found])
-        self._entries += len(found)
+        self._note_held(queue, sum(map(bytes_of, queue.entries)))
         assert queue.entries, "a queue that has messages has rows of them"
         is_all = sum([entry.length for entry in queue.entries]) == queue.messages
         queue.covered = offsets.LAST if is_all else rows.last_of(queue.entries[-1])
@@ -382,13 +388,13 @@ class ReadyQueues:
     def take(self, queue: ReadyQueue, count: int, view: View) -> None:
         """Take the first `count` messages of a queue's first entry out of it."""
         entry = queue.entries.popleft()
-        self._entries -= 1
+        self._note_held(queue, -bytes_of(entry))
         if self._unsaved.pop(entry.first, None) is None:
             self._gone.append(self._entry_rows + queue.key + entry.first)
         if count < entry.length:
             rest = entry.part(count, entry.length)
             queue.entries.appendleft(rest)
-            self._entries += 1
+            self._note_held(queue, bytes_of(rest))
             self._unsaved[rest.first] = queue, rest
         self._uncount(queue, count, view)
 
@@ -435,7 +441,7 @@ class ReadyQueues:
         if not taken:
             return [], 0
         firsts = [entries.popleft().first for _ in range(taken)]
-        self._entries -= taken
+        self._note_held(queue, -taken * ENTRY_BYTES)
         prefix = self._entry_rows + queue.key
         self._gone += [prefix + first for first in firsts if self._unsaved.pop(first, None) is None]
         self._uncount(queue, taken, view)
@@ -455,10 +461,10 @@ class ReadyQueues:
         for part in parts:
             self._save(queue, part, view)
         if at < len(held) and held[at].first == found.first:
+            self._note_held(queue, sum(map(bytes_of, parts)) - bytes_of(held[at]))
             del held[at]
             for part in reversed(parts):
                 held.insert(at, part)
-            self._entries += len(parts) - 1
         self._uncount(queue, 1, view)
         if not queue.messages:
             self._emptied[key] = queue
@@ -470,9 +476,8 @@ class ReadyQueues:
         queue, gone = self._queues[key], set(firsts)
         prefix = self._entry_rows + key
         view.delete_all([prefix + first for first in firsts])
-        before = len(queue.entries)
         queue.entries = deque([entry for entry in queue.entries if entry.first not in gone])
-        self._entries -= before - len(queue.entries)
+        self._note_held(queue, sum(map(bytes_of, queue.entries)) - queue.held_bytes)
         self._uncount(queue, len(firsts), view)
         if not queue.messages:
             self._emptied[key] = queue
@@ -641,7 +646,7 @@ class ReadyQueues:
         self.limits.clear()
         self._oldest.clear()
         self._firsts = LeastOf()
-        self.messages = self._with_rows = self._entries = 0
+        self.messages = self._with_rows = self._entry_bytes = 0
         self._count()
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -651,16 +656,15 @@ class ReadyQueues:
         for queue in self._queues.values():
             if queue.messages:
                 queue.entries.clear()
-                queue.covered, queue.window = offsets.FIRST, HEAD_ENTRIES
-        self._entries = 0
+                queue.covered, queue.window, queue.held_bytes = offsets.FIRST, HEAD_ENTRIES, 0
+        self._entry_bytes = 0
         self._count()
 
     def _count(self) -> None:
         """Tell what is held."""
         if self._look_aheads is not None:
-            held_bytes = self._entries * ENTRY_BYTES
-            self._look_aheads.bytes += held_bytes - self.held_bytes
-            self.held_bytes = held_bytes
+            self._look_aheads.bytes += self._entry_bytes - self.held_bytes
+            self.held_bytes = self._entry_bytes
 
     def _share_memory(self) -> None:
         """There are more queues, or fewer: among many each has few entries in memory, rather than some none."""

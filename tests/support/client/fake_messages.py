@@ -20,6 +20,7 @@ from sandq.protocol.replies_messages import (
     DONE,
     MOVED,
     NOT_FOUND,
+    NOT_YET,
     RUNNING,
     STOPPED,
     TOO_LATE,
@@ -136,6 +137,7 @@ class FakeMessages:
         self.cancelled: dict[bytes, bytes] = {}  # ids by target
         self.jobs: dict[tuple[int, bytes], Job] = {}
         self.job_step = 1_000_000  # messages that a job gets done between two looks at it
+        self.updates_at_once = 1_000_000  # of one request; the rest is not done yet
         self.page_rows = 1_000_000
         self.groups: dict[str, dict[str, Any]] = {"g": {}}
         self.closed_ms = NOW_MS + 1
@@ -273,7 +275,10 @@ class FakeMessages:
     def do_move(self, connection: Any, frame: Frame) -> Any:
         request = Move.parse(frame)
         outcomes = []
-        for target, at_ms, relative, *others in request.with_cells():
+        for at, (target, at_ms, relative, *others) in enumerate(request.with_cells()):
+            if len(others) > 1 and at >= self.updates_at_once:
+                outcomes.append(Outcome(NOT_YET, None))
+                continue
             row = self.row(request, target)
             if row is None:
                 outcomes.append(Outcome(NOT_FOUND, None))

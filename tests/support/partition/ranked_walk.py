@@ -18,10 +18,12 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.digest import comparable
+from sandq.partition.groups import lease_reclaim
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import DEAD_LIVES, IN_PLACE, RANKED_BY_JOBS, RANKED_WAITING, SCOPED_KEYS
+from sandq.partition.levels import DEAD_LIVES, IN_PLACE, RANKED_BY_JOBS, RANKED_WAITING, RECLAIMS, SCOPED_KEYS
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import cursor_before
+from sandq.partition.ready.ready_queue import bytes_of
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.fair_model import FairModel
 from tests.support.partition.ranked_bench import RankedBench
@@ -77,6 +79,7 @@ class ModelLease:
     attempt: int
     deadline: int
     names: list[str]
+    reclaims: int = 0
 
 
 @dataclass
@@ -108,6 +111,7 @@ class RankedWalk:
         self.named = settings
         self.is_in_place, self.is_noted = level >= IN_PLACE, level >= RANKED_WAITING
         self.is_by_jobs = level >= RANKED_BY_JOBS
+        self.counts_reclaims = level >= RECLAIMS
         self.by_id = level >= DEAD_LIVES
         """Dead letters are had by their ids."""
         self.is_scoped = kind == "fair" and level >= SCOPED_KEYS
@@ -433,18 +437,32 @@ class RankedWalk:
                 self._wait(lease, self._live(token), self.now, lease.attempt - 1)
 
     def reclaim(self, draw: Random) -> None:
-        """A consumer comes back: it gets the same messages in the same order under new tokens."""
+        """A consumer comes back: it gets the same messages in the same order under new tokens, unless it has come back
+        to them too often."""
         group, consumer, ms = draw.choice(GROUPS), draw.choice("cd"), draw.choice([1000, 60_000])
+        holders = sorted({self._holder(token) for token in self.leases if self._live(token)})
+        if holders and draw.random() < 0.8:
+            group, consumer = draw.choice(holders)
+        for _ in range(draw.choice([1, 1, 3])):
+            self._come_back(group, consumer, ms)
+
+    def _come_back(self, group: str, consumer: str, ms: int) -> None:
         self.epoch += 1
         held = {token: self._live(token) for token, lease in self.leases.items()}
         old = [token for token in held if held[token] and self._holder(token) == (group, consumer)]
+        worn = [token for token in old if self.leases[token].reclaims >= lease_reclaim.RECLAIMS_MOST]
+        old = [token for token in old if token not in worn]
         assert self.apply(c.Reclaim(group, consumer, self.epoch, ms)) == (len(old), 0)
+        for token in worn:
+            self._give_back(self.leases[token], held[token], self.now + BACK_OFF)
+        self.watch_dead()
         for token, lease in zip(sorted(old), self.bench.machine.leases.live_of(group, consumer), strict=True):
             assert [self._name(one) for one in self.bench.messages(lease)] == held[token]
             assert (lease.attempt, lease.token > max(held)) == (self.leases[token].attempt, True)
             assert self.apply(c.Ack([(token, None)])) != [None]
             until = self.now + ms
-            self.leases[lease.token] = ModelLease(group, consumer, lease.attempt, until, held[token])
+            reclaims = self.leases[token].reclaims + self.counts_reclaims
+            self.leases[lease.token] = ModelLease(group, consumer, lease.attempt, until, held[token], reclaims)
             for name in held[token]:
                 self.groups[group].of(name).token = lease.token
 
@@ -684,6 +702,9 @@ class RankedWalk:
     def _check_group(self, group: Group) -> None:
         machine, view = self.bench.machine, self.bench.view
         found = machine.groups.named(group.name)
+        assert found.ready is not None
+        for queue in found.ready._queues.values():
+            assert queue.held_bytes == sum(map(bytes_of, queue.entries)), "what it holds is not counted"
         counts = dict.fromkeys((PENDING, LEASED, WAITING, DEAD, ACKED), 0)
         back = due = 0
         for message in self.messages.values():

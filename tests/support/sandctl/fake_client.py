@@ -93,6 +93,8 @@ class FakeClient:
         self.dead_outcomes: list[DeadOutcome] = []
         self.groups: list[dict[str, Any]] = []
         self.biography: dict[str, Any] = {}
+        self.missed: dict[str, str] = {}
+        """Details of an error that says that there is no such message."""
         self.matched = 3
         self.forecast = Forecast(NOW_MS, [], 0)
         self.admin = FakeAdmin(self)
@@ -137,7 +139,7 @@ class FakeMessages:
         for row in self._client.rows:
             if row.id == id if unique_key is None else row.unique_key == unique_key:
                 return row
-        raise NotFound("not found")
+        raise NotFound("not found", **self._client.missed)
 
     def _pending(self, id: str | None, unique_key: bytes | None) -> StoredMessage:
         row = self._find(id, unique_key)

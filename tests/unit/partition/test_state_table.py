@@ -11,8 +11,10 @@ from typing import Any, ClassVar
 import pytest
 
 from sandq.model.batch import Column
+from sandq.model.errors import Conflict
 from sandq.partition import commands as c
-from sandq.partition.levels import RANKED
+from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
+from sandq.partition.levels import RANKED, RECLAIMS, SENT
 from sandq.partition.rows import Range
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.scenes import DEFAULT, LEVELS, STATES, Scene, scene
@@ -145,6 +147,14 @@ class TestAckThatSends:
         before = self.stored(acked.bench)
         command = c.AckThen(acked.token, None if whole else acked.what, self.sends)
         assert acked.bench.apply(4, command)[0] == [None]
+        assert (acked.state, self.stored(acked.bench)) == ("acked", before)
+
+    def test_refused_behind_an_ack_that_sent_nothing(self) -> None:
+        acked = scene("acked")
+        acked.bench.apply(4, c.RaiseLevel(SENT))
+        before = self.stored(acked.bench)
+        (refused,) = acked.bench.apply(4, c.AckThen(acked.token, acked.what, self.sends))
+        assert isinstance(refused, Conflict)
         assert (acked.state, self.stored(acked.bench)) == ("acked", before)
 
 
@@ -289,6 +299,14 @@ class TestConsumerComesBack:
         assert leased.bench.ack(leased.token, at=5001) == []
         assert leased.bench.ack(again.token, at=5001) is None
         assert leased.state == "acked"
+
+    def test_as_expire_once_it_came_back_so_often(self) -> None:
+        leased = scene("leased")
+        leased.bench.apply(3, c.RaiseLevel(RECLAIMS))
+        for epoch in range(1, RECLAIMS_MOST + 1):
+            assert leased.bench.reclaim(epoch, at=3) == (1, 0)
+        assert leased.bench.reclaim(100, at=3) == (0, 0)
+        assert leased.state == "waiting"
 
     @pytest.mark.parametrize("state", ["delayed", "ready", "waiting", "acked", "dead"])
     def test_nothing_is_held(self, state: str) -> None:

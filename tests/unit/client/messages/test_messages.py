@@ -117,6 +117,31 @@ def test_cancel_and_move(with_client: Any) -> None:
     with_client(body)
 
 
+def test_updates_that_are_not_done_at_once_are_asked_for_again(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        messages = client.messages("t")
+        ids = [await client.produce("t", b"v", delay="1h") for _ in range(5)]
+        server.updates_at_once = 2
+        await messages.cancel(ids[1])
+        told: dict[str, str] = {}
+
+        async def change(one: str) -> None:
+            try:
+                told[one] = await messages.update(one, headers={"of": one})
+            except NotFound as error:
+                told[one] = error.code
+
+        async with anyio.create_task_group() as tasks:
+            for one in ids:
+                tasks.start_soon(change, one)
+        assert told == {one: one for one in ids} | {ids[1]: "NOT_FOUND"}
+        assert [(await messages.get(one)).headers for one in ids[2:]] == [{"of": one} for one in ids[2:]]
+        asked = [[offsets.to_text(item[0][1]) for item in frame[4]] for frame in server.of_type(Type.MOVE)]
+        assert [sorted(some) for some in asked] == [ids, sorted(asked[0][2:]), asked[0][4:]]
+
+    with_client(body)
+
+
 def test_set_priority(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         server.add_topic("f", kind="fair", partitions=3)
@@ -133,8 +158,10 @@ def test_set_priority(with_client: Any) -> None:
             [[named, None, False, 7]],
             [[named, 60_000, True, 7]],
         ]
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFound, match=r"no message of unique key b'other' of the tenant 'default': .*say whose"):
             await messages.set_priority(unique_key="other", priority=1)
+        with pytest.raises(NotFound, match=r"no message of unique key b'other' of tenant acme$"):
+            await messages.set_priority(unique_key="other", tenant="acme", priority=1)
         assert await messages.move_all(priority=3) == (1, 1, 0)
         (*_, arguments) = server.of_type(Type.JOB_START)[-1]
         assert arguments["priority"] == 3 and not arguments.keys() & {"to_ms", "shift_ms"}

@@ -8,7 +8,10 @@ from sandq.model.errors import ConsumerFenced, UnknownGroup
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups import lease_reclaim
-from tests.support.partition.bench import Bench, T
+from sandq.partition.groups.lease_reclaim import RECLAIMS_MOST
+from sandq.partition.levels import RECLAIMS
+from sandq.partition.queries import PartitionQueries
+from tests.support.partition.bench import Bench, T, by_id
 from tests.support.partition.ranked_bench import RankedBench
 
 
@@ -153,3 +156,108 @@ def test_leases_without_epochs_are_as_they_were(bench: Bench) -> None:
     leased(bench, 1, epoch=7)
     lengths = [len(rows.unpack(lease.row())) for lease in bench.held()]
     assert lengths == [10, 13]
+
+
+# -- a message that ends its worker each time -------------------------------------------------------------------------
+
+
+def counting(**settings: object) -> Bench:
+    bench = Bench(level=RECLAIMS, **settings)
+    bench.open()
+    return bench
+
+
+def come_back(bench: Bench, times: int, *, at: int = 0, epoch: int = 1) -> list[tuple[int, int]]:
+    return [bench.reclaim(epoch + number, at=at) for number in range(times)]
+
+
+def test_coming_back_uses_an_attempt_in_the_end() -> None:
+    bench = counting(max_attempts=2)
+    bench.append("m")
+    leased(bench, 1)
+    assert come_back(bench, RECLAIMS_MOST) == [(1, 0)] * RECLAIMS_MOST
+    (again,) = bench.held()
+    assert (again.attempt, again.reclaims) == (1, RECLAIMS_MOST)
+    bench.restart()
+    assert bench.reclaim(10, at=5) == (0, 0)
+    assert bench.held() == [] and bench.lease(at=1004) == [], "it waits for its back-off"
+    second = bench.one(at=1005)
+    assert (second.attempt, second.reclaims) == (2, 0)
+    said = f"consumer 'c' was started again {RECLAIMS_MOST + 1} times and has not settled it"
+    (failed,) = second.past_of(second.ranges[0].base)
+    assert failed == (1, "c", T, T + 5, "lease_expired", said)
+    come_back(bench, RECLAIMS_MOST + 1, at=1006, epoch=20)
+    (letter,) = bench.dead()
+    assert (letter.reason, letter.attempts, letter.error) == ("lease_expired", 2, said)
+    assert bench.machine.shared.totals.lease_expired == 2
+
+
+def test_what_it_settled_meanwhile_is_not_given_up() -> None:
+    bench = counting()
+    base, _ = bench.append(*"abc")
+    leased(bench, 3)
+    come_back(bench, RECLAIMS_MOST)
+    bench.ack(bench.held()[0].token, [[base, 1]])
+    fresh = bench.put("d")
+    leased(bench, 1, epoch=RECLAIMS_MOST)
+    assert bench.reclaim(10) == (1, 0), "what it got later is its own as before"
+    assert bench.values(bench.held()) == ["d"] and bench.state_of(fresh) == "leased"
+    assert bench.values(bench.lease(at=1000)) == ["b", "c"]
+
+
+def test_a_deadline_begins_the_count_anew() -> None:
+    bench = counting()
+    bench.append("m")
+    leased(bench, 1)
+    come_back(bench, RECLAIMS_MOST)
+    bench.expire(at=30_000)
+    (second,) = bench.lease(at=31_000)
+    assert (second.attempt, second.reclaims) == (2, 0)
+
+
+def test_many_that_are_given_up_are_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_reclaim, "RECLAIMED_LEASES", 2)
+    monkeypatch.setattr(lease_reclaim, "RECLAIMS_MOST", 0)
+    bench = counting(max_attempts=1)
+    bench.append(*"abc")
+    for _ in range(3):
+        leased(bench, 1)
+    assert [bench.reclaim(7) for _ in range(3)] == [(0, 1), (0, 0), (0, 0)]
+    assert len(bench.dead()) == 3
+
+
+def test_large_ones_that_die_end_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_reclaim, "RECLAIMS_MOST", 0)
+    bench = counting(max_attempts=1)
+    for _ in range(4):
+        bench.append("x" * (6 << 20))
+        leased(bench, 1)
+    assert [bench.reclaim(7) for _ in range(2)] == [(0, 1), (0, 0)]
+    assert len(bench.dead()) == 4
+
+
+def test_below_the_level_it_is_not_counted() -> None:
+    bench = Bench(level=RECLAIMS - 1)
+    bench.open()
+    bench.append("m")
+    leased(bench, 1)
+    assert come_back(bench, 20) == [(1, 0)] * 20
+    (again,) = bench.held()
+    assert (again.attempt, again.reclaims, len(rows.unpack(again.row()))) == (1, 0, 13)
+    bench.apply(0, c.RaiseLevel(RECLAIMS))
+    bench.reclaim(30)
+    assert [len(rows.unpack(lease.row())) for lease in bench.held()] == [14]
+
+
+def test_why_says_how_often_its_consumer_came_back() -> None:
+    bench = counting()
+    offset = bench.put("m")
+    leased(bench, 1)
+
+    def told() -> dict[str, object]:
+        (group,) = PartitionQueries(bench.machine, bench.view).why(by_id(offset))["groups"]
+        return dict(group)
+
+    assert "reclaims" not in told()
+    come_back(bench, 2)
+    assert told()["reclaims"] == 2

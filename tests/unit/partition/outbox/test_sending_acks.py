@@ -8,12 +8,13 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.errors import Overloaded
+from sandq.model.errors import Conflict, Overloaded
 from sandq.model.limits import FIXED, FixedLimits
 from sandq.model.outbox import Target
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups.leases import Lease
+from sandq.partition.levels import SENT
 from sandq.partition.outbox import acks
 from tests.support.partition.bench import T
 from tests.support.partition.outbox_bench import HERE, TO, OutboxBench, arrived, carry, receiver, values
@@ -33,6 +34,14 @@ def leased(bench: OutboxBench, value: str = "m") -> Lease:
     at = max(bench.machine.now_ms - T, 0)
     bench.put(value, at=at)
     return bench.one(at=at)
+
+
+def at_level_sent(*sent: str) -> tuple[OutboxBench, Lease]:
+    """A partition that knows by which acks messages were acked, and a lease."""
+    bench = OutboxBench()
+    bench.apply(0, c.RaiseLevel(SENT))
+    bench.append(*(sent or ("m",)))
+    return bench, bench.one()
 
 
 class TestAtOnce:
@@ -56,6 +65,37 @@ class TestAtOnce:
         assert ack(bench, lease, to_be_sent("there"), to_be_sent("here", None), at=5) is None
         assert bench.status().outbox is None
         assert bench.values(bench.lease(at=6)) == ["here"] and values(arrived(to)) == ["there"]
+
+    def test_behind_an_ack_that_sent_nothing_it_is_refused(self) -> None:
+        bench, lease = at_level_sent()
+        bench.ack(lease.token)
+        for _ in range(2):
+            refused = ack(bench, lease, to_be_sent("x"), to_be_sent("y", None))
+            assert isinstance(refused, Conflict) and "nothing is sent now" in refused.message
+            bench.restart()
+        assert bench.status().outbox is None and bench.lease(at=2) == []
+        assert bench.ack(lease.token) is None, "an ack that sends nothing is answered as the first time"
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_behind_one_that_sent_it_is_its_repetition(self, whole: bool) -> None:
+        bench, lease = at_level_sent("m", "n")
+        what = None if whole else [[lease.ranges[0].base, 1]]
+        assert ack(bench, lease, to_be_sent("x"), what=what) is None
+        bench.restart()
+        bench.ack(lease.token)
+        assert ack(bench, lease, to_be_sent("x"), what=what) is None
+        assert bench.status().outbox.messages == 1  # type: ignore[union-attr]
+        other = [[lease.ranges[-1].base if len(lease.ranges) > 1 else offsets.shift(lease.ranges[0].base, 1), 1]]
+        assert isinstance(ack(bench, lease, to_be_sent("x"), what=other), Conflict) is not whole
+
+    def test_below_the_level_it_is_answered_as_done(self) -> None:
+        bench = OutboxBench()
+        lease = leased(bench)
+        bench.ack(lease.token)
+        assert ack(bench, lease, to_be_sent("x")) is None
+        sent = leased(bench, "n")
+        ack(bench, sent, to_be_sent("x"))
+        assert {len(rows.unpack(row)) for _, row in bench.rows(rows.PROGRESS)} == {4}
 
     @pytest.mark.parametrize("how", ["nack", "expire", "release", "seek", "unknown"])
     def test_a_lease_that_is_lost_sends_nothing(self, how: str) -> None:

@@ -13,7 +13,8 @@ from sandq.partition.digest import comparable
 from sandq.partition.groups import ranked_grants
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.ready import ready_queues
-from sandq.partition.ready.ready_queues import ENTRY_BYTES, HEAD_ENTRIES
+from sandq.partition.ready.ready_queue import ENTRY_BYTES, bytes_of
+from sandq.partition.ready.ready_queues import HEAD_ENTRIES, MOST_ENTRIES
 from tests.support.partition.bench import DEFAULTS, T
 from tests.support.partition.ranked_bench import RankedBench
 
@@ -91,6 +92,29 @@ def test_many_queues_share_what_may_be_held_in_memory() -> None:
     for start in range(5, 600, 5):
         assert bench.take(5, at=1) == sent[start : start + 5]
         assert look_aheads.bytes <= 100 * ENTRY_BYTES
+
+
+def test_entries_with_long_unique_keys_are_held_by_their_bytes() -> None:
+    """A key may have 1 KiB: as many of these as of others would take five times as much."""
+    bench = RankedBench("priority")
+    bench.open()
+    names = [f"{n:04}" for n in range(2000)]
+    for start in range(0, 2000, 500):
+        some = names[start : start + 500]
+        bench.add(*some, unique=[name + "k" * 1000 for name in some])
+    ready = bench.machine.groups.named("g").ready
+    assert ready is not None
+    bench.lease(0)
+    (queue,) = ready._queues.values()
+    one = bytes_of(queue.entries[0])
+    assert one > 5 * ENTRY_BYTES
+    most = MOST_ENTRIES * ENTRY_BYTES + one
+    assert queue.held_bytes == len(queue.entries) * one <= most
+    taken: list[str] = []
+    while some := bench.take(300):
+        taken += some
+        assert queue.held_bytes == sum(map(bytes_of, queue.entries)) <= 2 * most
+    assert taken == names
 
 
 def test_what_stands_far_apart_in_the_log_is_delivered_whole() -> None:

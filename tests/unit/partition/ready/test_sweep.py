@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
+from sandq.partition.levels import SWEPT_MESSAGES
 from sandq.partition.log import sweep, trim
-from tests.support.partition.bench import by_key
+from tests.support.partition.bench import T, by_key
 from tests.support.partition.ranked_bench import RankedBench
 
 ROUNDS = 12
@@ -121,6 +124,47 @@ def test_leased_message_that_was_copied_aside_is_swept_and_lives(bench: RankedBe
     bench.restart()
     assert bench.nack(lease.token, delay=0, at=2000) is None
     assert len(bench.dead()) == 1
+
+
+@pytest.mark.parametrize("level", [SWEPT_MESSAGES - 1, SWEPT_MESSAGES])
+def test_step_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch, level: int) -> None:
+    """A row may have very many messages and few bytes, for it is compressed."""
+    monkeypatch.setattr(sweep, "LEAST_SETTLED", 10)
+    monkeypatch.setattr(sweep, "SWEEP_MESSAGES", 10)
+    bench = RankedBench(level=level)
+    bench.open()
+    bench.add("last", priority=9)
+    for batch in range(5):
+        bench.add(*[f"{batch}/{number}" for number in range(8)])
+    bench.add(*[str(number) for number in range(30)])
+    assert len(bench.take(70)) == 70
+    left = [len(log(bench))]
+    while bench.status().upkeep_ms == T:
+        bench.upkeep()
+        left.append(len(log(bench)))
+    # First it is looked for what may be trimmed.
+    steps = [before - after for before, after in pairwise(left) if before > after]
+    assert steps == ([6] if level < SWEPT_MESSAGES else [2, 2, 2])
+    assert bench.take(9) == ["last"]
+
+
+@pytest.mark.parametrize("kept", [{"retention": "1h"}, {"delete_on_ack": False, "retain": "1h"}])
+def test_what_is_kept_for_a_time_goes_in_its_order(bench: RankedBench, kept: dict[str, object]) -> None:
+    """Nothing is swept; and what every group is done with goes once nothing waits below it."""
+    bench = RankedBench(level=SWEPT_MESSAGES, **kept)
+    bench.open()
+    bench.add("last", priority=9)
+    for number in range(50):
+        bench.add(str(number))
+    assert len(bench.take(50)) == 50
+    hours = 2 * 3_600_000
+    for later in (1, 2):
+        bench.trim(hours * later)
+    assert len(log(bench)) == 51
+    assert bench.take(9, at=3 * hours) == ["last"]
+    for later in (3, 4, 5):
+        bench.trim(hours * later)
+    assert log(bench) == []
 
 
 def swept(bench: RankedBench, at: int = 0) -> None:

@@ -190,6 +190,13 @@ def test_a_biography_goes_life_by_life(ctl: Ctl, client: FakeClient) -> None:
     assert (record["life"], [life["reason"] for life in record["lives"]]) == (3, ["nacked", "expired"])
 
 
+@pytest.mark.parametrize(("reclaims", "words"), [(1, "once"), (4, "4 times")])
+def test_how_often_its_consumer_came_back_to_it(ctl: Ctl, client: FakeClient, reclaims: int, words: str) -> None:
+    (_, audit) = BIOGRAPHY["groups"]  # type: ignore[misc]
+    client.biography = {**BIOGRAPHY, "groups": [{**audit, "reclaims": reclaims}]}
+    assert f"  reclaimed  {words}" in ctl("message", "why", "t", ID).stdout.splitlines()
+
+
 @pytest.mark.parametrize(("snoozes", "words"), [(1, "once"), (1200, "1,200 times")])
 def test_snoozes_are_part_of_the_biography(ctl: Ctl, client: FakeClient, snoozes: int, words: str) -> None:
     history = [[1, "worker-1", NOW_MS - 900, NOW_MS - 400, "snoozed", "429"]]
@@ -260,6 +267,11 @@ def test_cancel_named_messages(ctl: Ctl, client: FakeClient) -> None:
     result = ctl("message", "cancel", "t", "--unique-key", "u", "-o", "json")
     assert json.loads(result.stdout) == [{"unique_key": "u", "id": text(NOW_MS + HOUR_MS, 3), "outcome": "cancelled"}]
     assert ctl("message", "cancel", "t", "--unique-key", "v").stderr == "unique key 'v': not found\n"
+    client.missed = {"tenant": "default"}
+    said = "unique key 'v': not found of the tenant default; say whose it is with --tenant\n"
+    assert ctl("message", "cancel", "t", "--unique-key", "v").stderr == said
+    result = ctl("message", "cancel", "t", "--unique-key", "v", "-o", "json")
+    assert json.loads(result.stdout) == [{"unique_key": "v", "tenant": "default", "outcome": "not_found"}]
     result = ctl("message", "cancel", "nope", ID)
     assert (result.exit_code, result.stderr) == (1, "sandctl: there is no topic 'nope'\n")
 

@@ -1,0 +1,56 @@
+"""What a nack changes of its messages: checked, by column, and bounded where the partition has no budget for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.broker.delivery.nack_changes import with_columns
+from sandq.model.batch import Column
+from sandq.model.errors import InvalidRequest, TooLarge
+from sandq.model.limits import Limits
+from sandq.partition.levels import BUDGET
+from sandq.protocol.requests import Nack
+
+BASE = b"\0" * 16
+CHANGE = {"headers": b"\x80"}
+MANY = [
+    [[5, None, None, None, True, CHANGE]] * 2,  # a whole lease may be as much as one may change
+    [[5, [[BASE, 900]], None, None, True, CHANGE]] * 2,
+    [[5, [[BASE, b"\xff" * 40]], None, None, True, {"headers": b"x" * 60_000}]],
+]
+
+
+def items_of(items: list[list[Any]], level: int = BUDGET) -> list[list[Any]]:
+    return with_columns(Nack(1, 0, items), level, Limits(), lambda: None)
+
+
+def test_changes_are_named_by_their_columns() -> None:
+    plain = [7, None, 5, "no"]
+    ended = [8, [[BASE, 3]], None, None, True, {"priority": -4, "headers": b"\x80"}, 2]
+    rejected = [9, None, None, None, True, None, 1]
+    columns = {Column.PRIORITY: -4, Column.HEADERS: b"\x80"}
+    assert items_of([plain, ended, rejected]) == [plain, [*ended[:5], columns, 2], rejected]
+
+
+@pytest.mark.parametrize("items", MANY)
+def test_below_the_level_a_nack_changes_only_so_many(items: list[list[Any]]) -> None:
+    with pytest.raises(TooLarge, match="a nack may change 1000 messages, and give 16777216 bytes of headers"):
+        items_of(items, BUDGET - 1)
+    assert len(items_of(items, BUDGET)) == len(items)
+    assert len(items_of(items[:1] if len(items) > 1 else [[*items[0][:5], CHANGE]], BUDGET - 1)) == 1
+
+
+def test_headers_have_their_limit_at_every_level() -> None:
+    with pytest.raises(TooLarge, match="headers: 100000 bytes, 65536 are allowed"):
+        items_of([[5, [[BASE, 1]], None, None, True, {"headers": b"x" * 100_000}]])
+
+
+def test_a_priority_is_for_topics_that_have_them() -> None:
+    def refuse() -> None:
+        raise InvalidRequest("no priorities")
+
+    with_columns(Nack(1, 0, [[5, None, None, None, True, CHANGE]]), BUDGET, Limits(), refuse)
+    with pytest.raises(InvalidRequest, match="no priorities"):
+        with_columns(Nack(1, 0, [[5, None, None, None, True, {"priority": 1}]]), BUDGET, Limits(), refuse)

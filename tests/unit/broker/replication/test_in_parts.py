@@ -1,0 +1,89 @@
+"""What an entry left of a move or a nack is submitted again, until all of it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sandq.broker.replication.in_parts import submit_in_parts
+from sandq.model.errors import NotLeader, SandqError
+from sandq.partition import commands as c
+from sandq.partition.shared_state import NOT_YET
+
+TARGETS = [(0, bytes([at]) * 16) for at in range(5)]
+MOVE = c.Move([(target, 5, False) for target in TARGETS])
+NACK = c.Nack([(at, None, None, None) for at in range(5)])
+
+
+class OneAfterTheOther:
+    """A group whose entries do so many items each."""
+
+    def __init__(self, at_once: int, fails_at: int | None = None) -> None:
+        self._at_once = at_once
+        self._fails_at = fails_at
+        self.submitted: list[tuple[list[Any], dict[str, Any]]] = []
+        self._waiting: list[Callable[[], None]] = []
+
+    def submit(self, command: Any, done: Callable[[Any], None], **how: Any) -> None:
+        if len(self.submitted) == self._fails_at:
+            raise NotLeader("elsewhere")
+        self.submitted.append((list(command.items), how))
+        not_yet: Any = [NOT_YET, None] if isinstance(command, c.Move) else NOT_YET
+        outcomes = [self._outcome(item) if at < self._at_once else not_yet for at, item in enumerate(command.items)]
+        self._waiting.append(lambda: done(outcomes))
+
+    @staticmethod
+    def _outcome(item: Any) -> Any:
+        return ["moved", item[0][1]] if isinstance(item[0], tuple) else None if item[0] else [[b"lost", 1]]
+
+    def run(self) -> None:
+        while self._waiting:
+            self._waiting.pop(0)()
+
+
+def outcome(host: OneAfterTheOther, command: c.Move | c.Nack) -> Any:
+    told: list[Any] = []
+    submit_in_parts(host, command, told.append, size=1000, work=5000, line="line")
+    host.run()
+    assert len(told) == 1
+    return told[0]
+
+
+def test_items_that_are_not_done_are_submitted_again_in_their_order() -> None:
+    host = OneAfterTheOther(at_once=2)
+    assert outcome(host, MOVE) == [["moved", name] for _, name in TARGETS]
+    assert [items for items, _ in host.submitted] == [MOVE.items, MOVE.items[2:], MOVE.items[4:]]
+    assert [how for _, how in host.submitted] == [
+        {"size": 1000, "work": 5000, "messages": 5, "line": "line"},
+        {"size": 600, "work": 3000, "messages": 3, "line": "line"},
+        {"size": 200, "work": 1000, "messages": 1, "line": "line"},
+    ]
+
+
+def test_what_a_nack_lost_is_told_with_the_rest() -> None:
+    host = OneAfterTheOther(at_once=1)
+    assert outcome(host, NACK) == [[[b"lost", 1]], None, None, None, None]
+    assert len(host.submitted) == 5
+
+
+@pytest.mark.parametrize("command", [MOVE, NACK, c.Move([])])
+def test_what_is_done_at_once_is_submitted_once(command: c.Move | c.Nack) -> None:
+    host = OneAfterTheOther(at_once=5)
+    assert len(outcome(host, command)) == len(command.items)
+    assert len(host.submitted) == 1 and host.submitted[0][0] == command.items
+
+
+def test_an_error_ends_it() -> None:
+    assert isinstance(outcome(OneAfterTheOther(2, fails_at=1), MOVE), NotLeader)
+    with pytest.raises(NotLeader):
+        outcome(OneAfterTheOther(2, fails_at=0), MOVE)
+
+
+def test_an_error_of_the_command_is_passed_on() -> None:
+    class Refusing(OneAfterTheOther):
+        def submit(self, command: Any, done: Callable[[Any], None], **how: Any) -> None:
+            done(SandqError("no"))
+
+    assert isinstance(outcome(Refusing(2), NACK), SandqError)
