@@ -30,6 +30,7 @@ from sandq.client.producer.validation import Headers, Value
 from sandq.client.schedules.schedules import Schedules
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import RequestBatcher
+from sandq.client.transport.requests import used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, TimedOut
 from sandq.model.names import check_name
 from sandq.model.ports import DEFAULT_SERVER
@@ -334,11 +335,13 @@ class Client:
         producer = self._producers.get(topic)
         if producer is None:
             new = Producer(self._cluster, self._tasks, check_name("topic", topic), linger_s=0.0, keep_failures=False)
-            await self._cluster.topic(topic)  # the one place where entering a producer waits
+            await used_topic(self._cluster, topic)  # the one place where entering a producer waits
             producer = self._producers.get(topic)  # another task may have been first
             if producer is None:
                 producer = await self._stack.enter_async_context(new)
                 self._producers[topic] = producer
+        elif self._cluster.missing(topic) is not None:
+            await used_topic(self._cluster, topic)  # it was deleted, and may be made anew
         return producer
 
     async def _close(self, timeout_s: float) -> None:

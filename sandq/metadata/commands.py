@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL, TOPIC_LIMITS_LEVEL
+from sandq.model.features import AUTO_CREATE_LEVEL, ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL, TOPIC_LIMITS_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.nack_ends import MAX_SNOOZES
+from sandq.model.names import AUTO_CREATED
 from sandq.model.topic_limits import has_limits
 
 ENTRY_VERSION = 1
@@ -68,6 +69,8 @@ class CreateTopic(_Command):
 
     @property
     def needed_level(self) -> int:
+        if AUTO_CREATED in self.settings:
+            return AUTO_CREATE_LEVEL
         if has_limits(self.settings):
             return TOPIC_LIMITS_LEVEL
         return ENDS_LEVEL if MAX_SNOOZES in self.settings else self.feature_level

@@ -116,7 +116,7 @@ class NotFound(SandqError):
 
 
 class UnknownTopic(NotFound):
-    """No topic has this name."""
+    """No topic has this name; details: `auto_create`, true where one would be made for who uses it."""
 
     code = "UNKNOWN_TOPIC"
 
@@ -326,6 +326,8 @@ def _tree(root: type[SandqError]) -> Iterator[type[SandqError]]:
         yield from _tree(child)
 
 
+CREATABLE = "auto_create"
+"""In the details of UnknownTopic: who produces to the topic, or subscribes to it, may have it made."""
 _BY_CODE: dict[str, type[SandqError]] = {cls.code: cls for cls in _tree(SandqError)}
 CODES = frozenset(_BY_CODE)
 """All codes that this version has."""

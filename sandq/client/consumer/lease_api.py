@@ -27,7 +27,7 @@ from sandq.client.producer.validation import Headers
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
 from sandq.client.transport.on_behalf import asker
-from sandq.client.transport.requests import settle
+from sandq.client.transport.requests import settle, used_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import (
     InvalidRequest,
@@ -172,7 +172,7 @@ class Leases:
         """Ask every node that leads partitions, one after the other, until there is enough; when none has anything, all
         of them to wait."""
         try:
-            wanted = chosen_of(await self._cluster.topic(self.topic), request.partitions)
+            wanted = chosen_of(await used_topic(self._cluster, self.topic), request.partitions)
         except UnknownPartition:
             wanted = chosen_of(await self._cluster.asked(self.topic), request.partitions)  # it may be new
         leaders = list(dict.fromkeys(part.leader for part in wanted if part.leader is not None))

@@ -120,7 +120,7 @@ class Subscription:
                 self.cluster.refresh(name)  # all of them are asked for together
         for consumer in consumers:
             try:
-                await consumer.check()
+                await consumer.check(makes=self._chosen.pattern is None)
             except UnknownTopic:
                 if self._chosen.pattern is None:
                     raise

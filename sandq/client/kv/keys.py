@@ -21,6 +21,7 @@ from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import EXPECTED_BIT, Headers, MessageValidation, Value, as_bytes
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Counter, RequestBatcher
+from sandq.client.transport.requests import used_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, UnknownPartition
 from sandq.model.names import COMPACTED
@@ -211,14 +212,17 @@ class Keys:
 
     async def _record(self) -> TopicRecord:
         self._cluster.check_open()
-        record = await self._cluster.topic(self.topic)
+        return self._compacted(await self._cluster.topic(self.topic))
+
+    def _compacted(self, record: TopicRecord) -> TopicRecord:
         if record.kind != COMPACTED:
             text = f"topic {self.topic!r} is a {record.kind} topic: only compacted ones have keys"
             raise InvalidRequest(text, topic=self.topic)
         return record
 
     async def _producer(self) -> Producer:
-        await self._record()
+        self._cluster.check_open()
+        self._compacted(await used_topic(self._cluster, self.topic))
         return await self._producer_of(self.topic)
 
     async def _write(
