@@ -28,6 +28,8 @@ _PLAIN = {
     "max_message_bytes": "max_message_bytes",
     "max_delay": "max_delay",
     "max_lease": "max_lease",
+    "max_request_rate": "max_request_rate",
+    "max_request_burst": "max_request_burst",
     "dedup_window": "dedup_window",
     "dead_letter_topic": "dead_letter_topic",
     "ordering": "ordering",
@@ -140,6 +142,18 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
         ),
         _option(
             default("none"), "--max-lease", "How long a lease may be, whoever asks for it.", metavar="DURATION|none"
+        ),
+        _option(
+            default("none"),
+            "--max-request-rate",
+            "Requests a second that each client may send about it, to each node: 50/s.",
+            metavar="RATE|none",
+        ),
+        _option(
+            default("none"),
+            "--max-request-burst",
+            "So many of them at once after a pause; none: those of a second.",
+            metavar="N|none",
         ),
         _option(
             default("none"),

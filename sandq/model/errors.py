@@ -24,6 +24,7 @@
     ├── Retriable                 RETRIABLE           503   retriable = True, in all of these
     │   ├── NotLeader             NOT_LEADER          421
     │   ├── Overloaded            OVERLOADED          503
+    │   │   └── Throttled         THROTTLED           429   a client asks more of a topic than its rate
     │   ├── Unavailable           UNAVAILABLE         503
     │   ├── DiskFull              DISK_FULL           507   nothing was done; there may be room later
     │   ├── OutOfSequence         OUT_OF_SEQUENCE     503
@@ -215,6 +216,13 @@ class Overloaded(Retriable):
     """The node refuses work instead of growing its memory."""
 
     code = "OVERLOADED"
+
+
+class Throttled(Overloaded):
+    """The client asks more of the topic in a second than it may; nothing was done. Details: `retry_after_ms`."""
+
+    code = "THROTTLED"
+    http_status = 429
 
 
 class Unavailable(Retriable):

@@ -18,14 +18,16 @@
     max_message_bytes    size, none      how large a message's value may be, at most what the node takes
     max_delay            duration, none  how far ahead a message may be, instead of what the node takes
     max_lease            duration, none  how long a lease may be, whoever asks for it
+    max_request_rate     rate, none      requests of a client about the topic, on a node: "50/s"
+    max_request_burst    number, none    so many of them at once after a pause; none: those of a second
     dedup_window         duration        how long a unique key stays taken after its delivery
     dead_letter_topic    text, none      another topic, to which dead letters go
     ordering             text            key: one message of a key at a time, or none; never changes
     max_in_flight_per_key
                          number, none    so many messages of a key are with a group's consumers at once; never changes
 
-A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_ttl`, `max_message_bytes` and
-`max_lease` as these, and
+A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_ttl`, `max_message_bytes`,
+`max_lease`, `max_request_rate` and `max_request_burst` as these, and
 
     ttl                  duration, none  how long a value stays that was put without a ttl
     history              duration        how long every write can be read on, also one with a later one of its key
@@ -60,13 +62,21 @@ from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTI
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER_TOPIC
+from sandq.model.rates import interval_us
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
-from sandq.model.topic_limits import MAX_DELAY_MS, MAX_LEASE_MS, MAX_MESSAGE_BYTES
+from sandq.model.topic_limits import (
+    MAX_DELAY_MS,
+    MAX_LEASE_MS,
+    MAX_MESSAGE_BYTES,
+    MAX_REQUEST_BURST,
+    MAX_REQUEST_RATE_US,
+)
 
 _DAY_MS = 86_400_000
 _MAX_BACKOFF_MS = 7 * _DAY_MS
 MOST_SNOOZES = 1_000_000
+MOST_BURST = 1_000_000
 _MIB = 1024**2
 _PIB = 1024**5
 
@@ -77,6 +87,14 @@ def _or_none(check: BeforeValidator) -> BeforeValidator:
     """What `check` takes, or none: as None, or as the text a command line and YAML have for it."""
     inner = cast(Callable[[object], object], check.func)
     return BeforeValidator(lambda value: None if value is None or value == "none" else inner(value))
+
+
+def _interval_us(value: object) -> int:
+    """The time between two requests at a rate, in microseconds."""
+    try:
+        return interval_us(value)
+    except ValueError as error:
+        raise schema.mistake(str(error).replace("messages a second", "a number a second")) from None
 
 
 class Backoff(schema.Section):
@@ -122,6 +140,10 @@ class _Settings(schema.Section):
     max_lease_ms: Annotated[int | None, _or_none(schema.duration(1000, _DAY_MS // 2))] = Field(
         default=None, alias="max_lease"
     )
+    max_request_rate_us: Annotated[int | None, _or_none(BeforeValidator(_interval_us))] = Field(
+        default=None, alias="max_request_rate"
+    )
+    max_request_burst: Annotated[int | None, _or_none(schema.integer(1, MOST_BURST))] = None
 
     def contradictions(self) -> list[str]:
         """What does not go together."""
@@ -138,6 +160,8 @@ class _Settings(schema.Section):
             MAX_SNOOZES: self.max_snoozes,
             MAX_MESSAGE_BYTES: self.max_message_bytes,
             MAX_LEASE_MS: self.max_lease_ms,
+            MAX_REQUEST_RATE_US: self.max_request_rate_us,
+            MAX_REQUEST_BURST: self.max_request_burst,
         }
         bound = {name: most for name, most in bounds.items() if most is not None}
         return {

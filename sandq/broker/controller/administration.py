@@ -45,7 +45,6 @@ from sandq.model.features import (
     KEY_LIMIT_LEVEL,
     OUTBOX_LEVEL,
     RANKED_LEVEL,
-    TOPIC_LIMITS_LEVEL,
 )
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
@@ -56,7 +55,7 @@ from sandq.model.names import AUTO_CREATED, COMPACTED, FAIR, PRIORITY, check_nam
 from sandq.model.offsets import PARTITION_MAX
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC, DeadLetterTopic
 from sandq.model.settings import CLASSES, parse_settings, update_settings
-from sandq.model.topic_limits import has_limits
+from sandq.model.topic_limits import level_of
 from sandq.partition import commands as c
 from sandq.protocol.requests_admin import (
     REMOVE,
@@ -172,8 +171,7 @@ class Administration:
             self._node_log.check_level(KEY_LIMIT_LEVEL)
         if MAX_SNOOZES in record:
             self._node_log.check_level(ENDS_LEVEL)
-        if has_limits(record):
-            self._node_log.check_level(TOPIC_LIMITS_LEVEL)
+        self._node_log.check_level(level_of(record))
         return record
 
     async def _create(self, name: str, kind: str, partitions: int, replicas: int, record: dict[str, Any]) -> Topic:
@@ -239,8 +237,7 @@ class Administration:
             record = update_settings(old.settings, request.settings, old.kind).record()
             if MAX_SNOOZES in record:
                 self._node_log.check_level(ENDS_LEVEL)
-            if has_limits(record):
-                self._node_log.check_level(TOPIC_LIMITS_LEVEL)
+            self._node_log.check_level(level_of(record))
             if GROUP_LIMITS in old.settings:
                 record[GROUP_LIMITS] = old.settings[GROUP_LIMITS]
             if DEAD_LETTER_TOPIC in request.settings:

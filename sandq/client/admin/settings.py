@@ -41,6 +41,8 @@ class TopicSettings(TypedDict, total=False):
     max_message_bytes: int | str | None
     max_delay: Duration | None
     max_lease: Duration | None
+    max_request_rate: str | float | None
+    max_request_burst: int | OrNone
     ttl: Duration | None
     delete_on_ack: bool
     retention: Duration

@@ -165,7 +165,7 @@ class Leases:
                 if not error.retriable or anyio.current_time() >= fails_at:
                     raise
                 is_told = False
-                await anyio.sleep(self._cluster.options.back_off_s(attempt))
+                await anyio.sleep(self._cluster.options.pause_s(attempt, error))
                 attempt += 1
 
     async def _take_round(self, request: Lease, wait_ms: int) -> Taken:

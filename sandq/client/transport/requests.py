@@ -299,7 +299,8 @@ async def _call(
             last, least_s = error, _LAST_SHARE * timeout_s
         if at_once:
             continue
-        await anyio.sleep(min(cluster.options.back_off_s(attempt), max(0.0, deadline - anyio.current_time())))
+        pause_s = cluster.options.pause_s(attempt, last)
+        await anyio.sleep(min(pause_s, max(0.0, deadline - anyio.current_time())))
         attempt += 1
     if last is not None:
         raise again(last)
