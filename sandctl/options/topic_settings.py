@@ -38,6 +38,7 @@ _PLAIN = {
     "tenants": "tenants",
     "history": "history",
     "tombstone_retention": "tombstone_retention",
+    "partition_delimiter": "partition_delimiter",
 }
 
 
@@ -171,6 +172,14 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
     if not update:
         ordering = "key: one message of a key at a time. It cannot be changed later."
         rest.append(_option("none", "--ordering", ordering, type=click.Choice(["none", "key"])))
+        rest.append(
+            _option(
+                "none",
+                "--partition-delimiter",
+                "Compacted: what is before the first one in a key chooses its partition. It cannot be changed later.",
+                metavar="TEXT|none",
+            )
+        )
         rest.append(
             _option(
                 "none",

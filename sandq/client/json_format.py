@@ -34,6 +34,7 @@ from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
+from sandq.model.partitioning import PARTITION_DELIMITER
 from sandq.model.rates import as_mapping, rate_text
 from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
 from sandq.model.topic_limits import LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES, REQUEST_RATES
@@ -95,6 +96,7 @@ _COMPACTED = {
     "key_ttl_ms": "ttl_ms",
     "history_ms": "history_ms",
     "tombstone_retention_ms": "tombstone_retention_ms",
+    PARTITION_DELIMITER: PARTITION_DELIMITER,
 }
 """Of the record of a compacted topic: what can be set, and under which name."""
 _NEVER_SET = ("ordering", "rank")
@@ -346,6 +348,8 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
             found[MAX_SNOOZES] = record.get(MAX_SNOOZES)
             limits = (*(LIMITS if kind != COMPACTED else (MAX_MESSAGE_BYTES, MAX_LEASE_MS)), *REQUEST_RATES)
             found |= {name.removesuffix("_ms").removesuffix("_us"): None for name in limits if name not in record}
+        if key == "tombstone_retention_ms":
+            found[PARTITION_DELIMITER] = record.get(PARTITION_DELIMITER)
         if key == "dedup_window_ms":
             found[DEAD_LETTER_TOPIC] = record.get(DEAD_LETTER_TOPIC)  # likewise
     return found

@@ -32,6 +32,7 @@ A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_
     ttl                  duration, none  how long a value stays that was put without a ttl
     history              duration        how long every write can be read on, also one with a later one of its key
     tombstone_retention  duration        how long it can be read on that a key was deleted
+    partition_delimiter  text, none      what stands before the first of these in a key chooses its partition; fixed
 
 A priority topic has those of a timer topic without `ordering` and `max_in_flight_per_key`, and
 
@@ -62,6 +63,7 @@ from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTI
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER_TOPIC
+from sandq.model.partitioning import PARTITION_DELIMITER
 from sandq.model.rates import interval_us
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
@@ -77,6 +79,7 @@ _DAY_MS = 86_400_000
 _MAX_BACKOFF_MS = 7 * _DAY_MS
 MOST_SNOOZES = 1_000_000
 MOST_BURST = 1_000_000
+DELIMITER_BYTES = 16
 _MIB = 1024**2
 _PIB = 1024**5
 
@@ -95,6 +98,14 @@ def _interval_us(value: object) -> int:
         return interval_us(value)
     except ValueError as error:
         raise schema.mistake(str(error).replace("messages a second", "a number a second")) from None
+
+
+def _delimiter(value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= DELIMITER_BYTES:
+        raise schema.mistake(f'text of 1 to {DELIMITER_BYTES} bytes is expected, as "/"')
+    if not value.isprintable():
+        raise schema.mistake("characters that can be printed are expected")
+    return value
 
 
 class Backoff(schema.Section):
@@ -181,6 +192,7 @@ class CompactedSettings(_Settings):
     tombstone_retention_ms: Annotated[int, schema.duration(0, 366 * _DAY_MS)] = Field(
         default=_DAY_MS, alias="tombstone_retention"
     )
+    partition_delimiter: Annotated[str | None, _or_none(BeforeValidator(_delimiter))] = None
 
     def record(self) -> dict[str, Any]:
         """As those of a timer topic that keeps everything in its log; and what compaction goes by."""
@@ -190,6 +202,7 @@ class CompactedSettings(_Settings):
             "key_ttl_ms": self.key_ttl_ms,
             "history_ms": self.history_ms,
             "tombstone_retention_ms": self.tombstone_retention_ms,
+            **({} if self.partition_delimiter is None else {PARTITION_DELIMITER: self.partition_delimiter}),
         }
 
 
@@ -303,12 +316,12 @@ def parse_settings(mapping: Mapping[str, object], kind: str = TIMER) -> Settings
 def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object], kind: str = TIMER) -> Settings:
     """The settings of a record with those that a user wrote changed, of `backoff` key by key.
 
-    InvalidSetting names every mistake; `ordering` and `max_in_flight_per_key` stay what they were at the topic's
-    creation. Only what is changed is checked against the ranges.
+    InvalidSetting names every mistake; `ordering`, `max_in_flight_per_key` and `partition_delimiter` stay what
+    they were at the topic's creation. Only what is changed is checked against the ranges.
     """
     present, given = from_record(record, kind), _validated(CLASSES[kind], mapping)
     changes = {field: getattr(given, field) for field in given.model_fields_set}
-    fixed = {name: getattr(present, name, None) for name in ("ordering", MAX_IN_FLIGHT_PER_KEY)}
+    fixed = {name: getattr(present, name, None) for name in ("ordering", MAX_IN_FLIGHT_PER_KEY, PARTITION_DELIMITER)}
     mistakes = [
         f"{name}: it is {'none' if was is None else repr(was)} since the topic was created, and cannot be changed"
         for name, was in fixed.items()

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from sandq.model.features import FIRST_LEVEL, REQUEST_RATE_LEVEL, TOPIC_LIMITS_LEVEL
+from sandq.model.features import FIRST_LEVEL, PARTITION_KEY_LEVEL, REQUEST_RATE_LEVEL, TOPIC_LIMITS_LEVEL
+from sandq.model.partitioning import PARTITION_DELIMITER
 
 MAX_MESSAGE_BYTES: Final = "max_message_bytes"
 MAX_DELAY_MS: Final = "max_delay_ms"
@@ -44,7 +45,9 @@ def limits_of(topic: str, settings: Mapping[str, Any]) -> TopicLimits | None:
 
 
 def level_of(settings: Mapping[str, Any]) -> int:
-    """The feature level that the limits in a record of settings need."""
+    """The feature level that the limits in a record of settings need, and where it says that keys are."""
+    if PARTITION_DELIMITER in settings:
+        return PARTITION_KEY_LEVEL
     if MAX_REQUEST_RATE_US in settings or MAX_REQUEST_BURST in settings:
         return REQUEST_RATE_LEVEL
     return TOPIC_LIMITS_LEVEL if has_limits(settings) else FIRST_LEVEL

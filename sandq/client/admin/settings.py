@@ -54,6 +54,7 @@ class TopicSettings(TypedDict, total=False):
     max_in_flight_per_key: int | OrNone
     history: Duration
     tombstone_retention: Duration
+    partition_delimiter: str | None
     ageing: Duration | None
     tenants: Mapping[str, Tenant]
 

@@ -25,7 +25,7 @@ from sandq.client.transport.requests import used_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, UnknownPartition
 from sandq.model.names import COMPACTED
-from sandq.model.partitioning import partition_for
+from sandq.model.partitioning import KeyPartitions
 from sandq.model.times import Duration
 from sandq.protocol.replies import TopicRecord
 
@@ -131,7 +131,7 @@ class Keys:
         """What a key has; None when it has no value. Calls at the same time share frames."""
         ask = read_stale if is_stale(consistency) else read_latest
         data = self._key(key)
-        partition = partition_for(data, (await self._record()).initial_partitions)
+        partition = _places(await self._record()).of(data)
         return await self._batcher.run(Counter(ask, self.topic, partition), data)
 
     async def get_many(self, keys: Iterable[Value], *, consistency: str = LINEARIZABLE) -> Entries:
@@ -140,8 +140,7 @@ class Keys:
         if isinstance(keys, (str, bytes, bytearray, memoryview)):
             raise InvalidRequest(f"keys: several are expected, not {type(keys).__name__}: one key is for `get`")
         read = [self._key(key) for key in keys]
-        record = await self._record()
-        return await read_many(self._cluster, self.topic, record.initial_partitions, read, stale=stale)
+        return await read_many(self._cluster, self.topic, _places(await self._record()), read, stale=stale)
 
     def scan(
         self,
@@ -157,15 +156,18 @@ class Keys:
         partitions, or of one.
 
         Either those that begin with `prefix`, or those from `start` up to `stop`, which is not included. To go on
-        behind an entry later, begin with `start=entry.key + b"\\0"`.
+        behind an entry later, begin with `start=entry.key + b"\\0"`. In a topic with a `partition_delimiter`, keys that
+        all begin with the same partition key and the delimiter are asked of its partition alone.
         """
         check_limit(limit)
         stale, keys = is_stale(consistency), key_range(prefix, start, stop)
 
         async def partitions() -> Sequence[int]:
-            count = (await self._record()).initial_partitions
+            places = _places(await self._record())
+            count = places.partitions
             if partition is None:
-                return range(count)
+                only = places.of_range(keys.start, keys.stop)
+                return range(count) if only is None else (only,)
             if not 0 <= partition < count:
                 raise UnknownPartition(f"topic {self.topic!r} has partitions 0..{count - 1}, there is no {partition}")
             return (partition,)
@@ -252,6 +254,10 @@ def key_range(prefix: Value | None, start: Value | None, stop: Value | None) -> 
         return KeyRange.of_prefix(as_bytes("prefix", prefix))
     first = b"" if start is None else as_bytes("start", start)
     return KeyRange(first, None if stop is None else as_bytes("stop", stop))
+
+
+def _places(record: TopicRecord) -> KeyPartitions:
+    return KeyPartitions.of_topic(record.initial_partitions, record.settings)
 
 
 def _no_null(value: Value) -> Value:
