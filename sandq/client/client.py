@@ -181,7 +181,8 @@ class Client:
         subscription:`.
 
         `topic`: its name, a list of several, or `sandq.pattern("orders.*")`: topics that come later are joined, and
-        those that are deleted are left. A message tells its `topic`.
+        those that are deleted are left, and so are those that refuse it (`subscription.refused`). A message tells its
+        `topic`.
 
         `credit`: messages held and not settled at most, shared out among the nodes that lead partitions
         (each gets at least one); None: 10, and more while they are settled quickly; 10,000 for who iterates over
