@@ -19,6 +19,7 @@ from sandq.client.options import again
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import EXPECTED_BIT, Headers, MessageValidation, Value, as_bytes
+from sandq.client.timeouts import timed_change, timed_read
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Counter, RequestBatcher
 from sandq.client.transport.requests import used_topic
@@ -68,14 +69,24 @@ class Keys:
 
     # Writing.
 
+    @timed_change
     async def put(
-        self, key: Value, value: Value, *, headers: Headers | None = None, ttl: Duration | None = None
+        self,
+        key: Value,
+        value: Value,
+        *,
+        headers: Headers | None = None,
+        ttl: Duration | None = None,
+        timeout: Duration | None = None,
     ) -> str:
         """Let a key have a value, whatever it had; its version, once it is safe. `ttl`: after that it has none (None:
         the topic's setting)."""
         return await self._write(key, _no_null(value), headers, ttl)
 
-    async def put_many(self, items: Pairs | Iterable[tuple[Value, Value | None]]) -> list[str]:
+    @timed_change
+    async def put_many(
+        self, items: Pairs | Iterable[tuple[Value, Value | None]], *, timeout: Duration | None = None
+    ) -> list[str]:
         """`put` many, in batches: a mapping of keys to values, or an iterable of such pairs. A value of None deletes.
         Their versions, in this order; writes to one key happen in it.
 
@@ -99,7 +110,8 @@ class Keys:
             raise again(error, f"item {place} of put_many: {error.message}") from None
         return await receipts
 
-    async def delete(self, key: Value, *, expected: str | None = None) -> str:
+    @timed_change
+    async def delete(self, key: Value, *, expected: str | None = None, timeout: Duration | None = None) -> str:
         """Let a key have no value; the version of that. No error when it has none.
 
         `expected`: only if the key has this version; VersionChanged (`details["version"]`: what it has, None for no
@@ -107,6 +119,7 @@ class Keys:
         """
         return await self._write(key, None, expected=None if expected is None else _version(expected))
 
+    @timed_change
     async def cas(
         self,
         key: Value,
@@ -115,6 +128,7 @@ class Keys:
         expected: str | None,
         headers: Headers | None = None,
         ttl: Duration | None = None,
+        timeout: Duration | None = None,
     ) -> str:
         """Compare and set: `put` (`delete` with None) only if the key has the version `expected`; None: only if it has
         no value. VersionChanged (`details["version"]`: what it has, None for no value) otherwise.
@@ -127,14 +141,20 @@ class Keys:
 
     # Reading.
 
-    async def get(self, key: Value, *, consistency: str = LINEARIZABLE) -> Entry | None:
+    @timed_read
+    async def get(
+        self, key: Value, *, consistency: str = LINEARIZABLE, timeout: Duration | None = None
+    ) -> Entry | None:
         """What a key has; None when it has no value. Calls at the same time share frames."""
         ask = read_stale if is_stale(consistency) else read_latest
         data = self._key(key)
         partition = _places(await self._record()).of(data)
         return await self._batcher.run(Counter(ask, self.topic, partition), data)
 
-    async def get_many(self, keys: Iterable[Value], *, consistency: str = LINEARIZABLE) -> Entries:
+    @timed_read
+    async def get_many(
+        self, keys: Iterable[Value], *, consistency: str = LINEARIZABLE, timeout: Duration | None = None
+    ) -> Entries:
         """What many keys have, in the order in which they are given. Each is read for itself: this is no snapshot."""
         stale = is_stale(consistency)
         if isinstance(keys, (str, bytes, bytearray, memoryview)):
@@ -151,6 +171,7 @@ class Keys:
         limit: int | None = None,
         partition: int | None = None,
         consistency: str = LINEARIZABLE,
+        timeout: Duration | None = None,
     ) -> Scan:
         """`async for entry in kv.scan(prefix="user/"):` keys that have a value, in their order (of bytes), those of all
         partitions, or of one.
@@ -172,7 +193,7 @@ class Keys:
                 raise UnknownPartition(f"topic {self.topic!r} has partitions 0..{count - 1}, there is no {partition}")
             return (partition,)
 
-        return Scan(self._cluster, self._tasks, self.topic, partitions, keys, limit, stale=stale)
+        return Scan(self._cluster, self._tasks, self.topic, partitions, keys, limit, stale=stale, timeout=timeout)
 
     def watch(
         self,
