@@ -116,3 +116,11 @@ def test_a_node_that_says_nothing(with_client: Any) -> None:
         assert await client.admin.topic("t", timeout="1m")  # the client goes on
 
     with_client(test, timeout_s=60.0)
+
+
+def test_the_blocking_calls_block() -> None:
+    for blocking in (sandq.sync.Client, *BLOCKING.values()):
+        found = [
+            member for name, member in inspect.getmembers(blocking, inspect.isfunction) if not name.startswith("_")
+        ]
+        assert found and not any(inspect.iscoroutinefunction(member) for member in found), blocking
