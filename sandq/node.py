@@ -58,6 +58,7 @@ from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
 from sandq.gossip.tags import judge_of, node_tags
 from sandq.membership.discovery import Discovery
+from sandq.model.auto_create import AutoCreate
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError, StorageFailed
@@ -277,7 +278,8 @@ async def _running(
                 sweeper = StoreSweeper(node_log, runner, nursery)
                 rate = config.storage.snapshot_rate
                 snapshots = Snapshots(node_log, runner, rate, links.open_stream, sweeper.sweep_soon)
-                catalog = Catalog(node_log, clock, timers, routes, barrier, progress)
+                auto_create = AutoCreate(config.auto_create_topics)
+                catalog = Catalog(node_log, clock, timers, routes, barrier, progress, auto_create)
                 digests = ReplicaDigests(node_log, catalog, links.send, links.reachable, scrub_rate)
                 limit_shares = LimitShares(own.node, catalog, links.send, clock, timers)
                 outbox = OutboxSender(own.node, catalog, runner, clock, links.send, links.room, nursery)
@@ -297,7 +299,7 @@ async def _running(
                     nursery,
                 )
                 administration = Administration(
-                    node_log, catalog, progress, routes, config.limits, links.reachable, nursery
+                    node_log, catalog, progress, routes, config.limits, links.reachable, nursery, auto_create
                 )
                 broker = Broker(
                     node_log,

@@ -67,9 +67,11 @@ async def cancel(reminder: str) -> dict[str, str]:
     """A definite answer: nobody will get it, or it is too late."""
     client: sandq.Client = app.state.client
     try:
-        return {"cancelled": await client.messages("reminders").cancel(reminder)}
+        return {"cancelled": await client.messages("reminders").cancel(reminder, timeout="2s")}
     except TooLate as error:
         raise HTTPException(409, str(error)) from None
+    except Retriable as error:  # it may be cancelled all the same: to ask again does no harm
+        raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
     except (NotFound, InvalidRequest) as error:
         raise HTTPException(404, str(error)) from None
 

@@ -28,6 +28,8 @@ _PLAIN = {
     "max_message_bytes": "max_message_bytes",
     "max_delay": "max_delay",
     "max_lease": "max_lease",
+    "max_request_rate": "max_request_rate",
+    "max_request_burst": "max_request_burst",
     "dedup_window": "dedup_window",
     "dead_letter_topic": "dead_letter_topic",
     "ordering": "ordering",
@@ -36,6 +38,7 @@ _PLAIN = {
     "tenants": "tenants",
     "history": "history",
     "tombstone_retention": "tombstone_retention",
+    "partition_delimiter": "partition_delimiter",
 }
 
 
@@ -143,6 +146,18 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
         ),
         _option(
             default("none"),
+            "--max-request-rate",
+            "Requests a second that each client may send about it, to each node: 50/s.",
+            metavar="RATE|none",
+        ),
+        _option(
+            default("none"),
+            "--max-request-burst",
+            "So many of them at once after a pause; none: those of a second.",
+            metavar="N|none",
+        ),
+        _option(
+            default("none"),
             "--ageing",
             "Priority and fair: how long a message waits to count as one priority better (lower).",
             metavar="DURATION|none",
@@ -157,6 +172,14 @@ def settings_options(*, update: bool) -> Callable[[F], F]:
     if not update:
         ordering = "key: one message of a key at a time. It cannot be changed later."
         rest.append(_option("none", "--ordering", ordering, type=click.Choice(["none", "key"])))
+        rest.append(
+            _option(
+                "none",
+                "--partition-delimiter",
+                "Compacted: what is before the first one in a key chooses its partition. It cannot be changed later.",
+                metavar="TEXT|none",
+            )
+        )
         rest.append(
             _option(
                 "none",

@@ -19,7 +19,9 @@ from sandq.broker.replication.replica import MetadataView
 from sandq.broker.stats import TopicStats
 from sandq.broker.timers import Timers
 from sandq.metadata.records import Topic
+from sandq.model.auto_create import NO_AUTO_CREATE, AutoCreate
 from sandq.model.errors import (
+    CREATABLE,
     LeaseLost,
     NotLeader,
     SandqError,
@@ -58,11 +60,13 @@ class Catalog:
         routes: Routes,
         barrier: MetadataBarrier,
         progress: MetadataProgress,
+        auto_create: AutoCreate = NO_AUTO_CREATE,
     ) -> None:
         self.topics: dict[str, OpenTopic] = {}
         self.by_group: dict[int, PartitionLeader] = {}
         self._led: dict[str, list[PartitionLeader]] = {}
         """By topic, as far as it was asked for since that changed last."""
+        self._auto_create = auto_create
         self._barrier = barrier
         self._progress = progress
         self._node_log = node_log
@@ -93,8 +97,19 @@ class Catalog:
         if topic is None:
             if name in self.view.topics:
                 raise Unavailable(f"topic {name!r} is being opened; ask again in a moment", topic=name)
-            raise self._unknown(UnknownTopic(f"there is no topic {name!r}", topic=name), partial(self.topic, name))
+            raise self._unknown(self._no_topic(name), partial(self.topic, name))
         return topic
+
+    def _no_topic(self, name: str) -> UnknownTopic:
+        """The error of a topic that is not there; it says whether to use it would make it."""
+        no_topic, auto_create = f"there is no topic {name!r}", self._auto_create
+        if not auto_create.is_on:
+            return UnknownTopic(no_topic, topic=name)
+        if not auto_create.matches(name):
+            why = f"and none of auto_create_topics is like that ({auto_create}): create it"
+            return UnknownTopic(f"{no_topic}, {why}", topic=name)
+        text = f"{no_topic} yet: it is made when somebody produces to it or subscribes to it"
+        return UnknownTopic(text, topic=name, **{CREATABLE: True})
 
     def led(self, name: str) -> Sequence[PartitionLeader]:
         """The partitions of a topic that this node leads, and may answer for, as it was told last. Raises as `topic`

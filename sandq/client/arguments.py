@@ -29,7 +29,11 @@ def suggesting(kind: K) -> K:
         for name, member in list(vars(kind).items()):
             if not name.startswith("_") and name not in HOT and inspect.isfunction(member):
                 known = [*inspect.signature(member).parameters][1:]
-                if known:
+                # What only waits for such a method has its attributes, too.
+                timed_again = getattr(member, "timed_again", None) if inspect.iscoroutinefunction(member) else None
+                if known and timed_again is not None:
+                    setattr(kind, name, timed_again(_suggesting(inspect.unwrap(member), known)))
+                elif known:
                     setattr(kind, name, _suggesting(member, known))
     return kind
 

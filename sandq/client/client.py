@@ -28,8 +28,10 @@ from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import Headers, Value
 from sandq.client.schedules.schedules import Schedules
+from sandq.client.timeouts import seconds_of, timed_read
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import RequestBatcher
+from sandq.client.transport.requests import used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, TimedOut
 from sandq.model.names import check_name
 from sandq.model.ports import DEFAULT_SERVER
@@ -81,7 +83,7 @@ class Client:
         on_conflict: str = "reject",
         priority: int | None = None,
         tenant: str | None = None,
-        timeout: Duration | None = None,  # noqa: ASYNC109 - what was sent is tried on
+        timeout: Duration | None = None,
     ) -> str:
         """Store one message; its offset (26 characters), which is its id, once it is safe. Calls at the same time
         share batches.
@@ -93,7 +95,7 @@ class Client:
         `timeout`: wait no longer, where `delivery_timeout` is too long (a web request). TimedOut then says that the
         message may be stored, now or in a moment; with a `unique_key` it can be produced again without doubling it.
         """
-        timeout_s = None if timeout is None else _seconds("timeout", timeout)
+        timeout_s = None if timeout is None else seconds_of("timeout", timeout)
         with anyio.move_on_after(math.inf if timeout_s is None else timeout_s):
             receipt = await self.send(
                 topic,
@@ -180,7 +182,8 @@ class Client:
         subscription:`.
 
         `topic`: its name, a list of several, or `sandq.pattern("orders.*")`: topics that come later are joined, and
-        those that are deleted are left. A message tells its `topic`.
+        those that are deleted are left, and so are those that refuse it (`subscription.refused`). A message tells its
+        `topic`.
 
         `credit`: messages held and not settled at most, shared out among the nodes that lead partitions
         (each gets at least one); None: 10, and more while they are settled quickly; 10,000 for who iterates over
@@ -213,7 +216,7 @@ class Client:
         grace: Duration = GRACE,
         retry_on: Types | None = None,
         dead_on: Types = (),
-        timeout: Duration | None = None,  # noqa: ASYNC109 - of a message, not of the call
+        timeout: Duration | None = None,
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
     ) -> NoReturn:
@@ -282,6 +285,7 @@ class Client:
         *,
         limit: int | None = None,
         pending: bool = False,
+        timeout: Duration | None = None,
     ) -> Fetched:
         """`async for message in client.fetch("orders", 0, start, end):` the log of a partition, read without a lease.
 
@@ -292,8 +296,9 @@ class Client:
         self._check_open()
         check_limit(limit)
         stretch = Stretch.of(check_name("topic", topic), partition, start, end, pending)
-        return Fetched(self._cluster, stretch, limit)
+        return Fetched(self._cluster, stretch, limit, timeout)
 
+    @timed_read
     async def page(
         self,
         topic: str,
@@ -302,12 +307,14 @@ class Client:
         end: Point | None = None,
         *,
         pending: bool = False,
+        timeout: Duration | None = None,
     ) -> FetchReply:
         """The first messages that `fetch` would give, as they are stored: for who makes columns of them, not rows.
         To go on, ask again from `next`."""
         self._check_open()
         return await read_page(self._cluster, Stretch.of(check_name("topic", topic), partition, start, end, pending))
 
+    @timed_read
     async def measure(
         self,
         topic: str,
@@ -317,6 +324,7 @@ class Client:
         *,
         limit: int | None = None,
         pending: bool = False,
+        timeout: Duration | None = None,
     ) -> MeasureReply:
         """How many messages `fetch` would give, about, without reading them; or, with a `limit`, where so many of them
         end: `next`. That may be after fewer, to be asked on from there."""
@@ -334,11 +342,13 @@ class Client:
         producer = self._producers.get(topic)
         if producer is None:
             new = Producer(self._cluster, self._tasks, check_name("topic", topic), linger_s=0.0, keep_failures=False)
-            await self._cluster.topic(topic)  # the one place where entering a producer waits
+            await used_topic(self._cluster, topic)  # the one place where entering a producer waits
             producer = self._producers.get(topic)  # another task may have been first
             if producer is None:
                 producer = await self._stack.enter_async_context(new)
                 self._producers[topic] = producer
+        elif self._cluster.missing(topic) is not None:
+            await used_topic(self._cluster, topic)  # it was deleted, and may be made anew
         return producer
 
     async def _close(self, timeout_s: float) -> None:
@@ -360,7 +370,7 @@ def cluster_of(client: Client) -> Cluster:
 async def connect(
     *servers: str,
     name: str = CLIENT_NAME,
-    timeout: Duration = DEFAULTS.timeout_s,  # noqa: ASYNC109 - of single requests, not of the block
+    timeout: Duration = DEFAULTS.timeout_s,
     delivery_timeout: Duration = DEFAULTS.delivery_timeout_s,
 ) -> AsyncIterator[Client]:
     """`async with sandq.connect() as client:`, under trio or asyncio.
@@ -370,11 +380,11 @@ async def connect(
     a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself,
     for as long as it is open. Everything that it runs ends with the block.
     """
-    timeout_s = _seconds("timeout", timeout)
+    timeout_s = seconds_of("timeout", timeout)
     options = Options(
         connect_timeout_s=timeout_s,
         timeout_s=timeout_s,
-        delivery_timeout_s=_seconds("delivery_timeout", delivery_timeout),
+        delivery_timeout_s=seconds_of("delivery_timeout", delivery_timeout),
     )
     async with connect_with(options, servers, name) as client:
         yield client
@@ -430,10 +440,3 @@ class _Background:
             async with anyio.create_task_group() as tasks:
                 task_status.started(tasks)
                 await anyio.sleep_forever()
-
-
-def _seconds(what: str, duration: Duration) -> float:
-    seconds = duration_ms(duration) / 1000
-    if not seconds:
-        raise InvalidRequest(f"{what}: it must be longer than nothing")
-    return seconds

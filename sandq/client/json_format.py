@@ -34,9 +34,10 @@ from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
-from sandq.model.rates import as_mapping
+from sandq.model.partitioning import PARTITION_DELIMITER
+from sandq.model.rates import as_mapping, rate_text
 from sandq.model.times import duration_ms, format_duration, format_instant, instant_ms
-from sandq.model.topic_limits import LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES
+from sandq.model.topic_limits import LIMITS, MAX_LEASE_MS, MAX_MESSAGE_BYTES, REQUEST_RATES
 from sandq.protocol.replies import TopicRecord
 
 if TYPE_CHECKING:
@@ -89,11 +90,13 @@ _COMPACTED = {
     MAX_SNOOZES: MAX_SNOOZES,
     MAX_MESSAGE_BYTES: MAX_MESSAGE_BYTES,
     MAX_LEASE_MS: MAX_LEASE_MS,
+    **{name: name for name in REQUEST_RATES},
     "backoff": "backoff",
     "group_ttl_ms": "group_ttl_ms",
     "key_ttl_ms": "ttl_ms",
     "history_ms": "history_ms",
     "tombstone_retention_ms": "tombstone_retention_ms",
+    PARTITION_DELIMITER: PARTITION_DELIMITER,
 }
 """Of the record of a compacted topic: what can be set, and under which name."""
 _NEVER_SET = ("ordering", "rank")
@@ -334,6 +337,8 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
             found[key] = {pattern: _said(rule) for pattern, rule in as_mapping(value).items()}
         elif key.endswith("_ms"):
             found[key.removesuffix("_ms")] = format_duration(value) if isinstance(value, int) else value
+        elif key.endswith("_us"):
+            found[key.removesuffix("_us")] = rate_text(value)
         elif key.endswith("_permille"):
             found[key.removesuffix("_permille")] = value / 1000
         else:
@@ -341,8 +346,10 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
         if key == "max_attempts" and is_of_topic:
             # What a record without a bound does not name.
             found[MAX_SNOOZES] = record.get(MAX_SNOOZES)
-            limits = LIMITS if kind != COMPACTED else (MAX_MESSAGE_BYTES, MAX_LEASE_MS)
-            found |= {name.removesuffix("_ms"): None for name in limits if name not in record}
+            limits = (*(LIMITS if kind != COMPACTED else (MAX_MESSAGE_BYTES, MAX_LEASE_MS)), *REQUEST_RATES)
+            found |= {name.removesuffix("_ms").removesuffix("_us"): None for name in limits if name not in record}
+        if key == "tombstone_retention_ms":
+            found[PARTITION_DELIMITER] = record.get(PARTITION_DELIMITER)
         if key == "dedup_window_ms":
             found[DEAD_LETTER_TOPIC] = record.get(DEAD_LETTER_TOPIC)  # likewise
     return found

@@ -64,6 +64,11 @@ class Options:
         longest = min(self.back_off_max_s, self.back_off_first_s * 2.0 ** min(attempt, 30))
         return longest * random.uniform(0.5, 1.0)
 
+    def pause_s(self, attempt: int, error: SandqError) -> float:
+        """The same after a certain error, and as long as who refused the request says, if it does."""
+        wait_ms = error.details.get("retry_after_ms")
+        return max(self.back_off_s(attempt), wait_ms / 1000 if type(wait_ms) is int else 0.0)
+
 
 DEFAULTS: Final = Options()
 

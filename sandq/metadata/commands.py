@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL, TOPIC_LIMITS_LEVEL
+from sandq.model.features import AUTO_CREATE_LEVEL, ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.nack_ends import MAX_SNOOZES
-from sandq.model.topic_limits import has_limits
+from sandq.model.names import AUTO_CREATED
+from sandq.model.topic_limits import level_of
 
 ENTRY_VERSION = 1
 
@@ -68,8 +69,11 @@ class CreateTopic(_Command):
 
     @property
     def needed_level(self) -> int:
-        if has_limits(self.settings):
-            return TOPIC_LIMITS_LEVEL
+        if AUTO_CREATED in self.settings:
+            return AUTO_CREATE_LEVEL
+        level = level_of(self.settings)
+        if level != FIRST_LEVEL:
+            return level
         return ENDS_LEVEL if MAX_SNOOZES in self.settings else self.feature_level
 
 
@@ -93,8 +97,9 @@ class UpdateTopic(_Command):
 
     @property
     def needed_level(self) -> int:
-        if has_limits(self.settings):
-            return TOPIC_LIMITS_LEVEL
+        level = level_of(self.settings)
+        if level != FIRST_LEVEL:
+            return level
         if MAX_SNOOZES in self.settings:
             return ENDS_LEVEL
         return GROUP_LIMIT_LEVEL if GROUP_LIMITS in self.settings else self.feature_level

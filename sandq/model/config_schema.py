@@ -9,6 +9,7 @@
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
+    auto_create_topics {patterns, kind, partitions, replicas, settings}   see auto_create
     limits   {any field of limits.Limits}
     delivery {lease_ahead}
     shutdown_grace
@@ -32,6 +33,7 @@ from pydantic import (
 )
 
 from sandq.model import schema
+from sandq.model.auto_create import AutoCreateSection
 from sandq.model.config_gossip import GossipSection, SerfSection
 from sandq.model.config_types import Address as Address
 from sandq.model.config_types import (
@@ -250,6 +252,7 @@ class NodeConfig(schema.Section):
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
     health: HealthSection = HealthSection()
+    auto_create_topics: AutoCreateSection = AutoCreateSection()
     limits: Annotated[Limits, schema.AsSection(_limits_section(), Limits)] = DEFAULT
     delivery: DeliverySection = DeliverySection()
     shutdown_grace_ms: Annotated[int, schema.duration(0, 3_600_000)] = Field(default=30_000, alias="shutdown_grace")

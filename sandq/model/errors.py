@@ -24,6 +24,7 @@
     ├── Retriable                 RETRIABLE           503   retriable = True, in all of these
     │   ├── NotLeader             NOT_LEADER          421
     │   ├── Overloaded            OVERLOADED          503
+    │   │   └── Throttled         THROTTLED           429   a client asks more of a topic than its rate
     │   ├── Unavailable           UNAVAILABLE         503
     │   ├── DiskFull              DISK_FULL           507   nothing was done; there may be room later
     │   ├── OutOfSequence         OUT_OF_SEQUENCE     503
@@ -116,7 +117,7 @@ class NotFound(SandqError):
 
 
 class UnknownTopic(NotFound):
-    """No topic has this name."""
+    """No topic has this name; details: `auto_create`, true where one would be made for who uses it."""
 
     code = "UNKNOWN_TOPIC"
 
@@ -215,6 +216,13 @@ class Overloaded(Retriable):
     """The node refuses work instead of growing its memory."""
 
     code = "OVERLOADED"
+
+
+class Throttled(Overloaded):
+    """The client asks more of the topic in a second than it may; nothing was done. Details: `retry_after_ms`."""
+
+    code = "THROTTLED"
+    http_status = 429
 
 
 class Unavailable(Retriable):
@@ -326,6 +334,8 @@ def _tree(root: type[SandqError]) -> Iterator[type[SandqError]]:
         yield from _tree(child)
 
 
+CREATABLE = "auto_create"
+"""In the details of UnknownTopic: who produces to the topic, or subscribes to it, may have it made."""
 _BY_CODE: dict[str, type[SandqError]] = {cls.code: cls for cls in _tree(SandqError)}
 CODES = frozenset(_BY_CODE)
 """All codes that this version has."""

@@ -32,6 +32,8 @@ class Limits:
 
     # What a cluster may have, by the node that leads its metadata.
     topics: int = 10_000
+    # Of these, those that were made because somebody used them.
+    auto_created_topics: int = 100
     partitions: int = 20_000
     partitions_per_node: int = 5_000
 

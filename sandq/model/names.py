@@ -18,6 +18,9 @@ RANKED = (PRIORITY, FAIR)
 TAKERS: dict[str, tuple[str, ...]] = {"priority": RANKED, "tenant": (FAIR,)}
 """The kinds of topics whose messages may have a priority, and a tenant."""
 
+AUTO_CREATED = "auto_created"
+"""In the record of settings that a topic was created with: it was made because it was used. PERSISTED."""
+
 DEFAULT_TENANT = "default"
 """The tenant of a message of a fair topic that names none."""
 NOT_OF_DEFAULT = (

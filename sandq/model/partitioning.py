@@ -7,6 +7,9 @@ Minimal Memory, Consistent Hash Algorithm", 2014).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
 import xxhash
 
 _MULTIPLIER = 2862933555777941757
@@ -17,6 +20,46 @@ _TWO_31 = float(1 << 31)
 def partition_for(key: bytes, partitions: int) -> int:
     """The partition of a key, 0 to partitions - 1."""
     return _jump(xxhash.xxh3_64_intdigest(key), partitions)
+
+
+PARTITION_DELIMITER: Final = "partition_delimiter"
+"""In the record of a compacted topic's settings. PERSISTED."""
+
+
+class KeyPartitions(NamedTuple):
+    """Where the keys of a compacted topic are: the *partition key* chooses, which is what stands before the first
+    delimiter in a key, or without one the key."""
+
+    partitions: int
+    """That the topic was created with."""
+    delimiter: bytes = b""
+    """Empty: the topic has none, and each key is its own partition key."""
+
+    @classmethod
+    def of_topic(cls, partitions: int, settings: Mapping[str, Any]) -> KeyPartitions:
+        """From the record of a topic's settings."""
+        return cls(partitions, delimiter_of(settings))
+
+    def of(self, key: bytes) -> int:
+        """The partition of a key."""
+        return partition_for(key.partition(self.delimiter)[0] if self.delimiter else key, self.partitions)
+
+    def of_range(self, start: bytes, stop: bytes | None) -> int | None:
+        """The one partition that all keys from `start` up to, without, `stop` are in; None: they may be in several."""
+        if self.partitions == 1:
+            return 0
+        if not self.delimiter or stop is None:
+            return None
+        head, delimiter, _ = start.partition(self.delimiter)
+        if not delimiter:
+            return None
+        shared = head + delimiter  # UTF-8 ends with no 0xff
+        return partition_for(head, self.partitions) if stop <= shared[:-1] + bytes([shared[-1] + 1]) else None
+
+
+def delimiter_of(settings: Mapping[str, Any]) -> bytes:
+    """What ends the partition key in keys of a topic; empty: nothing."""
+    return (settings.get(PARTITION_DELIMITER) or "").encode()
 
 
 def _jump(key: int, buckets: int) -> int:

@@ -18,18 +18,21 @@
     max_message_bytes    size, none      how large a message's value may be, at most what the node takes
     max_delay            duration, none  how far ahead a message may be, instead of what the node takes
     max_lease            duration, none  how long a lease may be, whoever asks for it
+    max_request_rate     rate, none      requests of a client about the topic, on a node: "50/s"
+    max_request_burst    number, none    so many of them at once after a pause; none: those of a second
     dedup_window         duration        how long a unique key stays taken after its delivery
     dead_letter_topic    text, none      another topic, to which dead letters go
     ordering             text            key: one message of a key at a time, or none; never changes
     max_in_flight_per_key
                          number, none    so many messages of a key are with a group's consumers at once; never changes
 
-A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_ttl`, `max_message_bytes` and
-`max_lease` as these, and
+A compacted topic has `lease`, `max_attempts`, `max_snoozes`, `backoff`, `group_ttl`, `max_message_bytes`,
+`max_lease`, `max_request_rate` and `max_request_burst` as these, and
 
     ttl                  duration, none  how long a value stays that was put without a ttl
     history              duration        how long every write can be read on, also one with a later one of its key
     tombstone_retention  duration        how long it can be read on that a key was deleted
+    partition_delimiter  text, none      what stands before the first of these in a key chooses its partition; fixed
 
 A priority topic has those of a timer topic without `ordering` and `max_in_flight_per_key`, and
 
@@ -60,13 +63,23 @@ from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY, NO_SETTI
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER_TOPIC
+from sandq.model.partitioning import PARTITION_DELIMITER
+from sandq.model.rates import interval_us
 from sandq.model.tenants import Tenants
 from sandq.model.times import format_duration
-from sandq.model.topic_limits import MAX_DELAY_MS, MAX_LEASE_MS, MAX_MESSAGE_BYTES
+from sandq.model.topic_limits import (
+    MAX_DELAY_MS,
+    MAX_LEASE_MS,
+    MAX_MESSAGE_BYTES,
+    MAX_REQUEST_BURST,
+    MAX_REQUEST_RATE_US,
+)
 
 _DAY_MS = 86_400_000
 _MAX_BACKOFF_MS = 7 * _DAY_MS
 MOST_SNOOZES = 1_000_000
+MOST_BURST = 1_000_000
+DELIMITER_BYTES = 16
 _MIB = 1024**2
 _PIB = 1024**5
 
@@ -77,6 +90,22 @@ def _or_none(check: BeforeValidator) -> BeforeValidator:
     """What `check` takes, or none: as None, or as the text a command line and YAML have for it."""
     inner = cast(Callable[[object], object], check.func)
     return BeforeValidator(lambda value: None if value is None or value == "none" else inner(value))
+
+
+def _interval_us(value: object) -> int:
+    """The time between two requests at a rate, in microseconds."""
+    try:
+        return interval_us(value)
+    except ValueError as error:
+        raise schema.mistake(str(error).replace("messages a second", "a number a second")) from None
+
+
+def _delimiter(value: object) -> str:
+    if not isinstance(value, str) or not 1 <= len(value.encode(errors="replace")) <= DELIMITER_BYTES:
+        raise schema.mistake(f'text of 1 to {DELIMITER_BYTES} bytes is expected, as "/"')
+    if not value.isprintable():
+        raise schema.mistake("characters that can be printed are expected")
+    return value
 
 
 class Backoff(schema.Section):
@@ -122,6 +151,10 @@ class _Settings(schema.Section):
     max_lease_ms: Annotated[int | None, _or_none(schema.duration(1000, _DAY_MS // 2))] = Field(
         default=None, alias="max_lease"
     )
+    max_request_rate_us: Annotated[int | None, _or_none(BeforeValidator(_interval_us))] = Field(
+        default=None, alias="max_request_rate"
+    )
+    max_request_burst: Annotated[int | None, _or_none(schema.integer(1, MOST_BURST))] = None
 
     def contradictions(self) -> list[str]:
         """What does not go together."""
@@ -138,6 +171,8 @@ class _Settings(schema.Section):
             MAX_SNOOZES: self.max_snoozes,
             MAX_MESSAGE_BYTES: self.max_message_bytes,
             MAX_LEASE_MS: self.max_lease_ms,
+            MAX_REQUEST_RATE_US: self.max_request_rate_us,
+            MAX_REQUEST_BURST: self.max_request_burst,
         }
         bound = {name: most for name, most in bounds.items() if most is not None}
         return {
@@ -157,6 +192,7 @@ class CompactedSettings(_Settings):
     tombstone_retention_ms: Annotated[int, schema.duration(0, 366 * _DAY_MS)] = Field(
         default=_DAY_MS, alias="tombstone_retention"
     )
+    partition_delimiter: Annotated[str | None, _or_none(BeforeValidator(_delimiter))] = None
 
     def record(self) -> dict[str, Any]:
         """As those of a timer topic that keeps everything in its log; and what compaction goes by."""
@@ -166,6 +202,7 @@ class CompactedSettings(_Settings):
             "key_ttl_ms": self.key_ttl_ms,
             "history_ms": self.history_ms,
             "tombstone_retention_ms": self.tombstone_retention_ms,
+            **({} if self.partition_delimiter is None else {PARTITION_DELIMITER: self.partition_delimiter}),
         }
 
 
@@ -279,12 +316,12 @@ def parse_settings(mapping: Mapping[str, object], kind: str = TIMER) -> Settings
 def update_settings(record: Mapping[str, Any], mapping: Mapping[str, object], kind: str = TIMER) -> Settings:
     """The settings of a record with those that a user wrote changed, of `backoff` key by key.
 
-    InvalidSetting names every mistake; `ordering` and `max_in_flight_per_key` stay what they were at the topic's
-    creation. Only what is changed is checked against the ranges.
+    InvalidSetting names every mistake; `ordering`, `max_in_flight_per_key` and `partition_delimiter` stay what
+    they were at the topic's creation. Only what is changed is checked against the ranges.
     """
     present, given = from_record(record, kind), _validated(CLASSES[kind], mapping)
     changes = {field: getattr(given, field) for field in given.model_fields_set}
-    fixed = {name: getattr(present, name, None) for name in ("ordering", MAX_IN_FLIGHT_PER_KEY)}
+    fixed = {name: getattr(present, name, None) for name in ("ordering", MAX_IN_FLIGHT_PER_KEY, PARTITION_DELIMITER)}
     mistakes = [
         f"{name}: it is {'none' if was is None else repr(was)} since the topic was created, and cannot be changed"
         for name, was in fixed.items()

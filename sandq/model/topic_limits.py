@@ -6,11 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from sandq.model.features import FIRST_LEVEL, PARTITION_KEY_LEVEL, REQUEST_RATE_LEVEL, TOPIC_LIMITS_LEVEL
+from sandq.model.partitioning import PARTITION_DELIMITER
+
 MAX_MESSAGE_BYTES: Final = "max_message_bytes"
 MAX_DELAY_MS: Final = "max_delay_ms"
 MAX_LEASE_MS: Final = "max_lease_ms"
 LIMITS: Final = (MAX_MESSAGE_BYTES, MAX_DELAY_MS, MAX_LEASE_MS)
 """In the record of a topic's settings."""
+
+
+MAX_REQUEST_RATE_US: Final = "max_request_rate_us"
+"""The time between two requests of a client, in microseconds ..."""
+MAX_REQUEST_BURST: Final = "max_request_burst"
+"""... and how many may come at once after a pause."""
+REQUEST_RATES: Final = (MAX_REQUEST_RATE_US, MAX_REQUEST_BURST)
 
 
 class TopicLimits(NamedTuple):
@@ -32,3 +42,12 @@ def has_limits(settings: Mapping[str, Any]) -> bool:
 def limits_of(topic: str, settings: Mapping[str, Any]) -> TopicLimits | None:
     """The limits in the record of a topic's settings; None: it has none."""
     return TopicLimits(topic, *[settings.get(name) for name in LIMITS]) if has_limits(settings) else None
+
+
+def level_of(settings: Mapping[str, Any]) -> int:
+    """The feature level that the limits in a record of settings need, and where it says that keys are."""
+    if PARTITION_DELIMITER in settings:
+        return PARTITION_KEY_LEVEL
+    if MAX_REQUEST_RATE_US in settings or MAX_REQUEST_BURST in settings:
+        return REQUEST_RATE_LEVEL
+    return TOPIC_LIMITS_LEVEL if has_limits(settings) else FIRST_LEVEL

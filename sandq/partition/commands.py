@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import FIRST_LEVEL, TOPIC_LIMITS_LEVEL
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.outbox import DEAD_LETTER
 from sandq.model.sequence import number_of
-from sandq.model.topic_limits import has_limits
+from sandq.model.topic_limits import level_of
 from sandq.partition.levels import (
     BY_UNIQUE_KEY,
     CONSUMER_EPOCHS,
@@ -298,8 +298,9 @@ class Configure(Command):
 
     @property
     def needed_level(self) -> int:
-        if has_limits(self.settings):
-            return TOPIC_LIMITS_LEVEL
+        level = level_of(self.settings)
+        if level != FIRST_LEVEL:
+            return level
         if DEAD_LETTER in self.settings:
             return OUTBOX
         if MAX_SNOOZES in self.settings:

@@ -15,7 +15,7 @@ from sandq.model.batch_format import HEADER_BYTES, count_of, plain_bytes_of
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
-from sandq.model.partitioning import partition_for
+from sandq.model.partitioning import KeyPartitions, partition_for
 from sandq.model.times import DAY_MS, LEAST_INSTANT_MS, format_duration
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES, TopicLimits
 
@@ -42,6 +42,8 @@ class Place(NamedTuple):
     compacted: bool = False
     rank: str | None = None
     """The topic's kind where that is priority or fair."""
+    delimiter: bytes = b""
+    """What ends the partition key in keys of a compacted topic; empty: nothing."""
 
     @property
     def is_by_tenant(self) -> bool:
@@ -170,8 +172,9 @@ def _check_places(keys: Sequence[bytes], place: Place) -> None:
     """Check that each key has its value where all look for it."""
     if place.initial_partitions == 1:
         return
+    partitions = KeyPartitions(place.initial_partitions, place.delimiter)
     for position, key in enumerate(keys):
-        wanted = partition_for(key, place.initial_partitions)
+        wanted = partitions.of(key)
         if wanted != place.partition:
             raise InvalidRequest(
                 f"message {position} of the batch: its key belongs to partition {wanted}, not {place.partition}"

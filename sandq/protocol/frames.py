@@ -101,6 +101,7 @@ class Type(IntEnum):
     TOPIC_DELETE = 33
     TOPIC_UPDATE = 34
     TOPIC_NAMES = 35
+    TOPIC_ENSURE = 36
     GROUP_LIST = 40
     TOPIC_STATS = 41
     GROUP_SEEK = 42

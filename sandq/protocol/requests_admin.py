@@ -1,8 +1,8 @@
 """Requests about topics, groups and the cluster.
 
-GROUP_* are about the partitions that the node asked leads: a client asks all leaders. TOPIC_CREATE, TOPIC_DELETE,
-TOPIC_UPDATE, GROUP_LIMIT, NODE_CHANGE, TRANSFER and REBUILD are for the node that leads the metadata group: another one
-names it.
+GROUP_* are about the partitions that the node asked leads: a client asks all leaders. TOPIC_CREATE, TOPIC_ENSURE,
+TOPIC_DELETE, TOPIC_UPDATE, GROUP_LIMIT, NODE_CHANGE, TRANSFER and REBUILD are for the node that leads the metadata
+group: another one names it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class TopicCreate(Request, type=Type.TOPIC_CREATE):
     partitions: U32
     replicas: U32
     settings: Mapping[str, Any]
+
+
+class TopicEnsure(Request, type=Type.TOPIC_ENSURE):
+    """Make a topic as `auto_create_topics` says, unless it is there; for who produces to it or subscribes to it."""
+
+    name: str
 
 
 class TopicDelete(Request, type=Type.TOPIC_DELETE):

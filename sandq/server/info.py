@@ -20,6 +20,7 @@ from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
 from sandq.model.membership import Member
 from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
+from sandq.server.request_rates import RequestRates
 from sandq.server.topic_records import TopicRecords
 
 
@@ -78,6 +79,7 @@ class ServerInfo:
     gateway_keys: Sequence[bytes] = ()
     """Any of these proves to this node that a client is a gateway."""
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
+    request_rates: RequestRates = field(default_factory=RequestRates)
 
     def nodes(self) -> list[list[Any]]:
         """[node id, host, port] of each, as METADATA carries it."""

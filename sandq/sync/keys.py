@@ -16,6 +16,7 @@ from sandq.client.kv.watch import Watch as AsyncWatch
 from sandq.client.kv.watch_positions import NOW, WatchStart
 from sandq.client.portal import Portal
 from sandq.client.producer.validation import Value
+from sandq.model.times import Duration
 from sandq.sync.wrappers import Blocks, BlockWrapper, Wrapper, blocking, iterating
 
 
@@ -34,7 +35,9 @@ class Keys(Wrapper[AsyncKeys]):
 
     put = blocking(AsyncKeys.put)
 
-    def put_many(self, items: Pairs | Iterable[tuple[Value, Value | None]]) -> list[str]:
+    def put_many(
+        self, items: Pairs | Iterable[tuple[Value, Value | None]], *, timeout: Duration | None = None
+    ) -> list[str]:
         """`put` many, in batches: a mapping of keys to values, or an iterable of such pairs. A value of None deletes.
         Their versions, in this order; writes to one key happen in it.
 
@@ -42,7 +45,7 @@ class Keys(Wrapper[AsyncKeys]):
         """
         # Listed here: what the caller's iterable does is not to be done in the event loop.
         listed = list(items.items() if isinstance(items, Mapping) else items)
-        return self._portal.call(lambda: self._inner.put_many(listed))
+        return self._portal.call(lambda: self._inner.put_many(listed, timeout=timeout))
 
     delete = blocking(AsyncKeys.delete)
     cas = blocking(AsyncKeys.cas)

@@ -14,6 +14,7 @@ from sandq.client.consumer.lease import Arrival
 from sandq.client.consumer.subscription import Subscription as AsyncSubscription
 from sandq.client.consumer.threaded import Message, MessageBatch
 from sandq.client.portal import Portal
+from sandq.model.errors import SandqError
 from sandq.sync.wrappers import Blocks, BlockWrapper, blocking
 
 T = TypeVar("T")
@@ -44,6 +45,11 @@ class Subscription(BlockWrapper[AsyncSubscription]):
     def topics(self) -> list[str]:
         """The names of the topics that it is subscribed to at present."""
         return self._inner.topics
+
+    @property
+    def refused(self) -> dict[str, SandqError]:
+        """The topics of a pattern that do not take the subscription at present, each with its reason."""
+        return self._inner.refused
 
     @property
     def group(self) -> str:

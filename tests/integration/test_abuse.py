@@ -398,6 +398,7 @@ ABUSES: dict[str, Abuse] = {
     "topics that come and go": asks(
         lambda n: [
             (Type.TOPIC_CREATE, f"t{n}", "timer", 4, 1, {}),
+            (Type.TOPIC_ENSURE, f"t{n}"),
             (Type.TOPIC_UPDATE, f"t{n}", {"ttl": "1h"}, 6, None),
             (Type.TOPIC_DELETE, f"t{n - 3}"),
         ],
@@ -457,6 +458,7 @@ ABUSED: dict[Type, str] = {
     Type.HELLO: "pings",
     Type.METADATA: "metadata, never read",
     Type.TOPIC_NAMES: "topics by patterns",
+    Type.TOPIC_ENSURE: "topics that come and go",
     Type.PRODUCE: "produce",
     Type.SUBSCRIBE: "subscriptions",
     Type.UNSUBSCRIBE: "what nobody leased",

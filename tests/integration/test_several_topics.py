@@ -221,6 +221,60 @@ async def test_more_than_may_be(client: sandq.Client, monkeypatch: pytest.Monkey
         await until_holds(lambda: subscription.topics == ["b", "d"])
 
 
+async def test_a_topic_that_refuses_is_left_out_until_it_takes_it(
+    client: sandq.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.admin.create_topic("p.a")
+    await client.admin.create_topic("p.short", max_lease="1m")
+    async with client.subscribe(sandq.pattern("p.*"), group="g", lease="10m") as subscription:
+        await until_holds(lambda: [*subscription.refused] == ["p.short"])
+        assert "max_lease" in str(subscription.refused["p.short"])
+        for topic in ("p.short", "p.a"):
+            await client.produce(topic, topic.encode())
+        assert values(await take(subscription, 1)) == [b"p.a"]
+        await client.admin.create_topic("p.later", max_lease="2m")  # that comes later, and refuses as well
+        await until_holds(lambda: sorted(subscription.refused) == ["p.later", "p.short"])
+        await client.admin.update_topic("p.short", max_lease="none")
+        assert values(await take(subscription, 1)) == [b"p.short"]
+        await until_holds(lambda: [*subscription.refused] == ["p.later"])
+        await client.admin.delete_topic("p.later")
+        await until_holds(lambda: subscription.refused == {})
+        assert sorted(subscription.topics) == ["p.a", "p.short"]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [("p.short" in line, "p.later" in line) for line in told if "refuses it" in line] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+async def test_when_no_topic_of_a_pattern_takes_it_that_is_raised(client: sandq.Client) -> None:
+    for topic in ("p.a", "p.b"):
+        await client.admin.create_topic(topic, max_lease="1m")
+        with pytest.raises(InvalidRequest, match="max_lease"):
+            async with client.subscribe(sandq.pattern("p.*"), group="g", lease="10m"):
+                pass
+    with pytest.raises(InvalidRequest, match="max_lease"):  # who names a topic is told, whatever others do
+        async with client.subscribe(["a", "p.a"], group="g", lease="5m"):
+            pass
+
+
+async def test_handlers_go_on_without_a_topic_that_refuses(client: sandq.Client) -> None:
+    await client.admin.create_topic("p.a")
+    await client.admin.create_topic("p.short", max_lease="1m")
+    done = trio.Event()
+
+    async def handler(message: sandq.Message) -> None:
+        assert message.topic == "p.a"
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: client.run(sandq.pattern("p.*"), "g", handler, lease="10m"))
+        await client.produce("p.a", b"x")
+        with trio.fail_after(PATIENCE_S):
+            await done.wait()
+        nursery.cancel_scope.cancel()
+
+
 # -- what is wrong -----------------------------------------------------------------------------------------------------
 
 

@@ -217,6 +217,17 @@ async def test_a_compacted_topic(node: Serving, api: sandq.Client) -> None:
         await write(node.client_port, [bad])
 
 
+async def test_keys_go_where_their_partition_keys_say(node: Serving, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", kind="compacted", partitions=PARTITIONS, partition_delimiter="/")
+    keys = [f"{owner}/{thing}" for owner in range(9) for thing in range(9)]
+    await write(node.client_port, [table(range(81), key=pa.array(keys))])
+    kv = api.kv("t")
+    for owner in range(9):
+        found = [entry async for entry in kv.scan(prefix=f"{owner}/")]
+        assert [entry.key.decode() for entry in found] == keys[owner * 9 : owner * 9 + 9]
+        assert {entry.partition for entry in found} == {partition_for(str(owner).encode(), PARTITIONS)}
+
+
 TENANTS = ["acme", "acme.eu", None, "shop", "default", "x"]
 
 

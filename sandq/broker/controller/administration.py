@@ -21,6 +21,7 @@ from sandq.metadata.placement import Candidate, choose
 from sandq.metadata.planning import candidates, slots
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, Topic
 from sandq.metadata.state import holds
+from sandq.model.auto_create import NO_AUTO_CREATE, AutoCreate
 from sandq.model.caller import Caller
 from sandq.model.errors import (
     Conflict,
@@ -35,25 +36,26 @@ from sandq.model.errors import (
     TopicExists,
     Unavailable,
     UnknownPartition,
+    UnknownTopic,
 )
 from sandq.model.features import (
+    AUTO_CREATE_LEVEL,
     ENDS_LEVEL,
     GROUP_LIMIT_LEVEL,
     KEY_LIMIT_LEVEL,
     OUTBOX_LEVEL,
     RANKED_LEVEL,
-    TOPIC_LIMITS_LEVEL,
 )
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
 from sandq.model.nack_ends import MAX_SNOOZES
-from sandq.model.names import COMPACTED, FAIR, PRIORITY, check_name
+from sandq.model.names import AUTO_CREATED, COMPACTED, FAIR, PRIORITY, check_name
 from sandq.model.offsets import PARTITION_MAX
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC, DeadLetterTopic
 from sandq.model.settings import CLASSES, parse_settings, update_settings
-from sandq.model.topic_limits import has_limits
+from sandq.model.topic_limits import level_of
 from sandq.partition import commands as c
 from sandq.protocol.requests_admin import (
     REMOVE,
@@ -63,6 +65,7 @@ from sandq.protocol.requests_admin import (
     Rebuild,
     TopicCreate,
     TopicDelete,
+    TopicEnsure,
     TopicUpdate,
     Transfer,
 )
@@ -95,8 +98,10 @@ class Administration:
         limits: Limits,
         up: Callable[[], Collection[str]],
         nursery: trio.Nursery,
+        auto_create: AutoCreate = NO_AUTO_CREATE,
     ) -> None:
-        """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection."""
+        """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection. `auto_create`:
+        which topics are made when they are used."""
         self._node_log = node_log
         self._catalog = catalog
         self._progress = progress
@@ -104,6 +109,9 @@ class Administration:
         self._limits = limits
         self._up = up
         self._nursery = nursery
+        self._auto_create = auto_create
+        self.auto_created = 0
+        """Topics that were made here because somebody used them."""
         self._one = trio.Lock()
         self._rebuilding: set[int] = set()
 
@@ -140,32 +148,79 @@ class Administration:
         check_name("topic", name)
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(CLASSES)}")
-        self._check_partitions(partitions)
-        self._check_ready()
-        if kind in (PRIORITY, FAIR):
-            self._node_log.check_level(RANKED_LEVEL)
-        self._check_replicas(replicas)
-        record = parse_settings(request.settings, kind).record()
-        if record.get(MAX_IN_FLIGHT_PER_KEY) is not None:
-            self._node_log.check_level(KEY_LIMIT_LEVEL)
-        if MAX_SNOOZES in record:
-            self._node_log.check_level(ENDS_LEVEL)
-        if has_limits(record):
-            self._node_log.check_level(TOPIC_LIMITS_LEVEL)
+        record = self._checked(request)
 
         async def create() -> Topic:
             if name in self._view.topics:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
-            self._find_dead_letter_topic(name, record)
-            self._check_total("topics", len(self._view.topics) + 1)
-            self._check_room(partitions)
-            placement = await self._place(partitions, replicas)
-            topic: Topic = await self._change(m.CreateTopic(name, kind, replicas, placement, record))
-            await self._until_led(topic)
+            topic = await self._create(name, kind, partitions, replicas, record)
             log.info("topic created", topic=name, partitions=partitions, replicas=replicas)
             return topic
 
         return await self._whole(create)
+
+    def _checked(self, request: TopicCreate) -> dict[str, Any]:
+        """The settings' record of a topic that is to be made, if there can be such a topic."""
+        self._check_partitions(request.partitions)
+        self._check_ready()
+        if request.kind in (PRIORITY, FAIR):
+            self._node_log.check_level(RANKED_LEVEL)
+        self._check_replicas(request.replicas)
+        record = parse_settings(request.settings, request.kind).record()
+        if record.get(MAX_IN_FLIGHT_PER_KEY) is not None:
+            self._node_log.check_level(KEY_LIMIT_LEVEL)
+        if MAX_SNOOZES in record:
+            self._node_log.check_level(ENDS_LEVEL)
+        self._node_log.check_level(level_of(record))
+        return record
+
+    async def _create(self, name: str, kind: str, partitions: int, replicas: int, record: dict[str, Any]) -> Topic:
+        self._find_dead_letter_topic(name, record)
+        self._check_total("topics", len(self._view.topics) + 1)
+        self._check_room(partitions)
+        placement = await self._place(partitions, replicas)
+        topic: Topic = await self._change(m.CreateTopic(name, kind, replicas, placement, record))
+        await self._until_led(topic)
+        return topic
+
+    async def ensure_topic(self, request: TopicEnsure, caller: Caller) -> Topic:
+        """The topic of this name, made as the configuration of this node says if there is none: once, however many ask
+        for it. Raises UnknownTopic when the configuration makes none of this name; TooLarge when as many were made so
+        as may be; and as `create_topic`."""
+        name, auto_create = check_name("topic", request.name), self._auto_create
+        self._check_ready()
+        if (there := self._view.topics.get(name)) is not None:
+            return there
+        if not auto_create.matches(name):
+            raise UnknownTopic(
+                f"there is no topic {name!r}, and auto_create_topics of {self._node_log.node_id}, which makes them at "
+                f"present, has none like that ({auto_create}): create it, or give all nodes the same patterns",
+                topic=name,
+            )
+        self._node_log.check_level(AUTO_CREATE_LEVEL)
+
+        async def ensure() -> Topic:
+            if (there := self._view.topics.get(name)) is not None:
+                return there
+            made = sum(AUTO_CREATED in topic.first_settings for topic in self._view.topics.values())
+            self._check_total("auto_created_topics", made + 1)
+            wanted = TopicCreate(
+                name, auto_create.kind, auto_create.partitions, auto_create.replicas, auto_create.settings
+            )
+            record = {**self._checked(wanted), AUTO_CREATED: True}
+            topic = await self._create(name, wanted.kind, wanted.partitions, wanted.replicas, record)
+            self.auto_created += 1
+            log.info(
+                "topic created, for it is used",
+                topic=name,
+                partitions=wanted.partitions,
+                replicas=wanted.replicas,
+                principal=caller.principal,
+                peer=caller.address,
+            )
+            return topic
+
+        return await self._whole(ensure)
 
     async def update_topic(self, request: TopicUpdate, caller: Caller) -> Topic:
         """Change some settings, how many nodes are to hold each partition, and add partitions. Raises UnknownTopic,
@@ -182,8 +237,7 @@ class Administration:
             record = update_settings(old.settings, request.settings, old.kind).record()
             if MAX_SNOOZES in record:
                 self._node_log.check_level(ENDS_LEVEL)
-            if has_limits(record):
-                self._node_log.check_level(TOPIC_LIMITS_LEVEL)
+            self._node_log.check_level(level_of(record))
             if GROUP_LIMITS in old.settings:
                 record[GROUP_LIMITS] = old.settings[GROUP_LIMITS]
             if DEAD_LETTER_TOPIC in request.settings:

@@ -13,6 +13,7 @@ from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import COMPACTED, FAIR, RANKED
 from sandq.model.outbox import route
+from sandq.model.partitioning import KeyPartitions, delimiter_of
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import Place, check_batch
 from sandq.protocol.requests import AckThen
@@ -30,7 +31,8 @@ _COLUMNS: Final = {
 def place_of(topic: Topic, partition: int) -> Place:
     """Return what checking a batch for a partition of a topic needs to know."""
     ordered, compacted = key_limit(topic.settings) is not None, topic.kind == COMPACTED
-    return Place(partition, topic.initial_partitions, ordered, compacted, topic.kind if topic.kind in RANKED else None)
+    rank, delimiter = topic.kind if topic.kind in RANKED else None, delimiter_of(topic.settings)
+    return Place(partition, topic.initial_partitions, ordered, compacted, rank, delimiter)
 
 
 def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) -> tuple[c.AckThen, int]:
@@ -64,6 +66,9 @@ def _partition_of(fields: dict[int, Any], topic: Topic, own: Topic, sender: int)
     """The partition of a message: without a key, the one that it is sent from, where that is of the topic."""
     if topic.number == own.number and topic.kind != FAIR and Column.KEY not in fields:
         return sender
+    key = fields.get(Column.KEY)
+    if topic.kind == COMPACTED and key is not None:
+        return KeyPartitions.of_topic(topic.initial_partitions, topic.settings).of(key)
     return route(fields, topic.kind, topic.initial_partitions, sender)
 
 

@@ -14,6 +14,7 @@ from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.caller import Caller
 from sandq.model.errors import InvalidRequest
 from sandq.model.names import COMPACTED
+from sandq.model.partitioning import KeyPartitions
 from sandq.partition.kv.watch import Changes, Watch
 from sandq.protocol.requests_keys import ANSWER_BYTES, KvGet, KvScan, KvWatch, pack_rows
 
@@ -46,6 +47,7 @@ class KvQueries:
     async def get(self, requests: Sequence[KvGet], caller: Caller) -> tuple[list[list[bytes | None]], int]:
         """As `PartitionReplica.values`, for the first of these requests to one partition, all stale or none of them:
         one at least, up to the one that reaches `ANSWER_BYTES`; and how old that is (ms)."""
+        self._check_places(requests[0], [key for request in requests for key in request.keys])
         (found, _), stale_ms = await self._ask(
             requests[0],
             lambda replica, now_ms: _values(replica, requests, now_ms),
@@ -63,6 +65,8 @@ class KvQueries:
 
     async def changes(self, request: KvWatch, caller: Caller) -> Changes:
         """As `KvWatches.changes`."""
+        if request.stop == request.start + b"\0":
+            self._check_places(request, [request.start])
         watch = Watch(request.after, request.mark, request.every, request.start, request.stop)
         host = self._host(request)
         return await self._broker.kv_watches.changes(
@@ -84,6 +88,22 @@ class KvQueries:
             )
         await self._time.advance_for_values(host)
         return await reads.ask(host, lambda replica: question(replica, 0), requests, room, size, work), 0
+
+    def _check_places(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
+        """Refuse to look for keys where they cannot be, because of a delimiter that who asks does not know of: it would
+        take them for absent. Raises InvalidRequest."""
+        record = self._broker.topic(request.topic).record
+        places = KeyPartitions.of_topic(record.initial_partitions, record.settings)
+        if not places.delimiter:
+            return
+        for key in keys:
+            if (wanted := places.of(key)) != request.partition:
+                shown, delimiter = key[:80].decode(errors="replace"), places.delimiter.decode()
+                raise InvalidRequest(
+                    f"key {shown!r} belongs to partition {wanted}, not {request.partition}: topic {request.topic!r} "
+                    f"has the partition_delimiter {delimiter!r}, of which older clients do not know",
+                    topic=request.topic,
+                )
 
     def _host(self, request: KvGet | KvScan | KvWatch) -> RaftGroup:
         """The group of the partition that a request is about. InvalidRequest unless its topic has keys."""

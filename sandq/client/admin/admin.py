@@ -14,6 +14,7 @@ from sandq.client.messages.jobs import run_job
 from sandq.client.messages.stored_message import JobResult
 from sandq.client.options import parse_server
 from sandq.client.positions import Start, start_of
+from sandq.client.timeouts import timed_change, timed_read
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import ask_topic, call, call_leader, each, fresh_topic
 from sandq.model import offsets as offset_model
@@ -96,6 +97,7 @@ class Admin:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
+    @timed_change
     async def create_topic(
         self,
         /,
@@ -104,6 +106,7 @@ class Admin:
         kind: str = TIMER,
         partitions: int = 1,
         replicas: int = 1,
+        timeout: Duration | None = None,
         **settings: Unpack[TopicSettings],
     ) -> TopicRecord:
         """Make a topic; settings: `lease="30s"`, `max_attempts=10`, `backoff={...}`, `delete_on_ack=True`,
@@ -121,19 +124,22 @@ class Admin:
         self._cluster.forget(name)
         return _warned(TopicRecord.from_map(_field(frame)))
 
-    async def list_topics(self) -> list[TopicRecord]:
+    @timed_read
+    async def list_topics(self, *, timeout: Duration | None = None) -> list[TopicRecord]:
         """All topics, by name."""
         asked = self._cluster.forgotten
         reply = MetadataReply.parse(await call(self._cluster, Metadata(None)))
         self._cluster.learn_all(reply.topics, asked)
         return sorted(reply.topics, key=lambda topic: topic.name)
 
-    async def topic(self, name: str) -> TopicRecord:
+    @timed_read
+    async def topic(self, name: str, *, timeout: Duration | None = None) -> TopicRecord:
         """One topic; UnknownTopic when there is none of this name."""
         check_name("topic", name)
         return await ask_topic(self._cluster, name)
 
-    async def delete_topic(self, name: str) -> None:
+    @timed_change
+    async def delete_topic(self, name: str, *, timeout: Duration | None = None) -> None:
         """Delete a topic with all its messages."""
         check_name("topic", name)
         try:
@@ -141,6 +147,7 @@ class Admin:
         finally:
             self._cluster.forget(name)  # also if somebody else was first
 
+    @timed_change
     async def update_topic(
         self,
         /,
@@ -148,6 +155,7 @@ class Admin:
         *,
         partitions: int | None = None,
         replicas: int | None = None,
+        timeout: Duration | None = None,
         **settings: Unpack[TopicSettings],
     ) -> TopicRecord:
         """Change settings of a topic, `backoff` key by key, how many partitions it has (they cannot become fewer), and
@@ -167,7 +175,8 @@ class Admin:
         self._cluster.learn(record, asked)
         return record if replicas is None else _warned(record)
 
-    async def purge_topic(self, name: str) -> JobResult:
+    @timed_change
+    async def purge_topic(self, name: str, *, timeout: Duration | None = None) -> JobResult:
         """Remove every message that no consumer holds: what is delayed or ready, and the dead letters of all groups.
 
         What is leased or waits to be delivered again stays (`too_late` counts it), and so do the groups.
@@ -179,17 +188,20 @@ class Admin:
             results.append(await run_job(self._cluster, name, "purge_dead", arguments))
         return JobResult._make(map(sum, zip(*results, strict=True)))
 
-    async def groups(self, topic: str) -> list[dict[str, Any]]:
+    @timed_read
+    async def groups(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
         """The groups of a topic, a row for each partition and group; offsets (`cursor`, `committed`) as text."""
         rows = await self._of_all_leaders(GroupList(topic))
         return sorted(rows, key=lambda row: (str(row.get("group")), row.get("partition", 0)))
 
-    async def stats(self, topic: str) -> list[dict[str, Any]]:
+    @timed_read
+    async def stats(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
         """What a topic's partitions hold, a row each."""
         rows = await self._of_all_leaders(TopicStats(topic))
         return sorted(rows, key=lambda row: row.get("partition", 0))
 
-    async def seek_group(self, topic: str, group: str, to: Start) -> dict[int, str]:
+    @timed_change
+    async def seek_group(self, topic: str, group: str, to: Start, *, timeout: Duration | None = None) -> dict[int, str]:
         """Put a group elsewhere: "earliest", "latest", an instant, or an offset; its new cursor for each partition.
 
         Everything from there on is delivered again; seeking forward, what it passes counts as acked. What the group
@@ -202,7 +214,8 @@ class Admin:
         except (TypeError, ValueError, InvalidRequest):
             raise ProtocolError(f"GROUP_SEEK reply: {str(rows)[:100]}") from None
 
-    async def delete_group(self, topic: str, group: str) -> None:
+    @timed_change
+    async def delete_group(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
         """Forget a group and its dead letters. UnknownGroup when there is none, Conflict while it has consumers.
 
         A TimedOut or ConnectionLost leaves open whether it was done everywhere.
@@ -210,13 +223,17 @@ class Admin:
         request = GroupDelete(topic, check_name("group", group))
         await self._of_group(request, idempotent=False)
 
-    async def update_group(self, /, topic: str, group: str, **settings: Unpack[GroupSettings]) -> None:
+    @timed_change
+    async def update_group(
+        self, /, topic: str, group: str, *, timeout: Duration | None = None, **settings: Unpack[GroupSettings]
+    ) -> None:
         """Give a group settings of its own, instead of those that it had: `max_attempts`, `max_snoozes`, `backoff`,
         `max_in_flight_per_key` (not above the topic's); none at all: it has the topic's again."""
         request = GroupUpdate(topic, check_name("group", group), _plain(settings))
         await self._of_group(request)
 
-    async def pause_group(self, topic: str, group: str) -> None:
+    @timed_change
+    async def pause_group(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
         """Have a group get nothing until `resume_group`; what its consumers hold they keep, and can ack. UnknownGroup
         when there is none. It stays paused across restarts, and is not forgotten for want of consumers.
 
@@ -224,10 +241,12 @@ class Admin:
         """
         await self._of_group(GroupPause(topic, check_name("group", group), True))
 
-    async def resume_group(self, topic: str, group: str) -> None:
+    @timed_change
+    async def resume_group(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
         """Have a group get again what there is for it, what has come due meanwhile first."""
         await self._of_group(GroupPause(topic, check_name("group", group), False))
 
+    @timed_change
     async def limit_group(
         self,
         /,
@@ -237,6 +256,7 @@ class Admin:
         max_in_flight: int | None = None,
         rate: str | float | None = None,
         burst: int | None = None,
+        timeout: Duration | None = None,
     ) -> None:
         """Limit a group over all partitions of a topic, instead of by the limits that it had; without any it has none.
 
@@ -249,7 +269,16 @@ class Admin:
         parse_limit(given)  # here too: what is no limit at all may not fit into a frame
         await call(self._cluster, GroupLimit(check_name("topic", topic), check_name("group", group), given))
 
-    async def hold(self, topic: str, name: str, offsets: Mapping[int, str], ttl: Duration = "1h") -> dict[int, str]:
+    @timed_change
+    async def hold(
+        self,
+        topic: str,
+        name: str,
+        offsets: Mapping[int, str],
+        ttl: Duration = "1h",
+        *,
+        timeout: Duration | None = None,
+    ) -> dict[int, str]:
         """Keep what stands above these offsets (text, one for each partition) from being trimmed, for `ttl` from now on
         or until the hold is renewed by its name, or released. Up to where each of these partitions is trimmed by now:
         where that is above the offset that was given, what lies between is gone.
@@ -265,7 +294,8 @@ class Admin:
         await self._check_partitions(topic, at)
         return await self._hold(topic, name, at, ttl_ms)
 
-    async def release(self, topic: str, name: str) -> None:
+    @timed_change
+    async def release(self, topic: str, name: str, *, timeout: Duration | None = None) -> None:
         """End a hold in all partitions, where there is one."""
         count = len((await fresh_topic(self._cluster, check_name("topic", topic))).partitions)
         await self._hold(topic, name, dict.fromkeys(range(count)), None)
@@ -286,7 +316,10 @@ class Admin:
         found = await each(one, partitions)
         return {partition: offset_model.to_text(trimmed) for partition, trimmed in zip(partitions, found, strict=True)}
 
-    async def forecast(self, topic: str, unit: str = "minute", count: int = 60) -> Forecast:
+    @timed_read
+    async def forecast(
+        self, topic: str, unit: str = "minute", count: int = 60, *, timeout: Duration | None = None
+    ) -> Forecast:
         """How many messages come due in each of the next `count` seconds, minutes or hours; the first is what is left
         of the current one. What schedules will send beside what there is already, is told apart."""
         if unit not in UNITS:
@@ -304,7 +337,8 @@ class Admin:
                     counts[start_ms] += messages
         return Forecast(now_ms, sorted(buckets.items()), later, sorted(scheduled.items()), is_complete)
 
-    async def cluster(self, node: str | None = None) -> dict[str, Any]:
+    @timed_read
+    async def cluster(self, node: str | None = None, *, timeout: Duration | None = None) -> dict[str, Any]:
         """The cluster as this node sees it; None: as any of them does. `waiting`: why that node belongs to none yet,
         or None. `nodes`: a row each, with `standing`, `replicas` (those that it is to hold, or may still hold),
         `voter` (in the metadata group); `moving`: partitions that are on their way.
@@ -316,7 +350,8 @@ class Admin:
             self._cluster.introduce(node, address)
         return _map(await call(self._cluster, ClusterInfo(), node_id=node))
 
-    async def drain_node(self, node: str, *, undo: bool = False) -> None:
+    @timed_change
+    async def drain_node(self, node: str, *, undo: bool = False, timeout: Duration | None = None) -> None:
         """Let a node hold nothing: its replicas move to the others, and it stays registered. `undo`: it takes part
         again.
 
@@ -326,7 +361,8 @@ class Admin:
         request = NodeChange(check_name("node", node), UNDRAIN if undo else DRAIN)
         await call(self._cluster, request)
 
-    async def remove_node(self, node: str) -> None:
+    @timed_change
+    async def remove_node(self, node: str, *, timeout: Duration | None = None) -> None:
         """Let the cluster forget a node that was drained, or that has failed; then its replicas are made elsewhere
         first.
 
@@ -336,14 +372,16 @@ class Admin:
         """
         await call(self._cluster, NodeChange(check_name("node", node), REMOVE), idempotent=False)
 
-    async def transfer(self, topic: str, partition: int, node: str) -> None:
+    @timed_change
+    async def transfer(self, topic: str, partition: int, node: str, *, timeout: Duration | None = None) -> None:
         """Let a node that holds a partition lead it; returns once it does. InvalidRequest when it does not hold it;
         TimedOut when it does not lead it yet: it will, once it can."""
         request = Transfer(check_name("topic", topic), _partition(partition), check_name("node", node))
         await call(self._cluster, request)
         self._cluster.refresh(topic, node)
 
-    async def rebuild(self, topic: str, partition: int, node: str) -> None:
+    @timed_change
+    async def rebuild(self, topic: str, partition: int, node: str, *, timeout: Duration | None = None) -> None:
         """Let a node drop its replica of a partition and get it anew from the others: for one that is not what the
         others are (`different` of `cluster()`).
 
@@ -354,7 +392,8 @@ class Admin:
         request = Rebuild(check_name("topic", topic), _partition(partition), check_name("node", node))
         await call(self._cluster, request, idempotent=False)
 
-    async def init_cluster(self) -> str:
+    @timed_change
+    async def init_cluster(self, *, timeout: Duration | None = None) -> str:
         """Found the cluster with the node that is asked, alone, now; the cluster's UUID.
 
         Only a node that waits to be taken in does it; Conflict when it belongs to a cluster, or knows of one. Those
@@ -366,7 +405,8 @@ class Admin:
             raise ProtocolError(f"CLUSTER_INIT reply: {str(uuid)[:100]}")
         return uuid
 
-    async def clock(self, *, accept: bool = False) -> dict[str, Any]:
+    @timed_change
+    async def clock(self, *, accept: bool = False, timeout: Duration | None = None) -> dict[str, Any]:
         """The guarded clock of a node: `guarded_ms`, `wall_ms`, `drift_ms`, `alarm`, its `reason`; `peers` and
         `median_ms`, the other nodes' guarded clocks less this one's.
 
@@ -375,7 +415,8 @@ class Admin:
         request = ClusterClock(ACCEPT if accept else SHOW)
         return _map(await call(self._cluster, request, idempotent=not accept))
 
-    async def reset_clock(self, topic: str, partition: int) -> dict[str, Any]:
+    @timed_change
+    async def reset_clock(self, topic: str, partition: int, *, timeout: Duration | None = None) -> dict[str, Any]:
         """Set the time of a partition, which a wrong clock put far ahead, back to the clock of the node that leads it.
 
         Its `outcome`: "begun"; "under_way", when it had begun before; "not_ahead", when there is nothing to set back.

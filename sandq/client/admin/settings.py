@@ -41,6 +41,8 @@ class TopicSettings(TypedDict, total=False):
     max_message_bytes: int | str | None
     max_delay: Duration | None
     max_lease: Duration | None
+    max_request_rate: str | float | None
+    max_request_burst: int | OrNone
     ttl: Duration | None
     delete_on_ack: bool
     retention: Duration
@@ -52,6 +54,7 @@ class TopicSettings(TypedDict, total=False):
     max_in_flight_per_key: int | OrNone
     history: Duration
     tombstone_retention: Duration
+    partition_delimiter: str | None
     ageing: Duration | None
     tenants: Mapping[str, Tenant]
 

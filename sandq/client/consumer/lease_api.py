@@ -24,10 +24,11 @@ from sandq.client.messages.log_page import LogMessage, LogPiece
 from sandq.client.options import again
 from sandq.client.positions import Start, start_of
 from sandq.client.producer.validation import Headers
+from sandq.client.timeouts import timed_change
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
 from sandq.client.transport.on_behalf import asker
-from sandq.client.transport.requests import settle
+from sandq.client.transport.requests import settle, used_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import (
     InvalidRequest,
@@ -121,6 +122,7 @@ class Leases:
         self._cluster = cluster
         self._client_name = client_name
 
+    @timed_change
     async def take(
         self,
         max: int = 1,
@@ -130,6 +132,7 @@ class Leases:
         start: Start = "earliest",
         ack: bool = False,
         partitions: Partitions | None = None,
+        timeout: Duration | None = None,
     ) -> Taken:
         """What is ready now, at most `max` messages (1 to 1,000); when nothing is, what first becomes ready within
         `wait` (1 min at most). [] when there is nothing.
@@ -165,14 +168,14 @@ class Leases:
                 if not error.retriable or anyio.current_time() >= fails_at:
                     raise
                 is_told = False
-                await anyio.sleep(self._cluster.options.back_off_s(attempt))
+                await anyio.sleep(self._cluster.options.pause_s(attempt, error))
                 attempt += 1
 
     async def _take_round(self, request: Lease, wait_ms: int) -> Taken:
         """Ask every node that leads partitions, one after the other, until there is enough; when none has anything, all
         of them to wait."""
         try:
-            wanted = chosen_of(await self._cluster.topic(self.topic), request.partitions)
+            wanted = chosen_of(await used_topic(self._cluster, self.topic), request.partitions)
         except UnknownPartition:
             wanted = chosen_of(await self._cluster.asked(self.topic), request.partitions)  # it may be new
         leaders = list(dict.fromkeys(part.leader for part in wanted if part.leader is not None))
@@ -269,7 +272,10 @@ class Leases:
         taking = _Taking(connection, self.topic, request._replace(consumer_id=consumer_id))
         return await taking.run()
 
-    async def ack(self, items: Sequence[Item], *, then: Sequence[Outgoing] | None = None) -> list[Held]:
+    @timed_change
+    async def ack(
+        self, items: Sequence[Item], *, then: Sequence[Outgoing] | None = None, timeout: Duration | None = None
+    ) -> list[Held]:
         """Done with these: the group gets them no more. Returns those whose lease was lost: they may come again.
 
         At most 10,000 at once; here as in `nack`, `dead` and `extend`. `then`: messages that are sent with the ack of a
@@ -288,6 +294,7 @@ class Leases:
         (result,) = await self._results(request, 1, idempotent=True)
         return _lost(held, result)
 
+    @timed_change
     async def nack(
         self,
         items: Sequence[Item],
@@ -297,6 +304,7 @@ class Leases:
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
+        timeout: Duration | None = None,
     ) -> list[Held]:
         """Not done: they come back after `delay` (None: the topic's back-off), or are dead at the last attempt.
         Returns those whose lease was lost.
@@ -311,17 +319,24 @@ class Leases:
         change = NackChange.of(self._cluster, self.topic, priority, headers)
         return await self._settle(items, terms._replace(change=change).item, Nack)
 
-    async def dead(self, items: Sequence[Item], error: str | BaseException | None = None) -> list[Held]:
+    @timed_change
+    async def dead(
+        self, items: Sequence[Item], error: str | BaseException | None = None, *, timeout: Duration | None = None
+    ) -> list[Held]:
         """They cannot be done: for the group they are dead at once, whatever attempts are left; their dead letters say
         `error`, with the reason "rejected". Returns those whose lease was lost."""
         return await self._settle(items, dead_terms(error).item, Nack)
 
-    async def give_back(self, items: Sequence[Item]) -> list[Held]:
+    @timed_change
+    async def give_back(self, items: Sequence[Item], *, timeout: Duration | None = None) -> list[Held]:
         """Not begun: they are ready again at once, and the attempt is not counted. Returns those whose lease was
         lost."""
         return await self._settle(items, NOT_BEGUN.item, Nack)
 
-    async def extend(self, items: Sequence[Item], lease: Duration) -> list[int | None]:
+    @timed_change
+    async def extend(
+        self, items: Sequence[Item], lease: Duration, *, timeout: Duration | None = None
+    ) -> list[int | None]:
         """Hold them until `lease` from now, and whatever else is under their leases. Returns the new deadline (epoch
         ms) of each, None for a lease that was lost."""
         lease_ms = duration_ms(lease)

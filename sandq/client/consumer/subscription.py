@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, TypeVar
@@ -28,7 +28,16 @@ from sandq.client.options import Options, again
 from sandq.client.positions import Start, start_of
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
-from sandq.model.errors import ClosedError, ConsumerFenced, InvalidRequest, SandqError, Unavailable, UnknownTopic
+from sandq.model.errors import (
+    ClosedError,
+    Conflict,
+    ConsumerFenced,
+    Forbidden,
+    InvalidRequest,
+    SandqError,
+    Unavailable,
+    UnknownTopic,
+)
 from sandq.model.limits import DEFAULT
 from sandq.model.names import check_name
 from sandq.model.times import Duration
@@ -40,6 +49,8 @@ T = TypeVar("T")
 CREDIT: Final = 10
 BATCH_CREDIT: Final = 10_000
 """Messages that may be held when the caller names no number: of who takes them one by one, and by the batch."""
+_REFUSALS: Final = (InvalidRequest, Conflict, Forbidden)
+"""How a topic says that it does not take a subscription."""
 YIELD_S: Final = 0.001
 """The iterator lets other tasks run at least this often, so that queued acks leave while the caller computes."""
 
@@ -53,7 +64,8 @@ class Subscription:
 
     Error handling: connections that break are made again for ever, held messages stay held; the iterator raises only
     what cannot get better (a topic was deleted, unless it was one of a pattern), and ClosedError after the block was
-    left.
+    left. Topics of a pattern that refuse the subscription, for a lease above their `max_lease` say, are left out with a
+    warning, and tried again; `refused` names them. When none of a pattern takes it, the iterator raises why.
     """
 
     def __init__(
@@ -93,6 +105,8 @@ class Subscription:
         self._is_crowded = False
         self._tasks = tasks
         self._consumers: dict[str, TopicConsumer] = {}
+        self._refused: dict[str, SandqError] = {}
+        """Topics of a pattern that refused the subscription, and why, until it is known that they take it."""
         self._arrivals: deque[Arrival] = deque()
         self._arrived = Signal()
         self._changed = Signal()
@@ -120,7 +134,7 @@ class Subscription:
                 self.cluster.refresh(name)  # all of them are asked for together
         for consumer in consumers:
             try:
-                await consumer.check()
+                await consumer.check(makes=self._chosen.pattern is None)
             except UnknownTopic:
                 if self._chosen.pattern is None:
                     raise
@@ -175,6 +189,17 @@ class Subscription:
     def topics(self) -> list[str]:
         """The names of the topics that it is subscribed to at present."""
         return list(self._consumers) if self._entered else self._chosen.listed
+
+    @property
+    def refused(self) -> dict[str, SandqError]:
+        """The topics of a pattern that do not take the subscription at present, each with its reason: messages of the
+        others come. They are asked again every few seconds."""
+        consumers = self._consumers
+        return {
+            name: error
+            for name, error in self._refused.items()
+            if name not in consumers or not consumers[name].is_ready
+        }
 
     @property
     def consumer_id(self) -> str:
@@ -314,14 +339,32 @@ class Subscription:
         return True
 
     def topic_failed(self, topic: str, error: SandqError) -> None:
-        """A topic cannot go on: nor can the iterator, unless the topic was one of a pattern and is gone."""
-        if self._chosen.pattern is None or not isinstance(error, UnknownTopic):
+        """A topic cannot go on: nor can the iterator, unless the topic was one of a pattern, and is gone, or refuses
+        what others take."""
+        if not self._goes_on_without(topic, error):
             self.fail(error)
         elif (consumer := self._consumers.pop(topic, None)) is not None:
-            log.info("subscription to %s: topic %s is gone", self.topic, topic)
+            if isinstance(error, UnknownTopic):
+                log.info("subscription to %s: topic %s is gone", self.topic, topic)
+                self._refused.pop(topic, None)
+            else:
+                if topic not in self._refused:
+                    log.warning(
+                        "subscription to %s: topic %s refuses it (%s); it goes on without that one",
+                        self.topic, topic, error,
+                    )  # fmt: skip
+                self._refused[topic] = error
             consumer.drop(error)
             self._give_credit()
             self.wake()
+
+    def _goes_on_without(self, topic: str, error: SandqError) -> bool:
+        if self._chosen.pattern is None:
+            return False
+        if isinstance(error, UnknownTopic):
+            return True
+        is_refusal = isinstance(error, _REFUSALS) and not isinstance(error, ConsumerFenced)
+        return is_refusal and (topic in self._refused or len(self._consumers) > 1)
 
     def tend_soon(self) -> None:
         """Look after leases before that was due."""
@@ -431,6 +474,7 @@ class Subscription:
                 except SandqError as error:
                     log.info("subscription to %s: %s; asking again", self.topic, error)
                     continue
+                self._look_at_refused(names)
                 new = [name for name in names if name not in self._consumers]
                 room = TOPICS_MAX - len(self._consumers)
                 if len(new) > room and not is_full:
@@ -439,13 +483,24 @@ class Subscription:
                 for name in new[: max(room, 0)]:
                     await self._join(name)
 
+    def _look_at_refused(self, names: Sequence[str]) -> None:
+        """Forget of topics that they refused the subscription once they take it, or are gone."""
+        for name in list(self._refused):
+            consumer = self._consumers.get(name)
+            if consumer is not None and consumer.is_ready:
+                log.info("subscription to %s: topic %s takes it now", self.topic, name)
+                del self._refused[name]
+            elif consumer is None and name not in names:
+                del self._refused[name]
+
     async def _join(self, name: str) -> None:
         try:
             await self.cluster.asked(name)  # it may be known that there was none
         except SandqError as error:
             log.info("subscription to %s: topic %s: %s", self.topic, name, error)
             return
-        log.info("subscription to %s: topic %s has come", self.topic, name)
+        if name not in self._refused:  # it is only asked again
+            log.info("subscription to %s: topic %s has come", self.topic, name)
         self._consumers[name] = TopicConsumer(self, name)
         self.wake()
 

@@ -18,6 +18,7 @@ from sandq.client.consumer.partition_consumer import PartitionConsumer
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
+from sandq.client.transport.requests import used_topic
 from sandq.model.errors import ConsumerFenced, SandqError, UnknownPartition
 
 log = logging.getLogger("sandq.client")
@@ -82,10 +83,12 @@ class TopicConsumer:
         self.outrank: Callable[[ConsumerFenced], bool] = owner.outrank
         self.sessions_changed: Callable[[], None] = owner.sessions_changed
 
-    async def check(self) -> None:
-        """Raises UnknownTopic, UnknownPartition, or what kept the cluster from answering."""
+    async def check(self, *, makes: bool) -> None:
+        """Raises UnknownTopic, UnknownPartition, or what kept the cluster from answering. `makes`: a topic that is not
+        there is made, if the nodes make such."""
         try:
-            chosen_of(await self.cluster.topic(self.topic), self.partitions)
+            known = await (used_topic(self.cluster, self.topic) if makes else self.cluster.topic(self.topic))
+            chosen_of(known, self.partitions)
         except UnknownPartition:
             chosen_of(await self.cluster.asked(self.topic), self.partitions)  # it may be new
 

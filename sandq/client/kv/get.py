@@ -9,7 +9,7 @@ from sandq.client.kv.entries import Entries, Entry
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader, call_replica, each
 from sandq.model.errors import InvalidRequest
-from sandq.model.partitioning import partition_for
+from sandq.model.partitioning import KeyPartitions
 from sandq.protocol.requests_keys import KvGet, KvValues
 
 FRAME_KEYS: Final = 1000
@@ -67,7 +67,9 @@ def _part(keys: Sequence[bytes], start: int) -> Sequence[bytes]:
     return part[:count]
 
 
-async def read_many(cluster: Cluster, topic: str, partitions: int, keys: Sequence[bytes], *, stale: bool) -> Entries:
+async def read_many(
+    cluster: Cluster, topic: str, partitions: KeyPartitions, keys: Sequence[bytes], *, stale: bool
+) -> Entries:
     """What keys of any partitions have, in their order."""
     places = _by_partition(keys, partitions)
     loads = [
@@ -88,10 +90,10 @@ async def read_many(cluster: Cluster, topic: str, partitions: int, keys: Sequenc
     return Entries(rows, max((entries.stale_ms for entries in found), default=0))
 
 
-def _by_partition(keys: Sequence[bytes], partitions: int) -> dict[int, Sequence[int]]:
-    if partitions == 1:
+def _by_partition(keys: Sequence[bytes], partitions: KeyPartitions) -> dict[int, Sequence[int]]:
+    if partitions.partitions == 1:
         return {0: range(len(keys))}
     places: dict[int, list[int]] = {}
     for place, key in enumerate(keys):
-        places.setdefault(partition_for(key, partitions), []).append(place)
+        places.setdefault(partitions.of(key), []).append(place)
     return {**places}

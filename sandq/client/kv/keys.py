@@ -19,12 +19,14 @@ from sandq.client.options import again
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import EXPECTED_BIT, Headers, MessageValidation, Value, as_bytes
+from sandq.client.timeouts import timed_change, timed_read
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Counter, RequestBatcher
+from sandq.client.transport.requests import used_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, UnknownPartition
 from sandq.model.names import COMPACTED
-from sandq.model.partitioning import partition_for
+from sandq.model.partitioning import KeyPartitions
 from sandq.model.times import Duration
 from sandq.protocol.replies import TopicRecord
 
@@ -67,14 +69,24 @@ class Keys:
 
     # Writing.
 
+    @timed_change
     async def put(
-        self, key: Value, value: Value, *, headers: Headers | None = None, ttl: Duration | None = None
+        self,
+        key: Value,
+        value: Value,
+        *,
+        headers: Headers | None = None,
+        ttl: Duration | None = None,
+        timeout: Duration | None = None,
     ) -> str:
         """Let a key have a value, whatever it had; its version, once it is safe. `ttl`: after that it has none (None:
         the topic's setting)."""
         return await self._write(key, _no_null(value), headers, ttl)
 
-    async def put_many(self, items: Pairs | Iterable[tuple[Value, Value | None]]) -> list[str]:
+    @timed_change
+    async def put_many(
+        self, items: Pairs | Iterable[tuple[Value, Value | None]], *, timeout: Duration | None = None
+    ) -> list[str]:
         """`put` many, in batches: a mapping of keys to values, or an iterable of such pairs. A value of None deletes.
         Their versions, in this order; writes to one key happen in it.
 
@@ -98,7 +110,8 @@ class Keys:
             raise again(error, f"item {place} of put_many: {error.message}") from None
         return await receipts
 
-    async def delete(self, key: Value, *, expected: str | None = None) -> str:
+    @timed_change
+    async def delete(self, key: Value, *, expected: str | None = None, timeout: Duration | None = None) -> str:
         """Let a key have no value; the version of that. No error when it has none.
 
         `expected`: only if the key has this version; VersionChanged (`details["version"]`: what it has, None for no
@@ -106,6 +119,7 @@ class Keys:
         """
         return await self._write(key, None, expected=None if expected is None else _version(expected))
 
+    @timed_change
     async def cas(
         self,
         key: Value,
@@ -114,6 +128,7 @@ class Keys:
         expected: str | None,
         headers: Headers | None = None,
         ttl: Duration | None = None,
+        timeout: Duration | None = None,
     ) -> str:
         """Compare and set: `put` (`delete` with None) only if the key has the version `expected`; None: only if it has
         no value. VersionChanged (`details["version"]`: what it has, None for no value) otherwise.
@@ -126,21 +141,26 @@ class Keys:
 
     # Reading.
 
-    async def get(self, key: Value, *, consistency: str = LINEARIZABLE) -> Entry | None:
+    @timed_read
+    async def get(
+        self, key: Value, *, consistency: str = LINEARIZABLE, timeout: Duration | None = None
+    ) -> Entry | None:
         """What a key has; None when it has no value. Calls at the same time share frames."""
         ask = read_stale if is_stale(consistency) else read_latest
         data = self._key(key)
-        partition = partition_for(data, (await self._record()).initial_partitions)
+        partition = _places(await self._record()).of(data)
         return await self._batcher.run(Counter(ask, self.topic, partition), data)
 
-    async def get_many(self, keys: Iterable[Value], *, consistency: str = LINEARIZABLE) -> Entries:
+    @timed_read
+    async def get_many(
+        self, keys: Iterable[Value], *, consistency: str = LINEARIZABLE, timeout: Duration | None = None
+    ) -> Entries:
         """What many keys have, in the order in which they are given. Each is read for itself: this is no snapshot."""
         stale = is_stale(consistency)
         if isinstance(keys, (str, bytes, bytearray, memoryview)):
             raise InvalidRequest(f"keys: several are expected, not {type(keys).__name__}: one key is for `get`")
         read = [self._key(key) for key in keys]
-        record = await self._record()
-        return await read_many(self._cluster, self.topic, record.initial_partitions, read, stale=stale)
+        return await read_many(self._cluster, self.topic, _places(await self._record()), read, stale=stale)
 
     def scan(
         self,
@@ -151,25 +171,29 @@ class Keys:
         limit: int | None = None,
         partition: int | None = None,
         consistency: str = LINEARIZABLE,
+        timeout: Duration | None = None,
     ) -> Scan:
         """`async for entry in kv.scan(prefix="user/"):` keys that have a value, in their order (of bytes), those of all
         partitions, or of one.
 
         Either those that begin with `prefix`, or those from `start` up to `stop`, which is not included. To go on
-        behind an entry later, begin with `start=entry.key + b"\\0"`.
+        behind an entry later, begin with `start=entry.key + b"\\0"`. In a topic with a `partition_delimiter`, keys that
+        all begin with the same partition key and the delimiter are asked of its partition alone.
         """
         check_limit(limit)
         stale, keys = is_stale(consistency), key_range(prefix, start, stop)
 
         async def partitions() -> Sequence[int]:
-            count = (await self._record()).initial_partitions
+            places = _places(await self._record())
+            count = places.partitions
             if partition is None:
-                return range(count)
+                only = places.of_range(keys.start, keys.stop)
+                return range(count) if only is None else (only,)
             if not 0 <= partition < count:
                 raise UnknownPartition(f"topic {self.topic!r} has partitions 0..{count - 1}, there is no {partition}")
             return (partition,)
 
-        return Scan(self._cluster, self._tasks, self.topic, partitions, keys, limit, stale=stale)
+        return Scan(self._cluster, self._tasks, self.topic, partitions, keys, limit, stale=stale, timeout=timeout)
 
     def watch(
         self,
@@ -211,14 +235,17 @@ class Keys:
 
     async def _record(self) -> TopicRecord:
         self._cluster.check_open()
-        record = await self._cluster.topic(self.topic)
+        return self._compacted(await self._cluster.topic(self.topic))
+
+    def _compacted(self, record: TopicRecord) -> TopicRecord:
         if record.kind != COMPACTED:
             text = f"topic {self.topic!r} is a {record.kind} topic: only compacted ones have keys"
             raise InvalidRequest(text, topic=self.topic)
         return record
 
     async def _producer(self) -> Producer:
-        await self._record()
+        self._cluster.check_open()
+        self._compacted(await used_topic(self._cluster, self.topic))
         return await self._producer_of(self.topic)
 
     async def _write(
@@ -248,6 +275,10 @@ def key_range(prefix: Value | None, start: Value | None, stop: Value | None) -> 
         return KeyRange.of_prefix(as_bytes("prefix", prefix))
     first = b"" if start is None else as_bytes("start", start)
     return KeyRange(first, None if stop is None else as_bytes("stop", stop))
+
+
+def _places(record: TopicRecord) -> KeyPartitions:
+    return KeyPartitions.of_topic(record.initial_partitions, record.settings)
 
 
 def _no_null(value: Value) -> Value:

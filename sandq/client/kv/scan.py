@@ -16,9 +16,11 @@ import anyio.abc
 
 from sandq.client.kv.entries import Entry
 from sandq.client.options import again
+from sandq.client.timeouts import within
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader, call_replica
 from sandq.model.errors import ClosedError, ProtocolError, SandqError
+from sandq.model.times import Duration
 from sandq.protocol.requests_keys import KvPage, KvScan
 
 PAGE_ROWS = 2_000
@@ -92,7 +94,9 @@ class Scan:
         limit: int | None,
         *,
         stale: bool,
+        timeout: Duration | None = None,
     ) -> None:
+        """`timeout`: how long the next rows are waited for."""
         self._cluster = cluster
         self._tasks = tasks
         self._topic = topic
@@ -105,6 +109,7 @@ class Scan:
         self._page_rows, self._page_bytes = PAGE_ROWS, PAGE_BYTES
         self._sources: list[_Source] | None = None
         self._ready: list[Entry] = []  # the next one last
+        self._timeout = timeout
         if keys.is_empty:
             self._sources = []
 
@@ -114,7 +119,7 @@ class Scan:
     async def __anext__(self) -> Entry:
         ready = self._ready
         if not ready:
-            ready = self._ready = await self._more()
+            ready = self._ready = await within(self._more, self._timeout, "scan")()
             if not ready:
                 raise StopAsyncIteration
         return ready.pop()

@@ -25,7 +25,7 @@ from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader_for_ever
 from sandq.model.errors import ClosedError, ProtocolError, SandqError, Unavailable, UnknownTopic
-from sandq.model.partitioning import partition_for
+from sandq.model.partitioning import KeyPartitions
 from sandq.model.piece import Piece
 from sandq.protocol.replies import TopicRecord
 from sandq.protocol.requests_keys import KvChanges, KvWatch
@@ -151,7 +151,10 @@ class Watch:
         self._entered = True
         record = await self._record()
         self._number, count = record.number, record.initial_partitions
-        watched = range(count) if self._only is None else [partition_for(self._only, count)]
+        partitions = KeyPartitions.of_topic(count, record.settings)
+        keys = self._keys
+        one = partitions.of_range(keys.start, keys.stop) if self._only is None else partitions.of(self._only)
+        watched = range(count) if one is None else [one]
         self._sources = [_Source(*place) for place in self._beginning.places(watched, count).items()]
         self._bytes = max(_LEAST_BYTES, min(ANSWER_BYTES, ALL_BYTES // (ANSWERS_AHEAD * count)))
         self._is_open = True

@@ -14,11 +14,12 @@ from sandq.client.messages.messages import check_limit
 from sandq.client.messages.stored_message import DeadLetter, DeadOutcome, JobResult
 from sandq.client.positions import span_ms
 from sandq.client.producer.validation import Value, as_bytes
+from sandq.client.timeouts import timed_change, timed_read, within
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader, each, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, UnknownGroup
-from sandq.model.times import Instant
+from sandq.model.times import Duration, Instant
 from sandq.protocol.replies_messages import (
     DEAD_OUTCOMES,
     NOT_DEAD,
@@ -63,6 +64,7 @@ class DeadLetters:
         limit: int | None = None,
         after: str | None = None,
         values: bool = True,
+        timeout: Duration | None = None,
     ) -> Merged[DeadRecord, DeadLetter]:
         """`async for letter in dead.list():` in the order of delivery, those of all partitions; `after` is the
         offset of the last one that is known."""
@@ -99,9 +101,11 @@ class DeadLetters:
             known.update(numbers)
             return numbers
 
-        return Merged(partitions, get, lambda record: DeadLetter.of(self.topic, self.group, record), limit, after)
+        asked, pages = within(partitions, timeout, "list"), within(get, timeout, "list")
+        return Merged(asked, pages, lambda record: DeadLetter.of(self.topic, self.group, record), limit, after)
 
-    async def counts(self) -> dict[str, int]:
+    @timed_read
+    async def counts(self, *, timeout: Duration | None = None) -> dict[str, int]:
         """How many there are for each reason that occurs."""
         rows = [row for row in await self._admin.groups(self.topic) if row.get("group") == self.group]
         if not rows:
@@ -112,6 +116,7 @@ class DeadLetters:
                 counts[reason] = counts.get(reason, 0) + count
         return counts
 
+    @timed_change
     async def redrive(
         self,
         *,
@@ -123,6 +128,7 @@ class DeadLetters:
         rate: int | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
+        timeout: Duration | None = None,
     ) -> JobResult:
         """Deliver those that are chosen once more, as at their first attempt.
 
@@ -138,6 +144,7 @@ class DeadLetters:
             arguments["rate"] = -(-rate // partitions)
         return await run_job(self._cluster, self.topic, "redrive", arguments, progress)
 
+    @timed_change
     async def purge(
         self,
         *,
@@ -148,12 +155,14 @@ class DeadLetters:
         key_prefix: Value | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
+        timeout: Duration | None = None,
     ) -> JobResult:
         """Forget those that are chosen. Otherwise as `redrive`."""
         arguments = self._arguments(_which(reason, since, until, error, key_prefix), dry_run)
         return await run_job(self._cluster, self.topic, "purge_dead", arguments, progress)
 
-    async def redrive_ids(self, ids: Iterable[str]) -> builtins.list[DeadOutcome]:
+    @timed_change
+    async def redrive_ids(self, ids: Iterable[str], *, timeout: Duration | None = None) -> builtins.list[DeadOutcome]:
         """Deliver these once more, as at their first attempt; what became of each, in their order.
 
         10,000 at most in one call. One that is `not_dead` or `not_found` stops none of the others. When an answer was
@@ -162,7 +171,8 @@ class DeadLetters:
         """
         return await self._each(DeadRedrive, ids)
 
-    async def purge_ids(self, ids: Iterable[str]) -> builtins.list[DeadOutcome]:
+    @timed_change
+    async def purge_ids(self, ids: Iterable[str], *, timeout: Duration | None = None) -> builtins.list[DeadOutcome]:
         """Forget these; what became of each, in their order. Otherwise as `redrive_ids`: when an answer was lost, one
         that was purged by then is `not_found`."""
         return await self._each(DeadPurge, ids)

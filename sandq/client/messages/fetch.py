@@ -10,11 +10,13 @@ from sandq.client.consumer.lease import positions_of
 from sandq.client.messages.log_page import LogPiece
 from sandq.client.messages.stored_message import FetchedMessage
 from sandq.client.positions import Point, offset_of
+from sandq.client.timeouts import within
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, ProtocolError, UnknownPartition
 from sandq.model.piece import Piece
+from sandq.model.times import Duration
 from sandq.protocol.fields import PARTITION_MAX
 from sandq.protocol.requests_log import Fetch, FetchReply, Measure, MeasureReply
 
@@ -84,7 +86,8 @@ class Fetched:
     One task iterates.
     """
 
-    def __init__(self, cluster: Cluster, stretch: Stretch, limit: int | None) -> None:
+    def __init__(self, cluster: Cluster, stretch: Stretch, limit: int | None, timeout: Duration | None = None) -> None:
+        """`timeout`: how long each page is waited for."""
         self._cluster = cluster
         self._stretch: Stretch | None = stretch
         self._topic, self._partition = stretch.topic, stretch.partition
@@ -92,6 +95,7 @@ class Fetched:
         self._page_bytes = FIRST_PAGE_BYTES
         self._pieces: deque[Piece] = deque()
         self._rows: deque[FetchedMessage] = deque()
+        self._read_page = within(read_page, timeout, "fetch")
 
     def __aiter__(self) -> Fetched:
         return self
@@ -112,7 +116,7 @@ class Fetched:
 
     async def _read(self, stretch: Stretch) -> None:
         most = PAGE_MESSAGES if self._left is None else min(self._left, PAGE_MESSAGES)
-        reply = await read_page(self._cluster, stretch, most, self._page_bytes)
+        reply = await self._read_page(self._cluster, stretch, most, self._page_bytes)
         self._page_bytes = min(2 * self._page_bytes, PAGE_BYTES)
         self._stretch = None if reply.next is None else stretch._replace(start=reply.next)
         self._pieces.extend(reply.pieces)

@@ -12,6 +12,7 @@ from sandq.client.messages.stored_message import JobResult, StoredMessage, lives
 from sandq.client.positions import shift_ms, span_ms
 from sandq.client.producer.partitioner import check_rank
 from sandq.client.producer.validation import Headers, MessageValidation, Value, as_bytes, rank_of
+from sandq.client.timeouts import timed_change, timed_read, within
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Ask, Counter, RequestBatcher
 from sandq.client.transport.requests import call_leader, fresh_topic
@@ -75,8 +76,14 @@ class Messages:
         self._cluster = cluster
         self._batcher = batcher
 
+    @timed_read
     async def get(
-        self, id: str | None = None, *, unique_key: Value | None = None, tenant: str | None = None
+        self,
+        id: str | None = None,
+        *,
+        unique_key: Value | None = None,
+        tenant: str | None = None,
+        timeout: Duration | None = None,
     ) -> StoredMessage:
         """One message with its value, whatever its state; NotFound when it is not there (any more)."""
         target = target_of(id, unique_key, tenant)
@@ -95,6 +102,7 @@ class Messages:
         limit: int | None = None,
         after: str | None = None,
         values: bool = False,
+        timeout: Duration | None = None,
     ) -> Merged[MessageRecord, StoredMessage]:
         """`async for message in messages.list():` in the order of delivery, those of all partitions.
 
@@ -117,9 +125,18 @@ class Messages:
         async def partitions() -> range:
             return range(len((await fresh_topic(self._cluster, self.topic)).partitions))
 
-        return Merged(partitions, get, lambda record: StoredMessage.of(self.topic, record), limit, after)
+        asked, pages = within(partitions, timeout, "list"), within(get, timeout, "list")
+        return Merged(asked, pages, lambda record: StoredMessage.of(self.topic, record), limit, after)
 
-    async def cancel(self, id: str | None = None, *, unique_key: Value | None = None, tenant: str | None = None) -> str:
+    @timed_change
+    async def cancel(
+        self,
+        id: str | None = None,
+        *,
+        unique_key: Value | None = None,
+        tenant: str | None = None,
+        timeout: Duration | None = None,
+    ) -> str:
         """Take back a message that is delayed or ready, or waits for another attempt: once this returns, its id, nobody
         will get it any more.
 
@@ -129,6 +146,7 @@ class Messages:
         target = target_of(id, unique_key, tenant)
         return await self._settled(target, tenant, _CANCEL, target)
 
+    @timed_change
     async def move(
         self,
         id: str | None = None,
@@ -138,6 +156,7 @@ class Messages:
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
         priority: int | None = None,
+        timeout: Duration | None = None,
     ) -> str:
         """Give a message that is delayed or ready another delivery time; its new offset. Its id stays. One that
         waits for another attempt comes at that time then, and keeps its offset. In a topic of the kind priority or fair
@@ -157,6 +176,7 @@ class Messages:
         await self._check_priority(priority)
         return await self._settled(target, tenant, _RANK, [*item, priority])
 
+    @timed_change
     async def update(
         self,
         id: str | None = None,
@@ -168,6 +188,7 @@ class Messages:
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
         priority: int | None = None,
+        timeout: Duration | None = None,
     ) -> str:
         """Give a message that is delayed or ready, or waits for another attempt, another value, other headers (`{}`:
         none), or both, in every group; its offset. What is not given stays as it is, and so do its place, its keys, its
@@ -193,6 +214,7 @@ class Messages:
         item = [*_move_item("update", target, deliver_at, delay), priority, changes]
         return await self._settled(target, tenant, _UPDATE, item, sum(map(len, changes.values())))
 
+    @timed_change
     async def set_priority(
         self,
         id: str | None = None,
@@ -200,6 +222,7 @@ class Messages:
         unique_key: Value | None = None,
         tenant: str | None = None,
         priority: int,
+        timeout: Duration | None = None,
     ) -> str:
         """Give a message of a topic of the kind priority or fair another priority, the lower of which goes first; its
         offset. That stays, as its id and its delivery time do: among those of its new priority it goes by its age.
@@ -212,6 +235,7 @@ class Messages:
         rank_of(priority, None)
         check_rank(self.topic, (await self._cluster.topic(self.topic)).kind, priority, None)
 
+    @timed_change
     async def cancel_all(
         self,
         *,
@@ -221,6 +245,7 @@ class Messages:
         unique_key_prefix: Value | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
+        timeout: Duration | None = None,
     ) -> JobResult:
         """Cancel every pending message whose delivery time and keys match; without any bound, all there are. Conflict:
         `unique_key_prefix` is for a cluster at feature level 11.
@@ -236,6 +261,7 @@ class Messages:
             progress,
         )
 
+    @timed_change
     async def move_all(
         self,
         *,
@@ -248,6 +274,7 @@ class Messages:
         priority: int | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
+        timeout: Duration | None = None,
     ) -> JobResult:
         """Move every pending message that matches: `to` an instant, or by a `shift` ("1h", "-30m", a timedelta).
 
@@ -268,8 +295,14 @@ class Messages:
             arguments["shift_ms"] = shift_ms(shift)
         return await run_job(self._cluster, self.topic, "move", arguments, progress)
 
+    @timed_read
     async def why(
-        self, id: str | None = None, *, unique_key: Value | None = None, tenant: str | None = None
+        self,
+        id: str | None = None,
+        *,
+        unique_key: Value | None = None,
+        tenant: str | None = None,
+        timeout: Duration | None = None,
     ) -> dict[str, Any]:
         """What a message waits for: what `get` knows but its value, and under "groups" its state in each group, with
         a `reason` in words, the history of its attempts, and its `lives` there (each a `Life`) that were ended by

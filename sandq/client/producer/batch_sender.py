@@ -366,7 +366,7 @@ class BatchSender(Generic[B]):
         self.last_error = batch.returned_with = error
         batch.unknown = batch.unknown or isinstance(error, (TimedOut, ConnectionLost))
         if not self.returned:
-            self._resume_at = self.clock() + self.options.back_off_s(self._failures)
+            self._resume_at = self.clock() + self.options.pause_s(self._failures, error)
             self._failures += 1
         self.returned.append(batch)
         if not isinstance(error, _QUIET):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sandq.client.producer.validation import Lot, Rank
 from sandq.model.errors import InvalidRequest, UnknownPartition
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, PRIORITY, TAKERS, TIMER
-from sandq.model.partitioning import partition_for
+from sandq.model.partitioning import KeyPartitions, partition_for
 from sandq.protocol.replies import TopicRecord
 
 
@@ -26,13 +26,15 @@ class Partitioner:
 
     A unique key chooses over the topic's *initial* partitions, so that it is found again after their number was
     raised; a key over those that there are. Messages with neither stick to one partition for the length of a batch.
-    In a fair topic it is the tenant alone that chooses, over the initial partitions.
+    In a fair topic it is the tenant alone that chooses, over the initial partitions; in a compacted one the partition
+    key of a key.
     """
 
     def __init__(self, topic: str, is_stuck: Callable[[int], bool]) -> None:
         self._topic = topic
         self._is_stuck = is_stuck  # whether a partition takes nothing at present
         self.partitions = self._initial = 1
+        self._keys = KeyPartitions(1)
         self._kind = TIMER
         self.is_compacted = self.is_fair = False
         self.sticky: dict[Lot, int] = {}  # where those that may go anywhere go at present
@@ -42,6 +44,7 @@ class Partitioner:
         """What is known of the topic now."""
         self.partitions, self._initial = len(record.partitions), record.initial_partitions
         self._kind = record.kind
+        self._keys = KeyPartitions.of_topic(self.partitions, record.settings)
         self.is_compacted, self.is_fair = record.kind == COMPACTED, record.kind == FAIR
 
     def place(self, key: bytes | None, unique_key: bytes | None, lot: Lot, partition: int | None) -> int:
@@ -54,7 +57,7 @@ class Partitioner:
         if unique_key is not None:
             return partition_for(unique_key, self._initial)
         if key is not None:
-            return partition_for(key, self.partitions)
+            return self._keys.of(key)
         sticky = self.sticky.get(lot)
         if sticky is None:
             sticky = self.sticky[lot] = self._next()

@@ -26,7 +26,7 @@ from sandq.client.producer.validation import (
 )
 from sandq.client.signals import Signal
 from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.requests import fresh_topic
+from sandq.client.transport.requests import fresh_topic, used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownPartition
 from sandq.model.times import Duration, Instant
 
@@ -102,7 +102,7 @@ class Producer:
             raise ClosedError("a producer is entered once; make another one with client.producer(topic)")
         self._entered = True
         self._cluster.check_open()
-        self._partitioner.update(await self._cluster.topic(self.topic))
+        self._partitioner.update(await used_topic(self._cluster, self.topic))
         self._cluster.on_change[self._look] = None
         self._tasks.start_soon(self._run)
         self._is_open = True

@@ -13,6 +13,7 @@ from sandq.client.arguments import did_you_mean, suggesting
 from sandq.client.producer.partitioner import check_rank
 from sandq.client.producer.validation import Headers, MessageValidation, Value, rank_of
 from sandq.client.schedules.schedule import Schedule
+from sandq.client.timeouts import timed_change, timed_read, within
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call, call_leader, each, fresh_topic
 from sandq.model.batch import Column, encode
@@ -94,6 +95,7 @@ class Schedules:
         self.topic = topic
         self._cluster = cluster
 
+    @timed_change
     async def create(
         self,
         name: str,
@@ -115,6 +117,7 @@ class Schedules:
         priority: int | None = None,
         tenant: str | None = None,
         paused: bool | None = None,
+        timeout: Duration | None = None,
     ) -> Schedule:
         """Make a schedule that sends a message at each occurrence, and return it.
 
@@ -144,7 +147,10 @@ class Schedules:
         await self._put([_Told(name, NEW, settings, message, paused, tenant)])
         return await self.get(name, tenant=tenant)
 
-    async def create_many(self, schedules: Iterable[Mapping[str, Any]]) -> SchedulesStored:
+    @timed_change
+    async def create_many(
+        self, schedules: Iterable[Mapping[str, Any]], *, timeout: Duration | None = None
+    ) -> SchedulesStored:
         """Make many schedules, or give those that are there these settings: each is a mapping of the arguments of
         `create`. Return how many were made and changed; all of them are now as they are told. One that somebody has
         paused stays so unless `paused` is told."""
@@ -169,6 +175,7 @@ class Schedules:
         outcomes = Counter([result.outcome for result in await self._put(told)])
         return SchedulesStored(*[outcomes[outcome] for outcome in SchedulesStored._fields])
 
+    @timed_change
     async def update(
         self,
         name: str,
@@ -189,6 +196,7 @@ class Schedules:
         headers: Headers | None = KEEP,
         ttl: Duration | None = KEEP,
         priority: int | None = KEEP,
+        timeout: Duration | None = None,
     ) -> Schedule:
         """Change what is named of a schedule, and return it; None stands for what `create` takes when nothing is said.
 
@@ -223,7 +231,8 @@ class Schedules:
                 return await self.get(name, tenant=tenant)
         raise Conflict(f"schedule {name!r} is changed by others all the time", topic=self.topic)
 
-    async def get(self, name: str, *, tenant: str | None = None) -> Schedule:
+    @timed_read
+    async def get(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> Schedule:
         """One schedule. NotFound."""
         _check_name(name)
         partition = self._partition(await self._record(tenant), name, tenant)
@@ -234,33 +243,46 @@ class Schedules:
         return Schedule.of(self.topic, partition, record)
 
     def list(
-        self, *, prefix: str = "", tenant: str | None = None, limit: int | None = None, after: str | None = None
+        self,
+        *,
+        prefix: str = "",
+        tenant: str | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        timeout: Duration | None = None,
     ) -> ScheduleRows:
         """`async for schedule in schedules.list():` in the order of their names' bytes; those that begin with `prefix`,
         are of `tenant` (None: of any), and come behind the name `after`; in a fair topic behind the `id` of a schedule,
         for its tenants may share a name."""
-        return ScheduleRows(self._cluster, self.topic, prefix, tenant, limit, after)
+        return ScheduleRows(self._cluster, self.topic, prefix, tenant, limit, after, timeout)
 
-    async def pause(self, name: str, *, tenant: str | None = None) -> None:
+    @timed_change
+    async def pause(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> None:
         """Let it fire no more until it is resumed; the occurrences meanwhile are left out. NotFound."""
         await self._change(PAUSE, name, tenant)
 
-    async def resume(self, name: str, *, tenant: str | None = None) -> None:
+    @timed_change
+    async def resume(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> None:
         """Let it fire again, from the first occurrence behind now on. NotFound."""
         await self._change(RESUME, name, tenant)
 
-    async def delete(self, name: str, *, tenant: str | None = None) -> None:
+    @timed_change
+    async def delete(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> None:
         """Delete it. The message of an occurrence that has come stays, that of the next one is cancelled. NotFound."""
         await self._change(DELETE, name, tenant)
 
-    async def trigger(self, name: str, *, tenant: str | None = None) -> str:
+    @timed_change
+    async def trigger(self, name: str, *, tenant: str | None = None, timeout: Duration | None = None) -> str:
         """Send its message now, beside all occurrences; the id. Also of one that is paused. NotFound."""
         result = await self._change(TRIGGER, name, tenant)
         if result.id is None:
             raise ProtocolError("an answer to a trigger without an id")
         return to_text(result.id)
 
-    async def next(self, name: str, count: int = 10, *, tenant: str | None = None) -> Sequence[Fire]:
+    @timed_read
+    async def next(
+        self, name: str, count: int = 10, *, tenant: str | None = None, timeout: Duration | None = None
+    ) -> Sequence[Fire]:
         """When it fires next, `count` times at most. NotFound."""
         schedule = await self.get(name, tenant=tenant)
         if schedule.next_ms is None:
@@ -272,6 +294,7 @@ class Schedules:
             settings["start_ms"] = schedule._anchor_ms
         return await self._preview(schedule.id, settings, schedule.next_ms - 1, count)
 
+    @timed_read
     async def preview(
         self,
         *,
@@ -284,6 +307,7 @@ class Schedules:
         after: Instant | None = None,
         count: int = 10,
         name: str = "preview",
+        timeout: Duration | None = None,
     ) -> Sequence[Fire]:
         """When a schedule would fire behind an instant (None: now), without making it."""
         _check_name(name)
@@ -383,8 +407,16 @@ class ScheduleRows:
     """Schedules of all partitions as one sequence, in the order of their names' bytes; an async iterator."""
 
     def __init__(
-        self, cluster: Cluster, topic: str, prefix: str, tenant: str | None, limit: int | None, after: str | None
+        self,
+        cluster: Cluster,
+        topic: str,
+        prefix: str,
+        tenant: str | None,
+        limit: int | None,
+        after: str | None,
+        timeout: Duration | None = None,
     ) -> None:
+        """`timeout`: how long each page is waited for."""
         _check_text("prefix", prefix, NAME_BYTES)
         if tenant is not None:
             check_tenant(tenant)
@@ -399,6 +431,8 @@ class ScheduleRows:
         self._left = limit
         self._after = after
         self._heap: list[tuple[bytes, int, _Source]] | None = None
+        self._taken: _Source | None = None  # whose next row is not in the heap
+        self._timeout = timeout
 
     def __aiter__(self) -> ScheduleRows:
         return self
@@ -406,6 +440,17 @@ class ScheduleRows:
     async def __anext__(self) -> Schedule:
         if self._left == 0:
             raise StopAsyncIteration
+        if self._heap is None or self._taken is not None:
+            await within(self._make_ready, self._timeout, "list")()
+        if not self._heap:
+            raise StopAsyncIteration
+        self._taken = source = heapq.heappop(self._heap)[2]
+        if self._left is not None:
+            self._left -= 1
+        return Schedule.of(self._topic, source.partition, source.rows.popleft())
+
+    async def _make_ready(self) -> None:
+        """Have the next row of each partition."""
         if self._heap is None:
             record = await fresh_topic(self._cluster, self._topic)
             _check_kind(record, self._tenant)
@@ -417,15 +462,10 @@ class ScheduleRows:
             self._heap = []
             for source in sources:
                 self._push(source)
-        if not self._heap:
-            raise StopAsyncIteration
-        _, _, source = heapq.heappop(self._heap)
-        found = source.rows.popleft()
-        await self._fill(source)
-        self._push(source)
-        if self._left is not None:
-            self._left -= 1
-        return Schedule.of(self._topic, source.partition, found)
+        if self._taken is not None:
+            await self._fill(self._taken)
+            self._push(self._taken)
+            self._taken = None
 
     async def _fill(self, source: _Source) -> None:
         while not source.rows and source.has_more:

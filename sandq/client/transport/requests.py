@@ -20,6 +20,7 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Build, Connection
 from sandq.client.transport.on_behalf import asker
 from sandq.model.errors import (
+    CREATABLE,
     ConnectionLost,
     NotLeader,
     Overloaded,
@@ -33,6 +34,7 @@ from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.request import PartitionRequest, Request, TopicRequest
 from sandq.protocol.requests import Ack, AckThen, Extend, Metadata, Nack
+from sandq.protocol.requests_admin import TopicEnsure
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -111,6 +113,28 @@ async def fresh_topic(cluster: Cluster, name: str) -> TopicRecord:
     record = await ask_topic(cluster, name)
     cluster.learn(record, asked)
     return record
+
+
+async def used_topic(cluster: Cluster, name: str) -> TopicRecord:
+    """A topic's record, for who produces to it or takes messages of it: it is made first where there is none and the
+    nodes make such topics (`auto_create_topics`). Raises UnknownTopic, TooLarge, or what kept the cluster from
+    answering."""
+    try:
+        return await cluster.topic(name)
+    except UnknownTopic as error:
+        if not error.details.get(CREATABLE):
+            raise
+    frame = await call(cluster, TopicEnsure(name))
+    cluster.forget(name)
+    record = TopicRecord.from_map(_topic_map(frame))
+    cluster.learn(record, cluster.forgotten)
+    return record
+
+
+def _topic_map(frame: Frame) -> dict[str, object]:
+    if len(frame) != 3 or type(frame[2]) is not dict:
+        raise ProtocolError("TOPIC_ENSURE reply: a topic is expected")
+    return frame[2]
 
 
 async def each(work: Callable[[K], Awaitable[V]], items: Iterable[K]) -> list[V]:
@@ -275,7 +299,8 @@ async def _call(
             last, least_s = error, _LAST_SHARE * timeout_s
         if at_once:
             continue
-        await anyio.sleep(min(cluster.options.back_off_s(attempt), max(0.0, deadline - anyio.current_time())))
+        pause_s = cluster.options.pause_s(attempt, last)
+        await anyio.sleep(min(pause_s, max(0.0, deadline - anyio.current_time())))
         attempt += 1
     if last is not None:
         raise again(last)

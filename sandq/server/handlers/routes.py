@@ -51,7 +51,7 @@ class Context:
         self.kv_queries = KvQueries(broker, connection)
         self.kv_gets = KvGetCoalescer(connection, self.kv_queries)
         self.produces = ProduceCoalescer(
-            lambda request, requests, done: broker.produce(request, self.caller, done, requests=requests),
+            self._produce,
             self._produce_large,
             self._spend,
             connection.reply_each,
@@ -64,7 +64,19 @@ class Context:
         """Who asks for what this task works on."""
         return self.connection.caller
 
+    def check_rate(self, topic: object, requests: int = 1) -> None:
+        """Raises Throttled when its client asks more of a topic than it may. Gateways see to it themselves: they know
+        whose requests these are."""
+        opened = self.broker.catalog.topics.get(topic) if type(topic) is str else None
+        if opened is not None and not self.gateway_proof.is_given:
+            self.info.request_rates.take(opened.record.name, opened.record.settings, self.caller, requests)
+
+    def _produce(self, request: Produce, requests: int, done: Done) -> None:
+        self.check_rate(request.topic, requests)
+        self.broker.produce(request, self.caller, done, requests=requests)
+
     async def _produce_large(self, request: Produce, done: Done) -> None:
+        self.check_rate(request.topic)
         checked = await self.broker.check_large(request)
         self.broker.produce(request, self.caller, done, checked=checked)
 

@@ -13,6 +13,7 @@ from sandq.server.connection import Connection
 from sandq.server.handlers import cluster, connection, consume, groups, jobs, keys, messages, produce, schedules, topics
 from sandq.server.handlers.routes import Context, Handler
 from sandq.server.info import ServerInfo
+from sandq.server.request_rates import RATED
 from sandq.server.startup_gate import StartupGate
 
 _SUBJECTS: Final = (connection, produce, consume, messages, schedules, keys, jobs, groups, topics, cluster)
@@ -21,6 +22,8 @@ HANDLERS: Final[dict[int, Handler]] = {
 }
 """What becomes of every request there is, by frame type."""
 _PRODUCE: Final = int(Type.PRODUCE)
+_RATED: Final = RATED - {_PRODUCE}
+"""Those are counted as they are handed on, together."""
 
 
 class ClientSession:
@@ -52,6 +55,8 @@ class ClientSession:
             if kind in RESERVED:
                 raise InvalidRequest(f"requests of type {kind} are not implemented by this version")
             raise InvalidRequest(f"there are no requests of type {kind}")
+        if kind in _RATED:
+            self._context.check_rate(frame[2] if len(frame) > 2 else None)
         return handler(self._context, frame)
 
     def gather(

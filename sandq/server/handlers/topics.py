@@ -10,6 +10,7 @@ from sandq.protocol.requests_admin import (
     Hold,
     TopicCreate,
     TopicDelete,
+    TopicEnsure,
     TopicStats,
     TopicUpdate,
 )
@@ -19,6 +20,10 @@ from sandq.server.handlers.routes import Context, Packed, answered
 async def _create(at: Context, request: TopicCreate) -> Packed:
     # This node may not have opened it yet: it exists all the same, and must not be made a second time.
     return await _told(at, await at.broker.administration.create_topic(request, at.caller))
+
+
+async def _ensure(at: Context, request: TopicEnsure) -> Packed:
+    return await _told(at, await at.broker.administration.ensure_topic(request, at.caller))
 
 
 async def _update(at: Context, request: TopicUpdate) -> Packed:
@@ -31,6 +36,7 @@ async def _told(at: Context, record: Topic) -> Packed:
 
 ROUTES = (
     answered(TopicCreate, _create),
+    answered(TopicEnsure, _ensure),
     answered(TopicUpdate, _update),
     answered(TopicDelete, lambda at, request: at.broker.administration.delete_topic(request, at.caller)),
     answered(GroupLimit, lambda at, request: at.broker.administration.limit_group(request, at.caller)),

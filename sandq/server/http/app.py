@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from sandq.broker.memory_budget import Account
+from sandq.client import cluster_of
 from sandq.server.http import (
     problems,
     routes_groups,
@@ -24,6 +26,8 @@ from sandq.server.http.examples import BODIES
 from sandq.server.http.gateway import Gateway
 from sandq.server.http.guards import Guard, Observe, Rules
 from sandq.server.http.hot_routes import HotRoutes
+from sandq.server.http.request_rates import RateGate
+from sandq.server.request_rates import RequestRates
 
 _HOT = (routes_messages.produce, routes_groups.lease, routes_groups.ack)
 _DESCRIPTION = """Topics, messages and consumer groups of a sandq cluster. Any node answers for all of it.
@@ -55,6 +59,13 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
             allow_headers=["*"],
             expose_headers=["etag", "sandq-stale-ms", "x-request-id"],
         )
+    rates = RequestRates(anyio.current_time)
+
+    def settings(topic: str) -> Mapping[str, Any] | None:
+        record = cluster_of(gateway.client).record(topic)
+        return None if record is None else record.settings
+
+    inner = RateGate(inner, rates, settings)
     return Guard(inner, rules, observe, account)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -26,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from sandq.model.errors import CODES, InvalidRequest, InvalidSetting, SandqError, VersionChanged, let_go
+from sandq.model.errors import CODES, InvalidRequest, InvalidSetting, SandqError, Throttled, VersionChanged, let_go
 from sandq.model.offsets import to_text
 from sandq.server.http.second_look import also_wrong
 
@@ -119,11 +120,19 @@ def of_error(request: Request, error: SandqError) -> Response:
     response = problem(
         request.state.request_id, status, error.code, error.message, retriable=error.retriable, more=details
     )
+    if isinstance(error, Throttled):
+        response.headers["retry-after"] = retry_after(error)
     version = details.get("version")
     if isinstance(error, VersionChanged) and version is not None:
         response.headers["etag"] = f'"{version}"'
     let_go(error)
     return response
+
+
+def retry_after(error: Throttled) -> str:
+    """When to ask again, in whole seconds."""
+    wait_ms = error.details.get("retry_after_ms")
+    return str(max(math.ceil(wait_ms / 1000), 1) if isinstance(wait_ms, int) else 1)
 
 
 def mistakes_of(request: Request, error: SandqError) -> list[dict[str, str | None]]:

@@ -106,7 +106,7 @@ async def forecast(
 
 def settings_of(settings: dict[str, Any]) -> dict[str, Any]:
     """As keyword arguments: what is a parameter of its own is no setting."""
-    for name in ("self", "name", "topic", "group", "kind", "partitions", "replicas"):
+    for name in ("self", "name", "topic", "group", "kind", "partitions", "replicas", "timeout"):
         if name in settings:
             raise InvalidSetting(f"{name}: it is not among the settings")
     return settings

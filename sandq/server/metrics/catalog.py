@@ -54,6 +54,7 @@ NODE: Final = (
     Metric("sandq_memory_bytes", GAUGE, ("account",), "What each account holds."),
     Metric("sandq_look_aheads_evicted_total", COUNTER, (), "Look-aheads that gave way to others."),
     Metric("sandq_topics", GAUGE, (), "Topics with a partition on this node."),
+    Metric("sandq_topics_auto_created_total", COUNTER, (), "Topics that this node made because they were used."),
     Metric("sandq_partitions", GAUGE, (), "Partitions on this node."),
     Metric("sandq_groups", GAUGE, (), "Groups on this node, each counted in every partition that it holds."),
     Metric("sandq_partitions_led", GAUGE, (), "Partitions that this node leads and that are ready."),

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, TAKERS
-from sandq.model.partitioning import partition_for
+from sandq.model.partitioning import delimiter_of, partition_for
 from sandq.protocol.replies import TopicRecord
 from sandq.spark.sink.columns import Number, RowErrors
 
@@ -99,7 +99,9 @@ class Router:
             tenants = _by_key(rows.column("tenant"), initial) if has_tenants else pa.nulls(rows.num_rows, pa.int32())
             chosen = {"tenant": pc.fill_null(tenants, default)}
         else:
-            chosen = {name: _by_key(rows.column(name), initial) for name in ("unique_key", "key") if name in names}
+            delimiter = delimiter_of(record.settings)
+            by = ("unique_key", "key")
+            chosen = {name: _by_key(rows.column(name), initial, delimiter) for name in by if name in names}
         if "partition" not in names:
             return pc.coalesce(*chosen.values(), in_turn) if chosen else pa.repeat(in_turn, rows.num_rows)
         asked = rows.column("partition")
@@ -147,10 +149,11 @@ class Router:
                 check(rows.column(name).is_valid(), number, name, why)
 
 
-def _by_key(keys: Any, partitions: int) -> Any:
-    """The partition of every key (int32); null where there is none."""
+def _by_key(keys: Any, partitions: int, delimiter: bytes = b"") -> Any:
+    """The partition of every key (int32), by its partition key; null where there is none."""
     encoded = keys.dictionary_encode()
-    found = [_partition_for(key, partitions) for key in encoded.dictionary.to_pylist()]
+    known = encoded.dictionary.to_pylist()
+    found = [_partition_for(key.partition(delimiter)[0] if delimiter else key, partitions) for key in known]
     return pa.array(found, pa.int32()).take(encoded.indices)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sandq.model.auto_create import AutoCreate
 from sandq.model.config import Address, NodeConfig, environment_names, load_config
 from sandq.model.config_schema import is_loopback
 from sandq.model.errors import ConfigError
@@ -151,7 +152,7 @@ def test_every_key_has_its_variable() -> None:
     names = environment_names()
     assert {"SANDQ_NODE__ID", "SANDQ_LISTEN__GOSSIP", "SANDQ_CLUSTER__REASSIGN_AFTER"} <= set(names)
     assert {"SANDQ_LIMITS__CONNECTIONS", "SANDQ_SHUTDOWN_GRACE", "SANDQ_DELIVERY__LEASE_AHEAD"} <= set(names)
-    assert len(names) == len(set(names)) == 50 + len(DEFAULT.__dataclass_fields__)
+    assert len(names) == len(set(names)) == 55 + len(DEFAULT.__dataclass_fields__)
 
 
 def test_what_is_wrong_in_the_environment() -> None:
@@ -222,8 +223,8 @@ def test_every_mistake_has_its_place(write) -> None:  # type: ignore[no-untyped-
         "bad.yaml:13:75: limits.batch_messages: 70000 is not within 1 to 65536",
         "bad.yaml:14:10: storage: a mapping of keys is expected, not 7",
         "bad.yaml:16:18: delivery.lease_ahead: 51ms is not within 0s to 50ms",
-        "bad.yaml:17:1: metrics: unknown key; known are clock, cluster, delivery, gossip, health, http, limits, "
-        "listen, node, serf, shutdown_grace, storage",
+        "bad.yaml:17:1: metrics: unknown key; known are auto_create_topics, clock, cluster, delivery, gossip, health, "
+        "http, limits, listen, node, serf, shutdown_grace, storage",
     ]
 
 
@@ -334,3 +335,34 @@ def test_frozen() -> None:
     assert isinstance(config, NodeConfig)
     with pytest.raises(ValueError, match="frozen"):
         config.node.id = "other"
+
+
+def test_topics_that_are_made_when_they_are_used(write) -> None:  # type: ignore[no-untyped-def]
+    base = "cluster: {bootstrap: true}\n"
+    none = load_config(write(base), {}).auto_create_topics
+    assert (none.patterns, none.kind, none.partitions, none.replicas, none.settings) == ([], "timer", 1, 1, {})
+    assert not AutoCreate(none).is_on and not AutoCreate(none).matches("orders")
+    text = "auto_create_topics: {patterns: ['orders.*', 'a?'], kind: fair, replicas: 3, settings: {ageing: 1m}}"
+    some = AutoCreate(load_config(write(base + text), {}).auto_create_topics)
+    assert [name for name in ("orders.eu", "ab", "abc", "orders") if some.matches(name)] == ["orders.eu", "ab"]
+    assert (some.kind, some.replicas, str(some)) == ("fair", 3, "orders.*, a?")
+    environ = {"PATTERNS": "x.*,y", "SETTINGS": "{ttl: 1d, backoff: {first: 2s}}"}
+    told = load_config(None, {f"SANDQ_AUTO_CREATE_TOPICS__{name}": value for name, value in environ.items()})
+    assert told.auto_create_topics.patterns == ["x.*", "y"]
+    assert told.auto_create_topics.settings == {"ttl": "1d", "backoff": {"first": "2s"}}
+
+
+def test_mistakes_in_topics_that_are_made_when_they_are_used(write) -> None:  # type: ignore[no-untyped-def]
+    text = """cluster: {bootstrap: true}
+auto_create_topics:
+  patterns: ["a b"]
+  partitions: 5000
+  settings: {ttl: soon, tenants: {}}
+"""
+    found = mistakes(write(text))
+    assert found[0].startswith("bad.yaml:3:13: auto_create_topics.patterns: 'a b' is none; the rule: a pattern has")
+    assert found[1] == "bad.yaml:4:15: auto_create_topics.partitions: 5000 is not within 1 to 4096"
+    assert found[2].startswith("bad.yaml:5:13: auto_create_topics.settings: ")
+    assert "ttl: 'soon' is not a duration" in found[2] and "tenants: unknown key" in found[2]
+    (words,) = mistakes(None, {"SANDQ_AUTO_CREATE_TOPICS__SETTINGS": "ttl"})
+    assert words.endswith("auto_create_topics.settings: a mapping of settings is expected, as {ttl: 1d}")

@@ -34,6 +34,7 @@ CONTRACT = {
     ("RETRIABLE", True, 503),
     ("NOT_LEADER", True, 421),
     ("OVERLOADED", True, 503),
+    ("THROTTLED", True, 429),
     ("UNAVAILABLE", True, 503),
     ("OUT_OF_SEQUENCE", True, 503),
     ("TIMED_OUT", True, 504),

@@ -44,6 +44,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.METADATA, requests.Metadata(["a", "b"])),
     (Type.METADATA, requests.Metadata(None)),
     (Type.PRODUCE, requests.Produce("t", 3, 2**64 - 1, 2**32 - 1, 9, 2, b"batch")),
+    (Type.TOPIC_ENSURE, requests_admin.TopicEnsure("orders.eu")),
     (Type.TOPIC_NAMES, requests.TopicNames(["orders.*", "[ab]?"], 1000)),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 10, None, "earliest", [[1, 2, 3]])),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, 30_000, "latest", [])),

@@ -38,6 +38,7 @@ class Twin:
         self._came = came
         self.partitions = 1
         self.administration = self
+        self.catalog = SimpleNamespace(topics={})
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
     def topic(self, name: str) -> Any:

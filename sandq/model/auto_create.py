@@ -1,0 +1,81 @@
+"""Topics that are made when somebody produces to them or subscribes to them: which names, and what they are like."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from sandq.model import schema, yaml_marks
+from sandq.model.config_types import split
+from sandq.model.errors import InvalidSetting
+from sandq.model.limits import DEFAULT
+from sandq.model.settings import parse_settings
+from sandq.model.topic_patterns import TopicPattern, problem_of
+
+_MOST_REPLICAS: Final = 1000
+
+
+def _patterns(value: object) -> object:
+    patterns = split(value)
+    if isinstance(patterns, list) and patterns and (problem := problem_of(patterns)) is not None:
+        raise schema.mistake(problem)
+    return patterns
+
+
+def _mapping(value: object) -> object:
+    """A mapping may be written as text, as an environment variable must be."""
+    if isinstance(value, str):
+        marked = yaml_marks.load(value)
+        value = marked.value if not marked.mistakes else value
+    if not isinstance(value, dict):
+        raise schema.mistake("a mapping of settings is expected, as {ttl: 1d}")
+    return value
+
+
+class AutoCreateSection(schema.Section):
+    """Which topics are made when they are used first, and what they are like; no patterns: none."""
+
+    patterns: Annotated[list[str], BeforeValidator(_patterns)] = Field(default=[])
+    kind: Literal["timer", "compacted", "priority", "fair"] = "timer"
+    partitions: Annotated[int, schema.integer(1, DEFAULT.partitions_per_topic)] = 1
+    replicas: Annotated[int, schema.integer(1, _MOST_REPLICAS)] = 1
+    settings: Annotated[dict[str, Any], BeforeValidator(_mapping)] = Field(default={})
+
+    @field_validator("settings")
+    @classmethod
+    def _of_its_kind(cls, settings: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "kind" in info.data:
+            try:
+                parse_settings(settings, info.data["kind"])
+            except InvalidSetting as error:
+                raise schema.mistake(error.message) from None
+        return settings
+
+
+class AutoCreate:
+    """The same, for who makes them."""
+
+    def __init__(self, section: AutoCreateSection | None = None) -> None:
+        """None: no topic is made."""
+        section = section if section is not None else AutoCreateSection()
+        self._pattern = TopicPattern(section.patterns) if section.patterns else None
+        self.kind: str = section.kind
+        self.partitions = section.partitions
+        self.replicas = section.replicas
+        self.settings = section.settings
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any topic is made."""
+        return self._pattern is not None
+
+    def matches(self, name: str) -> bool:
+        """Whether a topic of this name is made."""
+        return self._pattern is not None and self._pattern.matches(name)
+
+    def __str__(self) -> str:
+        return str(self._pattern) if self._pattern is not None else "none"
+
+
+NO_AUTO_CREATE: Final = AutoCreate()

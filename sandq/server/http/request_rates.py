@@ -1,0 +1,63 @@
+"""What HTTP clients may ask of a topic in a second: counted where they ask, for nodes see only who serves them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sandq.model.caller import ANONYMOUS, Caller
+from sandq.model.errors import Throttled
+from sandq.server.http.problems import problem, retry_after
+from sandq.server.request_rates import RequestRates
+
+Settings = Callable[[str], Mapping[str, Any] | None]
+"""The settings of a topic, as far as they are known; None: they are not."""
+_RATED: Final = re.compile(
+    r"/topics/([^/]+)(?:/(?:[0-9]+|messages|keys|changes|schedules)(?:/[\s\S]*)?|/groups/[^/]+/lease)"
+)
+"""What produces, reads or takes messages, beside POST to the topic itself."""
+_TOPIC: Final = re.compile(r"/topics/([^/]+)")
+
+
+class RateGate:
+    """Answers 429 to who asks more of a topic than its `max_request_rate`, before any route is looked for."""
+
+    def __init__(self, app: ASGIApp, rates: RequestRates, settings: Settings) -> None:
+        self._app = app
+        self._rates = rates
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        topic = _topic_of(scope)
+        settings = self._settings(topic) if topic is not None else None
+        if topic is not None and settings is not None:
+            address = str((scope.get("client") or ("?",))[0])
+            try:
+                self._rates.take(topic, settings, Caller(ANONYMOUS, address))
+            except Throttled as error:
+                response = problem(
+                    scope["state"]["request_id"],
+                    error.http_status,
+                    error.code,
+                    error.message,
+                    retriable=True,
+                    more=error.details,
+                )
+                response.headers["retry-after"] = retry_after(error)
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _topic_of(scope: Scope) -> str | None:
+    """The topic that a request counts for."""
+    if scope["type"] != "http":
+        return None
+    found = _RATED.fullmatch(scope["path"])
+    if found is None and scope["method"] == "POST":
+        found = _TOPIC.fullmatch(scope["path"])
+    return unquote(found[1]) if found is not None else None

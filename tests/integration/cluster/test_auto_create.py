@@ -1,0 +1,53 @@
+"""Topics that are made when they are used, asked for on several nodes at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+import sandq
+from sandq.model.features import KNOWN
+from tests.support.nodes.three import NAMES, ThreeNodes
+from tests.support.waiting import PATIENCE_S, until_holds
+
+MADE = {"AUTO_CREATE_TOPICS__PATTERNS": "made.*", "AUTO_CREATE_TOPICS__REPLICAS": "3"}
+
+
+async def test_many_who_ask_at_a_time_make_one(tmp_path: Path) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nodes = ThreeNodes(tmp_path, nursery, **MADE)
+            await nodes.start()
+            await until_holds(
+                lambda: all(one.broker.node_log.feature_level == KNOWN.highest for one in nodes.running.values())
+            )
+
+            async def use(name: str, topic: str) -> None:
+                async with nodes.connect(name) as client:
+                    async with trio.open_nursery() as using:
+                        using.start_soon(client.produce, topic, name.encode())
+                        using.start_soon(client.produce, "made.b", name.encode())
+                    async with client.subscribe(topic, group="g"):
+                        pass
+
+            async with trio.open_nursery() as users:
+                for name in NAMES:
+                    for _ in range(2):
+                        users.start_soon(use, name, "made.a")
+            assert sum(one.broker.administration.auto_created for one in nodes.running.values()) == 2
+            async with nodes.connect() as client:
+                stored = [found async for found in client.messages("made.a").list()]
+                assert len(stored) == 6
+                await _after_another_node_leads(nodes, client)
+            nursery.cancel_scope.cancel()
+
+
+async def _after_another_node_leads(nodes: ThreeNodes, client: sandq.Client) -> None:
+    """What was made stays made, and counts."""
+    leader = next(name for name, one in nodes.running.items() if one.broker.metadata_host.ready)
+    await nodes.stop(leader)
+    await client.produce("made.c", b"x")
+    await client.produce("made.a", b"x")
+    topics = {topic.name: topic for topic in await client.admin.list_topics()}
+    assert sorted(topics) == ["made.a", "made.b", "made.c"]

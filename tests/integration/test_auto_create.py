@@ -1,0 +1,169 @@
+"""Topics that are made when somebody produces to them or subscribes to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import sandq
+from sandq.errors import Conflict, TooLarge, UnknownTopic
+from sandq.model.features import Levels
+from sandq.node import Serving, run_node
+from sandq.protocol.frames import Type
+from tests.integration.conftest import Dial, until_risen
+from tests.support.nodes.http_requests import Web
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected
+from tests.support.waiting import PATIENCE_S, until_holds
+
+MADE = {
+    "AUTO_CREATE_TOPICS__PATTERNS": "made.*, [k]*",
+    "AUTO_CREATE_TOPICS__PARTITIONS": "2",
+    "AUTO_CREATE_TOPICS__SETTINGS": "{ttl: 1h, max_attempts: 3}",
+    "LIMITS__AUTO_CREATED_TOPICS": "3",
+}
+
+
+@pytest.fixture
+async def making(tmp_path: Path) -> AsyncIterator[Serving]:
+    async with run_node(small_config(tmp_path, **MADE)) as serving:
+        await until_risen(serving)
+        yield serving
+
+
+@pytest.fixture
+async def maker(making: Serving) -> AsyncIterator[sandq.Client]:
+    async with connected(making) as client:
+        yield client
+
+
+async def names(client: sandq.Client) -> list[str]:
+    return [topic.name for topic in await client.admin.list_topics()]
+
+
+async def test_producing_makes_a_topic_as_the_node_says(making: Serving, maker: sandq.Client) -> None:
+    await maker.produce("made.a", b"1")
+    async with maker.producer("made.b") as producer:
+        await producer.send(b"2")
+    topic = await maker.admin.topic("made.a")
+    assert (topic.kind, len(topic.partitions)) == ("timer", 2)
+    assert (topic.settings["ttl_ms"], topic.settings["max_attempts"]) == (3_600_000, 3)
+    assert await names(maker) == ["made.a", "made.b"]
+    assert making.broker.administration.auto_created == 2
+
+
+async def test_consuming_makes_a_topic(maker: sandq.Client) -> None:
+    async with maker.subscribe(["made.a", "made.b"], group="g"):
+        assert await names(maker) == ["made.a", "made.b"]
+    assert await maker.leases("kept", "g").take() == []
+    assert await names(maker) == ["kept", "made.a", "made.b"]
+
+
+async def test_reading_makes_none(maker: sandq.Client) -> None:
+    messages, read = maker.messages("made.a"), maker.fetch("made.a", 0)
+    with pytest.raises(UnknownTopic, match="is made when somebody produces to it or subscribes to it"):
+        await maker.admin.topic("made.a")
+    for look in (
+        lambda: messages.get(unique_key="key"),
+        lambda: messages.why(unique_key="key"),
+        lambda: messages.cancel(unique_key="key"),
+        lambda: anext(aiter(messages.list())),
+        lambda: anext(aiter(read)),
+        lambda: maker.kv("made.a").get(b"key"),
+        lambda: maker.admin.groups("made.a"),
+        lambda: maker.schedules("made.a").get("daily"),
+    ):
+        with pytest.raises(UnknownTopic):
+            await look()
+    async with maker.subscribe(sandq.pattern("made.*"), group="g") as subscription:
+        assert subscription.topics == []
+    assert await names(maker) == []
+
+
+async def test_a_name_that_is_like_none_of_them(maker: sandq.Client) -> None:
+    with pytest.raises(UnknownTopic, match=r"none of auto_create_topics is like that \(made\.\*, \[k\]\*\): create it"):
+        await maker.produce("other", b"x")
+    with pytest.raises(UnknownTopic):
+        async with maker.subscribe("other", group="g"):
+            pass
+    assert await names(maker) == []
+
+
+async def test_no_more_are_made_than_may_be(making: Serving, maker: sandq.Client) -> None:
+    await maker.admin.create_topic("made.by.hand")  # is not among them
+    for number in range(3):
+        await maker.produce(f"made.{number}", b"x")
+    await maker.admin.update_topic("made.0", ttl="2h")  # stays one of them
+    with pytest.raises(TooLarge, match=r"limits\.auto_created_topics") as refused:
+        await maker.produce("made.3", b"x")
+    assert refused.value.details["limit"] == "auto_created_topics"
+    await maker.admin.create_topic("made.3")
+    await maker.admin.delete_topic("made.1")
+    await maker.produce("made.4", b"x")
+    assert making.broker.administration.auto_created == 4
+
+
+async def test_a_topic_that_was_deleted_is_made_anew(maker: sandq.Client) -> None:
+    await maker.produce("made.a", b"1")
+    await maker.admin.delete_topic("made.a")
+    try:
+        await maker.produce("made.a", b"2")
+    except UnknownTopic:  # that of before was under way
+        await maker.produce("made.a", b"2")
+    assert [found.value async for found in maker.messages("made.a").list(values=True)] == [b"2"]
+
+
+async def test_without_patterns_none_is_made(node: Serving, dial: Dial, api: sandq.Client) -> None:
+    with pytest.raises(UnknownTopic, match=r"^there is no topic 'made\.a'$") as refused:
+        await api.produce("made.a", b"x")
+    assert "auto_create" not in refused.value.details
+    answer = await (await dial(node)).call(Type.TOPIC_ENSURE, "made.a")
+    assert answer[2] == "UNKNOWN_TOPIC" and "give all nodes the same patterns" in answer[3]
+
+
+async def test_it_is_asked_for_twice_and_made_once(making: Serving, dial: Dial) -> None:
+    raw = await dial(making)
+    first, second = [await raw.call(Type.TOPIC_ENSURE, "made.a") for _ in range(2)]
+    assert first[2] == second[2] and first[2]["name"] == "made.a"
+    assert making.broker.administration.auto_created == 1
+
+
+@pytest.mark.parametrize("level", [12])
+async def test_nodes_of_before_make_none(tmp_path: Path, dial: Dial, level: int) -> None:
+    async with run_node(small_config(tmp_path, **MADE), levels=Levels(1, level)) as node, connected(node) as client:
+        await until_holds(lambda: node.broker.node_log.feature_level == level)
+        with pytest.raises(Conflict, match="feature level 13"):
+            await client.produce("made.a", b"x")
+
+
+async def test_compacted_ones(tmp_path: Path) -> None:
+    environ: dict[str, Any] = {
+        "AUTO_CREATE_TOPICS__PATTERNS": "*",
+        "AUTO_CREATE_TOPICS__KIND": "compacted",
+        "AUTO_CREATE_TOPICS__SETTINGS": "{history: 5m}",
+    }
+    async with run_node(small_config(tmp_path, **environ)) as node:
+        await until_risen(node)
+        async with connected(node) as client:
+            await client.kv("settings").put("theme", "dark")
+            assert (await client.kv("settings").get("theme")).value == b"dark"  # type: ignore[union-attr]
+
+
+async def test_over_http(tmp_path: Path) -> None:
+    async with run_node(small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", **MADE)) as node:
+        await until_risen(node)
+        assert node.http is not None
+        base = f"http://{node.http.host}:{node.http.port}"
+        async with httpx.AsyncClient(base_url=base, timeout=PATIENCE_S) as client:
+            web = Web(client)
+            await web.get("/topics/made.a", 404)
+            await web.post("/topics/made.a", {"value": "MQ=="}, 201)
+            assert (await web.post("/topics/made.b/groups/g/lease", {}))["messages"] == []
+            await web.get("/topics/made.c/groups", 404)
+            refused = await web.post("/topics/other", {"value": "MQ=="}, 404)
+            assert refused["code"] == "UNKNOWN_TOPIC" and "none of auto_create_topics" in refused["detail"]
+            assert [topic["name"] for topic in (await web.get("/topics"))["topics"]] == ["made.a", "made.b"]
