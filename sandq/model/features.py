@@ -20,6 +20,7 @@ level  since    what it adds
 10     v0.3.0   unique keys of fair topics by tenant (ADR 34)
 11     v0.3.0   ends that a worker chooses; jobs reach what waits for another attempt; dead letters by id, error and key
 12     v0.3.0   updates of pending messages; an outbox; limits of topics; consumers that come back after a restart
+13     v0.3.0   groups whose messages are pushed to a URL (ADR 37)
 =====  =======  ===========================================================
 """
 
@@ -43,7 +44,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=12)
+KNOWN: Final = Levels(lowest=1, highest=13)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""
@@ -59,5 +60,7 @@ TOPIC_LIMITS_LEVEL: Final = 12
 """From which on topics may have limits of their own."""
 OUTBOX_LEVEL: Final = 12
 """From which on partitions send messages to one another: dead letter topics, and acks that send messages."""
+PUSH_LEVEL: Final = 13
+"""From which on groups may be pushed to URLs."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

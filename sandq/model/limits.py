@@ -78,6 +78,7 @@ class FixedLimits:
     error_chars: int = 1024
     groups_per_topic: int = 1000
     limited_groups: int = 100
+    pushed_groups: int = 1000
     entry_grants: int = 65_536
     grant_messages: int = 1000
     leases_per_consumer: int = 10_000

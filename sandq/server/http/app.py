@@ -15,6 +15,7 @@ from sandq.server.http import (
     routes_keys,
     routes_messages,
     routes_node,
+    routes_push,
     routes_schedules,
     routes_topics,
 )
@@ -55,7 +56,7 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
     app.state.reading = anyio.CapacityLimiter(1)
     app.router.redirect_slashes = False
     problems.install(app)
-    modules = (routes_groups, routes_keys, routes_schedules, routes_messages, routes_topics, routes_node)
+    modules = (routes_groups, routes_push, routes_keys, routes_schedules, routes_messages, routes_topics, routes_node)
     routers = [module.router for module in modules]
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:
