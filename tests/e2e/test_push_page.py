@@ -3,6 +3,7 @@ the page says."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_what_stands_in_the_shell(node: NodeProcess, tmp_path: Path, port: int) 
         [sys.executable, str(ROOT / program), "--port", str(port), "--secret-file", str(tmp_path / "secret")],
         stdout=subprocess.PIPE,
         text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     try:
         assert receiver.stdout is not None
