@@ -92,7 +92,7 @@ class Pusher:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_leaders)
             while not (self._ending or self._wanted()):
-                await self._changed.wait()
+                await self._wait()
             if not self._ending:  # a node that pushes nothing has no client for it
                 await self._push()
             nursery.cancel_scope.cancel()
@@ -107,8 +107,12 @@ class Pusher:
 
     async def _watch_leaders(self) -> None:
         while True:
+            self._changed.set()  # at first, too: what came before this waits was not heard
             await self._broker.routes.changed()
-            self._changed.set()
+
+    async def _wait(self) -> None:
+        with trio.move_on_after(LOOK_S):
+            await self._changed.wait()
 
     def _wanted(self) -> dict[Pushed, list[int]]:
         """The partitions led here of the groups that are pushed."""
@@ -124,8 +128,7 @@ class Pusher:
         async with trio.open_nursery() as nursery:
             while not self._ending:
                 self._compare(client, http, nursery)
-                with trio.move_on_after(LOOK_S):
-                    await self._changed.wait()
+                await self._wait()
             for pump in self._pumps.values():
                 pump.end()
 
