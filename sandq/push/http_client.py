@@ -144,7 +144,7 @@ class HttpClient:
         self._rules.check(target)
         try:
             found = await self._resolve(target.host, target.port)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of labels that no name may have
             raise PushFailed(f"{target.host} is not found: {_why(error)}") from None
         allowed, refusal = [], None
         for address in dict.fromkeys(found):

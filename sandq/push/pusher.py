@@ -147,8 +147,17 @@ class Pusher:
                 now_ms, observe = self._broker.clock.now_ms, self.durations.observe
                 pump = Pump(*pushed, pushes[pushed], client, http, counts, now_ms, observe, self._agent)
                 self._pumps[pushed] = pump
-                nursery.start_soon(pump.run)
+                nursery.start_soon(self._run_pump, pushed, pump)
             self._pumps[pushed].lead(led)
+
+    async def _run_pump(self, pushed: Pushed, pump: Pump) -> None:
+        """A fault of one ends neither the others nor the node: it gets another one when that is compared next."""
+        try:
+            await pump.run()
+        except Exception:
+            log.exception("a push failed with an unexpected error", topic=pushed[0], group=pushed[1])
+            if self._pumps.get(pushed) is pump:
+                del self._pumps[pushed]
 
 
 def tls_of(ca_file: object) -> ssl.SSLContext | None:

@@ -167,6 +167,12 @@ async def test_a_name_that_is_not_found_is_a_failure() -> None:
         await HttpClient(LOCAL, resolve=resolve).check(Target.parse("https://x.test/"))
 
 
+async def test_a_name_that_no_host_may_have_is_a_failure(http: HttpClient) -> None:
+    for host in ("a" * 64 + ".invalid", "a..invalid", ".invalid"):
+        with pytest.raises(PushFailed, match="is not found"):
+            await http.check(Target.parse(f"https://{host}/"))
+
+
 def certificate(directory: Path) -> tuple[Path, Path]:
     """Of 127.0.0.1, signed by itself."""
     import ipaddress
