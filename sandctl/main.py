@@ -120,7 +120,7 @@ COMMANDS = {
         "Have messages recur: by a cron expression in a time zone, or at intervals.",
     ),
     "group": Later(
-        "sandctl.commands.groups", "group", "Look at consumer groups, seek, change, limit, pause and delete them."
+        "sandctl.commands.groups", "group", "Look at consumer groups, seek, change, limit, push, pause and delete them."
     ),
     "tenant": Later(
         "sandctl.commands.tenants",

@@ -44,10 +44,13 @@ if TYPE_CHECKING:
         Subscription,
         Watch,
         connect,
+        new_push_secret,
         offset_bytes,
         offset_text,
         offset_time_ms,
         pattern,
+        sign_push,
+        verify_push,
     )
 
 __version__ = "0.2.0"
@@ -83,11 +86,14 @@ __all__ = [
     "Watch",
     "connect",
     "errors",
+    "new_push_secret",
     "offset_bytes",
     "offset_text",
     "offset_time_ms",
     "pattern",
+    "sign_push",
     "sync",
+    "verify_push",
 ]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import ssl
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,7 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError, StorageFailed
 from sandq.model.features import KNOWN, Levels
 from sandq.model.limits import Limits
+from sandq.push.pusher import Pusher, pushing, tls_of
 from sandq.schedules.zones import data_version
 from sandq.server import logs, open_files
 from sandq.server.client_stats import ClientStats
@@ -86,6 +88,8 @@ log = structlog.get_logger("sandq.node")
 
 LOCK_NAME = "lock"
 STORES_NAME = "stores.level"
+_REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where this node itself connects to what listens everywhere."""
 SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would let one busy thread hold up the others for as long."""
 
@@ -165,6 +169,7 @@ class _Parts:
     outbox: OutboxSender
     broker: Broker
     sender: Sender
+    push_tls: ssl.SSLContext | None
 
 
 @contextlib.asynccontextmanager
@@ -188,6 +193,7 @@ async def _running(
     else:
         own = identity.open_identity(files, config.node.id)
     secret = read_secret(config.cluster.secret_file) if config.cluster.secret_file is not None else None
+    push_tls = tls_of(config.push.ca_file)
     keys = gateway_keys(config.http.gateway_secret_file, secret)
     clock = clock or GuardedClock(max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm)
     config = config.model_copy(update={"limits": open_files.within(config.limits)})
@@ -299,7 +305,15 @@ async def _running(
                     nursery,
                 )
                 administration = Administration(
-                    node_log, catalog, progress, routes, config.limits, links.reachable, nursery, auto_create
+                    node_log,
+                    catalog,
+                    progress,
+                    routes,
+                    config.limits,
+                    links.reachable,
+                    nursery,
+                    config.push.rules(),
+                    auto_create,
                 )
                 broker = Broker(
                     node_log,
@@ -339,6 +353,7 @@ async def _running(
                     outbox,
                     broker,
                     sender,
+                    push_tls,
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
@@ -405,6 +420,10 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         waits = cluster.waits
         if not waits:
             await _take_part(member, broker, serving)
+        server_address = Address(_REACHED.get(host, host), port)
+        pusher = Pusher(
+            broker, this_node.name, str(server_address), config.push.rules(), sandq.__version__, parts.push_tls
+        )
         info = ServerInfo(
             sandq.__version__,
             data_version(),
@@ -424,6 +443,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             lambda: this_node.cluster_uuid,
             cluster.init,
             TopicRecords(broker.routes),
+            pusher.rows,
             parts.node_log.memory,
             parts.gateway_keys,
         )
@@ -433,7 +453,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
 
         clients = ClientStats()
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir)
-        metrics = Metrics(broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen)
+        metrics = Metrics(broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher)
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory
         server = ClientServer(
@@ -450,14 +470,17 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             metrics,
             node,
             web,
-            Address(host, port),
+            str(server_address),
             parts.gateway_keys[0],
         ):
             if waits:
                 await _take_part(member, broker, serving)
             serving.start_soon(parts.sweeper.sweep)
-            yield Serving(host, port, web_address, parts.data_dir, broker, metrics, parts.digests, parts.health.restart)
-            await cluster.hand_over(parts.clocks, parts.health)
+            async with pushing(pusher):
+                yield Serving(
+                    host, port, web_address, parts.data_dir, broker, metrics, parts.digests, parts.health.restart
+                )
+                await cluster.hand_over(parts.clocks, parts.health)
             await discovery.leave()
         serving.cancel_scope.cancel()
 
@@ -609,14 +632,12 @@ def _serving_http(
     metrics: Metrics,
     node: NodeState,
     listeners: list[trio.SocketListener],
-    clients: Address,
+    server: str,
     gateway_secret: bytes,
 ) -> contextlib.AbstractAsyncContextManager[None]:
     if not listeners:
         return contextlib.nullcontext()
     names = {name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name}
-    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(clients.host, clients.host)
-    server = str(Address(reached, clients.port))
     if config.http.workers:
         begin = Begin(
             sandq.__version__,

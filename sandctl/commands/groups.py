@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from sandctl.commands.push import push, push_of
 from sandctl.options.common import common_options, run, settings
 from sandctl.options.confirmation import confirm, confirm_name, need_yes, yes_option
 from sandctl.options.names import group_argument, topic_argument
@@ -36,10 +38,13 @@ _COLUMNS = {
 
 @click.group()
 def group() -> None:
-    """Look at consumer groups, seek, change, limit, pause and delete them.
+    """Look at consumer groups, seek, change, limit, push, pause and delete them.
 
     A group exists from its first subscribe on (`sandctl consume TOPIC --group NAME`).
     """
+
+
+group.add_command(push)
 
 
 @group.command("list")
@@ -73,7 +78,7 @@ def show(topic: str, name: str) -> None:
     \b
       sandctl group show orders billing
     """
-    rows = _rows_of(topic, name)
+    rows, pushes = _rows_of(topic, name)
     reasons: Counter[str] = Counter()
     for row in rows:
         reasons.update(row.get("dead_reasons") or {})
@@ -83,6 +88,7 @@ def show(topic: str, name: str) -> None:
         "topic": topic,
         "settings": "the topic's" if own is None and settings().output == "table" else own,
         **_limits(rows),
+        **push_of(pushes, name),
         # Each takes part in every partition: added up, they would be counted again and again.
         "consumers": max((row.get("consumers") or 0 for row in rows), default=0),
         **{count: sum(row.get(count) or 0 for row in rows) for count in _COUNTS},
@@ -293,17 +299,21 @@ def _set_paused(topic: str, name: str, paused: bool) -> None:
     done(f"{word} group {name} of {topic}", {"group": name, "topic": topic, "paused": paused})
 
 
-def _rows_of(topic: str, name: str) -> Sequence[Mapping[str, Any]]:
-    """The rows of one group; UnknownGroup when there is none of this name."""
-    from sandq.errors import UnknownGroup
+def _rows_of(topic: str, name: str) -> tuple[Sequence[Mapping[str, Any]], list[dict[str, Any]]]:
+    """The rows of one group, and the groups that are pushed; UnknownGroup when there is none of this name."""
+    from sandq.errors import InvalidRequest, UnknownGroup
 
-    async def work(client: Client) -> list[dict[str, Any]]:
-        return await client.admin.groups(topic)
+    async def work(client: Client) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        rows, pushes = await client.admin.groups(topic), list[dict[str, Any]]()
+        with suppress(InvalidRequest):  # a server of a version that has none
+            pushes = await client.admin.pushes(topic)
+        return rows, pushes
 
-    rows = [_readable(row) for row in run(work) if row.get("group") == name]
+    found, pushes = run(work)
+    rows = [_readable(row) for row in found if row.get("group") == name]
     if not rows:
         raise UnknownGroup(f"topic {topic!r} has no group {name!r}")
-    return rows
+    return rows, pushes
 
 
 def _readable(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from sandq.client.producer.producer import Producer
 from sandq.client.schedules.schedule import Occurrence, Schedule
 from sandq.client.schedules.schedules import Fire, Schedules, SchedulesStored
 from sandq.client.transport.on_behalf import on_behalf_of
+from sandq.client.webhooks import new_push_secret, sign_push, verify_push
 from sandq.model.offsets import from_text as offset_bytes
 from sandq.model.offsets import to_text as offset_text
 from sandq.protocol.replies import Partition, TopicRecord
@@ -101,9 +102,12 @@ __all__ = [
     "cluster_of",
     "connect",
     "connect_with",
+    "new_push_secret",
     "offset_bytes",
     "offset_text",
     "offset_time_ms",
     "on_behalf_of",
     "pattern",
+    "sign_push",
+    "verify_push",
 ]

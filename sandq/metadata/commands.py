@@ -6,13 +6,13 @@ Entry: msgpack `[version=1, now_ms, [command, ...]]`, command `[type, fields...]
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import AUTO_CREATE_LEVEL, ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL
+from sandq.model.features import AUTO_CREATE_LEVEL, ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL, PUSH_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import AUTO_CREATED
@@ -178,6 +178,17 @@ class RaiseFeatureLevel(_Command):
     level: int
 
 
+@dataclass(frozen=True, slots=True)
+class SetPush(_Command):
+    """Have the messages of a group pushed to a URL: `push` as `model.push` has it; None: not any more."""
+
+    type: ClassVar[int] = 13
+    feature_level: ClassVar[int] = PUSH_LEVEL
+    topic: str
+    group: str
+    push: dict[str, Any] | None = field(repr=False)  # it has secrets
+
+
 Command = (
     RegisterNode
     | CreateTopic
@@ -191,6 +202,7 @@ Command = (
     | Settle
     | Balance
     | RaiseFeatureLevel
+    | SetPush
 )
 _CLASSES: dict[int, type[Any]] = {c.type: c for c in Command.__args__}
 
@@ -201,7 +213,7 @@ class Entry:
     commands: Sequence[Command]
 
     def encode(self) -> bytes:
-        commands = [(c.type, *(getattr(c, field.name) for field in fields(c))) for c in self.commands]
+        commands = [(c.type, *(getattr(c, each.name) for each in fields(c))) for c in self.commands]
         body: bytes = msgpack.packb((ENTRY_VERSION, self.now_ms, commands))
         return body
 

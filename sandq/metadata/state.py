@@ -2,6 +2,7 @@
 
 Rows (relative to the metadata store), values msgpack. PERSISTED::
 
+    "h" topic 0 group  {url, secrets, concurrency, timeout_ms} of a group that is pushed (`model.push`)
     "n" node id     [store uuid, {name: address}, zone, weight, incarnation, standing, failed since ms | nil,
                      lowest feature level, highest feature level]
     "p" group u64   [topic, partition, [first member, ...], [member, ...], [former member, ...], epoch, settled]
@@ -25,6 +26,7 @@ from sandq.metadata import commands as c
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, RemovedNode, Topic
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, StartupError, TopicExists, UnknownTopic
 from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
+from sandq.model.limits import FIXED
 from sandq.model.members import member_id, own_member
 
 STATE_KEY = b"s"
@@ -53,6 +55,8 @@ class MetadataState:
         self.topics: dict[str, Topic] = {}
         self.nodes: dict[str, NodeRecord] = {}
         self.removed: dict[str, RemovedNode] = {}
+        self.pushes: dict[tuple[str, str], dict[str, Any]] = {}
+        """Of groups that are pushed, by topic and group."""
         self.balanced: tuple[str, ...] = ()
         """The nodes that all partitions are spread evenly over."""
         self.places: dict[int, tuple[str, int]] = {}
@@ -77,7 +81,10 @@ class MetadataState:
                 partitions.setdefault(topic, {})[at] = partition
                 continue
             name = key[1:].decode()
-            if key[:1] == b"t":
+            if key[:1] == b"h":
+                topic, _, group = name.partition("\0")
+                self.pushes[topic, group] = msgpack.unpackb(value)
+            elif key[:1] == b"t":
                 self._keep(Topic.load(name, value, partitions[name]))
             elif key[:1] == b"n":
                 self.nodes[name] = NodeRecord.load(name, value)
@@ -141,6 +148,8 @@ class MetadataState:
                 return self.balanced
             case c.RaiseFeatureLevel():
                 return self._raise_level(command)
+            case c.SetPush():
+                return self._set_push(command, put)
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
@@ -287,7 +296,30 @@ class MetadataState:
             del self.places[partition.group]
             put(_partition_key(partition.group), None)
         put(b"t" + command.name.encode(), None)
+        for name, group in [pushed for pushed in self.pushes if pushed[0] == command.name]:
+            del self.pushes[name, group]
+            put(_push_key(name, group), None)
         return topic
+
+    # -- pushes ---------------------------------------------------------------------------------------------------
+
+    def _set_push(self, command: c.SetPush, put: Put) -> dict[str, Any] | None:
+        """None: the group is not pushed (any more)."""
+        self._topic(command.topic)
+        pushed = command.topic, command.group
+        if command.push is None:
+            if self.pushes.pop(pushed, None) is not None:
+                put(_push_key(*pushed), None)
+            return None
+        if pushed not in self.pushes and len(self.pushes) >= FIXED.pushed_groups:
+            raise InvalidRequest(
+                f"{len(self.pushes)} groups are pushed, and no more may be (pushed_groups, which is fixed)",
+                limit="pushed_groups",
+                maximum=FIXED.pushed_groups,
+            )
+        push = self.pushes[pushed] = dict(command.push)
+        put(_push_key(*pushed), msgpack.packb(push))
+        return push
 
     # -- assignments ----------------------------------------------------------------------------------------------
 
@@ -332,6 +364,10 @@ class MetadataState:
 
 def _partition_key(group: int) -> bytes:
     return b"p" + group.to_bytes(8, "big")
+
+
+def _push_key(topic: str, group: str) -> bytes:
+    return b"h" + topic.encode() + b"\0" + group.encode()
 
 
 def holds(topics: Iterable[Topic], node: str) -> int:

@@ -6,6 +6,7 @@
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
     http     {allowed_hosts, allowed_origins, workers, gateway_secret_file}   who may use it, which process serves it
+    push     {allow, allow_http, ports, ca_file}              see config_push
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
@@ -35,6 +36,7 @@ from pydantic import (
 from sandq.model import schema
 from sandq.model.auto_create import AutoCreateSection
 from sandq.model.config_gossip import GossipSection, SerfSection
+from sandq.model.config_push import PushSection
 from sandq.model.config_types import Address as Address
 from sandq.model.config_types import (
     FilePath,
@@ -249,6 +251,7 @@ class NodeConfig(schema.Section):
     gossip: GossipSection = Field(default=GossipSection(), validate_default=True)
     serf: SerfSection = SerfSection()
     http: HttpSection = HttpSection()
+    push: PushSection = Field(default=PushSection(), validate_default=True)
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
     health: HealthSection = HealthSection()

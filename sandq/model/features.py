@@ -20,7 +20,7 @@ level  since    what it adds
 10     v0.3.0   unique keys of fair topics by tenant (ADR 34)
 11     v0.3.0   ends that a worker chooses; jobs reach what waits for another attempt; dead letters by id, error and key
 12     v0.3.0   updates of pending messages; an outbox; limits of topics; consumers that come back after a restart
-13     v0.3.0   bounds of what an entry writes again; topics made when used; request rates; partition keys
+13     v0.3.0   what an entry writes again; topics made when used; request rates; partition keys; groups that are pushed
 =====  =======  ===========================================================
 """
 
@@ -66,5 +66,7 @@ REQUEST_RATE_LEVEL: Final = 13
 """From which on topics may have `max_request_rate`."""
 PARTITION_KEY_LEVEL: Final = 13
 """From which on compacted topics may have a `partition_delimiter`."""
+PUSH_LEVEL: Final = 13
+"""From which on groups may be pushed to URLs."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

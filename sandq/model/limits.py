@@ -80,6 +80,7 @@ class FixedLimits:
     error_chars: int = 1024
     groups_per_topic: int = 1000
     limited_groups: int = 100
+    pushed_groups: int = 1000
     entry_grants: int = 65_536
     # Of stored messages, that one entry writes again: what comes behind is done by the next ones.
     entry_copied_bytes: int = 16 * _MIB

@@ -120,6 +120,8 @@ class Type(IntEnum):
     GROUP_LIMIT = 55
     DEAD_REDRIVE = 56
     DEAD_PURGE = 57
+    GROUP_PUSH = 58
+    PUSH_LIST = 59
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66

@@ -1,8 +1,8 @@
 """Requests about topics, groups and the cluster.
 
 GROUP_* are about the partitions that the node asked leads: a client asks all leaders. TOPIC_CREATE, TOPIC_ENSURE,
-TOPIC_DELETE, TOPIC_UPDATE, GROUP_LIMIT, NODE_CHANGE, TRANSFER and REBUILD are for the node that leads the metadata
-group: another one names it.
+TOPIC_DELETE, TOPIC_UPDATE, GROUP_LIMIT, GROUP_PUSH, NODE_CHANGE, TRANSFER and REBUILD are for the node that leads the
+metadata group: another one names it.
 """
 
 from __future__ import annotations
@@ -111,6 +111,21 @@ class GroupLimit(Request, type=Type.GROUP_LIMIT):
     topic: str
     group: str
     limits: Mapping[str, Any]
+
+
+class GroupPush(Request, type=Type.GROUP_PUSH):
+    """Have the messages of a group pushed to a URL, or change how: `url`, `secrets`, `keep_secrets`, `concurrency`,
+    `timeout`; what is not named stays. Nil: they are not pushed any more."""
+
+    topic: str
+    group: str
+    push: Mapping[str, Any] | None
+
+
+class PushList(Request, type=Type.PUSH_LIST):
+    """The groups of a topic that are pushed, a row each, and how that goes for the partitions this node leads."""
+
+    topic: str
 
 
 class DeadList(Request, type=Type.DEAD_LIST):

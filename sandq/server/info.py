@@ -75,6 +75,8 @@ class ServerInfo:
     init: Callable[[], Awaitable[str]]
     """Found the cluster with this node alone; its UUID."""
     topics: TopicRecords
+    pushes: Callable[[str], list[dict[str, Any]]]
+    """The groups of a topic that are pushed, and how that goes here."""
     memory: MemoryBudget
     gateway_keys: Sequence[bytes] = ()
     """Any of these proves to this node that a client is a gateway."""

@@ -52,6 +52,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 def shell(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     directory = tmp_path_factory.mktemp("shell")
     (directory / "photo.jpg").write_bytes(bytes(range(256)))
+    (directory / "secret").write_text(sandq.new_push_secret())
     (directory / "words.txt").write_text("one\ntwo\n")
     (directory / "schedules.jsonl").write_text('{"name": "daily", "text": "", "every": "1h"}\n')
     return Shell(directory, SANDCTL_SERVERS=node.address)

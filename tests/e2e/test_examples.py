@@ -60,7 +60,7 @@ def output(process: subprocess.Popen[str]) -> str:
 
 def test_all_of_them_are_tried() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.suffix == ".py"} == {
-        "fastapi_app.py", "plain_script.py", "worker.py"
+        "fastapi_app.py", "plain_script.py", "push_receiver.py", "worker.py"
     }  # fmt: skip
     document = (ROOT / "docs" / "client.md").read_text()
     assert all(f"(examples/{path.name})" in document for path in EXAMPLES.glob("*.py"))

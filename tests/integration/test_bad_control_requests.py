@@ -39,6 +39,8 @@ def schedule(settings: object = HOURLY, batch: bytes = BATCH, version: object = 
     return Type.SCHEDULE_PUT, "t", 0, [[name, version, settings, batch, False]]
 
 
+PUSH = {"url": "https://x.example/", "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]}
+
 WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     # -- types, lengths, bounds
     ("INVALID", (Type.GET, "t", 0, ID), "target"),
@@ -118,6 +120,18 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID_SETTING", (Type.GROUP_LIMIT, "t", "g", {"rate": True}), "rate"),
     ("INVALID_SETTING", (Type.GROUP_LIMIT, "t", "g", {"max_in_flight": 1.5}), "max_in_flight"),
     ("INVALID_NAME", (Type.GROUP_LIMIT, "t", "no body", {}), "name"),
+    ("INVALID", (Type.GROUP_PUSH, "t", "g", 1), "push"),
+    ("INVALID_NAME", (Type.GROUP_PUSH, "t", "no body", None), "name"),
+    ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", {}), "url"),
+    ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", {"5": 6}), "5"),
+    ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", {"url": b"https://x.example/"}), "url"),
+    ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", {"url": "https://x.example/", "secrets": [b"s"]}), "secrets"),
+    ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", {"url": "https://x.example/", "secrets": {}}), "secrets"),
+    ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", {"timeout": 5}), "timeout"),
+    ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", PUSH | {"url": "https://127.0.0.1/"}), "push.allow"),
+    ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", PUSH | {"url": "http://x.example/"}), "push.allow_http"),
+    ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", PUSH | {"url": "https://x.example:22/"}), "push.ports"),
+    ("INVALID", (Type.PUSH_LIST, 5), "topic"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"max_attempts": 0}), "max_attempts"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"backoff": {"first": "-1s"}}), "backoff.first"),
     ("INVALID", (Type.TOPIC_UPDATE, "t", None, None, None), "settings"),
@@ -209,6 +223,9 @@ OF_A_TOPIC: list[tuple[Any, ...]] = [
     (Type.GROUP_UPDATE, "g", {}),
     (Type.GROUP_PAUSE, "g", True),
     (Type.GROUP_LIMIT, "g", {"rate": 5}),
+    (Type.GROUP_PUSH, "g", PUSH),
+    (Type.GROUP_PUSH, "g", None),
+    (Type.PUSH_LIST,),
     (Type.TOPIC_UPDATE, {}, None, None),
 ]
 

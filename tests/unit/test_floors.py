@@ -29,6 +29,7 @@ FLOORS = {
     "sandq.broker": 4,
     "sandq.server": 5,
     "sandq.server.http": 5,
+    "sandq.push": 5,
     "sandq.node": 6,
     "sandq.tools": 6,
     "sandq.cli": 6,
@@ -51,7 +52,8 @@ BESIDE = {
     "sandctl.pipeline": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors", "sandq.spark"},
 }
 # The HTTP API is a client of the cluster (ADR 0009).
-MAY_STAND_ON = {"sandq.server.http": ("sandq.client",)}
+# So are the pushes of groups (ADR 37).
+MAY_STAND_ON = {"sandq.server.http": ("sandq.client",), "sandq.push": ("sandq.client",)}
 EVERYTHING = ("sandq.testing",)
 
 # What others may import of the client: what these state in `__all__`, and nothing else of it.

@@ -143,6 +143,7 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
         "error_chars": f"{FIXED.error_chars:,} characters of the error",
         "groups_per_topic": f"{FIXED.groups_per_topic:,} groups",
         "limited_groups": f"{FIXED.limited_groups:,} groups",
+        "pushed_groups": f"{FIXED.pushed_groups:,} groups",
         "grant_messages": f"{FIXED.grant_messages:,} messages",
         "entry_grants": f"{FIXED.entry_grants:,} leases",
         "entry_copied_bytes": f"{size(FIXED.entry_copied_bytes)} of stored messages",

@@ -44,6 +44,7 @@ from sandq.model.features import (
     GROUP_LIMIT_LEVEL,
     KEY_LIMIT_LEVEL,
     OUTBOX_LEVEL,
+    PUSH_LEVEL,
     RANKED_LEVEL,
 )
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
@@ -54,6 +55,8 @@ from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import AUTO_CREATED, COMPACTED, FAIR, PRIORITY, check_name
 from sandq.model.offsets import PARTITION_MAX
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC, DeadLetterTopic
+from sandq.model.push import changed_push, shown
+from sandq.model.push_targets import PushRules, Target, TargetRefused, shown_url
 from sandq.model.settings import CLASSES, parse_settings, update_settings
 from sandq.model.topic_limits import level_of
 from sandq.partition import commands as c
@@ -61,6 +64,7 @@ from sandq.protocol.requests_admin import (
     REMOVE,
     UNDRAIN,
     GroupLimit,
+    GroupPush,
     NodeChange,
     Rebuild,
     TopicCreate,
@@ -98,10 +102,12 @@ class Administration:
         limits: Limits,
         up: Callable[[], Collection[str]],
         nursery: trio.Nursery,
+        push_rules: PushRules,
         auto_create: AutoCreate = NO_AUTO_CREATE,
     ) -> None:
         """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection. `auto_create`:
         which topics are made when they are used."""
+        self._push_rules = push_rules
         self._node_log = node_log
         self._catalog = catalog
         self._progress = progress
@@ -285,6 +291,35 @@ class Administration:
             log.info("group limited", topic=name, group=group, limits=limit)
 
         await self._whole(change)
+
+    async def push_group(self, request: GroupPush, caller: Caller) -> dict[str, Any] | None:
+        """Have the messages of a group pushed to a URL, change how, or (None) end that; what holds from now on, without
+        its secrets. The group need not be there yet. Raises UnknownTopic, InvalidSetting, InvalidRequest; Conflict
+        while not every node knows of such."""
+        name, group = request.topic, check_name("group", request.group)
+        self._check_ready()
+        self._node_log.check_level(PUSH_LEVEL)
+
+        async def change() -> dict[str, Any] | None:
+            self._catalog.topic(name)
+            old = self._view.pushes.get((name, group))
+            if request.push is None:
+                if old is not None:
+                    await self._change(m.SetPush(name, group, None))
+                    log.info("group is not pushed any more", topic=name, group=group)
+                return None
+            push = changed_push(old, request.push)
+            if request.push.get("url") is not None:
+                try:
+                    self._push_rules.check(Target.parse(push["url"]))
+                except TargetRefused as error:
+                    raise InvalidSetting(error.message, mistakes=[error.message]) from None
+            if push != old:
+                await self._change(m.SetPush(name, group, push))
+                log.info("group is pushed", topic=name, group=group, url=shown_url(push["url"]))
+            return shown(push)
+
+        return await self._whole(change)
 
     async def _configure(self, name: str, record: dict[str, Any]) -> None:
         """Have the partitions of a topic that this node leads go by these settings."""

@@ -54,6 +54,10 @@ class Routes:
         """The groups that this node leads, and may answer for."""
         return list(self._led)
 
+    async def changed(self) -> None:
+        """Wait until some group may have another leader."""
+        await self._changed.wait()
+
     async def until_led(self, groups: Iterable[int]) -> None:
         """Wait until all of them have a leader."""
         for group in groups:

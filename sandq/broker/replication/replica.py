@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from sandq.metadata import commands as metadata_commands
@@ -348,6 +348,7 @@ class MetadataReplica:
             state.balanced,
             dict(state.places),
             state.feature_level,
+            dict(state.pushes),
         )
 
 
@@ -365,6 +366,8 @@ class MetadataView:
     places: dict[int, tuple[str, int]]
     """Raft group -> topic and partition."""
     feature_level: int
+    pushes: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict, repr=False)
+    """Of groups that are pushed, by topic and group; they have secrets."""
 
     def partition(self, group: int) -> Partition | None:
         """That a group is of; None: there is none (any more)."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Unpack
 
+from sandq.client.admin.pushes import together
 from sandq.client.admin.settings import GroupSettings, TopicSettings
 from sandq.client.arguments import suggesting
 from sandq.client.messages.jobs import run_job
@@ -30,6 +31,7 @@ from sandq.model.errors import (
 from sandq.model.group_limits import parse_limit
 from sandq.model.limits import FIXED
 from sandq.model.names import TIMER, check_name
+from sandq.model.push import check_push
 from sandq.model.times import TIME_MAX_MS, Duration, duration_ms, format_duration
 from sandq.protocol.fields import PARTITION_MAX
 from sandq.protocol.frames import Frame
@@ -51,10 +53,12 @@ from sandq.protocol.requests_admin import (
     GroupLimit,
     GroupList,
     GroupPause,
+    GroupPush,
     GroupSeek,
     GroupUpdate,
     Hold,
     NodeChange,
+    PushList,
     Rebuild,
     TopicCreate,
     TopicDelete,
@@ -268,6 +272,55 @@ class Admin:
         given = {name: value for name, value in limits.items() if value is not None}
         parse_limit(given)  # here too: what is no limit at all may not fit into a frame
         await call(self._cluster, GroupLimit(check_name("topic", topic), check_name("group", group), given))
+
+    @timed_change
+    async def set_push(
+        self,
+        /,
+        topic: str,
+        group: str,
+        url: str | None = None,
+        *,
+        secrets: str | Sequence[str] | None = None,
+        keep_secrets: bool = False,
+        concurrency: int | None = None,
+        request_timeout: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> dict[str, Any]:
+        """Have the messages of a group POSTed to a URL, each at its time, or change how; what is not named stays. What
+        holds from now on, with hints of the secrets only.
+
+        `secrets`: 1 to 4, each signs the requests (`sandq.new_push_secret()` makes one); with `keep_secrets` those of
+        before sign as well, while a receiver changes over. `concurrency`: requests at once by each node that leads
+        partitions (10). `request_timeout`: for a request to the URL and its answer (30 s). The group
+        need not be there yet. Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does not allow; Conflict while the
+        cluster is below feature level 13.
+        """
+        given: dict[str, Any] = {"url": url, "concurrency": concurrency}
+        if secrets is not None:
+            given["secrets"] = [secrets] if isinstance(secrets, str) else list(secrets)
+        if keep_secrets:
+            given["keep_secrets"] = keep_secrets
+        if request_timeout is not None:
+            given["request_timeout"] = format_duration(duration_ms(request_timeout))
+        given = {name: value for name, value in given.items() if value is not None}
+        check_push(given)
+        request = GroupPush(check_name("topic", topic), check_name("group", group), given)
+        return _map(await call(self._cluster, request))
+
+    @timed_change
+    async def remove_push(self, topic: str, group: str, *, timeout: Duration | None = None) -> None:
+        """Push the messages of a group no more; it stays, with its place. Requests that are under way have ten seconds
+        to end. Also where it was not pushed."""
+        await call(self._cluster, GroupPush(check_name("topic", topic), check_name("group", group), None))
+
+    @timed_read
+    async def pushes(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
+        """The groups of a topic that are pushed, by name: `url`, `secrets` (hints), `concurrency`, `request_timeout`, `state`
+        ("pushing"; "waiting" while the receiver fails at everything, "probing" after that; "looking" for its address;
+        "starting"), the last `error` and its `error_ms`. `nodes`: how it goes on each that pushes, with what became of
+        messages since it started (`acked`, `retried`, `snoozed`, `dead`)."""
+        return together(await self._of_all_leaders(PushList(check_name("topic", topic))))
 
     @timed_change
     async def hold(

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sandq.protocol.frames import PackedArray
-from sandq.protocol.requests_admin import GroupDelete, GroupList, GroupPause, GroupSeek, GroupUpdate
-from sandq.server.handlers.routes import Context, Packed, answered
+from sandq.protocol.requests_admin import (
+    GroupDelete,
+    GroupList,
+    GroupPause,
+    GroupPush,
+    GroupSeek,
+    GroupUpdate,
+    PushList,
+)
+from sandq.server.handlers.routes import Context, Packed, answered, told
 
 
 async def _list(at: Context, request: GroupList) -> Packed:
     count, rows = await at.queries.groups(request, at.caller)
     return Packed((PackedArray(count, rows),))
+
+
+async def _push(at: Context, request: GroupPush) -> tuple[dict[str, Any] | None]:
+    return (await at.broker.administration.push_group(request, at.caller),)
+
+
+def _pushes(at: Context, request: PushList) -> list[dict[str, Any]]:
+    at.broker.topic(request.topic)  # raises UnknownTopic
+    return at.info.pushes(request.topic)
 
 
 ROUTES = (
@@ -18,4 +37,6 @@ ROUTES = (
     answered(GroupDelete, lambda at, request: at.queries.delete_group(request, at.caller)),
     answered(GroupUpdate, lambda at, request: at.queries.update_group(request, at.caller)),
     answered(GroupPause, lambda at, request: at.queries.pause_group(request, at.caller)),
+    answered(GroupPush, _push),
+    told(PushList, _pushes),
 )

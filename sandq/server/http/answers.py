@@ -194,6 +194,39 @@ class DeadOutcomes(Answer):
     )
 
 
+class PushSettings(Answer):
+    group: str
+    url: str
+    secrets: list[str] = Field(description="Hints: the secrets themselves are not shown.")
+    concurrency: int
+    request_timeout: str
+
+
+class PushNode(Answer):
+    node: str
+    state: str
+    retry_in_ms: int | None = Field(description="Of one that is `waiting`: for how long still.")
+    partitions: list[int] = Field(description="Those whose messages it pushes: it leads them.")
+    in_flight: int
+    error: str | None
+    error_at: str | None
+    acked: int = Field(description="Messages since the node started; so are `retried`, `snoozed` and `dead`.")
+    retried: int
+    snoozed: int
+    dead: int
+
+
+class Push(PushSettings):
+    state: str = Field(description="The worst of its nodes: `waiting`, `probing`, `looking`, `pushing`, `starting`.")
+    error: str | None = Field(description="The last one.")
+    error_at: str | None
+    nodes: list[PushNode]
+
+
+class Pushes(Answer):
+    pushes: list[Push]
+
+
 class Group(Answer):
     group: str
     lag: int = Field(description="Messages that are due and not acked: ready, leased, waiting.")

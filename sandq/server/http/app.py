@@ -19,6 +19,7 @@ from sandq.server.http import (
     routes_keys,
     routes_messages,
     routes_node,
+    routes_push,
     routes_schedules,
     routes_topics,
 )
@@ -85,7 +86,7 @@ def _application(version: str) -> FastAPI:
     )
     app.router.redirect_slashes = False
     problems.install(app)
-    modules = (routes_groups, routes_keys, routes_schedules, routes_messages, routes_topics, routes_node)
+    modules = (routes_groups, routes_push, routes_keys, routes_schedules, routes_messages, routes_topics, routes_node)
     app.state.routes = [route for module in modules for route in module.router.routes]
     app.router.routes.extend(app.state.routes)  # `include_router` would make each of them a second time
     make_schema = app.openapi

@@ -201,6 +201,18 @@ class LimitsIn(Body):
     )
 
 
+class PushIn(Body):
+    """How the messages of a group are pushed: what is not named stays."""
+
+    url: str | None = Field(default=None, description="Where they are POSTed to.")
+    secrets: list[str] | None = Field(
+        default=None, description="1 to 4, `whsec_` and base64 of 24 to 64 bytes; each signs. Not shown again."
+    )
+    keep_secrets: bool = Field(default=False, description="Those of before sign as well.")
+    concurrency: int | None = Field(default=None, description="Requests at once, by each node; 10 by default.")
+    request_timeout: Duration | None = Field(default=None, description="For a request and its answer; 30 s by default.")
+
+
 class GroupUpdate(Body):
     """Settings of a group's own: `max_attempts`, `max_snoozes`, `backoff`, `max_in_flight_per_key`. `{}`: it has the
     topic's again."""

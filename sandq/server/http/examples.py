@@ -22,6 +22,11 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "extendLeases": {"lease_token": _TOKEN, "lease": "1m"},
     "updateGroup": {"settings": {"max_attempts": 20}},
     "limitGroup": {"max_in_flight": 100, "rate": "50/s"},
+    "setPush": {
+        "url": "https://shop.example/hooks/orders",
+        "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
+        "timeout": "10s",
+    },
     "seekGroup": {"to": "2026-01-31T08:00:00Z"},
     "redriveDeadLetters": {"reason": "nacked", "rate": 50},
     "purgeDeadLetters": {"until": "2026-01-31T08:00:00Z", "dry_run": True},

@@ -150,6 +150,25 @@ GROUPS: Final = (
     Metric("sandq_group_paused", GAUGE, GROUP, "1: it gets nothing because somebody paused it."),
     Metric("sandq_group_stalled", GAUGE, GROUP, "1: it gets nothing new, for a reason `sandctl group show` names."),
     Metric(
+        "sandq_push_messages_total",
+        COUNTER,
+        (*GROUP, "outcome"),
+        "Messages of a group that is pushed by what its answers made of them: acked, retried, snoozed, dead.",
+    ),
+    Metric("sandq_push_in_flight", GAUGE, GROUP, "Requests to its URL that are under way."),
+    Metric(
+        "sandq_push_waiting",
+        GAUGE,
+        GROUP,
+        "1: its receiver fails at everything, or is not allowed, and is left alone.",
+    ),
+    Metric(
+        "sandq_push_request_duration_seconds",
+        HISTOGRAM,
+        (),
+        "How long requests to receivers took, of all groups.",
+    ),
+    Metric(
         "sandq_group_limited",
         GAUGE,
         (*GROUP, "limit"),

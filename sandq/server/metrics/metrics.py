@@ -32,12 +32,15 @@ from sandq.broker.turns import Turn
 from sandq.membership.discovery import Seen
 from sandq.model.errors import StorageFailed, Unavailable
 from sandq.model.names import FAIR
+from sandq.push.pump import PushCounts
+from sandq.push.pusher import Pusher
 from sandq.schedules import zones
 from sandq.server import logs
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
 from sandq.server.metrics.http_requests import HttpRequests
 from sandq.server.metrics.members import tell_members
+from sandq.server.metrics.pushes import tell_pushes
 from sandq.server.metrics.tenants import TenantRows, tell_tenants
 from sandq.server.metrics.text import Exposition
 from sandq.server.metrics.topics import Board, GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
@@ -93,6 +96,8 @@ class _Seen:
     memory: dict[str, tuple[float, int]]
     """Of each account: its share, and what it holds."""
     members: Seen
+    pushes: tuple[dict[tuple[str, str], PushCounts], dict[tuple[str, str], str]]
+    """Of groups that are pushed: what was counted, and what their pumps do."""
 
 
 class Metrics:
@@ -107,6 +112,7 @@ class Metrics:
         clients: ClientStats,
         about: About,
         members: Callable[[], Seen],
+        pusher: Pusher | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self._broker = broker
@@ -117,6 +123,7 @@ class Metrics:
         self.clients = clients
         self._about = about
         self._members = members
+        self._pusher = pusher
         self._board = Board(broker.limits.metric_topics, broker.limits.metric_groups)
         self._stalls = Histogram(SECONDS)
         self._came_due: dict[int, tuple[Any, int, int]] = {}
@@ -210,6 +217,7 @@ class Metrics:
             broker.node_log.entries_kept,
             {name: (held.share_bytes, held.bytes) for name, held in broker.node_log.memory.accounts.items()},
             self._members(),
+            ({}, {}) if self._pusher is None else (dict(self._pusher.counts), dict(self._pusher.doing())),
         )
 
     # -- telling (a thread) ---------------------------------------------------------------------------------------
@@ -225,6 +233,9 @@ class Metrics:
         told.value("sandq_subscriptions", sum([group.consumers for group in groups.values()]))
         _tell_topics(topics, told)
         _tell_groups(groups, seen.clock.guarded_ms, told)
+        tell_pushes(*seen.pushes, groups, told)
+        if self._pusher is not None:
+            told.histogram("sandq_push_request_duration_seconds", self._pusher.durations)
         tell_tenants(self._tenants_seen(seen), groups, self._broker.limits.metric_groups, told)
         return told.text(encode(self.registry)), content_type
 

@@ -17,6 +17,7 @@ from sandq.metadata import commands as metadata_commands
 from sandq.model import offsets
 from sandq.model.batch import Batch, peek
 from sandq.model.errors import Corruption, InvalidRequest
+from sandq.model.push import shown
 from sandq.model.times import format_instant
 from sandq.partition import commands as partition_commands
 from sandq.raft.wire import MEMBERSHIP, NO_OP, REGULAR
@@ -68,6 +69,8 @@ def command_record(command: Any, *, values: bool) -> dict[str, Any]:
         value = getattr(command, field)
         if name == "append" and field == "batch":
             record.update(_batch(value, values))
+        elif name == "set_push" and field == "push":
+            record[field] = None if value is None else shown(value)
         elif field == "job_id":
             record[field] = bytes(value).hex()
         else:

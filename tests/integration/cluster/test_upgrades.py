@@ -289,3 +289,22 @@ async def test_schedules_and_limits_of_groups_that_not_every_node_knows_are_refu
         await nodes.until_led()
         await client.schedules("t").create("s", b"", every="1h")
         await client.admin.limit_group("t", "g", max_in_flight=1)
+
+
+async def test_a_push_that_not_every_node_knows_is_refused(tmp_path: Path) -> None:
+    secret = sandq.new_push_secret()
+    async with found_nodes(tmp_path, "node1", levels=Levels(1, 12)) as nodes, nodes.connect() as client:
+        await until_at(nodes, 12)
+        await client.admin.create_topic("t")
+        for ask in (
+            lambda: client.admin.set_push("t", "g", "https://shop.example/", secrets=secret),
+            lambda: client.admin.remove_push("t", "g"),
+        ):
+            with pytest.raises(Conflict, match="needs feature level 13, and the cluster is at 12"):
+                await ask()
+        assert await client.admin.pushes("t") == []
+        await restart(nodes, "node1")
+        await until_at(nodes, KNOWN.highest)
+        await nodes.until_led()
+        await client.admin.set_push("t", "g", "https://shop.example/", secrets=secret)
+        assert [push["url"] for push in await client.admin.pushes("t")] == ["https://shop.example/"]

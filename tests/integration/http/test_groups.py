@@ -364,3 +364,41 @@ async def test_leasing_from_some_partitions(web: Web) -> None:
     assert (await web.post("/topics/four/groups/g/lease", {"partitions": [4]}, 404))["code"] == "UNKNOWN_PARTITION"
     for bad in ([], [-1], [4096], ["1"]):
         assert (await web.post("/topics/four/groups/g/lease", {"partitions": bad}, 400))["code"] == "INVALID"
+
+
+@by_both
+async def test_a_push_is_set_shown_and_removed(web: Web) -> None:
+    await topic(web)
+    path, url = "/topics/t/groups/g/push", "https://shop.example/hooks"
+    assert (await web.raw("GET", path)).json()["code"] == "NOT_FOUND"
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    told = {"group": "g", "url": url, "secrets": ["whsec_…LaSw"], "concurrency": 10, "timeout": "30s"}
+    assert await web.ask("PUT", path, {"url": url, "secrets": [secret]}, 200) == told
+    assert await web.ask("PUT", path, {"timeout": "5s"}, 200) == told | {"timeout": "5s"}
+    found = await web.get(path)
+    assert found["url"] == url and found["state"] in ("starting", "looking", "waiting", "probing")
+    assert (await web.get("/topics/t/pushes"))["pushes"][0]["group"] == "g"
+    await web.ask("DELETE", path, None, 204)
+    await web.ask("DELETE", path, None, 204)
+    assert await web.get("/topics/t/pushes") == {"pushes": []}
+
+
+async def test_what_is_no_push(web: Web) -> None:
+    await topic(web)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({}, "INVALID_SETTING"),
+        ({"url": "https://shop.example/"}, "INVALID_SETTING"),
+        ({"url": "https://127.0.0.1/", "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]}, "INVALID_SETTING"),
+        ({"url": "\ud800", "secrets": ["\ud800"]}, "INVALID_SETTING"),
+        ({"concurrency": 2**70}, "INVALID_SETTING"),
+        ({"timeout": "soon"}, "INVALID_TIME"),
+        ({"secrets": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}, "INVALID"),
+        ({"uri": "https://shop.example/"}, "INVALID"),
+    ]
+    for body, code in wrong:
+        content = json.dumps(body)
+        answer = await web.raw(
+            "PUT", "/topics/t/groups/g/push", content=content, headers={"content-type": "application/json"}
+        )
+        assert (answer.status_code < 500, answer.json()["code"]) == (True, code), (body, answer.json())
+        assert "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" not in answer.text

@@ -92,6 +92,7 @@ class FakeClient:
         self.letters: list[DeadLetter] = []
         self.dead_outcomes: list[DeadOutcome] = []
         self.groups: list[dict[str, Any]] = []
+        self.pushes: list[dict[str, Any]] = []
         self.biography: dict[str, Any] = {}
         self.missed: dict[str, str] = {}
         """Details of an error that says that there is no such message."""
@@ -225,6 +226,16 @@ class FakeAdmin:
 
     async def limit_group(self, topic: str, group: str, **limits: Any) -> None:
         self._client.note("limit_group", topic=topic, group=group, **limits)
+
+    async def set_push(self, topic: str, group: str, **push: Any) -> dict[str, Any]:
+        self._client.note("set_push", topic=topic, group=group, **push)
+        return {"url": push.get("url", "https://old.test/"), "secrets": ["whsec_…aSw="], "concurrency": 10}
+
+    async def remove_push(self, topic: str, group: str) -> None:
+        self._client.note("remove_push", topic=topic, group=group)
+
+    async def pushes(self, topic: str) -> list[dict[str, Any]]:
+        return self._client.pushes
 
     async def resume_group(self, topic: str, group: str) -> None:
         self._client.note("resume_group", topic=topic, group=group)

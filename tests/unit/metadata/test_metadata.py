@@ -8,6 +8,8 @@ from sandq.metadata.records import Partition, Topic
 from sandq.metadata.state import MetadataState
 from sandq.model.errors import Conflict, Corruption, InvalidRequest, NotFound, StartupError, TopicExists, UnknownTopic
 from sandq.model.features import Levels
+from sandq.model.limits import FIXED
+from sandq.tools.wal.decode import command_record
 
 T = 1_800_000_000_000
 
@@ -266,3 +268,56 @@ def test_commands_of_a_newer_version_are_called_that() -> None:
         m.Entry.decode(msgpack.packb((1, T, [(11, ["n1"]), (77, "what")])))
     with pytest.raises(Corruption, match="a newer version has written it"):
         m.Entry.decode(msgpack.packb((1, T, [(11, ["n1"], "more")])))
+
+
+# -- pushes -----------------------------------------------------------------------------------------------------------
+
+PUSH = {"url": "https://x.example/", "secrets": ["whsec_secret"], "concurrency": 3, "timeout_ms": 5000}
+
+
+def test_a_push_is_kept_until_it_ends() -> None:
+    table = Table()
+    table.create("t")
+    assert table.apply(m.SetPush("t", "g", PUSH), m.SetPush("t", "h", PUSH), m.SetPush("t", "h", None)) == [
+        PUSH,
+        PUSH,
+        None,
+    ]
+    assert table.apply(m.SetPush("t", "g", PUSH | {"concurrency": 4})) == [PUSH | {"concurrency": 4}]
+    assert table.state.pushes == {("t", "g"): PUSH | {"concurrency": 4}}
+    assert MetadataState.load(list(table.rows.items())).pushes == table.state.pushes
+    assert {key for key in table.rows if key[:1] == b"h"} == {b"ht\0g"}
+    assert table.apply(m.SetPush("t", "nobody", None)) == [None]
+
+
+def test_pushes_go_with_their_topic_and_no_other() -> None:
+    table = Table()
+    table.create("t")
+    table.create("t2")
+    table.apply(m.SetPush("t", "g", PUSH), m.SetPush("t2", "g", PUSH), m.DeleteTopic("t"))
+    assert set(table.state.pushes) == {("t2", "g")}
+    assert {key for key in table.rows if key[:1] == b"h"} == {b"ht2\0g"}
+    (refusal,) = table.apply(m.SetPush("t", "g", PUSH))
+    assert isinstance(refusal, UnknownTopic)
+
+
+def test_there_are_no_more_pushes_than_may_be() -> None:
+    table = Table()
+    table.create("t")
+    table.apply(*[m.SetPush("t", f"g{number}", PUSH) for number in range(FIXED.pushed_groups)])
+    (refusal,) = table.apply(m.SetPush("t", "more", PUSH))
+    assert isinstance(refusal, InvalidRequest) and refusal.details["limit"] == "pushed_groups"
+    assert table.apply(m.SetPush("t", "g7", PUSH | {"concurrency": 5}), m.SetPush("t", "g8", None)) == [
+        PUSH | {"concurrency": 5},
+        None,
+    ]
+    assert table.apply(m.SetPush("t", "more", PUSH)) == [PUSH]
+
+
+def test_secrets_of_a_push_are_in_no_text_of_its_command() -> None:
+    command = m.SetPush("t", "g", PUSH)
+    assert "secret" not in repr(command) and command.needed_level == 13
+    assert m.Entry.decode(m.Entry(T, [command]).encode()).commands == [command]
+    told = command_record(command, values=True)
+    assert told["push"]["url"] == PUSH["url"] and "whsec_secret" not in str(told)
+    assert command_record(m.SetPush("t", "g", None), values=False)["push"] is None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from click import Command, Context, Group
 from click.testing import CliRunner
 
+import sandq
 from sandctl.main import main
 from sandctl.output.jsonl import parse_line
 from sandq.client import DeadOutcome, Forecast, Life
@@ -239,6 +242,62 @@ def test_group_limit(ctl: Ctl, client: FakeClient) -> None:
         assert ctl("group", "limit", "t", "g", *wrong).exit_code == 2
 
 
+def test_group_push_set(ctl: Ctl, client: FakeClient, tmp_path: Path) -> None:
+    url = "https://shop.example/hooks"
+    result = ctl("group", "push", "set", "t", "g", "--url", url, "--new-secret", "--concurrency", "5")
+    first, second = result.stdout.splitlines()
+    assert first == f"group g of t is pushed to {url}"
+    secret = second.removeprefix("its new secret, which is not shown again: ")
+    (asked,) = client.asked("set_push")
+    assert asked == {"topic": "t", "group": "g", "url": url, "secrets": [secret], "concurrency": 5}
+    sandq.verify_push(sandq.sign_push("m", b"", secret), b"", asked["secrets"])
+    file = tmp_path / "secrets"
+    file.write_text(f"{secret}\nwhsec_other\n")
+    more = ["--secret-file", str(file), "--keep-secrets", "--request-timeout", "10s"]
+    told = json.loads(ctl("group", "push", "set", "t", "g", *more, "-o", "json").stdout)
+    assert "secret" not in told
+    assert client.asked("set_push")[1] == {
+        "topic": "t", "group": "g", "secrets": [secret, "whsec_other"], "keep_secrets": True,
+        "timeout": timedelta(seconds=10),
+    }  # fmt: skip
+    assert ctl("group", "push", "set", "t", "g", "--secret-file", "-", input=f"{secret}\n").exit_code == 0
+    assert client.asked("set_push")[2]["secrets"] == [secret]
+    told = json.loads(ctl("group", "push", "set", "t", "g", "--new-secret", "-o", "json").stdout)
+    assert told["secret"] == client.asked("set_push")[3]["secrets"][0]
+    (tmp_path / "empty").write_text("\n")
+    for wrong in (
+        [],
+        ["--new-secret", "--secret-file", str(file)],
+        ["--secret-file", str(tmp_path / "nowhere")],
+        ["--secret-file", str(tmp_path / "empty")],
+        ["--concurrency", "x"],
+        ["--secret", secret],
+    ):
+        assert ctl("group", "push", "set", "t", "g", *wrong).exit_code == 2
+
+
+def test_group_push_is_shown_and_removed(ctl: Ctl, client: FakeClient) -> None:
+    assert ctl("group", "push", "list", "t").stderr == "none\n"
+    assert "is not pushed" in ctl("group", "push", "show", "t", "g").stderr
+    node = {"node": "node1", "state": "waiting", "error": "HTTP 500", "error_ms": NOW_MS, "partitions": [0]}
+    client.pushes = [
+        {
+            "group": "g", "url": "https://shop.example/", "secrets": ["whsec_…LaSw"], "concurrency": 10,
+            "timeout": "30s", "state": "waiting", "error": "HTTP 500", "error_ms": NOW_MS, "nodes": [node],
+        }
+    ]  # fmt: skip
+    lines = ctl("group", "push", "list", "t").stdout.splitlines()
+    assert lines[1].split() == ["g", "https://shop.example/", "waiting", "10", "30s", "HTTP", "500"]
+    told = json.loads(ctl("group", "push", "show", "t", "g", "-o", "json").stdout)
+    assert (told["error_at"], told["nodes"][0]["error_at"]) == (format_instant(NOW_MS), format_instant(NOW_MS))
+    assert "whsec_…LaSw" in ctl("group", "push", "show", "t", "g").stdout
+    client.groups = [{"group": "g", "partition": 0}]
+    assert "https://shop.example/ (waiting; last error: HTTP 500)" in ctl("group", "show", "t", "g").stdout
+    assert json.loads(ctl("group", "show", "t", "g", "-o", "json").stdout)["push"]["state"] == "waiting"
+    assert ctl("group", "push", "remove", "t", "g").stdout == "group g of t is not pushed\n"
+    assert client.asked("remove_push") == [{"topic": "t", "group": "g"}]
+
+
 def test_deleting_has_the_name_typed(ctl: Ctl, client: FakeClient, answers: None) -> None:
     result = ctl("group", "delete", "t", "g", input="h\n")
     assert result.exit_code == 2 and "nothing was deleted" in result.stderr and not client.calls
@@ -341,7 +400,7 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_every_command_has_help() -> None:
-    assert len(commands(main)) == 66
+    assert len(commands(main)) == 70
     for path in commands(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output

@@ -1,0 +1,70 @@
+"""A receiver of pushed messages: it verifies who sends, and prints what came, with Python's own HTTP server alone.
+
+    python docs/examples/push_receiver.py --port 9000 --secret-file secret      # a file with whsec_..., one in a line
+    sandctl group push set orders shop --url http://127.0.0.1:9000/hooks --secret-file secret
+
+A real one notes the `webhook-id` of what it has done, and does nothing the second time: a message may come again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import sandq
+from sandq.errors import InvalidRequest
+
+MOST_BYTES = 8 << 20
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Answers 204 when it has done what a message says, 401 to who has no secret, 500 when it fails."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    secrets: list[str]
+    done: set[str]
+
+    def do_POST(self) -> None:
+        size = int(self.headers.get("content-length", 0))
+        if size > MOST_BYTES:
+            self.close_connection = True
+            self._answer(413)
+            return
+        body = self.rfile.read(size)
+        try:
+            sandq.verify_push(dict(self.headers), body, self.secrets)
+        except InvalidRequest as error:
+            print(f"refused: {error}", flush=True)
+            self._answer(401)
+            return
+        message = self.headers["webhook-id"]
+        if message not in self.done:
+            print(f"{self.headers['sandq-topic']} attempt {self.headers['sandq-attempt']}: {body.decode()}", flush=True)
+            self.done.add(message)
+        self._answer(204)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        if status != 204:
+            self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing more is printed."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=9000)
+    parser.add_argument("--secret-file", type=Path, required=True)
+    given = parser.parse_args()
+    Receiver.secrets, Receiver.done = given.secret_file.read_text().split(), set()
+    with ThreadingHTTPServer(("127.0.0.1", given.port), Receiver) as server:
+        print(f"listening on port {given.port}", flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The push of a group: a URL to which each of its messages is POSTed at its time.
+
+The metadata has it as a map: `url`, `secrets` (which sign, the newest first), `concurrency`, `timeout_ms`. PERSISTED.
+Nobody is shown the secrets again: what is told of a push goes through `shown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
+from sandq.model.push_targets import Target
+from sandq.model.times import duration_ms, format_duration
+from sandq.model.webhooks import secret_hint, secret_key
+
+Push = Mapping[str, Any]
+
+CONCURRENCY: Final = 10
+"""Requests of a group at once, by each node."""
+CONCURRENCY_MOST: Final = 100
+TIMEOUT_MS: Final = 30_000
+TIMEOUT_LEAST_MS: Final = 1000
+TIMEOUT_MOST_MS: Final = 600_000
+SECRETS_MOST: Final = 4
+SETTINGS: Final = ("url", "secrets", "keep_secrets", "concurrency", "request_timeout")
+
+
+def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the push that a group has once a user changed it; what is not named stays as it is, or has its default.
+
+    `secrets`: these sign from now on; with `keep_secrets`, the ones of before sign as well. One InvalidSetting names
+    every mistake.
+    """
+    mistakes = [
+        f"{name}: no setting of a push; there are {', '.join(SETTINGS)}" for name in given if name not in SETTINGS
+    ]
+    before: Push = old or {}
+    push = {
+        "url": before.get("url"),
+        "secrets": list(before.get("secrets", ())),
+        "concurrency": before.get("concurrency", CONCURRENCY),
+        "timeout_ms": before.get("timeout_ms", TIMEOUT_MS),
+    }
+    for name, parse in (
+        ("url", _url),
+        ("concurrency", _concurrency),
+        ("request_timeout", _timeout_ms),
+        ("secrets", _secrets),
+    ):
+        if given.get(name) is not None:
+            try:
+                push["timeout_ms" if name == "request_timeout" else name] = parse(given[name])
+            except SandqError as error:
+                mistakes.append(error.message if error.message.startswith(name) else f"{name}: {error.message}")
+    keeps = given.get("keep_secrets", False)
+    if type(keeps) is not bool:
+        mistakes.append(f"keep_secrets: true or false is expected, not {keeps!r:.40}")
+    elif keeps:
+        if given.get("secrets") is None:
+            mistakes.append("keep_secrets: it goes with secrets, which sign beside those of before")
+        push["secrets"] = list(dict.fromkeys([*push["secrets"], *before.get("secrets", ())]))[:SECRETS_MOST]
+    if not mistakes and push["url"] is None:
+        mistakes.append("url: it is missing, and the group has none yet")
+    if not mistakes and not push["secrets"]:
+        mistakes.append("secrets: one is needed, which signs (sandctl group push set --new-secret makes one)")
+    if mistakes:
+        raise InvalidSetting("; ".join(mistakes), mistakes=mistakes)
+    return push
+
+
+def check_push(given: Mapping[str, object]) -> None:
+    """Raise InvalidSetting for what no push can be changed to, whatever it is at present."""
+    changed_push({"url": "https://unknown", "secrets": ["unknown"]}, given)
+
+
+def shown(push: Push) -> dict[str, Any]:
+    """Return what may be told of a push: of its secrets, hints."""
+    return {
+        "url": push["url"],
+        "secrets": [secret_hint(secret) for secret in push["secrets"]],
+        "concurrency": push["concurrency"],
+        "request_timeout": format_duration(push["timeout_ms"]),
+    }
+
+
+def _url(value: object) -> str:
+    Target.parse(value)
+    return str(value)
+
+
+def _concurrency(value: object) -> int:
+    if type(value) is not int or not 1 <= value <= CONCURRENCY_MOST:
+        raise InvalidRequest(f"a whole number from 1 to {CONCURRENCY_MOST} is expected, not {value!r:.40}")
+    return value
+
+
+def _timeout_ms(value: object) -> int:
+    if not isinstance(value, str):
+        raise InvalidRequest(f'a duration such as "30s" is expected, not {value!r:.40}')
+    timeout_ms = duration_ms(value)
+    if not TIMEOUT_LEAST_MS <= timeout_ms <= TIMEOUT_MOST_MS:
+        least, most = format_duration(TIMEOUT_LEAST_MS), format_duration(TIMEOUT_MOST_MS)
+        raise InvalidRequest(f"{least} to {most} is expected, not {format_duration(timeout_ms)}")
+    return timeout_ms
+
+
+def _secrets(value: object) -> list[str]:
+    if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= SECRETS_MOST:
+        raise InvalidRequest(f"1 to {SECRETS_MOST} secrets are expected")
+    for secret in value:
+        secret_key(secret)
+    return list(dict.fromkeys(value))

@@ -1,0 +1,183 @@
+"""Where messages may be pushed to: what the configuration of a node allows, by URL and by address.
+
+A name is allowed by a pattern (`*.example.com`), and then only at public addresses; an address, public or not, by a
+network (`10.1.0.0/16`). Who connects looks the name up, asks here about each address, and connects to what was allowed,
+not to the name: a name that stands for another address a moment later gains nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, NamedTuple, Self
+from urllib.parse import urlsplit
+
+from sandq.model.errors import InvalidRequest
+
+Ip = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+URL_CHARS: Final = 2048
+PORTS: Final = (80, 443, 8080, 8443)
+"""That may be connected to unless the configuration has others."""
+LEAST_BITS: Final = {4: 8, 6: 7}
+"""A network has as many bits in common, at least: a wider one would open what nobody thinks of."""
+_TEXT = re.compile(r"[!-~]+")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]")
+_PATTERN = re.compile(r"[a-z0-9.*?_-]{1,253}")
+_TRANSLATED = IPv6Network("64:ff9b::/96")
+"""IPv4 addresses behind a gateway (NAT64)."""
+_ALSO_SPECIAL: Final = (IPv4Network("192.0.0.0/24"), IPv4Network("192.88.99.0/24"), IPv6Network("fec0::/10"))
+"""Of protocols and of sites; versions of Python differ about them."""
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class TargetRefused(InvalidRequest):
+    """The URL, or what its name stands for, is none that the configuration allows."""
+
+
+class Target(NamedTuple):
+    """A URL in its parts. `host`: in lower case, an IPv6 address without brackets."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    """With the query."""
+
+    @classmethod
+    def parse(cls, url: object) -> Self:
+        """Raises InvalidRequest with what is wrong."""
+        if not isinstance(url, str) or not _TEXT.fullmatch(url):
+            raise InvalidRequest("url: text of printable ASCII characters without spaces is expected")
+        if len(url) > URL_CHARS:
+            raise InvalidRequest(f"url: {len(url)} characters, {URL_CHARS} are allowed")
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InvalidRequest(f"url: {error}") from None
+        netloc, scheme = parts.netloc, parts.scheme.lower()
+        if scheme not in _DEFAULT_PORTS:
+            raise InvalidRequest(f"url: it begins with https:// or http://, not {url[:20]!r}")
+        if "@" in netloc:
+            raise InvalidRequest("url: it has a user or a password in it; the signature says who sends")
+        if "#" in url:
+            raise InvalidRequest("url: a fragment (#...) is never sent; leave it out")
+        host = netloc if netloc.endswith("]") else netloc.rpartition(":")[0] or netloc
+        if not _HOST.fullmatch(host):
+            raise InvalidRequest(f"url: {host[:80]!r} is no host; a name with other letters is written as xn--...")
+        if port == 0:
+            raise InvalidRequest("url: port 0 cannot be connected to")
+        host = host.strip("[]").lower().removesuffix(".")
+        path = parts.path or "/"
+        return cls(scheme, host, port or _DEFAULT_PORTS[scheme], f"{path}?{parts.query}" if parts.query else path)
+
+    @property
+    def authority(self) -> str:
+        """What the Host header says."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as logs have it: a query may be what lets somebody in."""
+    return f"{url.partition('?')[0]}?…" if "?" in url else url
+
+
+class PushRules(NamedTuple):
+    """What a node allows."""
+
+    patterns: tuple[str, ...] = ("*",)
+    networks: tuple[Network, ...] = ()
+    ports: frozenset[int] = frozenset(PORTS)
+    """Empty: any."""
+    allows_http: bool = False
+
+    @classmethod
+    def of(cls, allowed: Iterable[str], ports: Iterable[int], allows_http: bool) -> Self:
+        """Of what the configuration says. Raises InvalidRequest for what is neither a pattern nor a network."""
+        entries = [entry_of(text) for text in allowed]
+        patterns = tuple([entry for entry in entries if isinstance(entry, str)])
+        networks = tuple([entry for entry in entries if not isinstance(entry, str)])
+        return cls(patterns, networks, frozenset(ports), allows_http)
+
+    def check(self, target: Target) -> None:
+        """Raise TargetRefused unless such a URL may be pushed to, whatever its name stands for."""
+        if not self.patterns and not self.networks:
+            raise TargetRefused("push.allow of the node is empty: nothing is pushed")
+        if target.scheme == "http" and not self.allows_http:
+            raise TargetRefused("url: https:// is expected; http:// needs push.allow_http: true of every node")
+        if self.ports and target.port not in self.ports:
+            ports = ", ".join(map(str, sorted(self.ports)))
+            raise TargetRefused(f"url: port {target.port} is none of push.ports of the node ({ports})")
+        address = _literal(target.host)
+        if address is not None:
+            self.check_address(target.host, address)
+        elif not self.networks and not self._is_named(target.host):
+            raise TargetRefused(f"url: {target.host} is not among push.allow of the node")
+
+    def check_address(self, host: str, address: Ip) -> None:
+        """Raise TargetRefused unless `host` may be pushed to at this address."""
+        shown = str(address)
+        address = embedded(address)
+        if any(address.version == network.version and address in network for network in self.networks):
+            return
+        if not self._is_named(host):
+            raise TargetRefused(f"{host} is not among push.allow of this node")
+        if not is_public(address):
+            at = "" if shown == host else f" is at {shown}, which"
+            raise TargetRefused(
+                f"{host}{at} is no public address: it must be in a network that push.allow of this node names"
+            )
+
+    def _is_named(self, host: str) -> bool:
+        return any(fnmatchcase(host, pattern) for pattern in self.patterns)
+
+
+def entry_of(text: str) -> str | Network:
+    """An entry of the list: a network, or the pattern of a name. Raises InvalidRequest."""
+    entry = text.lower()
+    try:
+        network = ip_network(entry)
+    except ValueError as error:
+        if "/" in entry or _literal(entry) is not None:
+            raise InvalidRequest(f"{text!r:.60}: {error}") from None
+        if not _PATTERN.fullmatch(entry):
+            raise InvalidRequest(
+                f'{text!r:.60} is neither a pattern of names ("*.example.com") nor a network ("10.1.0.0/16")'
+            ) from None
+        return entry
+    least = LEAST_BITS[network.version]
+    if network.prefixlen < least:
+        raise InvalidRequest(f'{text}: a network of /{least} or narrower is expected; for all public addresses say "*"')
+    return network
+
+
+def is_public(address: Ip) -> bool:
+    """Whether an address is in the public Internet: not private, of this machine or link, or of many at once."""
+    if any(address.version == network.version and address in network for network in _ALSO_SPECIAL):
+        return False
+    return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def embedded(address: Ip) -> Ip:
+    """The IPv4 address that an IPv6 one stands for, where it does."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    if address.sixtofour is not None:
+        return address.sixtofour
+    if address in _TRANSLATED:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address
+
+
+def _literal(host: str) -> Ip | None:
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None

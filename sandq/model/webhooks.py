@@ -1,0 +1,94 @@
+"""Signatures of requests that carry a message, by the scheme of Standard Webhooks.
+
+What is signed is `id "." timestamp "." body`, by HMAC-SHA256 under each secret; the header has the signatures behind
+each other: `v1,<base64> v1,<base64>`. So a secret is exchanged for another without a moment in which requests fail: for
+a time both sign. A secret is text, `whsec_` and base64 of 24 to 64 bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from sandq.model.errors import InvalidRequest
+
+ID_HEADER: Final = "webhook-id"
+TIMESTAMP_HEADER: Final = "webhook-timestamp"
+SIGNATURE_HEADER: Final = "webhook-signature"
+SECRET_PREFIX: Final = "whsec_"
+SECRET_BYTES: Final = 24
+"""Of a new secret, and the least of any."""
+SECRET_BYTES_MOST: Final = 64
+TOLERANCE_S: Final = 300
+"""So much older or newer than the receiver's clock a request may be."""
+_VERSION: Final = "v1"
+_SIGNATURES_MOST: Final = 20
+_TEXT_MOST: Final = 4096
+
+
+def secret_key(secret: str) -> bytes:
+    """Return the bytes that a secret stands for. Raises InvalidRequest, which never says what was given."""
+    key = b""
+    if isinstance(secret, str) and secret.startswith(SECRET_PREFIX):
+        with suppress(ValueError, binascii.Error):
+            key = base64.b64decode(secret.removeprefix(SECRET_PREFIX).encode("ascii"), validate=True)
+    if not SECRET_BYTES <= len(key) <= SECRET_BYTES_MOST:
+        raise InvalidRequest(
+            f"a secret is {SECRET_PREFIX} and base64 of {SECRET_BYTES} to {SECRET_BYTES_MOST} random bytes; "
+            "what was given is not (it is not repeated here)"
+        )
+    return key
+
+
+def secret_text(key: bytes) -> str:
+    """Write a secret of these bytes."""
+    return SECRET_PREFIX + base64.b64encode(key).decode("ascii")
+
+
+def secret_hint(secret: str) -> str:
+    """Return what may be shown of a secret: enough to tell two apart, and too little to sign with."""
+    return f"{SECRET_PREFIX}…{secret[-4:]}"
+
+
+def sign(secrets: Iterable[str], message_id: str, timestamp_s: int, body: bytes) -> str:
+    """Return the signature header of a request."""
+    return " ".join([f"{_VERSION},{_signature(secret, message_id, str(timestamp_s), body)}" for secret in secrets])
+
+
+def _signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str:
+    signed = b".".join((message_id.encode(), timestamp.encode(), body))
+    return base64.b64encode(hmac.digest(secret_key(secret), signed, "sha256")).decode("ascii")
+
+
+def verify(
+    secrets: Sequence[str], headers: Mapping[str, str], body: bytes, now_s: float, tolerance_s: float = TOLERANCE_S
+) -> None:
+    """Raise InvalidRequest, which says why, unless a request was signed with one of the secrets, just now. `headers`:
+    their names in upper or lower case."""
+    found = {name.lower(): value for name, value in headers.items()}
+    try:
+        message_id, timestamp = found[ID_HEADER], found[TIMESTAMP_HEADER]
+        signatures = found[SIGNATURE_HEADER]
+    except KeyError as missing:
+        raise InvalidRequest(f"the request has no header {missing.args[0]}") from None
+    if len(signatures) > _TEXT_MOST or len(message_id) > _TEXT_MOST:
+        raise InvalidRequest("the headers of the signature are too long")
+    if not (timestamp.isascii() and timestamp.isdecimal() and len(timestamp) < 16):
+        raise InvalidRequest(f"{TIMESTAMP_HEADER}: whole seconds since 1970 are expected, not {timestamp[:40]!r}")
+    age_s = now_s - int(timestamp)
+    if abs(age_s) > tolerance_s:
+        when = "ago" if age_s > 0 else "ahead"
+        raise InvalidRequest(f"the request was signed {abs(age_s):.0f} s {when}, and {tolerance_s:g} s are allowed")
+    given = [text.partition(",") for text in signatures.split(" ")[:_SIGNATURES_MOST]]
+    matches = [
+        hmac.compare_digest(signature.encode(), _signature(secret, message_id, timestamp, body).encode())
+        for version, _, signature in given
+        if version == _VERSION
+        for secret in secrets
+    ]
+    if not any(matches):
+        raise InvalidRequest("no signature of the request was made with a secret that is known here")

@@ -1,0 +1,303 @@
+"""POSTs a request over TCP or TLS, to addresses that the configuration allows, with a bound for everything.
+
+The name is looked up and each of its addresses checked; connected is the address, not the name. Redirects are not
+followed. Of an answer the status counts: its body is read up to a small limit, for the error that is noted. Connections
+are kept for the next request for a short time.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Final, NamedTuple
+
+import h11
+import trio
+
+from sandq.model.push_targets import PushRules, Target, TargetRefused
+
+CONNECT_S: Final = 10.0
+"""For the name to be looked up, and a connection to be made, TLS included; within the time of the request."""
+ADDRESSES_MOST: Final = 8
+"""Of a name that are tried."""
+IDLE_S: Final = 30.0
+"""A connection is kept for so long between two requests ..."""
+LIFE_S: Final = 300.0
+"""... and no longer than this in all: then the name is looked up again."""
+IDLE_MOST: Final = 100
+"""Connections that wait for a request."""
+HEAD_BYTES: Final = 16 << 10
+"""Of an answer's headers."""
+BODY_BYTES: Final = 16 << 10
+"""That are read of an answer's body, so that its connection can be used again; of more it is closed."""
+DRAIN_S: Final = 1.0
+"""For the body of an answer whose status is known."""
+TEXT_CHARS: Final = 500
+"""Of an answer's body that are noted."""
+INFORMATIONAL_MOST: Final = 10
+"""Answers before the answer (1xx)."""
+RECEIVE_BYTES: Final = 16 << 10
+SEND_BYTES: Final = 64 << 10
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""The addresses of a name. Raises OSError."""
+
+
+class PushFailed(Exception):
+    """The request had no answer; the text says what happened."""
+
+
+class Answer(NamedTuple):
+    """What the receiver said."""
+
+    status: int
+    retry_after: str | None
+    text: str
+    """The beginning of the body, on one line."""
+
+
+class _Connection:
+    def __init__(self, stream: trio.abc.Stream, now_s: float) -> None:
+        self.stream = stream
+        self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
+        self.born_s = self.used_s = now_s
+        self.was_heard = False
+        """Whether something came of the answer to this request."""
+
+    def is_fresh(self, now_s: float) -> bool:
+        return now_s < min(self.used_s + IDLE_S, self.born_s + LIFE_S)
+
+
+class HttpClient:
+    """Of one node."""
+
+    def __init__(self, rules: PushRules, tls: ssl.SSLContext | None = None, resolve: Resolve | None = None) -> None:
+        """`tls`: None verifies by the authorities that the machine trusts. `resolve`: None asks the machine."""
+        self._rules = rules
+        self._tls = tls or ssl.create_default_context()
+        self._resolve = resolve or _resolve
+        self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
+
+    async def check(self, target: Target) -> None:
+        """Raise TargetRefused unless the target may be pushed to; PushFailed when its name is not found."""
+        with trio.move_on_after(CONNECT_S) as scope:
+            await self._addresses(target)
+        if scope.cancelled_caught:
+            raise PushFailed(f"{target.host} was not found within {CONNECT_S:g} s")
+
+    async def post(self, target: Target, headers: list[tuple[bytes, bytes]], body: bytes, timeout_s: float) -> Answer:
+        """Return the answer. Raises PushFailed; TargetRefused."""
+        doing = ["connecting"]
+        with trio.move_on_after(timeout_s) as scope:
+            try:
+                return await self._post(target, headers, body, doing)
+            except h11.RemoteProtocolError as error:
+                raise PushFailed(f"the answer is no HTTP: {str(error)[:200]}") from None
+            except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
+                raise PushFailed(f"{doing[0]}: {_why(error)}") from None
+        assert scope.cancelled_caught
+        raise PushFailed(f"no answer within {timeout_s:g} s, while {doing[0]}")
+
+    def close(self) -> None:
+        """Drop the connections that wait for a request."""
+        for kept in self._idle.values():
+            for connection in kept:
+                _drop(connection.stream)
+        self._idle.clear()
+
+    async def _post(self, target: Target, headers: list[tuple[bytes, bytes]], body: bytes, doing: list[str]) -> Answer:
+        connection = self._take(target)
+        if connection is not None:
+            try:
+                return await self._ask(connection, target, headers, body, doing)
+            except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
+                if connection.was_heard:
+                    raise
+                # It was closed while nobody used it.
+        doing[0] = "connecting"
+        return await self._ask(await self._connect(target), target, headers, body, doing)
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def _take(self, target: Target) -> _Connection | None:
+        kept, now_s = self._idle.get(target[:3], []), trio.current_time()
+        while kept:
+            connection = kept.pop()
+            if connection.is_fresh(now_s):
+                return connection
+            _drop(connection.stream)
+        self._idle.pop(target[:3], None)
+        return None
+
+    def _keep(self, target: Target, connection: _Connection) -> None:
+        connection.http.start_next_cycle()
+        connection.used_s, connection.was_heard = trio.current_time(), False
+        if sum(map(len, self._idle.values())) >= IDLE_MOST:
+            self.close()
+        self._idle.setdefault(target[:3], []).append(connection)
+
+    async def _addresses(self, target: Target) -> list[str]:
+        """Those that may be connected to. Raises TargetRefused, PushFailed."""
+        self._rules.check(target)
+        try:
+            found = await self._resolve(target.host, target.port)
+        except (OSError, UnicodeError) as error:  # the latter of labels that no name may have
+            raise PushFailed(f"{target.host} is not found: {_why(error)}") from None
+        allowed, refusal = [], None
+        for address in dict.fromkeys(found):
+            try:
+                self._rules.check_address(target.host, ip_address(address.partition("%")[0]))
+            except TargetRefused as error:
+                refusal = error
+            else:
+                allowed.append(address)
+        if not allowed:
+            raise refusal or PushFailed(f"{target.host} has no address")
+        return allowed[:ADDRESSES_MOST]
+
+    async def _connect(self, target: Target) -> _Connection:
+        with trio.move_on_after(CONNECT_S) as scope:
+            failure: Exception | None = None
+            for address in await self._addresses(target):
+                try:
+                    return _Connection(await self._open(target, address), trio.current_time())
+                except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
+                    failure = error
+            raise PushFailed(f"connecting: {_why(failure)}")
+        assert scope.cancelled_caught
+        raise PushFailed(f"no connection within {CONNECT_S:g} s")
+
+    async def _open(self, target: Target, address: str) -> trio.abc.Stream:
+        tcp = await trio.open_tcp_stream(address, target.port)
+        if target.scheme == "http":
+            return tcp
+        stream = trio.SSLStream(tcp, self._tls, server_hostname=target.host, https_compatible=True)
+        try:
+            await stream.do_handshake()
+        except BaseException:
+            _drop(tcp)
+            raise
+        return stream
+
+    # -- a request ------------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        connection: _Connection,
+        target: Target,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+        doing: list[str],
+    ) -> Answer:
+        is_kept = False
+        try:
+            answer = await self._exchange(connection, target, headers, body, doing)
+            is_kept = connection.http.our_state is h11.DONE and connection.http.their_state is h11.DONE
+            if is_kept:
+                self._keep(target, connection)
+            return answer
+        finally:
+            if not is_kept:
+                _drop(connection.stream)
+
+    async def _exchange(
+        self,
+        connection: _Connection,
+        target: Target,
+        headers: list[tuple[bytes, bytes]],
+        body: bytes,
+        doing: list[str],
+    ) -> Answer:
+        http, stream = connection.http, connection.stream
+        whole = [(b"host", target.authority.encode()), *headers, (b"content-length", str(len(body)).encode())]
+        doing[0] = "sending"
+        head = http.send(h11.Request(method=b"POST", target=target.path.encode(), headers=whole))
+        assert head is not None
+        try:
+            await stream.send_all(head)
+            view = memoryview(body)
+            for start in range(0, len(body), SEND_BYTES):
+                await stream.send_all(http.send(h11.Data(data=bytes(view[start : start + SEND_BYTES]))) or b"")
+            http.send(h11.EndOfMessage())
+        except trio.BrokenResourceError:
+            if http.our_state is not h11.SEND_BODY or not body:
+                raise
+            # A receiver may answer, and close, before it has read all: what it said is looked at.
+        doing[0] = "waiting for the answer"
+        response = await self._response(connection)
+        found = {name.lower(): value for name, value in response.headers}
+        retry_after = found.get(b"retry-after")
+        text = b""
+        doing[0] = "reading the answer"
+        # The status is there, and counts whatever becomes of the rest.
+        with trio.move_on_after(DRAIN_S), suppress(OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
+            text = await _body(connection)
+        return Answer(response.status_code, None if retry_after is None else retry_after.decode("latin-1"), _line(text))
+
+    async def _response(self, connection: _Connection) -> h11.Response:
+        informational = 0
+        while True:
+            event = await _next_event(connection)
+            if isinstance(event, h11.Response):
+                return event
+            informational += isinstance(event, h11.InformationalResponse)
+            if informational > INFORMATIONAL_MOST:
+                raise PushFailed(f"more than {INFORMATIONAL_MOST} answers of status 1xx")
+
+
+async def _next_event(connection: _Connection) -> object:
+    while True:
+        event = connection.http.next_event()
+        if event is not h11.NEED_DATA:
+            return event
+        data = await connection.stream.receive_some(RECEIVE_BYTES)
+        if not data and connection.http.their_state is h11.SEND_RESPONSE:
+            raise trio.BrokenResourceError("the connection was closed without an answer")
+        connection.was_heard = True
+        connection.http.receive_data(bytes(data))
+
+
+async def _body(connection: _Connection) -> bytes:
+    """The body up to its limit; what is cut off leaves the connection unusable."""
+    found = bytearray()
+    while len(found) < BODY_BYTES:
+        event = await _next_event(connection)
+        if not isinstance(event, h11.Data):
+            break
+        found += event.data
+    return bytes(found[:BODY_BYTES])
+
+
+def _line(body: bytes) -> str:
+    """The beginning of a body, as a text on one line."""
+    text = body[: 4 * TEXT_CHARS].decode(errors="replace")
+    shown = "".join([char if char.isprintable() else " " for char in text])
+    return " ".join(shown.split())[:TEXT_CHARS]
+
+
+def _why(error: BaseException | None) -> str:
+    """What happened, in a few words; trio wraps what the system says."""
+    while error is not None and not getattr(error, "strerror", None) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, BaseExceptionGroup):
+        return _why(error.exceptions[0])
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(words)[:200]
+
+
+def _drop(stream: trio.abc.Stream) -> None:
+    """Close it at once, without a word."""
+    while isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
+    if isinstance(stream, trio.SocketStream):
+        stream.socket.close()
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(place[4][0]) for place in found]

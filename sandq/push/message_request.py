@@ -1,0 +1,121 @@
+"""The request that carries a message: its headers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+from sandq.model.times import format_instant
+from sandq.model.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
+
+Headers = list[tuple[bytes, bytes]]
+
+PREFIX: Final = "sandq-"
+HEADER_PREFIX: Final = "sandq-header-"
+"""Before the names of the message's own headers."""
+CONTENT_TYPE: Final = "content-type"
+OCTETS: Final = "application/octet-stream"
+HEADER_BYTES_MOST: Final = 16_384
+"""Of the message's own headers and its key together: most servers take no more. What does not fit is left out, and
+`sandq-left-out` counts it."""
+_NAME_SAFE: Final = "!#$&'*+-.^_`|~"
+_VALUE_SAFE: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+class Pushed(Protocol):
+    """What is used of a delivered message."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Any: ...
+    @property
+    def deliver_at_ms(self) -> int: ...
+    @property
+    def value(self) -> bytes: ...
+
+
+def webhook_id(topic: str, partition: int, message_id: str) -> str:
+    """Return what a receiver knows a message by: the same at each attempt, of no other message of the cluster. It has
+    no dots, for those stand between the parts that are signed."""
+    return f"{topic.replace('.', '%2E')}_{partition}_{message_id}"
+
+
+def headers_of(message: Pushed, group: str, secrets: Sequence[str], now_s: int, agent: str) -> Headers:
+    """Return the headers of the request for one attempt, but for Host and Content-Length."""
+    own = message.headers
+    body = message.value or b""
+    name = webhook_id(message.topic, message.partition, message.id)
+    fixed = {
+        "user-agent": agent,
+        "accept-encoding": "identity",
+        CONTENT_TYPE: _content_type(own),
+        ID_HEADER: name,
+        TIMESTAMP_HEADER: str(now_s),
+        SIGNATURE_HEADER: sign(secrets, name, now_s, body),
+        "sandq-topic": message.topic,
+        "sandq-group": group,
+        "sandq-partition": str(message.partition),
+        "sandq-message-id": message.id,
+        "sandq-attempt": str(message.attempt),
+        "sandq-deliver-at": format_instant(message.deliver_at_ms),
+    }
+    found = [(key.encode("ascii"), value.encode("ascii")) for key, value in fixed.items()]
+    return found + _own_headers(message.key, own)
+
+
+def _own_headers(key: bytes | None, own: dict[str, Any]) -> Headers:
+    """What users chose: the key, and the headers of the message, as far as there is room."""
+    wanted = [] if key is None else [("sandq-key", quote(key, safe=_VALUE_SAFE.strip()))]
+    wanted += [
+        (HEADER_PREFIX + quote(str(header).lower(), safe=_NAME_SAFE), encoded(value))
+        for header, value in own.items()
+        if not (header.lower() == CONTENT_TYPE and _is_plain(value))
+    ]
+    found: Headers = []
+    left, left_out = HEADER_BYTES_MOST, 0
+    for header, value in wanted:
+        size = len(header) + len(value) + 4
+        if size > left:
+            left_out += 1
+            continue
+        left -= size
+        found.append((header.encode("ascii"), value.encode("ascii")))
+    return found + ([(b"sandq-left-out", str(left_out).encode())] if left_out else [])
+
+
+def encoded(value: object) -> str:
+    """Write the value of a header: UTF-8, percent-encoded where it is not printable ASCII, and where it is a `%`."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    data = value if isinstance(value, bytes) else str(value).encode(errors="replace")
+    text = quote(data, safe=_VALUE_SAFE)
+    # A server strips spaces at the ends.
+    inner = text.strip(" ")
+    start = len(text) - len(text.lstrip(" "))
+    return text if inner == text else "%20" * start + inner + "%20" * (len(text) - len(inner) - start)
+
+
+def _content_type(own: dict[str, Any]) -> str:
+    for header, value in own.items():
+        if header.lower() == CONTENT_TYPE and _is_plain(value):
+            return value.strip() if isinstance(value, str) else value.decode("ascii").strip()
+    return OCTETS
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it can be a content type as it stands."""
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    return isinstance(value, str) and 0 < len(value.strip()) <= 255 and value.isascii() and value.isprintable()

@@ -1,0 +1,242 @@
+"""The pump of one group on one node: a consumer of the partitions that the node leads, whose handler is a request.
+
+    looking --the target is allowed--> pushing <--success-- probing <--+
+       |                                  |                    |       | the pause is over
+       +--it is not, or is not found------+--failures----------+--> waiting
+
+`looking` and `waiting` hold no messages: what is leased is leased to be sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import structlog
+import trio
+
+from sandq.client import Client, Message
+from sandq.model.errors import SandqError
+from sandq.model.push import Push
+from sandq.model.push_targets import Target, TargetRefused, shown_url
+from sandq.push.circuit import Circuit, State
+from sandq.push.http_client import HttpClient, PushFailed
+from sandq.push.message_request import headers_of
+from sandq.push.outcomes import End, Outcome, outcome_of
+
+log = structlog.get_logger("sandq.push")
+
+GRACE_S: Final = 10.0
+"""A request that is under way when its partition goes to another node, or its push ends, has so long."""
+AGAIN_S: Final = 1.0
+"""After which a consumer that failed begins again."""
+SHOWN_CHARS: Final = 300
+"""Of an error, in logs and lists."""
+
+
+class Doing(StrEnum):
+    """What a pump does; see the module's docstring."""
+
+    LOOKING = "looking"
+    PUSHING = "pushing"
+    WAITING = "waiting"
+    PROBING = "probing"
+
+
+class PushCounts:
+    """Of one group on this node, since it started: they outlive its pumps."""
+
+    def __init__(self) -> None:
+        self.ends: Counter[End] = Counter()
+        self.in_flight = 0
+        self.last_error: str | None = None
+        self.last_error_ms: int | None = None
+
+
+class Pump:
+    """One for each URL of a group: when it gets another one, it gets another pump."""
+
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        push: Push,
+        client: Client,
+        http: HttpClient,
+        counts: PushCounts,
+        now_ms: Callable[[], int],
+        observe: Callable[[float], None],
+        agent: str,
+    ) -> None:
+        """`observe`: told how many seconds each request took. `agent`: what this program is called."""
+        self.topic, self.group, self.push = topic, group, push
+        self._client = client
+        self._http = http
+        self._counts = counts
+        self._now_ms = now_ms
+        self._observe = observe
+        self._agent = agent
+        self._target = Target.parse(push["url"])
+        self._circuit = Circuit()
+        self._partitions: tuple[int, ...] = ()
+        self._changed = trio.Event()
+        self._limiter = trio.CapacityLimiter(push["concurrency"])
+        self._ending = False
+        self.doing = Doing.LOOKING
+
+    def lead(self, partitions: Sequence[int]) -> None:
+        """Push the messages of these partitions from now on."""
+        found = tuple(sorted(partitions))
+        if found != self._partitions:
+            self._partitions = found
+            self._changed.set()
+
+    def end(self) -> None:
+        """Begin no more requests; `run` returns once those under way are done, or their grace time is over."""
+        self._ending = True
+        self._changed.set()
+
+    def row(self) -> dict[str, Any]:
+        """How it goes here, for PUSH_LIST."""
+        left_s = self._circuit.until_s - trio.current_time() if self._circuit.state is State.OPEN else 0.0
+        counts = self._counts
+        return {
+            "state": str(self.doing),
+            "retry_in_ms": max(round(left_s * 1000), 0) if self.doing is Doing.WAITING else None,
+            "partitions": list(self._partitions),
+            "in_flight": counts.in_flight,
+            "error": counts.last_error,
+            "error_ms": counts.last_error_ms,
+            **{str(end): counts.ends[end] for end in End},
+        }
+
+    async def run(self) -> None:
+        """Until `end` was called and what is under way is done, or this is cancelled."""
+        async with trio.open_nursery() as consumers:
+            while not self._ending:
+                self._changed = trio.Event()
+                if not self._partitions:
+                    self.doing = Doing.LOOKING
+                    await self._changed.wait()
+                    continue
+                if self._circuit.state is State.OPEN:
+                    await self._pause()
+                    continue
+                if not await self._is_allowed() or self._changed.is_set():
+                    continue
+                is_probe = self._circuit.state is State.PROBING
+                self.doing = Doing.PROBING if is_probe else Doing.PUSHING
+                scope, concurrency = trio.CancelScope(), 1 if is_probe else self.push["concurrency"]
+                consumers.start_soon(self._consume, scope, self._partitions, concurrency)
+                await self._changed.wait()
+                scope.cancel()
+
+    async def _pause(self) -> None:
+        """Leave the receiver alone."""
+        self.doing = Doing.WAITING
+        with trio.move_on_at(self._circuit.until_s):
+            while self._circuit.state is State.OPEN and not self._ending:
+                self._changed = trio.Event()  # it may have got other partitions: they wait as well
+                await self._changed.wait()
+        if self._circuit.state is State.OPEN:
+            self._circuit.probe()
+
+    async def _is_allowed(self) -> bool:
+        """Whether the target may be connected to, before anything is leased for it."""
+        if self._circuit.state is State.CLOSED:
+            self.doing = Doing.LOOKING
+        try:
+            await self._http.check(self._target)
+        except (TargetRefused, PushFailed) as error:
+            self._note(str(error))
+            self._open(str(error))
+            return False
+        return True
+
+    # -- consuming ------------------------------------------------------------------------------------------------
+
+    async def _consume(self, scope: trio.CancelScope, partitions: Sequence[int], concurrency: int) -> None:
+        """As any other consumer, until it is cancelled."""
+        with scope:
+            while True:
+                try:
+                    await self._client.run(
+                        self.topic,
+                        self.group,
+                        self._send,
+                        concurrency=concurrency,
+                        credit=concurrency,
+                        partitions=partitions,
+                        grace=min(GRACE_S, self.push["timeout_ms"] / 1000),
+                    )
+                except SandqError as error:  # it begins again, until metadata says that there is nothing to push
+                    self._note(error.message)
+                    log.info("a push cannot consume", topic=self.topic, group=self.group, error=error.message)
+                await trio.sleep(AGAIN_S)
+
+    async def _send(self, message: Message) -> None:
+        """Send a message, and settle it by the answer."""
+        async with self._limiter:
+            if not message.is_held:
+                return
+            self._counts.in_flight += 1
+            began_s = trio.current_time()
+            try:
+                outcome = await self._ask(message)
+            finally:
+                self._counts.in_flight -= 1
+        self._observe(trio.current_time() - began_s)
+        self._settle(message, outcome)
+
+    async def _ask(self, message: Message) -> Outcome:
+        # The receiver compares with its own clock, which goes by the wall, as this does.
+        now_s = time.time()
+        headers = headers_of(message, self.group, self.push["secrets"], int(now_s), self._agent)
+        try:
+            answer = await self._http.post(self._target, headers, message.value, self.push["timeout_ms"] / 1000)
+        except TargetRefused as error:  # its name stands for another address by now: not the message's fault
+            return Outcome(End.SNOOZED, error.message)
+        except PushFailed as error:
+            return Outcome(End.RETRIED, str(error))
+        return outcome_of(answer.status, answer.text, answer.retry_after, now_s)
+
+    def _settle(self, message: Message, outcome: Outcome) -> None:
+        self._counts.ends[outcome.end] += 1
+        delay = None if outcome.delay_s is None else f"{outcome.delay_s}s"
+        if not message.is_held:
+            pass  # its lease was lost meanwhile: it comes again
+        elif outcome.end is End.ACKED:
+            message.ack()
+        elif outcome.end is End.DEAD:
+            message.dead(outcome.error)
+        else:
+            message.nack(delay=delay, error=outcome.error, count=outcome.end is not End.SNOOZED)
+        if outcome.error is not None:
+            self._note(outcome.error)
+        if outcome.is_failure:
+            if self._circuit.failed(trio.current_time(), outcome.delay_s):
+                self._tell_open(outcome.error or "")
+                self._changed.set()
+        elif self._circuit.succeeded():
+            log.info("a push goes on: the receiver answers again", topic=self.topic, group=self.group)
+            self._changed.set()
+
+    def _open(self, error: str) -> None:
+        self._circuit.open(trio.current_time())
+        self._tell_open(error)
+
+    def _tell_open(self, error: str) -> None:
+        log.warning(
+            "a push waits: the receiver fails at everything",
+            topic=self.topic,
+            group=self.group,
+            url=shown_url(self.push["url"]),
+            for_s=round(self._circuit.until_s - trio.current_time(), 3),
+            error=error[:SHOWN_CHARS],
+        )
+
+    def _note(self, error: str) -> None:
+        self._counts.last_error, self._counts.last_error_ms = error[:SHOWN_CHARS], self._now_ms()

@@ -1,0 +1,183 @@
+"""Sees to it that this node has a pump for each group that is pushed, for the partitions that the node leads.
+
+What is wanted stands in the metadata, and who leads is known here: nothing is agreed upon. When a node fails, those
+that lead its partitions then go on; what it had leased comes back as with any consumer.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import structlog
+import trio
+
+from sandq.broker.broker import Broker
+from sandq.broker.signals import Signal
+from sandq.broker.stats import SECONDS, Histogram
+from sandq.client import Client, connect_with
+from sandq.client.options import Options
+from sandq.model.errors import StartupError
+from sandq.model.push import shown
+from sandq.model.push_targets import PushRules
+from sandq.push.http_client import HttpClient, Resolve
+from sandq.push.pump import GRACE_S, Pump, PushCounts
+
+log = structlog.get_logger("sandq.push")
+
+CLIENT_NAME: Final = "sandq-push"
+LOOK_S: Final = 30.0
+"""What is wanted is compared with what there is at least so often, whatever is heard."""
+
+END_S: Final = GRACE_S + 5.0
+"""What is under way when the node stops has so long, its acks included."""
+
+Pushed = tuple[str, str]
+"""Topic and group."""
+
+
+class Pusher:
+    """The pushes of one node."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        node: str,
+        server: str,
+        rules: PushRules,
+        version: str,
+        tls: ssl.SSLContext | None = None,
+        resolve: Resolve | None = None,
+    ) -> None:
+        """`server`: the client port of this node. `tls`: None trusts whom the machine does."""
+        self._broker = broker
+        self._node = node
+        self._server = server
+        self._rules = rules
+        self._agent = f"sandq/{version}"
+        self._tls = tls
+        self._resolve = resolve
+        self._changed = Signal()
+        self._ending = False
+        self._pumps: dict[Pushed, Pump] = {}
+        self.counts: dict[Pushed, PushCounts] = {}
+        self.durations = Histogram(SECONDS)
+        """Of requests, in seconds."""
+
+    def rows(self, topic: str) -> list[dict[str, Any]]:
+        """The groups of a topic that are pushed, and how that goes here."""
+        found = []
+        for (name, group), push in sorted(self._broker.metadata.pushes.items()):
+            if name == topic:
+                pump = self._pumps.get((name, group))
+                here = None if pump is None else pump.row()
+                found.append({"group": group, **shown(push), "node": self._node, "here": here})
+        return found
+
+    def doing(self) -> Mapping[Pushed, str]:
+        """What each pump does, for metrics."""
+        return {pushed: str(pump.doing) for pushed, pump in self._pumps.items()}
+
+    def end(self) -> None:
+        """Begin no more requests; `run` returns once those under way are done."""
+        self._ending = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until `end` was called; this node must take part in its cluster, and serve clients."""
+        metadata = self._broker.metadata_host
+        metadata.listen(on_status=self._changed.set)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_leaders)
+            while not (self._ending or self._wanted()):
+                await self._wait()
+            if not self._ending:  # a node that pushes nothing has no client for it
+                await self._push()
+            nursery.cancel_scope.cancel()
+
+    async def _push(self) -> None:
+        http = HttpClient(self._rules, self._tls, self._resolve)
+        try:
+            async with connect_with(Options(starts_alone=True), (self._server,), CLIENT_NAME) as client:
+                await self._reconcile(client, http)
+        finally:
+            http.close()
+
+    async def _watch_leaders(self) -> None:
+        while True:
+            self._changed.set()  # at first, too: what came before this waits was not heard
+            await self._broker.routes.changed()
+
+    async def _wait(self) -> None:
+        with trio.move_on_after(LOOK_S):
+            await self._changed.wait()
+
+    def _wanted(self) -> dict[Pushed, list[int]]:
+        """The partitions led here of the groups that are pushed."""
+        topics, found = self._broker.catalog.topics, {}
+        for pushed in self._broker.metadata.pushes:
+            topic = topics.get(pushed[0])
+            led = [] if topic is None else list(topic.led())
+            if led:
+                found[pushed] = led
+        return found
+
+    async def _reconcile(self, client: Client, http: HttpClient) -> None:
+        async with trio.open_nursery() as nursery:
+            while not self._ending:
+                self._compare(client, http, nursery)
+                await self._wait()
+            for pump in self._pumps.values():
+                pump.end()
+
+    def _compare(self, client: Client, http: HttpClient, nursery: trio.Nursery) -> None:
+        wanted, pushes = self._wanted(), self._broker.metadata.pushes
+        for pushed, pump in list(self._pumps.items()):
+            if pushed not in wanted or pushes[pushed] != pump.push:
+                pump.end()
+                del self._pumps[pushed]
+        for pushed in self.counts.keys() - pushes.keys():
+            if not self.counts[pushed].in_flight:
+                del self.counts[pushed]
+        for pushed, led in wanted.items():
+            if pushed not in self._pumps:
+                counts = self.counts.setdefault(pushed, PushCounts())
+                now_ms, observe = self._broker.clock.now_ms, self.durations.observe
+                pump = Pump(*pushed, pushes[pushed], client, http, counts, now_ms, observe, self._agent)
+                self._pumps[pushed] = pump
+                nursery.start_soon(self._run_pump, pushed, pump)
+            self._pumps[pushed].lead(led)
+
+    async def _run_pump(self, pushed: Pushed, pump: Pump) -> None:
+        """A fault of one ends neither the others nor the node: it gets another one when that is compared next."""
+        try:
+            await pump.run()
+        except Exception:
+            log.exception("a push failed with an unexpected error", topic=pushed[0], group=pushed[1])
+            if self._pumps.get(pushed) is pump:
+                del self._pumps[pushed]
+
+
+def tls_of(ca_file: object) -> ssl.SSLContext | None:
+    """A context that trusts the authorities of a file. Raises StartupError."""
+    if ca_file is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise StartupError(f"push.ca_file {ca_file}: {error.strerror or error}") from None
+
+
+@asynccontextmanager
+async def pushing(pusher: Pusher) -> AsyncIterator[None]:
+    """It pushes inside the block; what is under way at its end is done, within bounds."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pusher.run)
+        try:
+            yield
+        finally:
+            pusher.end()
+            nursery.cancel_scope.shield = True
+            nursery.cancel_scope.deadline = trio.current_time() + END_S

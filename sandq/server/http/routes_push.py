@@ -1,0 +1,69 @@
+"""Groups whose messages are pushed to URLs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import Request
+
+from sandq.client.json_format import when
+from sandq.model.errors import NotFound
+from sandq.server.http import answers, bodies
+from sandq.server.http.gateway import Found, gateway_of
+from sandq.server.http.routes_groups import GROUP, GroupName
+from sandq.server.http.routes_topics import TopicName
+from sandq.server.http.strict import router_of
+
+router = router_of("groups")
+
+
+@router.get(
+    "/topics/{topic}/pushes",
+    operation_id="listPushes",
+    response_model=answers.Pushes,
+    summary="The groups of a topic that are pushed",
+)
+async def list_(request: Request, topic: TopicName) -> Found:
+    return {"pushes": [_shown(push) for push in await gateway_of(request).client.admin.pushes(topic)]}
+
+
+@router.get(
+    f"{GROUP}/push",
+    operation_id="getPush",
+    response_model=answers.Push,
+    summary="How the messages of a group are pushed",
+)
+async def show(request: Request, topic: TopicName, group: GroupName) -> Found:
+    for push in await gateway_of(request).client.admin.pushes(topic):
+        if push["group"] == group:
+            return _shown(push)
+    raise NotFound(f"group {group!r} of topic {topic!r} is not pushed", topic=topic, group=group)
+
+
+@router.put(
+    f"{GROUP}/push",
+    operation_id="setPush",
+    response_model=answers.PushSettings,
+    summary="Have the messages of a group pushed to a URL",
+)
+async def set_(request: Request, topic: TopicName, group: GroupName, body: bodies.PushIn) -> Found:
+    """Or change how: what is not named stays. The group need not be there yet. Secrets are not shown again."""
+    given = body.model_dump(exclude_unset=True)
+    return {"group": group, **await gateway_of(request).client.admin.set_push(topic, group, **given)}
+
+
+@router.delete(f"{GROUP}/push", operation_id="removePush", status_code=204, summary="Push a group's messages no more")
+async def remove(request: Request, topic: TopicName, group: GroupName) -> None:
+    """The group stays, with its place. Also where it was not pushed."""
+    await gateway_of(request).client.admin.remove_push(topic, group)
+
+
+def _shown(push: Mapping[str, Any]) -> Found:
+    nodes = [_timed(node) for node in push["nodes"]]
+    return {**_timed(push), "nodes": nodes}
+
+
+def _timed(row: Mapping[str, Any]) -> Found:
+    found = {name: value for name, value in row.items() if name != "error_ms"}
+    return {**found, "error_at": when(row.get("error_ms"))}

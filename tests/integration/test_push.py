@@ -1,0 +1,298 @@
+"""Groups whose messages are POSTed to a URL: a node, and receivers on the loopback."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import sandq
+from sandq.errors import InvalidSetting, UnknownTopic
+from sandq.model.features import KNOWN
+from sandq.node import Serving, run_node
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected
+from tests.support.push_receiver import Receiver, receiving
+from tests.support.waiting import until_answer, until_holds
+
+LOOPBACK = {"PUSH__ALLOW": "127.0.0.1", "PUSH__ALLOW_HTTP": "true", "PUSH__PORTS": ""}
+SECRET = sandq.new_push_secret()
+
+
+@asynccontextmanager
+async def risen(config: Any, **more: Any) -> AsyncIterator[Serving]:
+    async with run_node(config, **more) as serving:
+        await until_holds(lambda: serving.broker.node_log.feature_level == KNOWN.highest)
+        yield serving
+
+
+@pytest.fixture
+async def timed(tmp_path: Path, hand: HandClock) -> AsyncIterator[Serving]:
+    """A node that may push to this machine, and whose clock `hand` moves."""
+    async with risen(small_config(tmp_path, **LOOPBACK), clock=hand.guarded()) as serving:
+        yield serving
+
+
+@pytest.fixture
+async def client(timed: Serving) -> AsyncIterator[sandq.Client]:
+    async with connected(timed) as found:
+        await found.admin.create_topic("t", backoff={"kind": "fixed", "first": "1m", "jitter_percent": 0})
+        yield found
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with receiving() as found:
+        yield found
+
+
+async def push(client: sandq.Client, receiver: Receiver, **more: Any) -> None:
+    await client.admin.set_push("t", "g", receiver.url, secrets=SECRET, **more)
+
+
+async def the_push(client: sandq.Client) -> dict[str, Any]:
+    (found,) = await client.admin.pushes("t")
+    return found
+
+
+async def the_node(client: sandq.Client) -> dict[str, Any]:
+    (found,) = (await the_push(client))["nodes"]
+    return found
+
+
+async def until_settled(client: sandq.Client, **wanted: int) -> dict[str, Any]:
+    """The group, summed up, once it has these counts."""
+    return await until_answer(
+        lambda: _group(client), lambda row: row and all(row[name] == count for name, count in wanted.items())
+    )
+
+
+async def _group(client: sandq.Client) -> dict[str, Any]:
+    return next((row for row in await client.admin.groups("t") if row["group"] == "g"), {})
+
+
+async def test_a_message_is_posted_at_its_time_and_acked(
+    client: sandq.Client, receiver: Receiver, hand: HandClock
+) -> None:
+    await push(client, receiver)
+    await client.produce("t", b"later", delay="1h", key=b"k", headers={"trace": "x"})
+    await client.produce("t", b'{"now": 1}', headers={"content-type": "application/json"})
+    (first,) = await receiver.until(1)
+    assert (first.target, first.body) == ("/hook", b'{"now": 1}')
+    assert first.headers["content-type"] == "application/json" and first.headers["sandq-attempt"] == "1"
+    sandq.verify_push(first.headers, first.body, [sandq.new_push_secret(), SECRET])
+    await until_settled(client, leased=0, waiting=0)
+    assert len(receiver.got) == 1, "the other one is not due"
+    hand.forward(3600)
+    _, second = await receiver.until(2)
+    assert (second.body, second.headers["sandq-key"], second.headers["sandq-header-trace"]) == (b"later", "k", "x")
+    assert second.headers["sandq-topic"] == "t" and second.headers["sandq-group"] == "g"
+    await until_settled(client, leased=0, ready=0, waiting=0, dead=0)
+    assert (await the_node(client))["acked"] == 2
+
+
+async def test_what_fails_comes_again_as_the_same_message(
+    client: sandq.Client, receiver: Receiver, hand: HandClock
+) -> None:
+    receiver.answers = [(500, {}, b"no stock")]
+    await push(client, receiver)
+    await client.produce("t", b"m")
+    await until_settled(client, waiting=1)
+    assert (await the_push(client))["error"] == "HTTP 500: no stock"
+    hand.forward(60)
+    first, second = await receiver.until(2)
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert [got.headers["sandq-attempt"] for got in (first, second)] == ["1", "2"]
+    await until_settled(client, waiting=0, leased=0, dead=0)
+
+
+async def test_410_is_dead_at_once(client: sandq.Client, receiver: Receiver) -> None:
+    receiver.answers = [(410, {}, b"no such customer")]
+    await push(client, receiver)
+    await client.produce("t", b"m")
+    await until_settled(client, dead=1)
+    (letter,) = [letter async for letter in client.dead("t", "g").list()]
+    assert (letter.reason, letter.error, letter.attempts) == ("rejected", "HTTP 410: no such customer", 1)
+
+
+async def test_retry_after_is_kept_and_429_costs_no_attempt(
+    client: sandq.Client, receiver: Receiver, hand: HandClock
+) -> None:
+    receiver.answers = [(429, {"retry-after": "600"}, b""), (503, {"retry-after": "30"}, b"")]
+    await push(client, receiver)
+    await client.produce("t", b"m")
+    await until_settled(client, waiting=1)
+    hand.forward(599)
+    await client.produce("t", b"another")  # goes through meanwhile: the first is not due again
+    await receiver.until(2)
+    assert [got.body for got in receiver.got] == [b"m", b"another"]
+    await until_settled(client, waiting=2)
+    hand.forward(1)
+    await receiver.until(3)
+    assert receiver.got[2].body == b"m" and receiver.got[2].headers["sandq-attempt"] == "1"
+    hand.forward(29)
+    await receiver.until(4)
+    assert receiver.got[3].body == b"another" and receiver.got[3].headers["sandq-attempt"] == "2"
+
+
+async def test_no_more_requests_at_once_than_it_says(client: sandq.Client, receiver: Receiver) -> None:
+    receiver.hold = trio.Event()
+    await push(client, receiver, concurrency=3)
+    async with client.producer("t") as producer:
+        for number in range(12):
+            await producer.send(b"%d" % number)
+    await receiver.until(3)
+    await until_settled(client, leased=3, ready=9)
+    receiver.hold.set()
+    await receiver.until(12)
+    await until_settled(client, leased=0, ready=0)
+    assert receiver.most_at_once == 3 and receiver.connections == 3
+
+
+async def test_the_limits_of_the_group_hold(client: sandq.Client, receiver: Receiver) -> None:
+    receiver.hold = trio.Event()
+    await client.admin.limit_group("t", "g", max_in_flight=1)
+    await push(client, receiver)
+    for body in (b"1", b"2"):
+        await client.produce("t", body)
+    await receiver.until(1)
+    await until_settled(client, leased=1, ready=1)
+    receiver.hold.set()
+    await receiver.until(2)
+    assert receiver.most_at_once == 1
+
+
+async def test_a_receiver_that_is_down_is_left_alone_and_messages_keep_their_attempts(
+    client: sandq.Client, receiver: Receiver, hand: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandq.push.circuit.FIRST_PAUSE_S", 0.05)
+    receiver.otherwise = 500
+    await push(client, receiver, concurrency=1)
+    async with client.producer("t") as producer:
+        for number in range(20):
+            await producer.send(b"%d" % number)
+    found = await until_answer(lambda: the_push(client), lambda row: row["state"] in ("waiting", "probing"))
+    assert found["error"] == "HTTP 500"
+    # Five in a row, then one after each pause: the others were not sent.
+    await receiver.until(7)
+    assert receiver.most_at_once == 1 and len({got.body for got in receiver.got}) == len(receiver.got) < 20
+    receiver.otherwise = 204
+    failed = (await until_settled(client, ready=0))["waiting"]
+    assert 5 <= failed < 20
+    hand.forward(60)
+    await receiver.until(20 + failed)
+    await until_settled(client, waiting=0, ready=0, leased=0, dead=0)
+    assert (await the_push(client))["state"] == "pushing"
+
+
+async def test_a_push_that_ends_lets_requests_end(client: sandq.Client, receiver: Receiver) -> None:
+    receiver.hold = trio.Event()
+    await push(client, receiver)
+    await client.produce("t", b"m")
+    await receiver.until(1)
+    await client.admin.remove_push("t", "g")
+    assert await client.admin.pushes("t") == []
+    receiver.hold.set()
+    await until_settled(client, leased=0, ready=0, waiting=0, consumers=0)
+    await client.produce("t", b"nobody")
+    await until_settled(client, ready=1)
+    await client.admin.delete_group("t", "g")
+
+
+async def test_a_request_that_outlives_its_push_is_given_back(client: sandq.Client, receiver: Receiver) -> None:
+    """Its grace time is as long as its timeout, at most ten seconds; then the message is there for others."""
+    receiver.hold = trio.Event()
+    await push(client, receiver, request_timeout="1s")
+    await client.produce("t", b"m")
+    await receiver.until(1)
+    await client.admin.remove_push("t", "g")
+    await until_settled(client, leased=0, consumers=0)
+    row = await _group(client)
+    assert row["ready"] + row["waiting"] == 1
+
+
+async def test_another_url_gets_what_comes(client: sandq.Client, receiver: Receiver) -> None:
+    await push(client, receiver)
+    await client.produce("t", b"1")
+    await receiver.until(1)
+    async with receiving() as other:
+        new = sandq.new_push_secret()
+        shown = await client.admin.set_push("t", "g", other.url, secrets=[new], keep_secrets=True)
+        assert shown == {
+            "url": other.url,
+            "secrets": [_hint(new), _hint(SECRET)],
+            "concurrency": 10,
+            "request_timeout": "30s",
+        }
+        await client.produce("t", b"2")
+        (got,) = await other.until(1)
+        for secret in (new, SECRET):
+            sandq.verify_push(got.headers, got.body, secret)
+
+
+def _hint(secret: str) -> str:
+    return f"whsec_…{secret[-4:]}"
+
+
+async def test_secrets_are_not_told_again(
+    timed: Serving, client: sandq.Client, receiver: Receiver, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        receiver.otherwise = 500
+        await push(client, receiver)
+        await client.produce("t", b"m")
+        await until_settled(client, waiting=1)
+        told = [await client.admin.pushes("t"), await client.admin.groups("t"), await client.admin.cluster()]
+        told += [(await client.admin.topic("t")).settings, (await timed.metrics.render())[0].decode()]
+        with pytest.raises(InvalidSetting) as refusal:
+            await client.admin.set_push("t", "g", secrets=[SECRET + "x"])
+    told += [str(refusal.value), refusal.value.details, repr(timed.broker.metadata), caplog.text]
+    assert SECRET.removeprefix("whsec_") not in json.dumps(told, default=str)
+
+
+async def test_what_the_configuration_does_not_allow_is_refused(client: sandq.Client) -> None:
+    for url, why in (("http://10.0.0.1/", "no public|not among"), ("https://example.com:70000/", "ort")):
+        with pytest.raises(InvalidSetting, match=why):
+            await client.admin.set_push("t", "g", url, secrets=SECRET)
+    with pytest.raises(UnknownTopic):
+        await client.admin.set_push("nowhere", "g", "http://127.0.0.1/", secrets=SECRET)
+    with pytest.raises(UnknownTopic):
+        await client.admin.pushes("nowhere")
+    assert await client.admin.pushes("t") == []
+
+
+async def test_a_target_that_is_not_allowed_any_more_is_not_connected_to(tmp_path: Path, receiver: Receiver) -> None:
+    """The setting stays over a restart with another configuration; nothing is leased for it, no attempt is used."""
+    async with risen(small_config(tmp_path, **LOOPBACK)) as node, connected(node) as client:
+        await client.admin.create_topic("t")
+        await push(client, receiver)
+    async with risen(small_config(tmp_path)) as node, connected(node) as client:
+        await client.produce("t", b"m")
+        found = await until_answer(lambda: the_push(client), lambda row: row["state"] == "waiting")
+        assert "http:// needs push.allow_http" in found["error"]
+        assert await client.admin.groups("t") == []
+    assert receiver.got == []
+    async with risen(small_config(tmp_path, **LOOPBACK)):
+        (got,) = await receiver.until(1)
+        assert got.headers["sandq-attempt"] == "1"
+
+
+async def test_a_topic_that_is_deleted_takes_its_pushes_along(client: sandq.Client, receiver: Receiver) -> None:
+    await push(client, receiver)
+    await client.produce("t", b"1")
+    await receiver.until(1)
+    await client.admin.delete_topic("t")
+    await client.admin.create_topic("t")
+    assert await client.admin.pushes("t") == []
+    await client.produce("t", b"2")
+    # The next push gets it: the one before did not.
+    await push(client, receiver)
+    await receiver.until(2)
+    assert [got.body for got in receiver.got] == [b"1", b"2"]

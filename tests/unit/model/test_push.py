@@ -1,0 +1,90 @@
+"""The setting of a push: what it becomes when it is changed, and what is shown of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.model.errors import InvalidSetting
+from sandq.model.push import SECRETS_MOST, changed_push, shown
+from sandq.model.webhooks import secret_text
+
+URL = "https://example.com/hook"
+A, B, C, D, E = [secret_text(bytes([n]) * 24) for n in range(5)]
+
+
+def test_the_first_time_it_needs_a_url_and_a_secret() -> None:
+    push = changed_push(None, {"url": URL, "secrets": [A]})
+    assert push == {"url": URL, "secrets": [A], "concurrency": 10, "timeout_ms": 30_000}
+    with pytest.raises(InvalidSetting, match="url: it is missing"):
+        changed_push(None, {"secrets": [A]})
+    with pytest.raises(InvalidSetting, match="secrets: one is needed"):
+        changed_push(None, {"url": URL})
+
+
+def test_what_is_not_named_stays() -> None:
+    push = changed_push(None, {"url": URL, "secrets": [A], "concurrency": 3, "request_timeout": "5s"})
+    assert changed_push(push, {}) == push
+    assert changed_push(push, {"concurrency": 4}) == {**push, "concurrency": 4}
+    assert changed_push(push, {"request_timeout": "1m"}) == {**push, "timeout_ms": 60_000}
+
+
+def test_secrets_are_exchanged_or_sign_together() -> None:
+    push = changed_push(None, {"url": URL, "secrets": [A]})
+    assert changed_push(push, {"secrets": [B]})["secrets"] == [B]
+    both = changed_push(push, {"secrets": [B], "keep_secrets": True})
+    assert both["secrets"] == [B, A]
+    assert changed_push(both, {"secrets": [A], "keep_secrets": True})["secrets"] == [A, B]
+    many = changed_push(both, {"secrets": [C, D, E], "keep_secrets": True})
+    assert many["secrets"] == [C, D, E, B] and len(many["secrets"]) == SECRETS_MOST
+
+
+@pytest.mark.parametrize(
+    ("given", "about"),
+    [
+        ({"url": "ftp://x"}, "url"),
+        ({"url": 5}, "url"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 101}, "concurrency"),
+        ({"concurrency": True}, "concurrency"),
+        ({"concurrency": "3"}, "concurrency"),
+        ({"request_timeout": "0s"}, "request_timeout"),
+        ({"request_timeout": "11m"}, "request_timeout"),
+        ({"request_timeout": 5}, "request_timeout"),
+        ({"request_timeout": "soon"}, "request_timeout"),
+        ({"secrets": []}, "secrets"),
+        ({"secrets": A}, "secrets"),
+        ({"secrets": ["x"]}, "secrets"),
+        ({"secrets": [5]}, "secrets"),
+        ({"secrets": [A, B, C, D, E]}, "secrets"),
+        ({"keep_secrets": 1}, "keep_secrets"),
+        ({"keep_secrets": True}, "keep_secrets"),
+        ({"uri": URL}, "uri"),
+    ],
+)
+def test_every_mistake_names_its_setting(given: dict[str, Any], about: str) -> None:
+    push = changed_push(None, {"url": URL, "secrets": [A]})
+    with pytest.raises(InvalidSetting) as refusal:
+        changed_push(push, given)
+    (mistake,) = refusal.value.details["mistakes"]
+    assert mistake.startswith(f"{about}: ")
+
+
+def test_all_mistakes_are_told_together() -> None:
+    with pytest.raises(InvalidSetting) as refusal:
+        changed_push(None, {"url": "x", "secrets": ["y"], "concurrency": 0, "z": 1})
+    assert len(refusal.value.details["mistakes"]) == 4
+
+
+def test_secrets_are_never_shown() -> None:
+    push = changed_push(None, {"url": URL, "secrets": [A, B]})
+    assert shown(push) == {
+        "url": URL,
+        "secrets": ["whsec_…AAAA", "whsec_…AQEB"],
+        "concurrency": 10,
+        "request_timeout": "30s",
+    }
+    with pytest.raises(InvalidSetting) as refusal:
+        changed_push(push, {"secrets": [A + "!"]})
+    assert A not in str(refusal.value.details)

@@ -1,0 +1,215 @@
+"""The HTTP client against receivers of every kind, on sockets of the loopback."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sandq.model.push_targets import PushRules, Target, TargetRefused
+from sandq.push.http_client import BODY_BYTES, INFORMATIONAL_MOST, TEXT_CHARS, HttpClient, PushFailed
+from tests.support.push_receiver import Receiver, receiving
+
+LOCAL = PushRules.of(["*", "127.0.0.1"], [], True)
+HEADERS = [(b"sandq-topic", b"t")]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[HttpClient]:
+    client = HttpClient(LOCAL)
+    yield client
+    client.close()
+
+
+def at(receiver: Receiver) -> Target:
+    return Target.parse(receiver.url)
+
+
+async def test_a_message_is_posted_and_the_answer_read(http: HttpClient) -> None:
+    async with receiving() as receiver:
+        receiver.answers = [(418, {"Retry-After": "7"}, b"I am\na \x00teapot " + b"x" * 2000)]
+        answer = await http.post(at(receiver), HEADERS, b"body \xff", PATIENCE_S)
+    (got,) = receiver.got
+    assert (got.target, got.body) == ("/hook", b"body \xff")
+    assert got.headers == {"host": f"127.0.0.1:{receiver.port}", "sandq-topic": "t", "content-length": "6"}
+    assert (answer.status, answer.retry_after) == (418, "7")
+    assert answer.text.startswith("I am a teapot xxx") and len(answer.text) == TEXT_CHARS
+
+
+async def test_a_connection_is_used_again(http: HttpClient) -> None:
+    async with receiving() as receiver:
+        for _ in range(3):
+            assert (await http.post(at(receiver), HEADERS, b"x" * 200_000, PATIENCE_S)).status == 204
+        assert receiver.connections == 1
+
+
+async def test_a_connection_that_was_closed_meanwhile_is_made_anew(http: HttpClient) -> None:
+    async with receiving() as receiver:
+        port = receiver.port
+        await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
+    async with receiving(port=port) as receiver:
+        assert (await http.post(at(receiver), HEADERS, b"", PATIENCE_S)).status == 204
+        assert len(receiver.got) == 1
+
+
+async def test_redirects_are_not_followed(http: HttpClient) -> None:
+    async with receiving() as receiver, receiving() as other:
+        receiver.answers = [(302, {"Location": other.url}, b"")]
+        assert (await http.post(at(receiver), HEADERS, b"", PATIENCE_S)).status == 302
+        assert other.got == []
+
+
+async def test_a_receiver_that_hangs_is_given_up(http: HttpClient, autojump_clock: trio.testing.MockClock) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    async with receiving() as receiver:
+        receiver.hold = trio.Event()
+        with pytest.raises(PushFailed, match="no answer within 30 s, while waiting for the answer"):
+            await http.post(at(receiver), HEADERS, b"", 30.0)
+
+
+def writes(*parts: bytes, forever: bytes = b"") -> Callable[[trio.abc.Stream], trio.abc.Stream]:
+    async def write(stream: trio.abc.Stream) -> None:
+        for part in parts:
+            await stream.send_all(part)
+        while forever:
+            await stream.send_all(forever)
+
+    return write  # type: ignore[return-value]
+
+
+async def test_of_an_endless_body_only_the_beginning_is_read(http: HttpClient) -> None:
+    async with receiving() as receiver:
+        receiver.raw = writes(b"HTTP/1.1 500 no\r\n\r\n", forever=b"z" * 5000)  # type: ignore[assignment]
+        answer = await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
+        assert (answer.status, answer.text) == (500, "z" * TEXT_CHARS) and BODY_BYTES < 100_000
+        assert not http._idle
+
+
+async def test_a_status_counts_although_the_body_hangs(http: HttpClient) -> None:
+    async with receiving() as receiver:
+
+        async def hang(stream: trio.abc.Stream) -> None:
+            await stream.send_all(b"HTTP/1.1 200 ok\r\nContent-Length: 50\r\n\r\nhalf")
+            await trio.sleep_forever()
+
+        receiver.raw = hang
+        assert (await http.post(at(receiver), HEADERS, b"", PATIENCE_S)).status == 200
+        assert not http._idle
+
+
+@pytest.mark.parametrize(
+    ("answer", "forever", "why"),
+    [
+        (b"HTTP/1.1 200 ok\r\n", b"x-more: and more\r\n", "no HTTP"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", f"more than {INFORMATIONAL_MOST} answers"),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", b"", "no HTTP"),
+        (b"", b"", "closed without an answer"),
+        (b"HTTP/1.1 20", b"", "closed without an answer"),
+    ],
+)
+async def test_what_is_no_answer_is_a_failure(http: HttpClient, answer: bytes, forever: bytes, why: str) -> None:
+    async with receiving() as receiver:
+        receiver.raw = writes(answer, forever=forever)  # type: ignore[assignment]
+        with pytest.raises(PushFailed, match=why):
+            await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
+
+
+async def test_a_port_that_nobody_listens_at_is_a_failure(http: HttpClient) -> None:
+    async with receiving() as receiver:
+        target = at(receiver)
+    with pytest.raises(PushFailed, match=r"connecting: .*refused"):
+        await http.post(target, HEADERS, b"", PATIENCE_S)
+
+
+async def test_a_name_is_checked_by_each_of_its_addresses() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        return {"mixed.test": ["169.254.169.254", "127.0.0.1"], "inside.test": ["10.0.0.1", "fd00::1"]}[host]
+
+    http = HttpClient(LOCAL, resolve=resolve)
+    async with receiving() as receiver:
+        target = at(receiver)._replace(host="mixed.test")
+        assert (await http.post(target, HEADERS, b"", PATIENCE_S)).status == 204
+        assert receiver.got[0].headers["host"].startswith("mixed.test:")
+    with pytest.raises(TargetRefused, match=r"inside.test is at fd00::1"):
+        await http.post(target._replace(host="inside.test"), HEADERS, b"", PATIENCE_S)
+    with pytest.raises(TargetRefused):
+        await http.check(target._replace(host="inside.test"))
+    http.close()
+
+
+async def test_a_name_that_becomes_another_address_is_caught() -> None:
+    """The second look-up says what the first did not: it is checked anew, and what is connected is what was checked."""
+    answers = [["127.0.0.1"], ["127.0.0.2"]]
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return answers.pop(0)
+
+    http = HttpClient(PushRules.of(["127.0.0.1"], [], True), resolve=resolve)
+    target = Target.parse("http://rebinding.test:9/")
+    await http.check(target)
+    with pytest.raises(TargetRefused):
+        await http.post(target, HEADERS, b"", PATIENCE_S)
+
+
+async def test_a_name_that_is_not_found_is_a_failure() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        raise OSError(-2, "Name or service not known")
+
+    with pytest.raises(PushFailed, match=r"x\.test is not found: Name or service not known"):
+        await HttpClient(LOCAL, resolve=resolve).check(Target.parse("https://x.test/"))
+
+
+async def test_a_name_that_no_host_may_have_is_a_failure(http: HttpClient) -> None:
+    for host in ("a" * 64 + ".invalid", "a..invalid", ".invalid"):
+        with pytest.raises(PushFailed, match="is not found"):
+            await http.check(Target.parse(f"https://{host}/"))
+
+
+def certificate(directory: Path) -> tuple[Path, Path]:
+    """Of 127.0.0.1, signed by itself."""
+    import ipaddress
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_file, key_file = directory / "cert.pem", directory / "key.pem"
+    certificate_file.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return certificate_file, key_file
+
+
+async def test_certificates_are_verified(http: HttpClient, tmp_path: Path) -> None:
+    certificate_file, key_file = certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate_file, key_file)
+    async with receiving(tls) as receiver:
+        with pytest.raises(PushFailed, match="its certificate is not trusted"):
+            await http.post(at(receiver), HEADERS, b"", PATIENCE_S)
+        assert receiver.got == []
+        trusting = HttpClient(LOCAL, ssl.create_default_context(cafile=certificate_file))
+        for _ in range(2):
+            assert (await trusting.post(at(receiver), HEADERS, b"x", PATIENCE_S)).status == 204
+        assert len({got.connection for got in receiver.got}) == 1
+        trusting.close()
