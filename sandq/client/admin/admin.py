@@ -293,8 +293,8 @@ class Admin:
         `secrets`: 1 to 4, each signs the requests (`sandq.new_push_secret()` makes one); with `keep_secrets` those of
         before sign as well, while a receiver changes over. `concurrency`: requests at once by each node that leads
         partitions (10). `request_timeout`: for a request to the URL and its answer (30 s). The group
-        need not be there yet. Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does not allow; Conflict while the
-        cluster is below feature level 13.
+        need not be there yet. Raises InvalidSetting, also for a URL that the nodes' configuration (`push.allow`) does
+        not allow; Conflict while the cluster is below feature level 13.
         """
         given: dict[str, Any] = {"url": url, "concurrency": concurrency}
         if secrets is not None:
@@ -316,8 +316,8 @@ class Admin:
 
     @timed_read
     async def pushes(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
-        """The groups of a topic that are pushed, by name: `url`, `secrets` (hints), `concurrency`, `request_timeout`, `state`
-        ("pushing"; "waiting" while the receiver fails at everything, "probing" after that; "looking" for its address;
+        """The groups of a topic that are pushed, by name: `url`, `secrets` (hints), `concurrency`,
+        `request_timeout`, `state` ("pushing"; "waiting" while the receiver fails at everything, "probing" after that; "looking" for its address;
         "starting"), the last `error` and its `error_ms`. `nodes`: how it goes on each that pushes, with what became of
         messages since it started (`acked`, `retried`, `snoozed`, `dead`)."""
         return together(await self._of_all_leaders(PushList(check_name("topic", topic))))
