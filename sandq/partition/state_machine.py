@@ -444,7 +444,7 @@ class TimerPartition:
                 return settlement.ack(command.items, now_ms, view)
             case c.Nack():
                 self._trim_schedule.note_settled(now_ms)
-                return [settlement.nack(item, now_ms, view) for item in in_turns(command.items)]
+                return settlement.nack(command.items, now_ms, view)
             case c.Extend():
                 return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in in_turns(command.items)]
             case c.Expire():
