@@ -120,9 +120,10 @@ class LeaseSettlement:
     def _check_headers(self, items: Sequence[Sequence[Any]]) -> None:
         most = FIXED.entry_copied_bytes
         for token, what, _, _, *more in items:
-            headers = (more[1] or {}).get(Column.HEADERS.value) if len(more) > 1 else None
-            lease = self._leases.by_token.get(token) if headers else None
-            if lease is None:
+            changes: dict[int, Any] = (more[1] if len(more) > 1 else None) or {}
+            headers = changes.get(Column.HEADERS.value, b"")
+            lease = self._leases.by_token.get(token)
+            if not headers or lease is None:
                 continue
             count = (lease.mask_of(what)[0] & lease.live).bit_count()
             if count * len(headers) > most:
