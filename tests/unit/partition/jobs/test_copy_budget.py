@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandq.model import offsets
-from sandq.model.batch import Column
+from sandq.model.batch import Column, encode
 from sandq.model.errors import TooLarge
 from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
@@ -111,6 +111,14 @@ def test_thinning_out_waits_for_an_entry_with_room() -> None:
         bench.cancel(offsets.shift(batches[at], 6))
     left = [bench.values(bench.lease(limit=5, at=9000)) for _ in range(4)]
     assert sum(map(len, left)) == 20
+
+
+def test_what_is_left_of_compressed_batches_counts_as_it_is_put() -> None:
+    bench = opened(Bench(level=BUDGET))
+    columns = {Column.VALUE: [b"0" * (1 << 20)] * 12, Column.DELIVER_MS: [T + 9000] * 12}
+    bases = [bench.apply(0, c.Append(encode(columns, compress=True)))[0][0] for _ in range(6)]
+    bench.apply(0, c.Cancel([by_id(offsets.shift(base, place)) for base in bases for place in range(7)]))
+    assert bench.written < FIXED.entry_copied_bytes + (6 << 20)
 
 
 # -- nacks ------------------------------------------------------------------------------------------------------------
