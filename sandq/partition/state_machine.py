@@ -39,7 +39,7 @@ from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
-from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED, UPDATES
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED, SENT, UPDATES
 from sandq.partition.limits.group_limits import GroupLimits, LimitsStatus
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
@@ -444,7 +444,7 @@ class TimerPartition:
                 return settlement.ack(command.items, now_ms, view)
             case c.Nack():
                 self._trim_schedule.note_settled(now_ms)
-                return [settlement.nack(item, now_ms, view) for item in in_turns(command.items)]
+                return settlement.nack(command.items, now_ms, view)
             case c.Extend():
                 return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in in_turns(command.items)]
             case c.Expire():
@@ -489,6 +489,8 @@ class TimerPartition:
             case c.TakeDigest():
                 self.digests_asked.append(command.number)
             case c.RaiseLevel():
+                if self.shared.level < SENT <= command.level:
+                    self.leases.note_sent(view)
                 self.shared.level = max(self.shared.level, command.level)
                 if self.shared.is_ordered:
                     self._trim_schedule.note_settled(now_ms)  # what its key blocks may be copied aside now

@@ -53,7 +53,7 @@ class Lease:
     left: int = 0
     """Nacked, expired, revoked or dead: no longer of this lease."""
     sent: int = 0
-    """Acked by acks that sent messages; below the level `SENT` that is not known."""
+    """Acked by acks that sent messages, or below the level `SENT`, where that is not known; 0 while it is below."""
     revoked: bool = False
     """It ended by its deadline or with its consumer, not by acks and nacks."""
     ended: int = 0

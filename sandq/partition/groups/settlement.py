@@ -7,6 +7,9 @@ from itertools import groupby
 from typing import Any
 
 from sandq.model import offsets
+from sandq.model.batch import Column
+from sandq.model.errors import TooLarge
+from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD, MAX_SNOOZES, RETRY, SNOOZE
 from sandq.partition import commands as c
 from sandq.partition.dedup.unique_keys import UniqueKeys
@@ -17,7 +20,7 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, History, Lease, Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change, renew
-from sandq.partition.levels import SENT
+from sandq.partition.levels import BUDGET, SENT
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.view import View
@@ -99,7 +102,37 @@ class LeaseSettlement:
             return None  # "the whole lease" leaves out what its holder nacked itself
         return _lost(lease, mask & lease.left, foreign, what)
 
-    def nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost | str:
+    def nack(self, items: Sequence[Sequence[Any]], now_ms: int, view: View) -> list[Lost | str]:
+        """`items`: those of a Nack. Raises TooLarge when one of them gives more headers than an entry may write: then
+        nothing is done."""
+        if self._shared.level >= BUDGET:
+            self._check_headers(items)
+        results: list[Lost | str] = []
+        put_off: set[int] = set()
+        for item in self._shared.in_turns(items):
+            # What comes behind of the same lease may be about the same messages: it comes behind still.
+            result = NOT_YET if item[0] in put_off else self._nack(item, now_ms, view)
+            if result == NOT_YET:
+                put_off.add(item[0])
+            results.append(result)
+        return results
+
+    def _check_headers(self, items: Sequence[Sequence[Any]]) -> None:
+        most = FIXED.entry_copied_bytes
+        for token, what, _, _, *more in items:
+            changes: dict[int, Any] = (more[1] if len(more) > 1 else None) or {}
+            headers = changes.get(Column.HEADERS.value, b"")
+            lease = self._leases.by_token.get(token)
+            if not headers or lease is None:
+                continue
+            count = (lease.mask_of(what)[0] & lease.live).bit_count()
+            if count * len(headers) > most:
+                raise TooLarge(
+                    f"headers of {len(headers)} bytes for {count} messages: a nack may give {most} bytes of them; nack "
+                    "fewer at once"
+                )
+
+    def _nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost | str:
         """`item`: one of a Nack, done as a whole: a lease holds not much more than `fitting.LEASE_BYTES`. NOT_YET where
         it writes messages again, and the entry has no budget left for it."""
         token, what, delay_ms, error, *more = item

@@ -659,7 +659,6 @@ class MessageLog:
             return
         if self._shared.is_budget_spent:
             return  # it is looked at again when further ones are taken out
-        self._shared.note_copied(taken.size, length)
         entry = rows.batch_entry(first, length, taken.size)
         left = [Range(part.first, part.length) for part in without(entry, gone)]
         messages = list(self.reader.messages(view, left, timed=True))
@@ -667,10 +666,13 @@ class MessageLog:
         self.delete_row(taken.key, taken.size, view, length)
         self.reader.forget(first)
         self.state.bytes -= entry.size - len(gone) * entry.unit
+        put_bytes = 0
         for one in self._shared.in_turns(messages):
             wanted_ms, is_delay = one.wanted or AS_PLACED
             light = rows.needed_of(one.fields, self._shared.is_ordered, wanted_ms)
-            self.state.bytes += self._put(one.offset, one.created_ms, one.fields, light, view, is_delay=is_delay).size
+            put_bytes += self._put(one.offset, one.created_ms, one.fields, light, view, is_delay=is_delay).size
+        self.state.bytes += put_bytes
+        self._shared.note_copied(put_bytes, length)  # the batch may have been compressed
         for offset in self._shared.in_turns(gone):
             self.drop_tombstone(offset, now_ms, view)
         for group in self._groups.by_id.values():

@@ -150,8 +150,9 @@ class TestAckThatSends:
         assert (acked.state, self.stored(acked.bench)) == ("acked", before)
 
     def test_refused_behind_an_ack_that_sent_nothing(self) -> None:
-        acked = scene("acked")
+        acked = scene("leased")
         acked.bench.apply(4, c.RaiseLevel(SENT))
+        assert acked.bench.ack(acked.token, acked.what, at=4) is None
         before = self.stored(acked.bench)
         (refused,) = acked.bench.apply(4, c.AckThen(acked.token, acked.what, self.sends))
         assert isinstance(refused, Conflict)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sandq.model import offsets
-from sandq.model.batch import Column
+from sandq.model.batch import Column, encode
+from sandq.model.errors import TooLarge
 from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
@@ -112,6 +113,14 @@ def test_thinning_out_waits_for_an_entry_with_room() -> None:
     assert sum(map(len, left)) == 20
 
 
+def test_what_is_left_of_compressed_batches_counts_as_it_is_put() -> None:
+    bench = opened(Bench(level=BUDGET))
+    columns = {Column.VALUE: [b"0" * (1 << 20)] * 12, Column.DELIVER_MS: [T + 9000] * 12}
+    bases = [bench.apply(0, c.Append(encode(columns, compress=True)))[0][0] for _ in range(6)]
+    bench.apply(0, c.Cancel([by_id(offsets.shift(base, place)) for base in bases for place in range(7)]))
+    assert bench.written < FIXED.entry_copied_bytes + (6 << 20)
+
+
 # -- nacks ------------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +159,36 @@ def test_nacks_that_bury_messages_end_with_it_too() -> None:
     assert (len(bench.dead()), len(bench.held())) == (FIT, 1)
     assert bench.apply(0, c.Nack(items[3:4]))[0] == [None]
     assert len(bench.dead()) == 4
+
+
+def test_what_is_said_of_a_lease_keeps_its_order() -> None:
+    """A message that is given up does not come again because the rest of its lease does."""
+    bench = opened(Bench(level=BUDGET))
+    for _ in range(FIT):
+        bench.append(LARGE)
+    copying = [nack(token, end=DEAD) for token in held(bench, FIT)]
+    bench.append("a", "b")
+    lease = bench.one()
+    one = lease.token, [[lease.ranges[0].base, 1]], None, "no", True, None, DEAD
+    rest = lease.token, None, 5, "no"
+    assert bench.apply(0, c.Nack([*copying, one, rest]))[0] == [None] * FIT + [NOT_YET] * 2
+    done, lost = bench.apply(0, c.Nack([one, rest]))[0]
+    assert (done, lost) == (None, [[lease.ranges[0].base, 1]]), "as in one entry"
+    assert len(bench.dead()) == FIT + 1
+    assert [bench.values([one]) for one in bench.lease(at=5)] == [["b"]]
+
+
+def test_headers_of_a_whole_lease_fit_an_entry() -> None:
+    bench = opened(Bench(level=BUDGET))
+    bench.append(*"m" * 1000)
+    lease = bench.one(limit=1000)
+    change: dict[int, int | bytes] = {Column.HEADERS.value: b"\x81\xa1a" + b"\xc5\xff\x00" + b"x" * 0xFF00}
+    first = lease.token, [[lease.ranges[0].base, 200]], 5, "no", True, change
+    (refused,) = bench.apply(0, c.Nack([first, nack(lease.token, change)]))
+    assert isinstance(refused, TooLarge) and "65286 bytes for 1000 messages" in refused.message
+    assert bench.written < 10_000 and bench.held()[0].live.bit_count() == 1000, "nothing is done"
+    assert bench.apply(0, c.Nack([first])) == [[None]]
+    assert bench.written < FIXED.entry_copied_bytes
 
 
 def test_nacks_that_copy_nothing_are_done_behind_those_that_do() -> None:

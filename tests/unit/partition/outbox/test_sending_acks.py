@@ -88,6 +88,21 @@ class TestAtOnce:
         other = [[lease.ranges[-1].base if len(lease.ranges) > 1 else offsets.shift(lease.ranges[0].base, 1), 1]]
         assert isinstance(ack(bench, lease, to_be_sent("x"), what=other), Conflict) is not whole
 
+    def test_what_was_acked_below_the_level_is_answered_as_it_was(self) -> None:
+        """Nobody knows whether that ack sent messages: it must not be said that it did not, when it did."""
+        bench = OutboxBench()
+        bench.append("m", "n")
+        lease = bench.one()
+        first, second = ([[offsets.shift(lease.ranges[0].base, place), 1]] for place in range(2))
+        assert ack(bench, lease, to_be_sent("x"), what=first) is None
+        bench.apply(1, c.RaiseLevel(SENT))
+        for _ in range(2):
+            bench.restart()
+            assert ack(bench, lease, to_be_sent("x"), what=first) is None
+        bench.ack(lease.token, second)
+        assert isinstance(ack(bench, lease, to_be_sent("y"), what=second), Conflict)
+        assert bench.status().outbox.messages == 1  # type: ignore[union-attr]
+
     def test_below_the_level_it_is_answered_as_done(self) -> None:
         bench = OutboxBench()
         lease = leased(bench)
