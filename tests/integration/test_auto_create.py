@@ -117,6 +117,23 @@ async def test_a_topic_that_was_deleted_is_made_anew(maker: sandq.Client) -> Non
     assert [found.value async for found in maker.messages("made.a").list(values=True)] == [b"2"]
 
 
+async def test_a_topic_that_somebody_else_deleted_is_made_anew(making: Serving, maker: sandq.Client) -> None:
+    leases = maker.leases("made.a", "g")
+
+    async def subscribe() -> None:
+        async with maker.subscribe("made.a", group="g"):
+            pass
+
+    async with connected(making) as other:
+        await maker.produce("made.a", b"1")
+        for use in (lambda: maker.produce("made.a", b"2"), leases.take, subscribe):
+            await other.admin.delete_topic("made.a")
+            with pytest.raises(UnknownTopic):  # this client did not know yet
+                await use()
+            await use()
+            assert (await other.admin.topic("made.a")).name == "made.a"
+
+
 async def test_without_patterns_none_is_made(node: Serving, dial: Dial, api: sandq.Client) -> None:
     with pytest.raises(UnknownTopic, match=r"^there is no topic 'made\.a'$") as refused:
         await api.produce("made.a", b"x")
