@@ -73,14 +73,6 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
 
     app.openapi = openapi  # type: ignore[method-assign]
     inner: Any = HotRoutes(app, [route for route in app.state.routes if route.endpoint in _HOT])
-    if rules.origins:
-        inner = CORSMiddleware(
-            inner,
-            allow_origins=sorted(rules.origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["etag", "sandq-stale-ms", "x-request-id"],
-        )
     rates = RequestRates(anyio.current_time)
 
     def settings(topic: str) -> Mapping[str, Any] | None:
@@ -88,6 +80,14 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
         return None if record is None else record.settings
 
     inner = RateGate(inner, rates, settings)
+    if rules.origins:  # around all that answers pages: what refuses them they may read, and to ask first costs nothing
+        inner = CORSMiddleware(
+            inner,
+            allow_origins=sorted(rules.origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["etag", "retry-after", "sandq-stale-ms", "x-request-id"],
+        )
     return Guard(inner, rules, observe, account)
 
 
