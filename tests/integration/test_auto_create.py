@@ -52,6 +52,7 @@ async def test_producing_makes_a_topic_as_the_node_says(making: Serving, maker: 
     topic = await maker.admin.topic("made.a")
     assert (topic.kind, len(topic.partitions)) == ("timer", 2)
     assert (topic.settings["ttl_ms"], topic.settings["max_attempts"]) == (3_600_000, 3)
+    assert "auto_created" not in topic.settings  # who copies the topic cannot set that
     assert await names(maker) == ["made.a", "made.b"]
     assert making.broker.administration.auto_created == 2
 
