@@ -347,7 +347,7 @@ class Client:
             if producer is None:
                 producer = await self._stack.enter_async_context(new)
                 self._producers[topic] = producer
-        elif self._cluster.missing(topic) is not None:
+        elif self._cluster.record(topic) is None:
             await used_topic(self._cluster, topic)  # it was deleted, and may be made anew
         return producer
 

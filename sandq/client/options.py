@@ -35,6 +35,9 @@ class Options:
     # Reconnecting, and asking again: first, then doubled, each time a random part from the half to the whole.
     back_off_first_s: float = 0.05
     back_off_max_s: float = 0.5
+    # Who refused a request may say when to ask again; it is asked so soon all the same, for it may think otherwise by
+    # then: a rate was raised.
+    told_pause_max_s: float = 5.0
 
     # A PING every so often; when nothing at all came for the second time, the connection is given up.
     keepalive_s: float = 10.0
@@ -65,9 +68,11 @@ class Options:
         return longest * random.uniform(0.5, 1.0)
 
     def pause_s(self, attempt: int, error: SandqError) -> float:
-        """The same after a certain error, and as long as who refused the request says, if it does."""
+        """The same after a certain error, and as long as who refused the request says, if it does, up to
+        `told_pause_max_s`."""
         wait_ms = error.details.get("retry_after_ms")
-        return max(self.back_off_s(attempt), wait_ms / 1000 if type(wait_ms) is int else 0.0)
+        told_s = min(wait_ms / 1000, self.told_pause_max_s) if type(wait_ms) is int else 0.0
+        return max(self.back_off_s(attempt), told_s)
 
 
 DEFAULTS: Final = Options()

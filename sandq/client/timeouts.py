@@ -24,6 +24,12 @@ def seconds_of(what: str, duration: Duration) -> float:
     return seconds
 
 
+def check_timeout(timeout: Duration | None) -> None:
+    """InvalidRequest unless it is a timeout, or None: for who uses it later."""
+    if timeout is not None:
+        seconds_of("timeout", timeout)
+
+
 def timed_read(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
     """Have the argument `timeout` of an async method bound how long it may take. What it does changes nothing."""
     return _timed(method, "")

@@ -27,6 +27,7 @@ class KvGetCoalescer:
     def add(self, frame: Frame) -> None:
         """Take a request in. Raises InvalidRequest."""
         asked = KvGet.parse(frame)
+        self._kv_queries.check_places(asked, asked.keys)  # here: it is refused alone, and not all that go with it
         together = self._gathered.setdefault(asked[:3], [])
         together.append((frame[1], asked))
         if len(together) == TOGETHER:

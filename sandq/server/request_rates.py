@@ -4,7 +4,8 @@ A client is the machine that requests come from (an IPv6 network counts as one),
 counted together, so that nobody gets more by connecting again. What is counted produces, reads or takes messages; what
 settles them, and what runs the cluster, never waits for a rate.
 
-Each client has a token bucket, written as one number: the instant at which it will be full.
+Each client has a token bucket, written as one number: the instant at which it will be full. Under another rate it has
+another one: what was asked at a slow rate does not have it wait once that was raised.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ RATED: Final = frozenset(
 )
 """Requests that are counted. Their topic is their first field."""
 
-_Key = tuple[str, str, str]
-"""Topic, source, principal; of those that share one, the topic alone."""
+_Key = tuple[str, int, str, str]
+"""Topic, rate, source, principal; of those that share one, the topic and its rate alone."""
 
 
 class RequestRates:
@@ -63,7 +64,7 @@ class RequestRates:
         interval_s = interval_us / 1_000_000
         burst = settings.get(MAX_REQUEST_BURST) or max(1_000_000 // interval_us, 1)
         now = self._clock()
-        key = self._key(topic, caller, now)
+        key = self._key(topic, interval_us, caller, now)
         full_at = max(self._full_at.get(key, now), now)
         wait_s = full_at - now - (burst - 1) * interval_s
         if wait_s > 1e-9:
@@ -77,8 +78,8 @@ class RequestRates:
             )
         self._full_at[key] = full_at + requests * interval_s
 
-    def _key(self, topic: str, caller: Caller, now: float) -> _Key:
-        key = topic, source_of_caller(caller), caller.principal
+    def _key(self, topic: str, interval_us: int, caller: Caller, now: float) -> _Key:
+        key = topic, interval_us, source_of_caller(caller), caller.principal
         if key in self._full_at or len(self._full_at) < self._clients:
             return key
         if now >= self._looked_at + LOOK_S:
@@ -86,4 +87,4 @@ class RequestRates:
             self._full_at = {key: full_at for key, full_at in self._full_at.items() if full_at > now}
             if len(self._full_at) < self._clients:
                 return key
-        return topic, "", ""
+        return topic, interval_us, "", ""

@@ -9,6 +9,7 @@ import msgpack
 from sandq.broker.peers.routes import Routes
 from sandq.broker.turns import Turn
 from sandq.metadata.records import Topic
+from sandq.model.names import AUTO_CREATED
 
 KEPT_BYTES: Final = 8 << 20
 """Of encoded topics: about what as many as a cluster may have come to. Those made first go first."""
@@ -58,7 +59,8 @@ class TopicRecords:
             await turn.spend(PARTITION_WORK)
         member("initial_partitions", record.initial_partitions)
         member("replicas", record.replicas)
-        member("settings", record.settings)
+        # What was made of itself is no setting: who copies a topic by what is told of it could not say so.
+        member("settings", {name: value for name, value in record.settings.items() if name != AUTO_CREATED})
         encoded: bytes = packer.bytes()
         return encoded
 

@@ -52,6 +52,7 @@ async def test_producing_makes_a_topic_as_the_node_says(making: Serving, maker: 
     topic = await maker.admin.topic("made.a")
     assert (topic.kind, len(topic.partitions)) == ("timer", 2)
     assert (topic.settings["ttl_ms"], topic.settings["max_attempts"]) == (3_600_000, 3)
+    assert "auto_created" not in topic.settings  # who copies the topic cannot set that
     assert await names(maker) == ["made.a", "made.b"]
     assert making.broker.administration.auto_created == 2
 
@@ -115,6 +116,23 @@ async def test_a_topic_that_was_deleted_is_made_anew(maker: sandq.Client) -> Non
     except UnknownTopic:  # that of before was under way
         await maker.produce("made.a", b"2")
     assert [found.value async for found in maker.messages("made.a").list(values=True)] == [b"2"]
+
+
+async def test_a_topic_that_somebody_else_deleted_is_made_anew(making: Serving, maker: sandq.Client) -> None:
+    leases = maker.leases("made.a", "g")
+
+    async def subscribe() -> None:
+        async with maker.subscribe("made.a", group="g"):
+            pass
+
+    async with connected(making) as other:
+        await maker.produce("made.a", b"1")
+        for use in (lambda: maker.produce("made.a", b"2"), leases.take, subscribe):
+            await other.admin.delete_topic("made.a")
+            with pytest.raises(UnknownTopic):  # this client did not know yet
+                await use()
+            await use()
+            assert (await other.admin.topic("made.a")).name == "made.a"
 
 
 async def test_without_patterns_none_is_made(node: Serving, dial: Dial, api: sandq.Client) -> None:

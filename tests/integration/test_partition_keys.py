@@ -11,7 +11,7 @@ from sandq.errors import Conflict, InvalidRequest, InvalidSetting
 from sandq.model.features import Levels
 from sandq.model.partitioning import partition_for
 from sandq.node import Serving, run_node
-from sandq.protocol.frames import Type
+from sandq.protocol.frames import Type, encode_frame
 from tests.integration.conftest import Dial
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
@@ -108,6 +108,11 @@ async def test_who_looks_in_a_wrong_partition_is_told(dial: Dial, node: Serving,
         assert answer[2] == "INVALID" and f"belongs to partition {right}, not {wrong}" in answer[3]
         assert "older clients" in answer[3]
     assert (await raw.call(Type.KV_GET, "t", right, False, [b"ada/lamp"]))[3] == [None]
+    other = next(name for name in map(str, range(99)) if partition_for(name.encode(), 5) == wrong).encode()
+    asked = [[Type.KV_GET, number, "t", wrong, False, [key]] for number, key in ((71, other), (72, b"ada/lamp"))]
+    await raw.send_bytes(b"".join(encode_frame(*frame) for frame in asked))
+    answers = {answer[1]: answer for answer in [await raw.receive() for _ in asked]}
+    assert answers[71][3] == [None] and answers[72][2] == "INVALID"  # of those that come together it alone is refused
 
 
 async def test_it_is_fixed_and_of_compacted_topics_alone(kv: sandq.Keys, api: sandq.Client) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 
@@ -86,6 +87,8 @@ async def test_a_client_gives_up_in_the_end(node: Serving) -> None:
             await client.produce("t", b"x")
         with pytest.raises(Throttled):
             await client.messages("t").get(unique_key="k")
+        with anyio.fail_after(PATIENCE_S), pytest.raises(Throttled):
+            await client.leases("t", "g").take()
 
 
 async def test_every_kind_of_topic_has_it_and_bad_ones_are_told(api: sandq.Client) -> None:

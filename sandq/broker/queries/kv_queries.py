@@ -46,8 +46,8 @@ class KvQueries:
 
     async def get(self, requests: Sequence[KvGet], caller: Caller) -> tuple[list[list[bytes | None]], int]:
         """As `PartitionReplica.values`, for the first of these requests to one partition, all stale or none of them:
-        one at least, up to the one that reaches `ANSWER_BYTES`; and how old that is (ms)."""
-        self._check_places(requests[0], [key for request in requests for key in request.keys])
+        one at least, up to the one that reaches `ANSWER_BYTES`; and how old that is (ms). Each has passed
+        `check_places`."""
         (found, _), stale_ms = await self._ask(
             requests[0],
             lambda replica, now_ms: _values(replica, requests, now_ms),
@@ -66,7 +66,7 @@ class KvQueries:
     async def changes(self, request: KvWatch, caller: Caller) -> Changes:
         """As `KvWatches.changes`."""
         if request.stop == request.start + b"\0":
-            self._check_places(request, [request.start])
+            self.check_places(request, [request.start])
         watch = Watch(request.after, request.mark, request.every, request.start, request.stop)
         host = self._host(request)
         return await self._broker.kv_watches.changes(
@@ -89,10 +89,13 @@ class KvQueries:
         await self._time.advance_for_values(host)
         return await reads.ask(host, lambda replica: question(replica, 0), requests, room, size, work), 0
 
-    def _check_places(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
+    def check_places(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
         """Refuse to look for keys where they cannot be, because of a delimiter that who asks does not know of: it would
         take them for absent. Raises InvalidRequest."""
-        record = self._broker.topic(request.topic).record
+        opened = self._broker.catalog.topics.get(request.topic)
+        if opened is None:
+            return  # to ask says why
+        record = opened.record
         places = KeyPartitions.of_topic(record.initial_partitions, record.settings)
         if not places.delimiter:
             return

@@ -165,10 +165,12 @@ class Leases:
                 if found or left_ms <= 0:
                     return found
             except SandqError as error:
-                if not error.retriable or anyio.current_time() >= fails_at:
+                self._cluster.gone(self.topic, error)
+                left_s = fails_at - anyio.current_time()
+                if not error.retriable or left_s <= 0:
                     raise
                 is_told = False
-                await anyio.sleep(self._cluster.options.pause_s(attempt, error))
+                await anyio.sleep(min(self._cluster.options.pause_s(attempt, error), left_s))
                 attempt += 1
 
     async def _take_round(self, request: Lease, wait_ms: int) -> Taken:

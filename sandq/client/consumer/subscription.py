@@ -341,6 +341,7 @@ class Subscription:
     def topic_failed(self, topic: str, error: SandqError) -> None:
         """A topic cannot go on: nor can the iterator, unless the topic was one of a pattern, and is gone, or refuses
         what others take."""
+        self.cluster.gone(topic, error)
         if not self._goes_on_without(topic, error):
             self.fail(error)
         elif (consumer := self._consumers.pop(topic, None)) is not None:

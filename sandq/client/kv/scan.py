@@ -16,7 +16,7 @@ import anyio.abc
 
 from sandq.client.kv.entries import Entry
 from sandq.client.options import again
-from sandq.client.timeouts import within
+from sandq.client.timeouts import check_timeout, within
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader, call_replica
 from sandq.model.errors import ClosedError, ProtocolError, SandqError
@@ -97,6 +97,7 @@ class Scan:
         timeout: Duration | None = None,
     ) -> None:
         """`timeout`: how long the next rows are waited for."""
+        check_timeout(timeout)
         self._cluster = cluster
         self._tasks = tasks
         self._topic = topic

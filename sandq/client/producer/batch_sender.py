@@ -359,6 +359,7 @@ class BatchSender(Generic[B]):
         else:
             # A log that failed in mid-write may hold the batch all the same.
             batch.unknown = batch.unknown or isinstance(reply, StorageFailed)
+            self.cluster.gone(self.topic, reply)
             self.fail(batch, again(reply))
 
     def _come_back(self, batch: B, error: SandqError) -> None:

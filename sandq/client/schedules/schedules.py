@@ -13,7 +13,7 @@ from sandq.client.arguments import did_you_mean, suggesting
 from sandq.client.producer.partitioner import check_rank
 from sandq.client.producer.validation import Headers, MessageValidation, Value, rank_of
 from sandq.client.schedules.schedule import Schedule
-from sandq.client.timeouts import timed_change, timed_read, within
+from sandq.client.timeouts import check_timeout, timed_change, timed_read, within
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call, call_leader, each, fresh_topic
 from sandq.model.batch import Column, encode
@@ -417,6 +417,7 @@ class ScheduleRows:
         timeout: Duration | None = None,
     ) -> None:
         """`timeout`: how long each page is waited for."""
+        check_timeout(timeout)
         _check_text("prefix", prefix, NAME_BYTES)
         if tenant is not None:
             check_tenant(tenant)

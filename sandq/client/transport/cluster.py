@@ -28,6 +28,7 @@ from sandq.model.errors import (
     NotFound,
     SandqError,
     Unavailable,
+    UnknownTopic,
 )
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.requests import Metadata
@@ -138,6 +139,13 @@ class Cluster:
         if self._asking == topic:
             self._asking = None
         self._topics.pop(topic, None)
+
+    def gone(self, topic: str, error: SandqError) -> None:
+        """A node answers that there is no such topic: what is known of it is old, if somebody else deleted it. Whoever
+        uses it next asks, and has it made anew where it may be."""
+        if isinstance(error, UnknownTopic) and self.record(topic) is not None:
+            self.forget(topic)
+            self.refresh(topic)
 
     def learn(self, record: TopicRecord, asked: int) -> None:
         """Keep what a node answered about a topic; `asked`: what `forgotten` was when it was asked. If a topic was

@@ -51,22 +51,21 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
         scope.setdefault("state", {}).update(of_node)
         await hot(scope, receive, send)
 
-    inner: Any = with_node
-    if rules.origins:
-        inner = CORSMiddleware(
-            inner,
-            allow_origins=sorted(rules.origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["etag", "sandq-stale-ms", "x-request-id"],
-        )
     rates = RequestRates(anyio.current_time)
 
     def settings(topic: str) -> Mapping[str, Any] | None:
         record = cluster_of(gateway.client).record(topic)
         return None if record is None else record.settings
 
-    inner = RateGate(inner, rates, settings)
+    inner = RateGate(with_node, rates, settings)
+    if rules.origins:  # around all that answers pages: what refuses them they may read, and to ask first costs nothing
+        inner = CORSMiddleware(
+            inner,
+            allow_origins=sorted(rules.origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["etag", "retry-after", "sandq-stale-ms", "x-request-id"],
+        )
     return Guard(inner, rules, observe, account)
 
 

@@ -82,6 +82,20 @@ async def test_whom_the_operator_allows(open_web: Web) -> None:
     assert await hosts(open_web, "other.example") == 403
 
 
+async def test_pages_may_read_that_they_ask_too_much(open_web: Web) -> None:
+    headers = {"host": "queue.example:80", "origin": FOREIGN}
+    topic = {"name": "t", "settings": {"max_request_rate": "1/h", "max_request_burst": 2}}
+    assert (await open_web.raw("POST", "/topics", headers=headers, json=topic)).status_code == 201
+    assert (await open_web.raw("POST", "/topics/t", headers=headers, json={"text": "x"})).status_code == 201
+    before = {**headers, "access-control-request-method": "GET"}
+    for _ in range(3):  # to ask whether it may ask is no request about the topic
+        assert (await open_web.raw("OPTIONS", "/topics/t/messages", headers=before)).status_code == 200
+    found = [await open_web.raw("GET", "/topics/t/messages", headers=headers) for _ in range(3)]
+    assert found[-1].status_code == 429 and found[0].status_code == 200
+    assert found[-1].headers["access-control-allow-origin"] == FOREIGN
+    assert "retry-after" in found[-1].headers["access-control-expose-headers"]
+
+
 @by_both
 async def test_request_ids(web: Web) -> None:
     found = await web.raw("GET", "/topics/nope", headers={"x-request-id": "mine-1"})

@@ -78,6 +78,9 @@ class OneNode:
         self.wire: Wire | None = Wire("node1")
         self._nodes = 1
 
+    def gone(self, topic: str, error: SandqError) -> None:
+        pass
+
     def missing(self, topic: str) -> None:
         return None
 

@@ -118,6 +118,21 @@ def test_a_node_that_says_nothing(with_client: Any) -> None:
     with_client(test, timeout_s=60.0)
 
 
+def test_a_bad_timeout_is_told_at_once(with_client: Any) -> None:
+    async def test(server: FakeServer, client: sandq.Client) -> None:
+        for begin in (
+            client.messages("t").list,
+            client.dead("t", "g").list,
+            client.schedules("t").list,
+            client.kv("t").scan,
+            lambda **timeout: client.fetch("t", 0, **timeout),
+        ):
+            with pytest.raises(InvalidRequest, match="timeout: it must be longer than nothing"):
+                begin(timeout=0)
+
+    with_client(test)
+
+
 def test_the_blocking_calls_block() -> None:
     for blocking in (sandq.sync.Client, *BLOCKING.values()):
         found = [

@@ -244,7 +244,8 @@ class Refusing:
 
 def test_gets_that_are_too_many_are_refused_one_by_one() -> None:
     connection: Any = Refusing()
-    gets = KvGetCoalescer(connection, None)  # type: ignore[arg-type]
+    queries: Any = SimpleNamespace(check_places=lambda request, keys: None)
+    gets = KvGetCoalescer(connection, queries)
     for number in (1, 2):
         (frame,) = FrameReader().feed(KvGet("t", 0, False, [b"k"]).frame(number))
         gets.add(frame)

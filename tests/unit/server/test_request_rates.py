@@ -100,6 +100,14 @@ def test_a_setting_that_changes_holds_at_once(clock: Clock) -> None:
     rates.take("t", parse_settings({}).record(), ADA)
 
 
+def test_a_rate_that_is_raised_is_not_waited_for(clock: Clock) -> None:
+    rates, slow = RequestRates(clock), parse_settings({"max_request_rate": "10/d"}).record()
+    rates.take("t", slow, ADA, 20)
+    with pytest.raises(Throttled):
+        rates.take("t", slow, ADA)
+    assert [refused(rates) for _ in range(4)] == [0, 0, 0, 100]
+
+
 def test_buckets_are_bounded(clock: Clock) -> None:
     rates = RequestRates(clock, clients=2)
     assert [refused(rates, ADA), refused(rates, BOB)] == [0, 0]
