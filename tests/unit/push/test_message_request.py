@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandq.model.webhooks import secret_text, verify
-from sandq.push.message_request import HEADER_BYTES_MOST, encoded, headers_of, webhook_id
+from sandq.push.message_request import (
+    HEADER_BYTES_MOST,
+    HEADER_MOST_BYTES,
+    HEADERS_MOST,
+    encoded,
+    headers_of,
+    webhook_id,
+)
 
 SECRET = secret_text(bytes(24))
 NOW_S = 1_800_000_000
@@ -81,6 +88,14 @@ def test_what_has_no_room_is_left_out_and_counted() -> None:
     message = FakeMessage(key=b"k", headers={"big": "x" * HEADER_BYTES_MOST, "small": "1", "huge": "\u00e4" * 9000})
     found = names(message)
     assert found["sandq-left-out"] == "2" and found["sandq-header-small"] == "1" and found["sandq-key"] == "k"
+
+
+def test_one_header_and_their_number_are_bounded_too() -> None:
+    """By what servers take in a line, and in a request with the headers that each has."""
+    own = {"line": "x" * (HEADER_MOST_BYTES + 1), **{f"h{number}": number for number in range(100)}}
+    found = names(FakeMessage(key=b"k", headers=own))
+    assert sum(name.startswith("sandq-header-") for name in found) == HEADERS_MOST - 1  # and the key
+    assert "sandq-header-line" not in found and found["sandq-left-out"] == "38" and len(found) < 98
 
 
 values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20)
