@@ -70,8 +70,10 @@ class Pump:
         now_ms: Callable[[], int],
         observe: Callable[[float], None],
         agent: str,
+        places: trio.CapacityLimiter,
     ) -> None:
-        """`observe`: told how many seconds each request took. `agent`: what this program is called."""
+        """`observe`: told how many seconds each request took. `agent`: what this program is called. `places`: for the
+        requests of all pumps of the node."""
         self.topic, self.group, self.push = topic, group, push
         self._client = client
         self._http = http
@@ -79,6 +81,7 @@ class Pump:
         self._now_ms = now_ms
         self._observe = observe
         self._agent = agent
+        self._places = places
         self._target = Target.parse(push["url"])
         self._circuit = Circuit()
         self._partitions: tuple[int, ...] = ()
@@ -179,7 +182,7 @@ class Pump:
 
     async def _send(self, message: Message) -> None:
         """Send a message, and settle it by the answer."""
-        async with self._limiter:
+        async with self._limiter, self._places:
             if not message.is_held:
                 return
             self._counts.in_flight += 1

@@ -156,6 +156,38 @@ async def test_no_more_requests_at_once_than_it_says(client: sandq.Client, recei
     assert receiver.most_at_once == 3 and receiver.connections == 3
 
 
+async def test_a_node_has_places_for_a_number_of_requests_over_all_groups(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandq.push.pusher._most_requests", lambda: 2)
+    receiver.hold = trio.Event()
+    async with risen(small_config(tmp_path, **LOOPBACK)) as node, connected(node) as client:
+        await client.admin.create_topic("t")
+        for group in ("a", "b", "c"):
+            await client.admin.set_push("t", group, receiver.url, secrets=SECRET)
+        await client.produce("t", b"m")
+        await until_answer(lambda: client.admin.groups("t"), lambda rows: [row["leased"] for row in rows] == [1, 1, 1])
+        await receiver.until(2)
+        receiver.hold.set()
+        await receiver.until(3)
+        assert receiver.most_at_once == 2
+        assert {got.headers["sandq-group"] for got in receiver.got} == {"a", "b", "c"}
+
+
+async def test_a_push_that_this_version_does_not_understand_stops_nothing_else(
+    client: sandq.Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strange = {"url": "https://./", "secrets": [SECRET], "concurrency": 1, "timeout_ms": 1000}
+    with monkeypatch.context() as patched:
+        patched.setattr("sandq.broker.controller.administration.changed_push", lambda old, given: strange)
+        await client.admin.set_push("t", "a", secrets=SECRET)
+    await push(client, receiver)
+    await client.produce("t", b"m")
+    (got,) = await receiver.until(1)
+    assert got.headers["sandq-group"] == "g"
+    assert [row["state"] for row in await client.admin.pushes("t")] == ["starting", "pushing"]
+
+
 async def test_the_limits_of_the_group_hold(client: sandq.Client, receiver: Receiver) -> None:
     receiver.hold = trio.Event()
     await client.admin.limit_group("t", "g", max_in_flight=1)
