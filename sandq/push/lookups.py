@@ -25,6 +25,8 @@ class _Name:
     def __init__(self) -> None:
         self.turn = trio.Lock()
         self.found: list[str] = []
+        self.failure: tuple[object, ...] | None = None
+        """Of the OSError that it ended with."""
         self.until_s = -1.0
 
 
@@ -49,7 +51,12 @@ class Lookups:
             if trio.current_time() >= name.until_s:
                 # As bytes: a name comes in ASCII, and has the letters that it has (`my_service`).
                 look = partial(socket.getaddrinfo, host.encode("ascii"), port, type=socket.SOCK_STREAM)
-                places = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._threads)
-                name.found = [str(place[4][0]) for place in places]
+                try:
+                    places = await trio.to_thread.run_sync(look, abandon_on_cancel=True, limiter=self._threads)
+                    name.found, name.failure = [str(place[4][0]) for place in places], None
+                except OSError as error:
+                    name.failure = error.args
                 name.until_s = trio.current_time() + SHARED_S
+            if name.failure is not None:
+                raise OSError(*name.failure)
             return list(name.found)

@@ -24,6 +24,7 @@ class FakeResolver:
         self.asked.append(host)
         if host.startswith(b"hang"):
             self.go.wait()
+        if host != b"a.test" and host != b"my_service":
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", port))]
 
@@ -57,6 +58,24 @@ async def test_who_asks_while_it_is_looked_up_shares_what_is_found(
     await trio.sleep(SHARED_S)
     await lookups.find("a.test", 443)
     assert resolver.asked == [b"a.test"] * 2
+
+
+async def test_that_a_name_is_not_found_is_shared_as_well(resolver: FakeResolver) -> None:
+    lookups = Lookups()
+    failures: list[OSError] = []
+
+    async def ask() -> None:
+        with pytest.raises(OSError, match="Temporary failure") as failure:
+            await lookups.find("nobody.test", 443)
+        failures.append(failure.value)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(ask)
+    assert resolver.asked == [b"nobody.test"]
+    assert {(failure.errno, failure.strerror) for failure in failures} == {
+        (socket.EAI_AGAIN, "Temporary failure in name resolution")
+    }
 
 
 async def test_a_name_server_that_hangs_stops_nobody_else(resolver: FakeResolver) -> None:
