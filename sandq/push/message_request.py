@@ -46,6 +46,8 @@ class Pushed(Protocol):
     def deliver_at_ms(self) -> int: ...
     @property
     def value(self) -> bytes: ...
+    @property
+    def deleted(self) -> bool: ...
 
 
 def webhook_id(topic: str, partition: int, message_id: str) -> str:
@@ -73,6 +75,8 @@ def headers_of(message: Pushed, group: str, secrets: Sequence[str], now_s: int, 
         "sandq-attempt": str(message.attempt),
         "sandq-deliver-at": format_instant(message.deliver_at_ms),
     }
+    if message.deleted:
+        fixed["sandq-deleted"] = "true"
     found = [(key.encode("ascii"), value.encode("ascii")) for key, value in fixed.items()]
     return found + _own_headers(message.key, own)
 

@@ -113,6 +113,19 @@ async def test_what_fails_comes_again_as_the_same_message(
     await until_settled(client, waiting=0, leased=0, dead=0)
 
 
+async def test_a_deletion_of_a_compacted_topic_is_pushed_as_one(client: sandq.Client, receiver: Receiver) -> None:
+    await client.admin.create_topic("k", kind="compacted")
+    await client.admin.set_push("k", "g", receiver.url, secrets=SECRET)
+    async with client.producer("k") as producer:
+        await producer.send(b"", key=b"a")
+        await producer.send(None, key=b"a")
+    got = await receiver.until(2)
+    assert {(one.headers["sandq-key"], one.headers.get("sandq-deleted"), one.body) for one in got} == {
+        ("a", None, b""),
+        ("a", "true", b""),
+    }
+
+
 async def test_410_is_dead_at_once(client: sandq.Client, receiver: Receiver) -> None:
     receiver.answers = [(410, {}, b"no such customer")]
     await push(client, receiver)

@@ -35,6 +35,7 @@ class FakeMessage:
     partition: int = 3
     attempt: int = 2
     deliver_at_ms: int = NOW_S * 1000
+    deleted: bool = False
 
 
 def names(message: FakeMessage) -> dict[str, str]:
@@ -77,6 +78,11 @@ def test_the_content_type_is_that_of_the_message() -> None:
         found = names(FakeMessage(headers={"content-type": wrong}))
         assert found["content-type"] == "application/octet-stream"
         assert "sandq-header-content-type" in found
+
+
+def test_a_key_that_is_deleted_is_told_from_an_empty_value() -> None:
+    assert "sandq-deleted" not in names(FakeMessage(b"", b"k"))
+    assert names(FakeMessage(b"", b"k", deleted=True))["sandq-deleted"] == "true"
 
 
 def test_ids_are_different_where_topics_are() -> None:
