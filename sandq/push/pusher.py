@@ -33,8 +33,8 @@ CLIENT_NAME: Final = "sandq-push"
 LOOK_S: Final = 30.0
 """What is wanted is compared with what there is at least so often, whatever is heard."""
 
-END_S: Final = GRACE_S + 5.0
-"""What is under way when the node stops has so long, its acks included."""
+SETTLE_S: Final = 5.0
+"""After the grace time of requests, when the node stops: for their acks."""
 
 FILES_PART: Final = 16
 """A request at once for so many files that this process may open, over all groups: each takes one, and what the node
@@ -57,8 +57,10 @@ class Pusher:
         version: str,
         tls: ssl.SSLContext | None = None,
         resolve: Resolve | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
-        """`server`: the client port of this node. `tls`: None trusts whom the machine does."""
+        """`server`: the client port of this node. `tls`: None trusts whom the machine does. `grace_s`: how long the
+        node may take to stop; requests have no longer to end."""
         self._broker = broker
         self._node = node
         self._server = server
@@ -66,6 +68,7 @@ class Pusher:
         self._agent = f"sandq/{version}"
         self._tls = tls
         self._resolve = resolve
+        self.grace_s = min(grace_s, GRACE_S)
         self._changed = Signal()
         self._ending = False
         self._places = trio.CapacityLimiter(_most_requests())
@@ -155,7 +158,16 @@ class Pusher:
                 now_ms, observe = self._broker.clock.now_ms, self.durations.observe
                 try:
                     pump = Pump(
-                        *pushed, pushes[pushed], client, http, counts, now_ms, observe, self._agent, self._places
+                        *pushed,
+                        pushes[pushed],
+                        client,
+                        http,
+                        counts,
+                        now_ms,
+                        observe,
+                        self._agent,
+                        self._places,
+                        self.grace_s,
                     )
                 except SandqError as error:  # what a node of another version took for a push
                     log.error("a group cannot be pushed", topic=pushed[0], group=pushed[1], error=error.message)
@@ -199,4 +211,4 @@ async def pushing(pusher: Pusher) -> AsyncIterator[None]:
         finally:
             pusher.end()
             nursery.cancel_scope.shield = True
-            nursery.cancel_scope.deadline = trio.current_time() + END_S
+            nursery.cancel_scope.deadline = trio.current_time() + pusher.grace_s + SETTLE_S

@@ -263,6 +263,22 @@ async def test_a_request_that_outlives_its_push_is_given_back(client: sandq.Clie
     assert row["ready"] + row["waiting"] == 1
 
 
+async def test_requests_have_no_longer_than_the_node_may_take_to_stop(
+    tmp_path: Path, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.hold = trio.Event()
+    async with risen(small_config(tmp_path, **LOOPBACK, SHUTDOWN_GRACE="0s")) as node, connected(node) as client:
+        await client.admin.create_topic("t")
+        await push(client, receiver, timeout="10m")
+        await client.produce("t", b"m")
+        await receiver.until(1)
+    assert "did not end in 0 s and was cancelled: given back" in caplog.text
+    receiver.hold.set()
+    async with risen(small_config(tmp_path, **LOOPBACK)):
+        got = await receiver.until(2)
+        assert [one.headers["sandq-attempt"] for one in got] == ["1", "1"]
+
+
 async def test_another_url_gets_what_comes(client: sandq.Client, receiver: Receiver) -> None:
     await push(client, receiver)
     await client.produce("t", b"1")
