@@ -422,7 +422,13 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             await _take_part(member, broker, serving)
         server_address = Address(_REACHED.get(host, host), port)
         pusher = Pusher(
-            broker, this_node.name, str(server_address), config.push.rules(), sandq.__version__, parts.push_tls
+            broker,
+            this_node.name,
+            str(server_address),
+            config.push.rules(),
+            sandq.__version__,
+            parts.push_tls,
+            grace_s=config.shutdown_grace_ms / 1000,
         )
         info = ServerInfo(
             sandq.__version__,

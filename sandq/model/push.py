@@ -7,6 +7,7 @@ Nobody is shown the secrets again: what is told of a push goes through `shown`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
@@ -23,6 +24,7 @@ TIMEOUT_MS: Final = 30_000
 TIMEOUT_LEAST_MS: Final = 1000
 TIMEOUT_MOST_MS: Final = 600_000
 SECRETS_MOST: Final = 4
+_UNKNOWN_SHOWN: Final = 5
 SETTINGS: Final = ("url", "secrets", "keep_secrets", "concurrency", "request_timeout")
 
 
@@ -32,9 +34,8 @@ def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any
     `secrets`: these sign from now on; with `keep_secrets`, the ones of before sign as well. One InvalidSetting names
     every mistake.
     """
-    mistakes = [
-        f"{name}: no setting of a push; there are {', '.join(SETTINGS)}" for name in given if name not in SETTINGS
-    ]
+    unknown = islice((str(name) for name in given if name not in SETTINGS), _UNKNOWN_SHOWN)
+    mistakes = [f"{name[:40]}: no setting of a push; there are {', '.join(SETTINGS)}" for name in unknown]
     before: Push = old or {}
     push = {
         "url": before.get("url"),

@@ -29,8 +29,15 @@ _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]+\]")
 _PATTERN = re.compile(r"[a-z0-9.*?_-]{1,253}")
 _TRANSLATED = IPv6Network("64:ff9b::/96")
 """IPv4 addresses behind a gateway (NAT64)."""
-_ALSO_SPECIAL: Final = (IPv4Network("192.0.0.0/24"), IPv4Network("192.88.99.0/24"), IPv6Network("fec0::/10"))
-"""Of protocols and of sites; versions of Python differ about them."""
+_ALSO_SPECIAL: Final = (
+    IPv4Network("192.0.0.0/24"),
+    IPv4Network("192.88.99.0/24"),
+    IPv4Network("168.63.129.16/32"),
+    IPv6Network("fec0::/10"),
+    IPv6Network("3fff::/20"),
+)
+"""Of protocols, sites and documentation, about which versions of Python differ; and the services of the host that each
+virtual machine of Azure reaches at an address that looks public."""
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -72,6 +79,8 @@ class Target(NamedTuple):
         if port == 0:
             raise InvalidRequest("url: port 0 cannot be connected to")
         host = host.strip("[]").lower().removesuffix(".")
+        if not all(host.split(".")):
+            raise InvalidRequest(f"url: {netloc[:80]!r} is no host: there is nothing before a dot of it")
         path = parts.path or "/"
         return cls(scheme, host, port or _DEFAULT_PORTS[scheme], f"{path}?{parts.query}" if parts.query else path)
 

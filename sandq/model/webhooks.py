@@ -60,8 +60,13 @@ def sign(secrets: Iterable[str], message_id: str, timestamp_s: int, body: bytes)
 
 
 def _signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str:
-    signed = b".".join((message_id.encode(), timestamp.encode(), body))
+    signed = b".".join((_encoded(message_id), timestamp.encode(), body))
     return base64.b64encode(hmac.digest(secret_key(secret), signed, "sha256")).decode("ascii")
+
+
+def _encoded(text: str) -> bytes:
+    """Servers keep bytes that are no text as lone surrogates."""
+    return text.encode(errors="surrogatepass")
 
 
 def verify(
@@ -85,7 +90,7 @@ def verify(
         raise InvalidRequest(f"the request was signed {abs(age_s):.0f} s {when}, and {tolerance_s:g} s are allowed")
     given = [text.partition(",") for text in signatures.split(" ")[:_SIGNATURES_MOST]]
     matches = [
-        hmac.compare_digest(signature.encode(), _signature(secret, message_id, timestamp, body).encode())
+        hmac.compare_digest(_encoded(signature), _signature(secret, message_id, timestamp, body).encode())
         for version, _, signature in given
         if version == _VERSION
         for secret in secrets

@@ -7,7 +7,7 @@ are kept for the next request for a short time.
 
 from __future__ import annotations
 
-import socket
+import math
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -18,6 +18,7 @@ import h11
 import trio
 
 from sandq.model.push_targets import PushRules, Target, TargetRefused
+from sandq.push.lookups import Lookups
 
 CONNECT_S: Final = 10.0
 """For the name to be looked up, and a connection to be made, TLS included; within the time of the request."""
@@ -35,6 +36,8 @@ BODY_BYTES: Final = 16 << 10
 """That are read of an answer's body, so that its connection can be used again; of more it is closed."""
 DRAIN_S: Final = 1.0
 """For the body of an answer whose status is known."""
+MARGIN_S: Final = 0.1
+"""So long before the time of the request is over no more is read of it."""
 TEXT_CHARS: Final = 500
 """Of an answer's body that are noted."""
 INFORMATIONAL_MOST: Final = 10
@@ -78,7 +81,7 @@ class HttpClient:
         """`tls`: None verifies by the authorities that the machine trusts. `resolve`: None asks the machine."""
         self._rules = rules
         self._tls = tls or ssl.create_default_context()
-        self._resolve = resolve or _resolve
+        self._resolve = resolve or Lookups().find
         self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
 
     async def check(self, target: Target) -> None:
@@ -161,9 +164,13 @@ class HttpClient:
     async def _connect(self, target: Target) -> _Connection:
         with trio.move_on_after(CONNECT_S) as scope:
             failure: Exception | None = None
-            for address in await self._addresses(target):
+            addresses = await self._addresses(target)
+            for left in range(len(addresses), 0, -1):
                 try:
-                    return _Connection(await self._open(target, address), trio.current_time())
+                    with trio.move_on_at(_share(left)) as share:
+                        return _Connection(await self._open(target, addresses[-left]), trio.current_time())
+                    assert share.cancelled_caught
+                    failure = TimeoutError(f"{addresses[-left]} does not answer")
                 except (OSError, trio.BrokenResourceError, ssl.SSLError) as error:
                     failure = error
             raise PushFailed(f"connecting: {_why(failure)}")
@@ -232,8 +239,9 @@ class HttpClient:
         retry_after = found.get(b"retry-after")
         text = b""
         doing[0] = "reading the answer"
-        # The status is there, and counts whatever becomes of the rest.
-        with trio.move_on_after(DRAIN_S), suppress(OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
+        # The status is there, and counts whatever becomes of the rest, also when the time of the request is nearly up.
+        until_s = min(trio.current_time() + DRAIN_S, trio.current_effective_deadline() - MARGIN_S)
+        with trio.move_on_at(until_s), suppress(OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
             text = await _body(connection)
         return Answer(response.status_code, None if retry_after is None else retry_after.decode("latin-1"), _line(text))
 
@@ -246,6 +254,12 @@ class HttpClient:
             informational += isinstance(event, h11.InformationalResponse)
             if informational > INFORMATIONAL_MOST:
                 raise PushFailed(f"more than {INFORMATIONAL_MOST} answers of status 1xx")
+
+
+def _share(left: int) -> float:
+    """Until when one of so many addresses is tried: one that nobody answers at leaves time for the next."""
+    now_s = trio.current_time()
+    return now_s + (trio.current_effective_deadline() - now_s) / left if left > 1 else math.inf
 
 
 async def _next_event(connection: _Connection) -> object:
@@ -296,8 +310,3 @@ def _drop(stream: trio.abc.Stream) -> None:
         stream = stream.transport_stream
     if isinstance(stream, trio.SocketStream):
         stream.socket.close()
-
-
-async def _resolve(host: str, port: int) -> list[str]:
-    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(place[4][0]) for place in found]

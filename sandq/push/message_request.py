@@ -16,9 +16,13 @@ HEADER_PREFIX: Final = "sandq-header-"
 """Before the names of the message's own headers."""
 CONTENT_TYPE: Final = "content-type"
 OCTETS: Final = "application/octet-stream"
-HEADER_BYTES_MOST: Final = 16_384
-"""Of the message's own headers and its key together: most servers take no more. What does not fit is left out, and
-`sandq-left-out` counts it."""
+HEADER_BYTES_MOST: Final = 12_288
+"""Of the message's own headers and its key together: many servers take 16 KiB of a request's head. What does not fit is
+left out, and `sandq-left-out` counts it: a request that is refused for its head would have its message end as dead."""
+HEADER_MOST_BYTES: Final = 8000
+"""Of one of them: many servers take lines of 8 KiB."""
+HEADERS_MOST: Final = 64
+"""Of them: many servers take 100 headers in all."""
 _NAME_SAFE: Final = "!#$&'*+-.^_`|~"
 _VALUE_SAFE: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
@@ -42,6 +46,8 @@ class Pushed(Protocol):
     def deliver_at_ms(self) -> int: ...
     @property
     def value(self) -> bytes: ...
+    @property
+    def deleted(self) -> bool: ...
 
 
 def webhook_id(topic: str, partition: int, message_id: str) -> str:
@@ -69,6 +75,8 @@ def headers_of(message: Pushed, group: str, secrets: Sequence[str], now_s: int, 
         "sandq-attempt": str(message.attempt),
         "sandq-deliver-at": format_instant(message.deliver_at_ms),
     }
+    if message.deleted:
+        fixed["sandq-deleted"] = "true"
     found = [(key.encode("ascii"), value.encode("ascii")) for key, value in fixed.items()]
     return found + _own_headers(message.key, own)
 
@@ -85,7 +93,7 @@ def _own_headers(key: bytes | None, own: dict[str, Any]) -> Headers:
     left, left_out = HEADER_BYTES_MOST, 0
     for header, value in wanted:
         size = len(header) + len(value) + 4
-        if size > left:
+        if size > min(left, HEADER_MOST_BYTES) or len(found) == HEADERS_MOST:
             left_out += 1
             continue
         left -= size

@@ -30,7 +30,8 @@ from sandq.push.outcomes import End, Outcome, outcome_of
 log = structlog.get_logger("sandq.push")
 
 GRACE_S: Final = 10.0
-"""A request that is under way when its partition goes to another node, or its push ends, has so long."""
+"""A request that is under way when its partition goes to another node, or its push ends, has so long, or as long as the
+node may take to stop."""
 AGAIN_S: Final = 1.0
 """After which a consumer that failed begins again."""
 SHOWN_CHARS: Final = 300
@@ -70,8 +71,11 @@ class Pump:
         now_ms: Callable[[], int],
         observe: Callable[[float], None],
         agent: str,
+        places: trio.CapacityLimiter,
+        grace_s: float,
     ) -> None:
-        """`observe`: told how many seconds each request took. `agent`: what this program is called."""
+        """`observe`: told how many seconds each request took. `agent`: what this program is called. `places`: for the
+        requests of all pumps of the node. `grace_s`: for those that are under way when it stops to push."""
         self.topic, self.group, self.push = topic, group, push
         self._client = client
         self._http = http
@@ -79,6 +83,8 @@ class Pump:
         self._now_ms = now_ms
         self._observe = observe
         self._agent = agent
+        self._places = places
+        self._grace_s = grace_s
         self._target = Target.parse(push["url"])
         self._circuit = Circuit()
         self._partitions: tuple[int, ...] = ()
@@ -170,7 +176,7 @@ class Pump:
                         concurrency=concurrency,
                         credit=concurrency,
                         partitions=partitions,
-                        grace=min(GRACE_S, self.push["timeout_ms"] / 1000),
+                        grace=min(self._grace_s, self.push["timeout_ms"] / 1000),
                     )
                 except SandqError as error:  # it begins again, until metadata says that there is nothing to push
                     self._note(error.message)
@@ -179,7 +185,7 @@ class Pump:
 
     async def _send(self, message: Message) -> None:
         """Send a message, and settle it by the answer."""
-        async with self._limiter:
+        async with self._limiter, self._places:
             if not message.is_held:
                 return
             self._counts.in_flight += 1

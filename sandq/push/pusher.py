@@ -6,6 +6,8 @@ that lead its partitions then go on; what it had leased comes back as with any c
 
 from __future__ import annotations
 
+import math
+import resource
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,7 +21,7 @@ from sandq.broker.signals import Signal
 from sandq.broker.stats import SECONDS, Histogram
 from sandq.client import Client, connect_with
 from sandq.client.options import Options
-from sandq.model.errors import StartupError
+from sandq.model.errors import SandqError, StartupError
 from sandq.model.push import shown
 from sandq.model.push_targets import PushRules
 from sandq.push.http_client import HttpClient, Resolve
@@ -31,8 +33,13 @@ CLIENT_NAME: Final = "sandq-push"
 LOOK_S: Final = 30.0
 """What is wanted is compared with what there is at least so often, whatever is heard."""
 
-END_S: Final = GRACE_S + 5.0
-"""What is under way when the node stops has so long, its acks included."""
+SETTLE_S: Final = 5.0
+"""After the grace time of requests, when the node stops: for their acks."""
+
+FILES_PART: Final = 16
+"""A request at once for so many files that this process may open, over all groups: each takes one, and what the node
+needs more has to be left."""
+REQUESTS_LEAST: Final = 16
 
 Pushed = tuple[str, str]
 """Topic and group."""
@@ -50,8 +57,10 @@ class Pusher:
         version: str,
         tls: ssl.SSLContext | None = None,
         resolve: Resolve | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
-        """`server`: the client port of this node. `tls`: None trusts whom the machine does."""
+        """`server`: the client port of this node. `tls`: None trusts whom the machine does. `grace_s`: how long the
+        node may take to stop; requests have no longer to end."""
         self._broker = broker
         self._node = node
         self._server = server
@@ -59,8 +68,10 @@ class Pusher:
         self._agent = f"sandq/{version}"
         self._tls = tls
         self._resolve = resolve
+        self.grace_s = min(grace_s, GRACE_S)
         self._changed = Signal()
         self._ending = False
+        self._places = trio.CapacityLimiter(_most_requests())
         self._pumps: dict[Pushed, Pump] = {}
         self.counts: dict[Pushed, PushCounts] = {}
         self.durations = Histogram(SECONDS)
@@ -145,7 +156,22 @@ class Pusher:
             if pushed not in self._pumps:
                 counts = self.counts.setdefault(pushed, PushCounts())
                 now_ms, observe = self._broker.clock.now_ms, self.durations.observe
-                pump = Pump(*pushed, pushes[pushed], client, http, counts, now_ms, observe, self._agent)
+                try:
+                    pump = Pump(
+                        *pushed,
+                        pushes[pushed],
+                        client,
+                        http,
+                        counts,
+                        now_ms,
+                        observe,
+                        self._agent,
+                        self._places,
+                        self.grace_s,
+                    )
+                except SandqError as error:  # what a node of another version took for a push
+                    log.error("a group cannot be pushed", topic=pushed[0], group=pushed[1], error=error.message)
+                    continue
                 self._pumps[pushed] = pump
                 nursery.start_soon(self._run_pump, pushed, pump)
             self._pumps[pushed].lead(led)
@@ -158,6 +184,11 @@ class Pusher:
             log.exception("a push failed with an unexpected error", topic=pushed[0], group=pushed[1])
             if self._pumps.get(pushed) is pump:
                 del self._pumps[pushed]
+
+
+def _most_requests() -> float:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if files == resource.RLIM_INFINITY else max(files // FILES_PART, REQUESTS_LEAST)
 
 
 def tls_of(ca_file: object) -> ssl.SSLContext | None:
@@ -180,4 +211,4 @@ async def pushing(pusher: Pusher) -> AsyncIterator[None]:
         finally:
             pusher.end()
             nursery.cancel_scope.shield = True
-            nursery.cancel_scope.deadline = trio.current_time() + END_S
+            nursery.cancel_scope.deadline = trio.current_time() + pusher.grace_s + SETTLE_S

@@ -113,6 +113,19 @@ async def test_what_fails_comes_again_as_the_same_message(
     await until_settled(client, waiting=0, leased=0, dead=0)
 
 
+async def test_a_deletion_of_a_compacted_topic_is_pushed_as_one(client: sandq.Client, receiver: Receiver) -> None:
+    await client.admin.create_topic("k", kind="compacted")
+    await client.admin.set_push("k", "g", receiver.url, secrets=SECRET)
+    async with client.producer("k") as producer:
+        await producer.send(b"", key=b"a")
+        await producer.send(None, key=b"a")
+    got = await receiver.until(2)
+    assert {(one.headers["sandq-key"], one.headers.get("sandq-deleted"), one.body) for one in got} == {
+        ("a", None, b""),
+        ("a", "true", b""),
+    }
+
+
 async def test_410_is_dead_at_once(client: sandq.Client, receiver: Receiver) -> None:
     receiver.answers = [(410, {}, b"no such customer")]
     await push(client, receiver)
@@ -154,6 +167,38 @@ async def test_no_more_requests_at_once_than_it_says(client: sandq.Client, recei
     await receiver.until(12)
     await until_settled(client, leased=0, ready=0)
     assert receiver.most_at_once == 3 and receiver.connections == 3
+
+
+async def test_a_node_has_places_for_a_number_of_requests_over_all_groups(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandq.push.pusher._most_requests", lambda: 2)
+    receiver.hold = trio.Event()
+    async with risen(small_config(tmp_path, **LOOPBACK)) as node, connected(node) as client:
+        await client.admin.create_topic("t")
+        for group in ("a", "b", "c"):
+            await client.admin.set_push("t", group, receiver.url, secrets=SECRET)
+        await client.produce("t", b"m")
+        await until_answer(lambda: client.admin.groups("t"), lambda rows: [row["leased"] for row in rows] == [1, 1, 1])
+        await receiver.until(2)
+        receiver.hold.set()
+        await receiver.until(3)
+        assert receiver.most_at_once == 2
+        assert {got.headers["sandq-group"] for got in receiver.got} == {"a", "b", "c"}
+
+
+async def test_a_push_that_this_version_does_not_understand_stops_nothing_else(
+    client: sandq.Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strange = {"url": "https://./", "secrets": [SECRET], "concurrency": 1, "timeout_ms": 1000}
+    with monkeypatch.context() as patched:
+        patched.setattr("sandq.broker.controller.administration.changed_push", lambda old, given: strange)
+        await client.admin.set_push("t", "a", secrets=SECRET)
+    await push(client, receiver)
+    await client.produce("t", b"m")
+    (got,) = await receiver.until(1)
+    assert got.headers["sandq-group"] == "g"
+    assert [row["state"] for row in await client.admin.pushes("t")] == ["starting", "pushing"]
 
 
 async def test_the_limits_of_the_group_hold(client: sandq.Client, receiver: Receiver) -> None:
@@ -216,6 +261,22 @@ async def test_a_request_that_outlives_its_push_is_given_back(client: sandq.Clie
     await until_settled(client, leased=0, consumers=0)
     row = await _group(client)
     assert row["ready"] + row["waiting"] == 1
+
+
+async def test_requests_have_no_longer_than_the_node_may_take_to_stop(
+    tmp_path: Path, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.hold = trio.Event()
+    async with risen(small_config(tmp_path, **LOOPBACK, SHUTDOWN_GRACE="0s")) as node, connected(node) as client:
+        await client.admin.create_topic("t")
+        await push(client, receiver, timeout="10m")
+        await client.produce("t", b"m")
+        await receiver.until(1)
+    assert "did not end in 0 s and was cancelled: given back" in caplog.text
+    receiver.hold.set()
+    async with risen(small_config(tmp_path, **LOOPBACK)):
+        got = await receiver.until(2)
+        assert [one.headers["sandq-attempt"] for one in got] == ["1", "1"]
 
 
 async def test_another_url_gets_what_comes(client: sandq.Client, receiver: Receiver) -> None:

@@ -317,9 +317,9 @@ class Admin:
     @timed_read
     async def pushes(self, topic: str, *, timeout: Duration | None = None) -> list[dict[str, Any]]:
         """The groups of a topic that are pushed, by name: `url`, `secrets` (hints), `concurrency`,
-        `request_timeout`, `state` ("pushing"; "waiting" while the receiver fails at everything, "probing" after that; "looking" for its address;
-        "starting"), the last `error` and its `error_ms`. `nodes`: how it goes on each that pushes, with what became of
-        messages since it started (`acked`, `retried`, `snoozed`, `dead`)."""
+        `request_timeout`, `state` ("pushing"; "waiting" while the receiver fails at everything, "probing" after that;
+        "looking" for its address; "starting"), the last `error` and its `error_ms`. `nodes`: how it goes on each that
+        pushes, with what became of messages since it started (`acked`, `retried`, `snoozed`, `dead`)."""
         return together(await self._of_all_leaders(PushList(check_name("topic", topic))))
 
     @timed_change

@@ -57,7 +57,7 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
         record = cluster_of(gateway.client).record(topic)
         return None if record is None else record.settings
 
-    inner = RateGate(with_node, rates, settings)
+    inner: Any = RateGate(with_node, rates, settings)
     if rules.origins:  # around all that answers pages: what refuses them they may read, and to ask first costs nothing
         inner = CORSMiddleware(
             inner,

@@ -88,3 +88,10 @@ def test_secrets_are_never_shown() -> None:
     with pytest.raises(InvalidSetting) as refusal:
         changed_push(push, {"secrets": [A + "!"]})
     assert A not in str(refusal.value.details)
+
+
+def test_a_refusal_is_short_however_much_was_given() -> None:
+    for given in ({"x" * 100_000: 1}, {f"n{number}": 1 for number in range(10_000)}, {"timeout": "9" * 100_000}):
+        with pytest.raises(InvalidSetting) as refusal:
+            changed_push(None, given)
+        assert len(refusal.value.message) < 1000

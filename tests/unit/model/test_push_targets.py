@@ -15,6 +15,7 @@ SPECIAL = [
     "224.0.0.1", "239.1.1.1", "255.255.255.255", "240.0.0.1", "192.0.0.8", "198.18.0.1", "192.0.2.1", "::1", "::",
     "fe80::1", "fd00:ec2::254", "ff02::1", "fec0::1", "2001:db8::1", "::ffff:10.0.0.1", "::ffff:169.254.169.254",
     "2002:a00:1::", "2002:7f00:1::", "64:ff9b::a00:1", "64:ff9b::a9fe:a9fe", "::10.0.0.1",
+    "168.63.129.16", "::ffff:168.63.129.16", "3fff::1",
 ]  # fmt: skip
 
 
@@ -84,6 +85,11 @@ def test_a_url_is_taken_apart(url: str, target: tuple[object, ...], authority: s
         "ftp://example.com",
         "https://",
         "https:///x",
+        "https://./",
+        "https://../",
+        "https://.example.com/",
+        "https://a..b/",
+        "https://example.com../",
         "https://user:pass@example.com/",
         "https://example.com/#there",
         "https://example.com:0/",

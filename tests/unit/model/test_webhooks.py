@@ -37,6 +37,8 @@ def test_each_of_several_secrets_signs() -> None:
         ({"Webhook-Timestamp": str(AT + 1)}, BODY, AT, "no signature"),
         ({"Webhook-Signature": "v1,"}, BODY, AT, "no signature"),
         ({"Webhook-Signature": "v1,ä"}, BODY, AT, "no signature"),
+        ({"Webhook-Signature": "v1,\udce4"}, BODY, AT, "no signature"),
+        ({"Webhook-Id": "\udce4"}, BODY, AT, "no signature"),
         ({"Webhook-Signature": sign([SECRET], ID, AT, BODY).replace("v1,", "v2,")}, BODY, AT, "no signature"),
         ({"Webhook-Signature": "x" * 5000}, BODY, AT, "too long"),
         ({"Webhook-Timestamp": "soon"}, BODY, AT, "whole seconds"),

@@ -168,9 +168,47 @@ async def test_a_name_that_is_not_found_is_a_failure() -> None:
 
 
 async def test_a_name_that_no_host_may_have_is_a_failure(http: HttpClient) -> None:
-    for host in ("a" * 64 + ".invalid", "a..invalid", ".invalid"):
-        with pytest.raises(PushFailed, match="is not found"):
-            await http.check(Target.parse(f"https://{host}/"))
+    with pytest.raises(PushFailed, match="is not found"):
+        await http.check(Target.parse("https://" + "a" * 64 + ".invalid/"))
+
+
+async def test_an_address_that_nobody_answers_at_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    really = trio.open_tcp_stream
+
+    async def open_tcp_stream(address: str, port: int) -> trio.SocketStream:
+        if address != "127.0.0.1":
+            await trio.sleep_forever()
+        return await really(address, port)
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["10.9.9.9", "10.9.9.8", "127.0.0.1"] if host == "some.test" else ["10.9.9.9", "10.9.9.8"]
+
+    monkeypatch.setattr(trio, "open_tcp_stream", open_tcp_stream)
+    http = HttpClient(PushRules.of(["127.0.0.1", "10.0.0.0/8"], [], True), resolve=resolve)
+    async with receiving() as receiver:
+        target = at(receiver)._replace(host="some.test")
+        assert (await http.post(target, HEADERS, b"", PATIENCE_S)).status == 204
+        with pytest.raises(PushFailed, match="no connection within 10 s"):
+            await http.post(target._replace(host="none.test"), HEADERS, b"", PATIENCE_S)
+    http.close()
+
+
+async def test_a_status_that_comes_just_in_time_counts(
+    http: HttpClient, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+
+    async def late(stream: trio.abc.Stream) -> None:
+        await trio.sleep(29.5)
+        await stream.send_all(b"HTTP/1.1 200 ok\r\nContent-Length: 50\r\n\r\nhalf")
+        await trio.sleep_forever()
+
+    async with receiving() as receiver:
+        receiver.raw = late
+        assert (await http.post(at(receiver), HEADERS, b"", 30.0)).status == 200
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandq.model.webhooks import secret_text, verify
-from sandq.push.message_request import HEADER_BYTES_MOST, encoded, headers_of, webhook_id
+from sandq.push.message_request import (
+    HEADER_BYTES_MOST,
+    HEADER_MOST_BYTES,
+    HEADERS_MOST,
+    encoded,
+    headers_of,
+    webhook_id,
+)
 
 SECRET = secret_text(bytes(24))
 NOW_S = 1_800_000_000
@@ -28,6 +35,7 @@ class FakeMessage:
     partition: int = 3
     attempt: int = 2
     deliver_at_ms: int = NOW_S * 1000
+    deleted: bool = False
 
 
 def names(message: FakeMessage) -> dict[str, str]:
@@ -72,6 +80,11 @@ def test_the_content_type_is_that_of_the_message() -> None:
         assert "sandq-header-content-type" in found
 
 
+def test_a_key_that_is_deleted_is_told_from_an_empty_value() -> None:
+    assert "sandq-deleted" not in names(FakeMessage(b"", b"k"))
+    assert names(FakeMessage(b"", b"k", deleted=True))["sandq-deleted"] == "true"
+
+
 def test_ids_are_different_where_topics_are() -> None:
     ids = {webhook_id(topic, 0, "X") for topic in ("a.b", "a_b", "a-b", "a_0", "a")}
     assert len(ids) == 5 and not any("." in one for one in ids)
@@ -81,6 +94,14 @@ def test_what_has_no_room_is_left_out_and_counted() -> None:
     message = FakeMessage(key=b"k", headers={"big": "x" * HEADER_BYTES_MOST, "small": "1", "huge": "\u00e4" * 9000})
     found = names(message)
     assert found["sandq-left-out"] == "2" and found["sandq-header-small"] == "1" and found["sandq-key"] == "k"
+
+
+def test_one_header_and_their_number_are_bounded_too() -> None:
+    """By what servers take in a line, and in a request with the headers that each has."""
+    own = {"line": "x" * (HEADER_MOST_BYTES + 1), **{f"h{number}": number for number in range(100)}}
+    found = names(FakeMessage(key=b"k", headers=own))
+    assert sum(name.startswith("sandq-header-") for name in found) == HEADERS_MOST - 1  # and the key
+    assert "sandq-header-line" not in found and found["sandq-left-out"] == "38" and len(found) < 98
 
 
 values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20)
