@@ -300,6 +300,9 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
         del self.topics[frame[2]]
         return ()
 
+    def do_push_list(self, connection: FakeConnection, frame: Frame) -> Any:
+        return ([],)
+
     def do_group_list(self, connection: FakeConnection, frame: Frame) -> Any:
         counts = [self.dead_reasons(rows) for _, rows in self.of_topic(GroupList.parse(frame).topic)]
         dead = {reason: sum(one.get(reason, 0) for one in counts) for reason in {key for one in counts for key in one}}

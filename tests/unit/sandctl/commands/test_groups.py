@@ -258,7 +258,7 @@ def test_group_push_set(ctl: Ctl, client: FakeClient, tmp_path: Path) -> None:
     assert "secret" not in told
     assert client.asked("set_push")[1] == {
         "topic": "t", "group": "g", "secrets": [secret, "whsec_other"], "keep_secrets": True,
-        "timeout": timedelta(seconds=10),
+        "request_timeout": timedelta(seconds=10),
     }  # fmt: skip
     assert ctl("group", "push", "set", "t", "g", "--secret-file", "-", input=f"{secret}\n").exit_code == 0
     assert client.asked("set_push")[2]["secrets"] == [secret]
@@ -283,7 +283,7 @@ def test_group_push_is_shown_and_removed(ctl: Ctl, client: FakeClient) -> None:
     client.pushes = [
         {
             "group": "g", "url": "https://shop.example/", "secrets": ["whsec_…LaSw"], "concurrency": 10,
-            "timeout": "30s", "state": "waiting", "error": "HTTP 500", "error_ms": NOW_MS, "nodes": [node],
+            "request_timeout": "30s", "state": "waiting", "error": "HTTP 500", "error_ms": NOW_MS, "nodes": [node],
         }
     ]  # fmt: skip
     lines = ctl("group", "push", "list", "t").stdout.splitlines()

@@ -22,7 +22,8 @@ from tests.support.protocol_document import EXAMPLES, KINDS, decode, parsed
 
 CALLER = Caller("ada", "192.0.2.7:4711")
 NOT_ASKED = {r.Hello, r.Prove, r.OnBehalf, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo,
-             admin.ClusterClock, admin.ClusterInit, r.TopicNames}  # fmt: skip
+             admin.ClusterClock, admin.ClusterInit, admin.PushList,
+             r.TopicNames}  # fmt: skip
 """Requests that the server answers of what it knows, or that are about what this connection has."""
 ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
 
