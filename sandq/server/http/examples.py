@@ -25,7 +25,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "setPush": {
         "url": "https://shop.example/hooks/orders",
         "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
-        "timeout": "10s",
+        "request_timeout": "10s",
     },
     "seekGroup": {"to": "2026-01-31T08:00:00Z"},
     "redriveDeadLetters": {"reason": "nacked", "rate": 50},

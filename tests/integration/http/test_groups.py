@@ -372,9 +372,9 @@ async def test_a_push_is_set_shown_and_removed(web: Web) -> None:
     path, url = "/topics/t/groups/g/push", "https://shop.example/hooks"
     assert (await web.raw("GET", path)).json()["code"] == "NOT_FOUND"
     secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-    told = {"group": "g", "url": url, "secrets": ["whsec_…LaSw"], "concurrency": 10, "timeout": "30s"}
+    told = {"group": "g", "url": url, "secrets": ["whsec_…LaSw"], "concurrency": 10, "request_timeout": "30s"}
     assert await web.ask("PUT", path, {"url": url, "secrets": [secret]}, 200) == told
-    assert await web.ask("PUT", path, {"timeout": "5s"}, 200) == told | {"timeout": "5s"}
+    assert await web.ask("PUT", path, {"request_timeout": "5s"}, 200) == told | {"request_timeout": "5s"}
     found = await web.get(path)
     assert found["url"] == url and found["state"] in ("starting", "looking", "waiting", "probing")
     assert (await web.get("/topics/t/pushes"))["pushes"][0]["group"] == "g"
@@ -391,7 +391,7 @@ async def test_what_is_no_push(web: Web) -> None:
         ({"url": "https://127.0.0.1/", "secrets": ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]}, "INVALID_SETTING"),
         ({"url": "\ud800", "secrets": ["\ud800"]}, "INVALID_SETTING"),
         ({"concurrency": 2**70}, "INVALID_SETTING"),
-        ({"timeout": "soon"}, "INVALID_TIME"),
+        ({"request_timeout": "soon"}, "INVALID_TIME"),
         ({"secrets": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}, "INVALID"),
         ({"uri": "https://shop.example/"}, "INVALID"),
     ]
