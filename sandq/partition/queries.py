@@ -230,7 +230,7 @@ class PartitionQueries:
         start = cursor_before(offsets.pack(min(from_ms, offsets.U48_MAX), 0, 0, 0))
         start = max(start, machine.log.state.trimmed, after or offsets.FIRST)
         reader = AnswerReader(start, machine.shared.give_way)
-        ranges, _ = reader.take(self._view, until_ms - 1, LOOKED_AT, 8 * PAGE_BYTES)
+        ranges = reader.take(self._view, until_ms - 1, LOOKED_AT, 8 * PAGE_BYTES).ranges
         return [(one, None) for one in ranges], reader.cursor if ranges else None
 
     def _held(self, state: str, from_ms: int, until_ms: int, after: bytes | None) -> tuple[list[_Place], bytes | None]:

@@ -100,7 +100,7 @@ def _before(machine: TimerPartition, group: Group, ready: ReadyQueues, place: Pl
     if before > LOOKED_AT:
         return before, True
     reader = AnswerReader(group.cursor, machine.shared.give_way)
-    ranges, _ = reader.take(view, machine.now_ms, LOOKED_AT, _READ_BYTES)
+    ranges = reader.take(view, machine.now_ms, LOOKED_AT, _READ_BYTES).ranges
     entries = [LogEntry(base, length, 0) for base, length in ranges if base not in group.gaps]
     for key, entry in queue_keys.split(ready.rank, entries, view):
         if _are_of_one(key, place.key):

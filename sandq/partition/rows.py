@@ -49,7 +49,7 @@ All other values are msgpack arrays. Ranges are packed as base offset 16 + count
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -122,6 +122,8 @@ class LogEntry(NamedTuple):
     unit: int = 0
     """Of a batch: bytes of one message, on average over the whole row. The size of a part follows from it alone, so
     that it is the same however the part came about."""
+    row: bytes | None = None
+    """A plain row itself, where it is at hand: the message is sent without being read again."""
 
     def part(self, start: int, stop: int) -> LogEntry:
         """The messages from `start` to `stop`, counted from its first."""
@@ -284,6 +286,20 @@ def plain_rows(
     return [(LOG + offset, header + inline) for offset, inline in zip(column, packed, strict=True)]
 
 
+def value_rows(
+    column: Sequence[bytes], created_ms: int, values: Sequence[bytes], *, is_delay: bool = False
+) -> list[Row] | None:
+    """The same of messages that have nothing but values: put behind what is alike before values of one length."""
+    lengths = set(map(len, values))
+    header = LOG_HEADER.pack(KIND_MESSAGE, FLAG_DELAY if is_delay else 0, 1, created_ms)
+    if max(lengths) > INLINE_BYTES:
+        return None
+    heads = {length: header + _pack((None, {Column.VALUE: bytes(length)}))[: -length or None] for length in lengths}
+    if max([len(head) + length for length, head in heads.items()]) > INLINE_BYTES + len(header):
+        return None
+    return [(LOG + offset, heads[len(value)] + value) for offset, value in zip(column, values, strict=True)]
+
+
 def moved_row(value: bytes, message_id: bytes, wanted_ms: int | None = None, *, is_delay: bool = False) -> bytes:
     """The log row of a message at another offset; its payload, when apart, stays where it is. `wanted_ms`: as in
     `needed_of`; `is_delay` as in `message_rows`."""
@@ -399,6 +415,22 @@ def unpack_ranges(data: bytes) -> list[Range]:
         Range(data[at : at + 16], int.from_bytes(data[at + 16 : at + 20], "big"))
         for at in range(0, len(data), RANGE_BYTES)
     ]
+
+
+def plain_entries(found: Iterable[Row], most_bytes: int) -> list[LogEntry]:
+    """Entries of plain rows; those of up to so many bytes have the row at hand."""
+    new = tuple.__new__  # half of what it takes to call the class: there are very many
+    return [
+        new(LogEntry, (key[1:], 1, size, None, 0, value if size <= most_bytes else None))
+        for key, value in found
+        for size in (len(value),)
+    ]
+
+
+def single_ranges(places: Iterable[bytes]) -> list[Range]:
+    """Ranges of one message each."""
+    new = tuple.__new__
+    return [new(Range, (base, 1)) for base in places]
 
 
 def last_of(entry: LogEntry) -> bytes:

@@ -31,11 +31,14 @@ SHARED_GRANT_MESSAGES = 64
 RETRY_MS = 50
 """After a refusal (overload, leadership not settled)."""
 PAUSE_MS, DENSE_PAUSE_MS = 3, 8
-"""Between two leases of what is not due yet, at least, unless it is due in `LEAST_AHEAD_MS`: in this time a lease is
-stored, most often. The longer one while so many come due that a lease has `DENSE_PER_MS` for each ms of the pause; then
-leases look twice as far ahead. At most so much later than it is due comes the first message of a lease."""
-LEAST_AHEAD_MS = 2
+"""So much of what is not due yet is in one lease: at most so much later than it is due comes its first message. The
+longer one while so many come due that a lease has `DENSE_PER_MS` for each ms."""
+STORE_MS = 5
+"""Before its last message is due, at the latest, a lease is asked for: in this time it is stored, most often. It is
+asked for before that when acks are stored anyway, if what is due until then may be in it by now."""
 DENSE_PER_MS = 5
+ALONG: Final = (c.Ack, c.Nack, c.Extend)
+"""What takes leases along: none of it brings messages that are due at once, which would wait for those that are not."""
 FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
 HUNGRY_MS: Final = 5000
@@ -70,7 +73,9 @@ class _GroupPump:
         self.asked_ms = 0
         """When it was last asked for a lease, ..."""
         self.asked_early = False
-        """... and that was of what was not due yet."""
+        """... and that was of what was waited for."""
+        self.awaited_ms: int | None = None
+        """What the timer is for is due then."""
         self.is_dense = False
         """Very many come due, each at its time: they are leased less often, and further ahead."""
         self.timer_ms: int | None = None
@@ -125,6 +130,8 @@ class PartitionLeader:
         self._raising = False
         """The partition is about to be raised to the cluster's level."""
         self._pumps: dict[str, _GroupPump] = {}
+        self._along_ms: dict[str, int] = {}
+        """By group: from when on something is leased to it along with acks, before its timer is."""
         self._attended = set() if attended is None else attended
         self.groups = GroupStatuses()
         """What is known of each."""
@@ -148,7 +155,7 @@ class PartitionLeader:
         self.closed = False
         self.watchers: dict[str, dict[Watcher, None]] = {}
         """By group."""
-        host.listen(on_status=self.status_changed)
+        host.listen(on_status=self.status_changed, on_flush=self._lease_along)
 
     def attach(self, subscription: Subscription) -> None:
         """From now on the subscription takes part; one of the same consumer is replaced."""
@@ -310,8 +317,9 @@ class PartitionLeader:
 
     # -- leasing --------------------------------------------------------------------------------------------------
 
-    def pump(self, name: str) -> None:
-        """Lease what is due, or set a timer for when it will be."""
+    def pump(self, name: str, *, is_along: bool = False) -> None:
+        """Lease what is due, or set a timer for when it will be. `is_along`: acks are stored anyway."""
+        self._along_ms.pop(name, None)
         pump, group = self._pumps.get(name), self.groups.get(name)
         if pump is None or pump.busy or group is None:
             return
@@ -323,17 +331,23 @@ class PartitionLeader:
             self._on_limits(self)
         if group.next_ms is None:
             return
-        ahead_ms, pause_ms = self._lease_ahead_ms, PAUSE_MS
-        if self.host.status.settings.get("rank") is not None:
-            ahead_ms = 0  # what goes before it may come until then
-        elif pump.is_dense:
-            ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
+        # What goes before it, where messages are ranked, may come until then.
+        least_ms = 0 if self.host.status.settings.get("rank") is not None else self._lease_ahead_ms
+        ahead_ms, pause_ms = (2 * least_ms, DENSE_PAUSE_MS) if pump.is_dense else (least_ms, PAUSE_MS)
+        along_ms = max(group.next_ms + pause_ms - ahead_ms - least_ms, group.not_before_ms)
+        if is_along:
+            ahead_ms += least_ms
+        ahead_ms = min(ahead_ms, MAX_LEASE_AHEAD_MS)
         wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
         if pump.asked_ms <= now_ms:  # the clock was not set back
             # What comes dense comes together: a lease for each millisecond would cost as much as a lease for several.
-            wake_ms = max(wake_ms, min(pump.asked_ms + pause_ms, group.next_ms - LEAST_AHEAD_MS))
-        if wake_ms > now_ms:
+            latest_ms = group.next_ms + min(pause_ms, ahead_ms) - STORE_MS
+            wake_ms = max(wake_ms, latest_ms if pump.is_dense else min(pump.asked_ms + pause_ms, latest_ms))
+        if wake_ms > now_ms and not (is_along and along_ms <= now_ms):
             self._wake_at(name, pump, wake_ms)
+            pump.awaited_ms = group.next_ms
+            if along_ms < wake_ms:
+                self._along_ms[name] = along_ms
             return
         grants, reserved = self._grants(pump)
         if not grants:
@@ -341,7 +355,8 @@ class PartitionLeader:
         # The first of a lease waits for the last.
         horizon_ms = max(now_ms, min(now_ms + ahead_ms, group.next_ms + pause_ms))
         command = c.Lease(name, horizon_ms, tuple(grants))
-        pump.busy, pump.asked_ms, pump.asked_early = True, now_ms, group.next_ms > now_ms
+        pump.busy, pump.asked_ms = True, now_ms
+        pump.asked_early = group.next_ms > now_ms or group.next_ms == pump.awaited_ms
         try:
             # Behind acks that came before it: they may set free what it is to give.
             done, work = partial(self._leased, name, pump, reserved), lease_work(grants)
@@ -366,6 +381,13 @@ class PartitionLeader:
         if self.host.status.limits is not None and name in self.host.status.limits.allowances:
             self._asked_ms[name] = self._clock.now_ms()
             self._on_limits(self)
+
+    def _lease_along(self, commands: Iterable[c.Command]) -> None:
+        """These are proposed: have them take leases along that would be asked for soon."""
+        if self._along_ms and all(isinstance(command, ALONG) for command in commands):
+            now_ms = self._clock.now_ms()
+            for name in [name for name, along_ms in self._along_ms.items() if along_ms <= now_ms]:
+                self.pump(name, is_along=True)
 
     def _wake_at(self, name: str, pump: _GroupPump, at_ms: int) -> None:
         if pump.timer_ms is not None and pump.timer_ms <= at_ms:

@@ -261,7 +261,7 @@ class Applier:
 
     def write(self) -> None:
         """Hand over every change of the entries applied so far, with their applied indices, to be written together."""
-        changes = [change for replica in self._unwritten.values() for change in replica.drain()]
+        changes = list(chain.from_iterable([replica.drain() for replica in self._unwritten.values()]))
         self._unwritten.clear()
         self._entries = self._bytes = 0
         if changes:

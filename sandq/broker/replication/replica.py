@@ -173,13 +173,16 @@ class PartitionReplica:
         self.is_half_way = True
         results = self.machine.apply(index, entry, self._view)
         self.is_half_way = False
+        for at, (command_of, result) in enumerate(zip(entry.commands, results, strict=True)):
+            if isinstance(command_of, commands.Lease) and isinstance(result, list):
+                if wanted:
+                    # A later command of the same entry may have ended it already.
+                    results[at] = [self._delivery(lease) for lease in result if lease.live]
+                for lease in result:
+                    lease.plain = None
         if counted is not None:
             totals.set(counted)  # another node's doing, or of another life of this one: counted there
             return []
-        for at, (command_of, result) in enumerate(zip(entry.commands, results, strict=True)):
-            if isinstance(command_of, commands.Lease) and isinstance(result, list):
-                # A later command of the same entry may have ended it already.
-                results[at] = [self._delivery(lease) for lease in result if lease.live]
         return results
 
     def _entry(self, command: bytes) -> commands.Entry:
@@ -269,7 +272,9 @@ class PartitionReplica:
 
     def _delivery(self, lease: Lease, *, repeated: bool = False) -> Delivery:
         live = lease.live
-        pieces = self._reader.pieces(self._view, lease.select(live), lease.group_id if lease.kept else None)
+        plain = lease.plain if live.bit_count() == lease.total else None
+        kept_of = lease.group_id if lease.kept else None
+        pieces = self._reader.pieces(self._view, lease.select(live), kept_of, plain)
         generation = self.machine.groups.by_id[lease.group_id].generation
         return Delivery(
             self._group,

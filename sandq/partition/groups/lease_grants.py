@@ -170,7 +170,9 @@ class LeaseGrants:
             return True
 
         judge_all = self._shared.settings["ttl_ms"] is not None or bool(group.gaps)
-        lease.ranges, size = group.reader.take(view, horizon_ms, limit, max_bytes, judge, judge_all=judge_all)
+        lease.ranges, size, lease.plain = group.reader.take(
+            view, horizon_ms, limit, max_bytes, judge, judge_all=judge_all
+        )
         group.gaps.clear_passed(group.cursor, view)
         if lease.ranges:
             lease.due_ms = offsets.deliver_ms(lease.ranges[-1].base)

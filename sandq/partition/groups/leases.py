@@ -68,6 +68,9 @@ class Lease:
     """Of its consumer; 0: it has none."""
     reclaims: int = 0
     """How often its consumer was started again and got it anew; below the level `RECLAIMS` that is not counted."""
+    plain: list[bytes] | None = field(init=False, default=None)
+    """The row of each of its ranges, until it is delivered, where these are single messages of plain rows that were at
+    hand."""
     starts: list[int] = field(init=False)
     total: int = field(init=False)
     _past: list[tuple[bytes, int, History]] | None = field(init=False, default=None)
@@ -121,6 +124,8 @@ class Lease:
         """
         if what is None:
             return (1 << self.total) - 1, []
+        if len(what) == self.total == len(self.ranges) and [*map(tuple, what)] == self.ranges:
+            return (1 << self.total) - 1, []  # each of them named, in order
         left = 2 * self.total + 64
         mask = 0
         if len(what) >= MANY and self.total == len(self.ranges) and _count(what) <= left:

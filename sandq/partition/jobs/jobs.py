@@ -212,7 +212,7 @@ class Jobs:
         # A cancel without a prefix reads nothing but places: how large the messages are does not matter.
         blind = prefixes.say_nothing and job.kind == "cancel"
         most = self._waiting_ranks.most(STEP_MESSAGES) if self._ranks_waiting(arguments) else STEP_MESSAGES
-        ranges, _ = reader.take(view, until_ms - 1, most, NO_LIMIT if blind else STEP_BYTES)
+        ranges = reader.take(view, until_ms - 1, most, NO_LIMIT if blind else STEP_BYTES).ranges
         if prefixes.say_nothing:
             chosen = [offset for base, length in ranges for offset in offsets.run(base, length)]
         else:

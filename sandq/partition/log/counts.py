@@ -12,8 +12,9 @@ and hours do not grow however many of them are written in turn. A few hours are 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, repeat
+from operator import floordiv
 
 from sandq.partition import rows
 from sandq.partition.view import Row, View
@@ -44,6 +45,8 @@ class Counts:
         self._next_seq = 1
         self._changes: dict[int, Seconds] = {}
         """By hour: not in rows yet."""
+        self._uncounted: list[int] = []
+        """Times (ms) of messages that are in no hour yet: those of several batches are counted at once."""
         self._hot: OrderedDict[int, Seconds] = OrderedDict()
         """Whole hours, changes included."""
         self._rows: dict[int, int] = {}
@@ -61,23 +64,33 @@ class Counts:
         """`count` messages more (or, negative, fewer) at this time."""
         self._add(deliver_ms // 1000, count)
 
-    def add_each(self, times_ms: Iterable[int]) -> None:
+    def add_each(self, times_ms: Sequence[int]) -> None:
         """One message at each of these times."""
-        by_hour: dict[int, list[int]] = {}
-        due = 0
-        for at_ms in times_ms:
-            second = at_ms // 1000
-            due += second <= self.now_s
-            by_hour.setdefault(second // HOUR_S, []).append(second % HOUR_S)
+        if not times_ms:
+            return
+        end_ms = (self.now_s + 1) * 1000
+        due = 0 if min(times_ms) >= end_ms else sum([at_ms < end_ms for at_ms in times_ms])
         self.due += due
-        for hour, seconds in by_hour.items():
-            self.later += len(seconds)
-            self._changes.setdefault(hour, Counter()).update(seconds)
+        self.later += len(times_ms) - due
+        self._uncounted += times_ms
+
+    def _count(self) -> None:
+        """Count what is in no hour yet, in its order: rows are numbered by it."""
+        if not self._uncounted:
+            return
+        seconds = Counter(map(floordiv, self._uncounted, repeat(1000)))
+        self._uncounted = []
+        for second, count in seconds.items():
+            hour, at = divmod(second, HOUR_S)
+            changes = self._changes.get(hour)
+            if changes is None:
+                changes = self._changes[hour] = Counter()
+            changes[at] += count
             if hour in self._hot:
-                self._hot[hour].update(seconds)
-        self.later -= due
+                self._hot[hour][at] += count
 
     def _add(self, second: int, count: int) -> None:
+        self._count()
         if second > self.now_s:
             self.later += count
         else:
@@ -143,6 +156,7 @@ class Counts:
 
     def write(self, view: View) -> None:
         """Put what has changed since the last time into rows."""
+        self._count()
         folded: list[int] = []
         for hour, changes in self._changes.items():
             view.put(_key(hour, self._next_seq), _packed(changes))
@@ -197,6 +211,7 @@ class Counts:
             ]
 
     def _hour(self, hour: int, view: View) -> Seconds:
+        self._count()
         seconds = self._hot.get(hour)
         if seconds is None:
             seconds = _sum([row for _, row in _rows_of(hour, hour + 1, view)])
@@ -210,6 +225,7 @@ class Counts:
 
     def _many(self, first: int, stop: int, view: View) -> Iterator[tuple[int, Seconds]]:
         """The hours that have any, in their order."""
+        self._count()
         changed = deque(sorted([hour for hour in self._changes if first <= hour < stop]))
         for hour, found in groupby(_each_row(first, stop, view), lambda row: _hour_of(row[0])):
             while changed and changed[0] < hour:

@@ -60,7 +60,7 @@ def fetch(
     give_way, rows_read = machine.shared.give_way, dict[bytes, bytes]()
     reader = AnswerReader(max(cursor_before(start), trimmed), give_way, rows_read)
     until_ms = _until_ms(machine, end, pending)
-    ranges, _ = reader.take(view, until_ms, min(max_messages, FETCH_MESSAGES), min(max_bytes, FETCH_BYTES))
+    ranges = reader.take(view, until_ms, min(max_messages, FETCH_MESSAGES), min(max_bytes, FETCH_BYTES)).ranges
     following = offsets.behind(reader.cursor) if ranges else None
     if end is not None and ranges and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:
         ranges, following = _below(ranges, end), None
@@ -116,7 +116,7 @@ def _check_start(machine: TimerPartition, start: bytes, pending: bool) -> None:
 
 def _step(reader: LogReader, view: View, until_ms: int, end: bytes | None, count: int) -> tuple[int, bytes | None]:
     """Pass over `count` messages: how many that were below `end`, and the offset behind them, None at the end."""
-    ranges, _ = reader.take(view, until_ms, count, FETCH_BYTES)
+    ranges = reader.take(view, until_ms, count, FETCH_BYTES).ranges
     if not ranges:
         return 0, None
     if end is not None and offsets.shift(ranges[-1].base, ranges[-1].length - 1) >= end:

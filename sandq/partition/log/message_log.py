@@ -49,10 +49,11 @@ from sandq.partition.log.pieces import (
     decode_fields,
     load_kept,
     load_message,
+    values_alone,
     wanted_each,
     wanted_times,
 )
-from sandq.partition.log.reader import FILL_TOMBSTONES, gap_around, look_for_row, tombstones, without
+from sandq.partition.log.reader import AT_HAND_BYTES, FILL_TOMBSTONES, gap_around, look_for_row, tombstones, without
 from sandq.partition.log.trim_schedule import TrimSchedule
 from sandq.partition.ready import queue_keys
 from sandq.partition.rows import Fields, LogEntry, Range
@@ -225,36 +226,51 @@ class MessageLog:
         give_way()
         wanted = wanted_each(batch, stamp_ms, wanted_ms, times) if self._shared.level >= CLOCK_RESET else None
         give_way()
-        messages = decode_fields(batch)
-        give_way()
         if command.split:
+            messages = decode_fields(batch)
+            give_way()
             refused, outcomes = self._append_special(column, messages, wanted, command, now_ms, floor_ms, view)
             is_told = self._shared.level >= UPDATES and command.on_conflict != c.REJECT
             return Stored(b"".join(column), refused, outcomes if is_told else None)
         else:
-            self._append_plain(column, messages, wanted, view)
+            self._append_plain(column, batch, wanted, view)
             self.counts.add_each(times)
             self._shared.totals.stored += batch.count
         return Stored(b"".join(column), [])
 
-    def _append_plain(
-        self, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, view: View
-    ) -> None:
+    def _append_plain(self, column: list[bytes], batch: Batch, wanted: list[Wanted] | None, view: View) -> None:
         """Messages of which the log needs nothing, but where they are."""
+        values = values_alone(batch)
+        messages = decode_fields(batch) if values is None else []
+        self._shared.give_way()
         for start in range(0, len(column), PART_MESSAGES):
             part = slice(start, start + PART_MESSAGES)
-            self._append_part(column[part], messages[part], None if wanted is None else wanted[part], view)
+            its_values = None if values is None else values[part]
+            its_wanted = None if wanted is None else wanted[part]
+            self._append_part(column[part], messages[part], its_values, its_wanted, view)
             self._shared.give_way()
 
     def _append_part(
-        self, column: list[bytes], messages: list[Fields], wanted: list[Wanted] | None, view: View
+        self,
+        column: list[bytes],
+        messages: list[Fields],
+        values: list[bytes] | None,
+        wanted: list[Wanted] | None,
+        view: View,
     ) -> None:
+        """`values`: in place of `messages`, of those that have nothing else."""
         stamp_ms = self._shared.stamp_ms
         kinds = {AS_PLACED} if wanted is None else _different(wanted)
         stored = None
         if kinds <= {AS_PLACED} or kinds <= {FROM_STAMP}:
-            stored = rows.plain_rows(column, stamp_ms, messages, is_delay=kinds == {FROM_STAMP})
+            is_delay = kinds == {FROM_STAMP}
+            if values is not None:
+                stored = rows.value_rows(column, stamp_ms, values, is_delay=is_delay)
+            else:
+                stored = rows.plain_rows(column, stamp_ms, messages, is_delay=is_delay)
         if stored is None:
+            if values is not None:
+                messages = [{Column.VALUE: value} for value in values]
             added = [
                 self._put(offset, stamp_ms, fields, rows.needed_of({}, False, each.ms), view, is_delay=each.is_delay)
                 for offset, fields, each in zip(column, messages, wanted or [AS_PLACED] * len(column), strict=True)
@@ -268,7 +284,7 @@ class MessageLog:
         groups = self._groups.by_id.values()
         # Most of them are far ahead of what anybody looks at.
         near = max([group.reader.covered for group in groups], default=offsets.FIRST)
-        added = [rows.LogEntry(key[1:], 1, len(row)) for key, row in stored if key[1:] <= near]
+        added = rows.plain_entries([row for row in stored if row[0][1:] <= near], AT_HAND_BYTES)
         added.sort(key=_first)
         if added:
             for group in groups:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, cast
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode
@@ -88,19 +89,23 @@ class MessageReader:
         view: View,
         ranges: Sequence[Range],
         kept_of: int | None = None,
+        plain: Sequence[bytes] | None = None,
     ) -> list[Piece]:
-        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own."""
+        """The messages of `ranges`, in their order; `kept_of`: a group that keeps them in rows of its own. `plain`:
+        their rows, where these are known, and plain."""
+        if plain is not None:
+            return _plain_pieces([base for base, _ in ranges], plain)
         if kept_of is not None:
             return _loose_pieces(kept_messages(view, ranges, kept_of))
         found = self._read_ahead(view, ranges)
         if found and _are_plain(ranges, found):
-            return [*_plain_pieces(found)]
+            return _plain_pieces([base for base, _ in ranges], [value for _, value in found])
         ahead = dict(found)
         if len(ranges) >= SCAN_RANGES and _are_apart(ranges, found):
             ahead = _look_up(view, ranges)
             rows_of = [(key, ahead[key]) for one in ranges if (key := rows.LOG + one.base) in ahead]
             if _are_plain(ranges, rows_of):
-                return [*_plain_pieces(rows_of)]
+                return _plain_pieces([base for base, _ in ranges], [value for _, value in rows_of])
         return [*self.each_piece(view, ranges, ahead)]
 
     def each_piece(
@@ -364,6 +369,14 @@ def decode_fields(batch: Batch) -> list[Fields]:
     return messages
 
 
+def values_alone(batch: Batch) -> list[bytes] | None:
+    """The values of messages that have nothing else, but times; None: some have."""
+    if not set(batch.columns) <= {Column.VALUE, Column.DELIVER_MS}:
+        return None
+    values = batch.values()
+    return None if None in values else cast("list[bytes]", values)
+
+
 def _fields_at(batch: Batch, position: int) -> Fields:
     """What `decode_fields` has for one message."""
     fields: Fields = batch.cells_at(position)
@@ -448,19 +461,19 @@ def _are_plain(ranges: Sequence[Range], found: Sequence[Row]) -> bool:
     return [rows.LOG + base for base, _ in ranges] == [key for key, _ in found]
 
 
-def _plain_pieces(found: Sequence[Row]) -> Iterator[Piece]:
+def _plain_pieces(places: Sequence[bytes], values: Sequence[bytes]) -> list[Piece]:
     """Those of plain rows: as many of them, and bytes, as others have."""
-    start = size = 0
-    for at, (_, value) in enumerate(found, 1):
-        size += len(value)
-        if size >= PIECE_BYTES or at - start == PIECE_MESSAGES:
-            yield _plain_piece([key[1:] for key, _ in found[start:at]], [value for _, value in found[start:at]])
-            start, size = at, 0
-    if start < len(found):
-        yield _plain_piece([key[1:] for key, _ in found[start:]], [value for _, value in found[start:]])
+    pieces: list[Piece] = []
+    start, ends = 0, list(accumulate(map(len, values)))
+    while start < len(values):
+        before = ends[start - 1] if start else 0
+        stop = min(bisect_left(ends, before + PIECE_BYTES) + 1, start + PIECE_MESSAGES)
+        pieces.append(_plain_piece(places[start:stop], values[start:stop]))
+        start = stop
+    return pieces
 
 
-def _plain_piece(places: list[bytes], values: list[bytes]) -> Piece:
+def _plain_piece(places: Sequence[bytes], values: Sequence[bytes]) -> Piece:
     created = b"".join([value[rows.CREATED] for value in values])
     return Piece(b"".join(places), None, created, None, _encoded(rows.plain_fields(values)))
 
@@ -488,6 +501,6 @@ def from_messages(messages: list[Message]) -> Piece:
 def _encoded(messages: list[Fields]) -> bytes:
     """A batch of messages with these fields."""
     columns: dict[int, list[Any]] = {Column.VALUE: [fields.get(Column.VALUE) for fields in messages]}
-    for column in sorted({column for fields in messages for column in fields} - {Column.VALUE}):
+    for column in sorted(set().union(*messages) - {Column.VALUE}):
         columns[column] = [fields.get(column) for fields in messages]
     return encode(columns)

@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import NamedTuple, cast
 
 from sandq.model import offsets
 from sandq.partition import rows
@@ -30,7 +31,10 @@ HEAD_ENTRIES = 8
 """Of a look-ahead that nobody takes from."""
 HEAD_BYTES = 256 << 10
 ENTRY_BYTES = 256
-"""What an entry takes in memory, about; one with an extra twice that, and its unique key."""
+"""What an entry takes in memory, about; one with an extra twice that, and its unique key; one with its row its bytes
+more."""
+AT_HAND_BYTES = 512
+"""Entries have plain rows of up to so many bytes at hand."""
 FEW = 16
 """Rows that are cheaper put in one by one than by sorting."""
 WHOLE_ROW_BYTES = 2 << 20
@@ -46,6 +50,16 @@ _NO_LIMIT = 1 << 40
 
 Judge = Callable[[LogEntry], bool]
 """Whether an entry is taken; otherwise it is passed over."""
+
+
+class Taken(NamedTuple):
+    """What a cursor moved over."""
+
+    ranges: list[Range]
+    size: int
+    """In bytes."""
+    plain: list[bytes] | None
+    """The row of each range, where all are single messages whose rows are plain and at hand."""
 
 
 class LogReader:
@@ -186,6 +200,8 @@ class LogReader:
             if entry.extra is not None:
                 size = 2 * ENTRY_BYTES + len(entry.extra.unique_key or b"") + len(entry.extra.tenant or b"")
                 self._entry_bytes = max(self._entry_bytes, size)
+            elif entry.row is not None:
+                self._entry_bytes = max(self._entry_bytes, ENTRY_BYTES + entry.size)
 
     def _count(self) -> None:
         """Tell what is held beyond the head."""
@@ -203,11 +219,12 @@ class LogReader:
         judge: Judge | None = None,
         *,
         judge_all: bool = False,
-    ) -> tuple[list[Range], int]:
+    ) -> Taken:
         """Move the cursor over what is due at `until_ms`, in order: at most `limit` messages, and not beyond the one
-        (of a small row: not beyond the row) that reaches `max_bytes`. Returns the ranges taken, and their bytes.
-        `judge` is asked about entries with an extra (or about all)."""
+        (of a small row: not beyond the row) that reaches `max_bytes`. `judge` is asked about entries with an extra (or
+        about all)."""
         taken: list[Range] = []
+        plain: list[bytes | None] = []
         taken_bytes = passed_over = passed_bytes = 0
         while limit > 0 and taken_bytes < max_bytes and passed_over < PASSED_OVER and passed_bytes < max_bytes:
             entry = self.entries[0] if self.entries else self._next(view)
@@ -215,7 +232,8 @@ class LogReader:
                 break
             if not judge_all and entry.extra is None and entry.length == 1:
                 singles, size = self._pass_singles(until_ms, limit, max_bytes - taken_bytes)
-                taken += [Range(single.first, 1) for single in singles]
+                taken += rows.single_ranges([single.first for single in singles])
+                plain += [single.row for single in singles]
                 limit -= len(singles)
                 taken_bytes += size
                 continue
@@ -238,7 +256,8 @@ class LogReader:
         if self._look_aheads is not None and (taken or passed_over):
             self._kept, self.used = self._most, self._look_aheads.next_turn()
             self._count()
-        return taken, taken_bytes
+        at_hand = len(plain) == len(taken) and None not in plain
+        return Taken(taken, taken_bytes, cast("list[bytes]", plain) if at_hand and plain else None)
 
     def pass_due(self, view: View, until_ms: int, limit: int) -> list[LogEntry]:
         """Move the cursor over entries that are due at `until_ms`, so many at most, and return them."""
@@ -262,7 +281,7 @@ class LogReader:
         bytes."""
         end = ((min(until_ms, offsets.U48_MAX) + 1) << 80).to_bytes(17, "big")[1:]
         entries, taken, size = self.entries, 0, 0
-        for first, length, its_size, extra, _ in islice(entries, limit):
+        for first, length, its_size, extra, *_ in islice(entries, limit):
             if length > 1 or extra is not None or (first >= end > offsets.FIRST) or size >= max_bytes:
                 break
             taken += 1
@@ -297,7 +316,7 @@ class LogReader:
         """Read on where the look-ahead ends; only when it is empty."""
         found = self._read(view, limit, max_bytes)
         if rows.are_plain([value for _, value in found]):
-            entries = [LogEntry(key[1:], 1, len(value)) for key, value in found]
+            entries = rows.plain_entries(found, AT_HAND_BYTES)
         else:
             is_plain, log_entry = rows.is_plain, rows.log_entry
             entries = [

@@ -180,7 +180,9 @@ class Trimmer:
 
     def _plain(self, found: list[Row]) -> int:
         """How many of the first of these rows are plain."""
-        return next((at for at, (_, value) in enumerate(found) if not rows.is_plain(value)), len(found))
+        if rows.are_plain([value for _, value in found]):
+            return len(found)
+        return next(at for at, (_, value) in enumerate(found) if not rows.is_plain(value))
 
     def _delete_plain(self, found: list[Row], view: View) -> None:
         """Delete plain log rows, all below the limit and every hold: nothing but the row is left of such a message."""

@@ -418,7 +418,7 @@ class ReadyQueues:
                 break
             if not queue.entries:
                 self._look(queue, view)
-            first, length, its_size, extra, unit = queue.entries[0]
+            first, length, its_size, extra, unit, _ = queue.entries[0]
             if length > 1 or extra is not None:
                 break
             self.take(queue, 1, view)
@@ -433,7 +433,7 @@ class ReadyQueues:
         """Take messages of a queue out that are entries by themselves, of which nothing is to be looked at, as long as
         there are some in memory: so many at most, and none behind the one that reaches `max_bytes`. And their bytes."""
         entries, taken, size = queue.entries, 0, 0
-        for _, length, its_size, extra, _ in islice(entries, limit):
+        for _, length, its_size, extra, *_ in islice(entries, limit):
             if length > 1 or extra is not None or size >= max_bytes:
                 break
             taken += 1

@@ -83,10 +83,21 @@ def test_batch() -> None:
 def test_log_rows() -> None:
     row = example("batch-row")
     assert row == rows.batch_row(2, T, encode({Column.VALUE: [b"a", b"b"]}))
-    assert rows.log_entry(rows.log_key(OFFSET), row) == (OFFSET, 2, len(row), None, len(row) // 2)
+    assert rows.log_entry(rows.log_key(OFFSET), row) == LogEntry(OFFSET, 2, len(row), None, len(row) // 2)
     stored, entry = rows.message_rows(OFFSET, T, HI | {Column.KEY: b"k"}, None, {})
     assert stored == [(example("message-key"), example("message-row"))]
     assert entry == rows.log_entry(*stored[0]) == LogEntry(OFFSET, 1, len(stored[0][1]))
+
+
+@pytest.mark.parametrize("is_delay", [False, True])
+@pytest.mark.parametrize("longest", [0, 31, 255, 256, rows.INLINE_BYTES - 7, rows.INLINE_BYTES - 6, 1 << 17])
+def test_rows_of_values_alone_are_those_of_any_message(longest: int, is_delay: bool) -> None:
+    values = [b"v" * length for length in (longest, 0, 1, longest, longest // 2)]
+    column = offsets.run(OFFSET, len(values))
+    messages = [{int(Column.VALUE): value} for value in values]
+    found = rows.value_rows(column, T, values, is_delay=is_delay)
+    assert found == rows.plain_rows(column, T, messages, is_delay=is_delay)
+    assert (found is None) == (longest > rows.INLINE_BYTES - 7)
 
 
 def test_a_message_that_has_everything() -> None:

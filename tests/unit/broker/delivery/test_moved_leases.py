@@ -71,14 +71,18 @@ class Bed(Stepped):
         columns = {Column.VALUE: [b"x"] * messages, Column.DELIVER_MS: [self.clock.ms + in_ms] * messages}
         self.call(c.Append(encode(columns)), messages=messages)
 
-    def subscription(self, name: str) -> Subscription:
-        """Of the same consumer, whatever its name."""
+    def subscription(self, name: str, *, acks: bool = False) -> Subscription:
+        """Of the same consumer, whatever its name. `acks`: whatever comes is acked at once, and makes room."""
 
         def push(delivery: Delivery) -> None:
             self.pushed.append((name, delivery.token))
             self.counts.append(delivery.count)
+            if acks:
+                self.host.submit(c.Ack([(delivery.token, None)]), lambda result: None)
+                subscription.credit += delivery.count
 
-        return Subscription("g", "c", CREDIT, LEASE_MS, push, lambda: False, lambda error: None)
+        subscription = Subscription("g", "c", CREDIT, LEASE_MS, push, lambda: False, lambda error: None)
+        return subscription
 
     def come_back(self, name: str) -> Subscription:
         """As `Broker.subscribe` does it: what was leased to the consumer and it does not know of comes first."""
@@ -214,6 +218,42 @@ def test_what_is_due_at_once_makes_no_lease_look_further_ahead() -> None:
         subscription.credit = CREDIT
         subscription.notify_room()
     assert sum(bed.counts) == 30 * DENSE_PER_MS
+
+
+def test_acks_take_leases_along() -> None:
+    """Where messages come dense, and each is acked at once, an entry with both comes for every pause."""
+    bed, span_ms = Bed(5), 800
+    subscription = bed.subscription("first", acks=True)
+    subscription.credit = CREDIT * DENSE_PER_MS
+    bed.delivery.attach(subscription)
+    begun_ms, first_ms = bed.clock.ms, 2 * LEASE_AHEAD_MS
+    for at in range(span_ms):
+        bed.produce(first_ms + at, DENSE_PER_MS)
+    before = bed.host.status.applied_index
+    for now_ms in range(begun_ms, begun_ms + first_ms + span_ms + DENSE_PAUSE_MS):
+        bed.clock.ms = now_ms
+        bed.settle()
+        due_ms = now_ms - begun_ms - first_ms
+        least, most = (min(due_ms - DENSE_PAUSE_MS, span_ms), max(due_ms + 1, 0))
+        assert least * DENSE_PER_MS <= sum(bed.counts) <= most * DENSE_PER_MS
+    assert sum(bed.counts) == span_ms * DENSE_PER_MS
+    leases = span_ms / DENSE_PAUSE_MS
+    assert bed.host.status.applied_index - before <= 1.2 * leases + 4, "not one for the leases, and one for the acks"
+
+
+def test_what_comes_beside_acks_and_is_due_at_once_waits_for_no_lease() -> None:
+    bed = Bed(5)
+    subscription = bed.subscription("first")
+    bed.delivery.attach(subscription)
+    for in_ms in (10, 16, 17, 18):
+        bed.produce(in_ms)
+    while not bed.pushed:
+        bed.clock.ms += 1
+        bed.settle()
+    bed.host.submit(c.Ack([(bed.pushed[0][1], None)]), lambda result: None)
+    before = sum(bed.counts)
+    bed.produce(0)  # in one entry with that ack
+    assert sum(bed.counts) > before
 
 
 def test_what_is_due_at_once_is_leased_at_once(bed: Bed) -> None:
