@@ -86,6 +86,8 @@ _PLAIN_HEADS = {bytes([KIND_MESSAGE, 0]), bytes([KIND_MESSAGE, FLAG_DELAY])}
 _PLAIN_FIELDS = b"\x92\xc0"
 """An array of two: nil, and the fields."""
 RANGE_BYTES = 20
+_ONE = (1).to_bytes(4, "big")
+"""The length of a range of one message, as rows have it."""
 SHARED_BYTES = 12
 """Of an offset: delivery time and Raft index, which all messages of a log row have in common."""
 _ALL = 1 << 40
@@ -405,6 +407,8 @@ def batch_entry(first: bytes, count: int, size: int) -> LogEntry:
 
 
 def pack_ranges(ranges: Sequence[Range]) -> bytes:
+    if ranges and [length for _, length in ranges].count(1) == len(ranges):
+        return _ONE.join([base for base, _ in ranges]) + _ONE
     return b"".join([base + length.to_bytes(4, "big") for base, length in ranges])
 
 

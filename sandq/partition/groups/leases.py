@@ -68,7 +68,7 @@ class Lease:
     """Of its consumer; 0: it has none."""
     reclaims: int = 0
     """How often its consumer was started again and got it anew; below the level `RECLAIMS` that is not counted."""
-    plain: list[bytes] | None = field(init=False, default=None)
+    plain: list[bytes] | None = field(init=False, default=None, repr=False)
     """The row of each of its ranges, until it is delivered, where these are single messages of plain rows that were at
     hand."""
     starts: list[int] = field(init=False)

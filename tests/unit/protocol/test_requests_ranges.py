@@ -9,8 +9,9 @@ import pytest
 
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest
+from sandq.protocol import requests
 from sandq.protocol.frames import Type
-from sandq.protocol.requests import RANGE_MESSAGES, Ack, Nack
+from sandq.protocol.requests import MANY, RANGE_MESSAGES, Ack, Nack, ranges_of
 
 BASE = offsets.pack(1_700_000_000_000, 77, 5, 3)
 
@@ -87,3 +88,45 @@ def test_up_to_the_last_place() -> None:
     base = offsets.pack(1, 1, offsets.PLACE_MAX - 3, 0)
     for extent in (1, 4, b"\x0f", b"\x01\x00\x00"):
         assert acked([[base, extent]]) == [[base, extent]]
+
+
+def _each(what: list[Any], monkeypatch: pytest.MonkeyPatch) -> list[list[Any]]:
+    """One by one, however many they are."""
+    with monkeypatch.context() as slow:
+        slow.setattr(requests, "MANY", len(what) + 1)
+        return ranges_of(Ack, 0, what)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    near = rng.choice([1, 3, 1000])
+    places = rng.sample(range(near * MANY), MANY)
+    what = [[offsets.pack(1000 + place // 7 * rng.randint(0, 1), 5, place, 3), 1] for place in sorted(places)]
+    if rng.random() < 0.3:
+        what[rng.randrange(MANY)][1] = rng.choice([2, b"\5"])
+    assert ranges_of(Ack, 0, what) == _each(what, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        [b"short", 1],
+        [bytes(16)],
+        [bytes(16), 0],
+        [bytes(16), True],
+        ["0123456789abcdef", 1],
+        (bytes(16), 1),
+        7,
+        None,
+    ],
+)
+def test_what_is_wrong_is_refused_alike(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    what: list[Any] = [[offsets.pack(1000 + at, 5, 0, 3), 1] for at in range(MANY)]
+    what[MANY // 2] = wrong
+    with pytest.raises(InvalidRequest) as together:
+        ranges_of(Ack, 0, what)
+    with pytest.raises(InvalidRequest) as one_by_one:
+        _each(what, monkeypatch)
+    assert str(together.value) == str(one_by_one.value)
