@@ -8,7 +8,6 @@ Items of ACK and NACK say which messages of a lease they are about: `what` is ni
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from operator import sub
 from typing import Annotated, Any, Final, NamedTuple, Self
 
@@ -446,10 +445,10 @@ def _are_apart(what: list[Any]) -> bool:
         return False
     if {*map(len, named)} != {OFFSET_BYTES}:
         return False
-    numbers = [*map(int.from_bytes, named[:2], repeat("big"))]
-    if numbers[1] - numbers[0] == PLACE_STEP:
+    number_of = int.from_bytes
+    if number_of(named[1], "big") - number_of(named[0], "big") == PLACE_STEP:
         return False  # as most of them are, then
-    numbers += map(int.from_bytes, named[2:], repeat("big"))
+    numbers = [number_of(one, "big") for one in named]
     return PLACE_STEP not in map(sub, numbers[1:], numbers)
 
 
