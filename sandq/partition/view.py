@@ -91,9 +91,10 @@ class View:
             insort(keys, key)
         self._changes[key] = value
 
-    def drain(self) -> list[Change]:
-        """The changes since the last drain. Call it only once they are about to be written."""
-        changes = list(self._changes.items())
+    def drain(self, prefix: bytes = b"") -> list[Change]:
+        """The changes since the last drain, their keys behind a prefix. Call it only once they are about to be
+        written."""
+        changes = [(prefix + key, value) for key, value in self._changes.items()]
         self._changes.clear()
         self._order.clear()
         self._ahead.clear()

@@ -203,8 +203,7 @@ class PartitionReplica:
 
     def drain(self) -> list[Change]:
         self.machine.write_state(self._view)
-        prefix = self._rows.prefix
-        return [(prefix + key, value) for key, value in self._view.drain()]
+        return self._view.drain(self._rows.prefix)
 
     def status(self) -> Any:
         return self.machine.status(self._view)
