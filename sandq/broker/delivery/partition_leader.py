@@ -34,11 +34,9 @@ PAUSE_MS, DENSE_PAUSE_MS = 3, 8
 """So much of what is not due yet is in one lease: at most so much later than it is due comes its first message. The
 longer one while so many come due that a lease has `DENSE_PER_MS` for each ms."""
 STORE_MS = 5
-"""Before its last message is due, at the latest, a lease is asked for: in this time it is stored, most often. It is
-asked for before that when acks are stored anyway, if what is due until then may be in it by now."""
+"""So long before its last message is due, at the latest, a lease is asked for: in this time it is stored, most often.
+It is asked for before that when something else is stored anyway, acks above all, once all of it may be leased."""
 DENSE_PER_MS = 5
-ALONG: Final = (c.Ack, c.Nack, c.Extend)
-"""What takes leases along: none of it brings messages that are due at once, which would wait for those that are not."""
 FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
 HUNGRY_MS: Final = 5000
@@ -131,7 +129,7 @@ class PartitionLeader:
         """The partition is about to be raised to the cluster's level."""
         self._pumps: dict[str, _GroupPump] = {}
         self._along_ms: dict[str, int] = {}
-        """By group: from when on something is leased to it along with acks, before its timer is."""
+        """By group: from when on something is leased to it along with what is stored anyway, before its timer is."""
         self._attended = set() if attended is None else attended
         self.groups = GroupStatuses()
         """What is known of each."""
@@ -318,7 +316,7 @@ class PartitionLeader:
     # -- leasing --------------------------------------------------------------------------------------------------
 
     def pump(self, name: str, *, is_along: bool = False) -> None:
-        """Lease what is due, or set a timer for when it will be. `is_along`: acks are stored anyway."""
+        """Lease what is due, or set a timer for when it will be. `is_along`: something else is stored anyway."""
         self._along_ms.pop(name, None)
         pump, group = self._pumps.get(name), self.groups.get(name)
         if pump is None or pump.busy or group is None:
@@ -331,13 +329,13 @@ class PartitionLeader:
             self._on_limits(self)
         if group.next_ms is None:
             return
-        # What goes before it, where messages are ranked, may come until then.
-        least_ms = 0 if self.host.status.settings.get("rank") is not None else self._lease_ahead_ms
-        ahead_ms, pause_ms = (2 * least_ms, DENSE_PAUSE_MS) if pump.is_dense else (least_ms, PAUSE_MS)
-        along_ms = max(group.next_ms + pause_ms - ahead_ms - least_ms, group.not_before_ms)
-        if is_along:
-            ahead_ms += least_ms
-        ahead_ms = min(ahead_ms, MAX_LEASE_AHEAD_MS)
+        ahead_ms, pause_ms = self._lease_ahead_ms, PAUSE_MS
+        if self.host.status.settings.get("rank") is not None:
+            ahead_ms = 0  # what goes before it may come until then
+        elif pump.is_dense:
+            ahead_ms, pause_ms = min(2 * ahead_ms, MAX_LEASE_AHEAD_MS), DENSE_PAUSE_MS
+        # No earlier: what is produced meanwhile comes behind the last of a lease.
+        along_ms = max(group.next_ms + pause_ms - ahead_ms, group.not_before_ms)
         wake_ms = max(group.next_ms - ahead_ms, group.not_before_ms)
         if pump.asked_ms <= now_ms:  # the clock was not set back
             # What comes dense comes together: a lease for each millisecond would cost as much as a lease for several.
@@ -382,9 +380,9 @@ class PartitionLeader:
             self._asked_ms[name] = self._clock.now_ms()
             self._on_limits(self)
 
-    def _lease_along(self, commands: Iterable[c.Command]) -> None:
-        """These are proposed: have them take leases along that would be asked for soon."""
-        if self._along_ms and all(isinstance(command, ALONG) for command in commands):
+    def _lease_along(self) -> None:
+        """Something is proposed: have it take leases along that would be asked for soon."""
+        if self._along_ms:
             now_ms = self._clock.now_ms()
             for name in [name for name, along_ms in self._along_ms.items() if along_ms <= now_ms]:
                 self.pump(name, is_along=True)

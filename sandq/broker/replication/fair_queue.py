@@ -6,7 +6,7 @@ it if all lines that wait went on side by side, and the lowest mark is next.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, TypeVar
 
@@ -34,10 +34,6 @@ class FairQueue(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def __iter__(self) -> Iterator[T]:
-        """All that waits, in any order."""
-        return (item for *_, item in self._items)
 
     def add(self, item: T, work: int, line: Hashable | None = None) -> None:
         """Put it behind what waits in its line. `work`: what it costs, above zero, in any unit."""

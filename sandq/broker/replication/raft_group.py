@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -110,7 +110,7 @@ class RaftGroup:
         self.status: Any = replica.status()
         self._on_status: list[Callable[[], None]] = []
         self._on_ready: list[Callable[[bool], None]] = []
-        self._on_flush: list[Callable[[Iterable[Any]], None]] = []
+        self._on_flush: list[Callable[[], None]] = []
         self._was_ready = False
         self._leaving = False
         self._readers: list[trio.Event] = []
@@ -156,11 +156,11 @@ class RaftGroup:
         *,
         on_status: Callable[[], None] | None = None,
         on_ready: Callable[[bool], None] | None = None,
-        on_flush: Callable[[Iterable[Any]], None] | None = None,
+        on_flush: Callable[[], None] | None = None,
     ) -> None:
         """Call these from now on, on the loop: `on_status` after each change of `status`; `on_ready(ready)` when this
-        node begins to lead the group and may answer for it, and when it ceases to; `on_flush(commands)` before
-        these are proposed: what is submitted then is written and synced with them."""
+        node begins to lead the group and may answer for it, and when it ceases to; `on_flush` before something is
+        proposed: what is submitted then is written and synced with it."""
         if on_status is not None:
             self._on_status.append(on_status)
         if on_ready is not None:
@@ -444,7 +444,7 @@ class RaftGroup:
         if reason is not None:  # only here are entries stamped
             self._answer_all(self._pending.take_all(), _not_taken(reason))
         for on_flush in self._on_flush:
-            on_flush(request.command for request in self._pending)
+            on_flush()
         left, left_bytes = PASS_WORK, PASS_BYTES
         while self._pending:
             if left <= 0 or left_bytes <= 0:

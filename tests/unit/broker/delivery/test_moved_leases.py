@@ -241,21 +241,6 @@ def test_acks_take_leases_along() -> None:
     assert bed.host.status.applied_index - before <= 1.2 * leases + 4, "not one for the leases, and one for the acks"
 
 
-def test_what_comes_beside_acks_and_is_due_at_once_waits_for_no_lease() -> None:
-    bed = Bed(5)
-    subscription = bed.subscription("first")
-    bed.delivery.attach(subscription)
-    for in_ms in (10, 16, 17, 18):
-        bed.produce(in_ms)
-    while not bed.pushed:
-        bed.clock.ms += 1
-        bed.settle()
-    bed.host.submit(c.Ack([(bed.pushed[0][1], None)]), lambda result: None)
-    before = sum(bed.counts)
-    bed.produce(0)  # in one entry with that ack
-    assert sum(bed.counts) > before
-
-
 def test_what_is_due_at_once_is_leased_at_once(bed: Bed) -> None:
     bed.delivery.attach(bed.subscription("first"))
     for _ in range(3):
