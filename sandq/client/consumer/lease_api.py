@@ -302,20 +302,22 @@ class Leases:
         items: Sequence[Item],
         *,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
         timeout: Duration | None = None,
     ) -> list[Held]:
-        """Not done: they come back after `delay` (None: the topic's back-off), or are dead at the last attempt.
+        """Not done: they come back after `delay`, or `delay_ms` whole milliseconds (None: the topic's back-off),
+        or are dead at the last attempt.
         Returns those whose lease was lost.
 
         For the group they have from then on another `priority` (in a topic of the kind priority or fair), or other
         `headers` in place of those they had ({}: none), where they are given. `count=False`, a snooze: the attempt is
         not counted, unless they were snoozed `max_snoozes` times (a setting).
         """
-        terms = retry_terms(delay, error, count)
+        terms = retry_terms(delay, delay_ms, error, count)
         if priority is not None:
             await self._cluster.topic(self.topic)
         change = NackChange.of(self._cluster, self.topic, priority, headers)

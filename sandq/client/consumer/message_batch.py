@@ -121,17 +121,19 @@ class MessageBatch(HeldBatch):
         self,
         *,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
     ) -> BatchSettlement:
-        """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+        """Not done: all of it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
+        back-off), or is dead at the last attempt.
 
         `priority`, `headers` and `count` as with a message: they are about all of it.
         """
         owner = self._chunk.lease.owner
-        terms = retry_terms(delay, error, count, owner.nack_change(priority, headers))
+        terms = retry_terms(delay, delay_ms, error, count, owner.nack_change(priority, headers))
         owner.nack_from(self._chunk, self._start, terms)
         return BatchSettlement(self._chunk, self._start)
 

@@ -62,19 +62,21 @@ class Message(HeldMessage):
         self,
         *,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
     ) -> Confirmation[None]:
-        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+        """Not done: it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
+        back-off), or is dead at the last attempt.
 
         `count=False`, a snooze: the attempt is not counted, unless it was snoozed `max_snoozes` times (a setting).
         For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
         `headers` in place of those it had ({}: none), where they are given.
         """
         change = self._piece.lease.owner.nack_change(priority, headers)
-        return self._nack(NACKING, retry_terms(delay, error, count, change))
+        return self._nack(NACKING, retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
         """It cannot be done: for this group it is dead at once, whatever attempts are left; its dead letter says
@@ -149,17 +151,19 @@ class MessageBatch(HeldBatch):
         self,
         *,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
     ) -> Confirmation[None]:
-        """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+        """Not done: all of it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
+        back-off), or is dead at the last attempt.
 
         `priority`, `headers` and `count` as with a message: they are about all of it.
         """
         change = self._chunk.lease.owner.nack_change(priority, headers)
-        return self._nack(retry_terms(delay, error, count, change))
+        return self._nack(retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
         """It cannot be done: all of it is dead for this group at once, as with a message."""

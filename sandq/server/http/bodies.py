@@ -418,6 +418,7 @@ class NackIn(AckIn):
     """What was not done."""
 
     delay: Duration | None = Field(default=None, description="When it comes again; otherwise after the back-off.")
+    delay_ms: int | None = _DELAY_MS
     error: str | None = Field(default=None, description="Why, for `why` and the dead letters.")
     priority: int | None = Field(
         default=None,

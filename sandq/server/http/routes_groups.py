@@ -118,7 +118,8 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
     """409 LEASE_LOST as with ack."""
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
-    lost = await leases.nack(held, delay=body.delay, error=body.error, count=body.count, **body.changes())
+    terms: Found = {"delay": body.delay, "delay_ms": body.delay_ms, "error": body.error, "count": body.count}
+    lost = await leases.nack(held, **terms, **body.changes())
     gateway_of(request).streams.settled(held)
     return _settled(held, lost)
 
