@@ -410,7 +410,7 @@ class AckThenIn(AckIn):
         default=None,
         min_length=1,
         max_length=FIXED.then_messages,
-        description="Messages that are sent with the ack of one message, all of it or nothing.",
+        description="Messages that are sent with the ack of what is held under one lease, all of it or nothing.",
     )
 
 
