@@ -138,6 +138,11 @@ COMMANDS = {
         "cluster",
         "Look at the cluster, found it, drain and remove nodes; clocks.",
     ),
+    "doctor": Later(
+        "sandctl.commands.doctor",
+        "doctor",
+        "Look for what goes wrong: nodes, partitions, groups, pushes and outboxes, and what to do.",
+    ),
     "pipeline": Later(
         "sandctl.pipeline",
         "pipeline",

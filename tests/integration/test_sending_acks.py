@@ -127,9 +127,13 @@ async def test_what_cannot_be_delivered_is_a_dead_letter(api: sandq.Client, monk
         leases = api.leases("steps", "g")
         (message,) = await leases.take(1, wait="5s")
         await leases.ack([message], then=[sandq.Outgoing(b"lost?", "next", key="k")])
+        (row,) = await until_answer(lambda: api.admin.stats("steps"), lambda rows: bool(rows[0].get("outbox_stuck")))
+        (stuck,) = row["outbox_stuck"]
+        assert (row["outbox"], stuck["topic"], stuck["error"]) == (1, "next", "cut off") and stuck["tries"] >= 1
         await api.admin.delete_topic("next")
     dead = api.dead("steps", "g")
     await until_answer(dead.counts, lambda counts: counts == {"undeliverable": 1})
+    assert "outbox" not in (await api.admin.stats("steps"))[0]
     (letter,) = [one async for one in dead.list(reason="undeliverable")]
     assert (letter.value, letter.key, letter.error) == (
         b"lost?",

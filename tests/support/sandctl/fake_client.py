@@ -93,6 +93,9 @@ class FakeClient:
         self.dead_outcomes: list[DeadOutcome] = []
         self.groups: list[dict[str, Any]] = []
         self.pushes: list[dict[str, Any]] = []
+        self.stats: list[dict[str, Any]] = []
+        self.info: dict[str, Any] = {"node": "n1", "nodes": [{"node": "n1", "up": True}]}
+        self.topics: list[TopicRecord] = []
         self.biography: dict[str, Any] = {}
         self.missed: dict[str, str] = {}
         """Details of an error that says that there is no such message."""
@@ -246,6 +249,21 @@ class FakeDead:
 class FakeAdmin:
     def __init__(self, client: FakeClient) -> None:
         self._client = client
+
+    async def cluster(self) -> dict[str, Any]:
+        return self._client.info
+
+    async def list_topics(self) -> list[TopicRecord]:
+        return self._client.topics
+
+    async def topic(self, name: str) -> TopicRecord:
+        for record in self._client.topics:
+            if record.name == name:
+                return record
+        raise UnknownTopic(f"there is no topic {name!r}")
+
+    async def stats(self, topic: str) -> list[dict[str, Any]]:
+        return [row for row in self._client.stats if row.get("of", topic) == topic]
 
     async def groups(self, topic: str) -> list[dict[str, Any]]:
         return self._client.groups
