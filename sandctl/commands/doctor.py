@@ -85,7 +85,7 @@ def doctor(topics: tuple[str, ...]) -> None:
             if finding.todo:
                 say(f"{'':<8} {'':<11} -> {finding.todo}")
         counts = Counter(finding.state for finding in findings)
-        names = {"ok": "ok", "warning": "warnings", "failed": "failed"}
+        names = {"ok": "ok", "warning": "warning" if counts["warning"] == 1 else "warnings", "failed": "failed"}
         say(", ".join(f"{counts[state]} {name}" for state, name in names.items() if counts[state]))
     else:
         show_rows([finding._asdict() for finding in findings], {})
@@ -99,7 +99,7 @@ _KINDS = ("nodes", "partitions", "groups", "pushes", "outboxes")
 def _fine(findings: Iterable[Finding], topics: int) -> list[Finding]:
     """A line for each kind of thing of which nothing is wrong."""
     named = {finding.what for finding in findings}
-    where = {"nodes": "all are up", "partitions": f"all of {counted(topics, 'topic')} have a leader"}
+    where = {"nodes": "all are up", "partitions": f"all have a leader ({counted(topics, 'topic')})"}
     where |= {"groups": "none is stopped", "pushes": "no receiver fails", "outboxes": "nothing is held up"}
     return [Finding(kind, "ok", where[kind]) for kind in _KINDS if kind not in named]
 
@@ -184,7 +184,10 @@ def _pushes(topic: str, pushes: Sequence[Mapping[str, Any]]) -> Iterator[Finding
         see = f"sandctl group push show {topic} {group}"
         if push["state"] in ("waiting", "probing"):
             found = f"{where} fails at everything and is left alone, with a probe now and then: {error}"
-            todo = f"mend the receiver, it is found again within a minute; messages wait, and use no attempts ({see})"
+            todo = (
+                "mend the receiver, it is found again within a minute; messages wait, and but for the probe use no "
+                f"attempts ({see})"
+            )
             yield Finding("pushes", "failed", found, todo)
         elif push["state"] == "looking" and push["error"]:
             todo = f"correct the URL (sandctl group push set), or allow it (push.allow of the nodes); {see}"

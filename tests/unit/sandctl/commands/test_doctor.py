@@ -42,7 +42,7 @@ def test_nothing_is_wrong(offline: Ctl, sick: FakeClient) -> None:
     assert result.exit_code == 0, result.output
     assert [line.split() for line in result.stdout.splitlines()] == [
         ["ok", "nodes", "all", "are", "up"],
-        ["ok", "partitions", "all", "of", "1", "topic", "have", "a", "leader"],
+        ["ok", "partitions", "all", "have", "a", "leader", "(1", "topic)"],
         ["ok", "groups", "none", "is", "stopped"],
         ["ok", "pushes", "no", "receiver", "fails"],
         ["ok", "outboxes", "nothing", "is", "held", "up"],
@@ -59,7 +59,7 @@ def test_nothing_is_wrong(offline: Ctl, sick: FakeClient) -> None:
             {"state": "waiting", "error": "503 down"},
             "failed",
             "fails at everything",
-            "messages wait, and use no attempts",
+            "but for the probe use no attempts",
         ),
         ({"state": "probing", "error": "503 down"}, "failed", "503 down", "mend the receiver"),
         ({"state": "looking", "error": "no such name"}, "failed", "cannot be reached: no such name", "push.allow"),
