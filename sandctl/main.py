@@ -141,7 +141,7 @@ COMMANDS = {
     "doctor": Later(
         "sandctl.commands.doctor",
         "doctor",
-        "Look for what goes wrong: nodes, partitions, groups, pushes and outboxes, and what to do.",
+        "Look for what goes wrong in the cluster, and say what to do.",
     ),
     "pipeline": Later(
         "sandctl.pipeline",

@@ -44,9 +44,10 @@ class Finding(NamedTuple):
 @topics_option("Look at the groups, pushes and outboxes of this topic alone; may be repeated.  [default: all]")
 @common_options
 def doctor(topics: tuple[str, ...]) -> None:
-    """Look for what goes wrong in the cluster, and say what to do: nodes that are down, partitions without a leader,
-    groups that get nothing, receivers of pushes that fail, outboxes that do not move, dead letters that could not be
-    sent.
+    """Look for what goes wrong in the cluster, and say what to do.
+
+    That is nodes that are down, partitions without a leader, groups that get nothing, receivers of pushes that fail,
+    outboxes that do not move, and dead letters that could not be sent.
 
     \b
       sandctl doctor

@@ -26,7 +26,7 @@ _COLUMNS = ("ID", "LEASE TOKEN", "ATTEMPT", "HELD UNTIL", "KEY", "VALUE")
 
 @click.group()
 def lease() -> None:
-    """Take messages of a group, and settle what is leased: ack, nack or bury it, give it back, hold it longer.
+    """Take messages of a group; ack, nack or bury what is leased, give it back, hold it longer.
 
     A message is named by its ID or its unique key, whoever holds it: the worker that does is told that its lease was
     lost. `message why` says who that is. With --lease-token everything under one lease is meant.
@@ -148,7 +148,7 @@ def nack(
     """Not done: they come again, after the back-off or --in so long; at the last attempt they are dead.
 
     \b
-      sandctl lease nack orders 01HN7K2B6R0000000001000000 --group billing --in 10m --error "bank is down"
+      sandctl lease nack orders 01HN7K2B6R0000000001000000 --group billing --in 10m --error closed
       sandctl lease nack orders --unique-key order-17 --group billing --in 1h --no-count
 
     The outcome of each is printed, and the exit code is 1 unless all were nacked.

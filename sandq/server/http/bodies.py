@@ -239,9 +239,9 @@ def _check_delay_ms(value: Any) -> Any:
 
 
 DelayMs = Annotated[
-    int | None,
+    Annotated[int, Field(ge=0, le=TIME_MAX_MS)] | None,
     BeforeValidator(_check_delay_ms),
-    Field(ge=0, le=TIME_MAX_MS, description="In place of `delay`: whole milliseconds.", examples=[1500]),
+    Field(description="In place of `delay`: whole milliseconds.", examples=[1500]),
 ]
 
 
