@@ -127,11 +127,21 @@ COMMANDS = {
         "tenant",
         "Look at the tenants of a fair topic; change their weights, and what limits them.",
     ),
+    "lease": Later(
+        "sandctl.commands.leases",
+        "lease",
+        "Take messages of a group; ack, nack or bury what is leased, give it back, hold it longer.",
+    ),
     "dead": Later("sandctl.commands.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
     "cluster": Later(
         "sandctl.commands.cluster",
         "cluster",
         "Look at the cluster, found it, drain and remove nodes; clocks.",
+    ),
+    "doctor": Later(
+        "sandctl.commands.doctor",
+        "doctor",
+        "Look for what goes wrong in the cluster, and say what to do.",
     ),
     "pipeline": Later(
         "sandctl.pipeline",

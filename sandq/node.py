@@ -327,6 +327,7 @@ async def _running(
                     catalog,
                     reconciler,
                     administration,
+                    outbox,
                     nursery,
                 )
                 parts = _Parts(
@@ -442,6 +443,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             broker,
             broker.up,
             discovery.membership.members,
+            config.cluster.membership != "static",
             cluster.waiting,
             parts.health,
             parts.scrubber,

@@ -82,7 +82,8 @@ def init(yes: bool) -> None:
 @limit_option
 @common_options
 def nodes(limit: int | None) -> None:
-    """List the nodes: what the one asked believes of each and since when, whether it is linked with it (UP), where it
+    """List the nodes: what the one asked believes of each and since when (`named` in the configuration, with static
+    membership, where nothing is heard of nodes but what UP says), whether it is linked with it (UP), where it
     serves, how many partitions it leads, how many replicas it holds, whether it votes in the metadata group, and which
     version it runs, with the feature levels that this one knows.
 

@@ -35,6 +35,11 @@ def topic_option(text: str) -> Callable[[F], F]:
     return click.option("--topic", metavar="TOPIC", help=text, shell_complete=_topics)
 
 
+def topics_option(text: str) -> Callable[[F], F]:
+    """`--topic`, which may be repeated, as `topics`."""
+    return click.option("--topic", "topics", metavar="TOPIC", multiple=True, help=text, shell_complete=_topics)
+
+
 def group_argument(command: F) -> F:
     """GROUP behind TOPIC, as `name`."""
     return click.argument("name", metavar="GROUP", shell_complete=_groups)(command)

@@ -106,7 +106,7 @@ async def change_each(client: Client, topic: str, targets: Sequence[Target], cha
     """The outcome of each, in their order. What cannot be done to one message does not stop the others."""
     import anyio
 
-    from sandq.errors import NotFound, TooLate, UnknownPartition, UnknownTopic
+    from sandq.errors import NotFound, TooLate, UnknownGroup, UnknownPartition, UnknownTopic
 
     messages = client.messages(topic)
     outcomes: list[dict[str, Any]] = [{} for _ in targets]
@@ -118,7 +118,7 @@ async def change_each(client: Client, topic: str, targets: Sequence[Target], cha
                 outcomes[number] = {**target.record, **await change(messages, target)}
             except TooLate as error:
                 outcomes[number] = {**target.record, "outcome": "too_late", "state": error.details.get("state")}
-            except (UnknownTopic, UnknownPartition):
+            except (UnknownTopic, UnknownPartition, UnknownGroup):
                 raise
             except NotFound as error:
                 tenant = error.details.get("tenant")  # at which it was looked for, where it is one's
@@ -149,7 +149,11 @@ def _sentence(target: Target, row: dict[str, Any]) -> str:
         if "tenant" in row and target.tenant is None:
             return f"{target.name}: not found of the tenant {row['tenant']}; say whose it is with --tenant"
         return f"{target.name}: not found"
+    if row["outcome"] == "not_leased":
+        return f"{target.name}: not leased, it is {row['state']}"
+    if row["outcome"] == "lost":
+        return f"{target.name}: the lease was not held any more, and nothing was done"
     if row["outcome"] == "moved":
         ranked = f", priority {row['priority']}" if "priority" in row else ""
         return f"moved {target.name} to {row['deliver_at']}{ranked} ({row['offset']})"
-    return f"{row['outcome']} {target.name}"
+    return f"{row['outcome'].replace('_', ' ')} {target.name}"

@@ -60,8 +60,8 @@ def _group_facts(group: Mapping[str, Any], now_ms: int) -> Iterator[tuple[str, s
         deadline_ms = group.get("deadline_ms")
         until = "" if deadline_ms is None else f" until {moment(deadline_ms, now_ms)}"
         yield "held by", f"{group['consumer']}, attempt {group['attempt']},{until}".rstrip(",")
-        if group.get("token") is not None:
-            yield "lease", str(group["token"])
+        if group.get("lease_token") is not None:
+            yield "lease", str(group["lease_token"])
     elif group.get("due_ms") is not None:
         yield "back", f"{moment(group['due_ms'], now_ms)}, after attempt {group['attempt']}"
     if group.get("snoozes"):

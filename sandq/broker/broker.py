@@ -19,6 +19,7 @@ from sandq.broker.delivery import sending_acks
 from sandq.broker.delivery.group_takers import GroupTakers
 from sandq.broker.delivery.lease_once import LeaseOnce, release
 from sandq.broker.delivery.nack_changes import with_columns
+from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import (
     GroupOpenings,
@@ -99,6 +100,7 @@ class Broker:
         catalog: Catalog,
         reconciler: Reconciler,
         administration: Administration,
+        outbox: OutboxSender,
         nursery: trio.Nursery,
     ) -> None:
         """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection."""
@@ -111,6 +113,7 @@ class Broker:
         self.catalog = catalog
         self.reconciler = reconciler
         self.administration = administration
+        self.outbox = outbox
         self.reads = LinearizableReads(runner, nursery)
         self.kv_watches = KvWatches(runner, nursery)
         self.schedule_outlooks = ScheduleOutlooks(self.reads)

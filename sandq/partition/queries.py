@@ -125,7 +125,7 @@ class PartitionQueries:
             buried = dead_letters.find(group, offset, self._view)
             assert buried is not None
             told |= {"attempt": buried.attempts, "error": buried.error}
-            told |= _lives(buried.lives, buried.history)
+            told |= _lives(buried.lives, buried.history, offset)
         elif state == ACKED:
             ended = self._machine.leases.acked_under(group, offset)
             if ended is not None:
@@ -142,7 +142,7 @@ class PartitionQueries:
         row = None
         if holder is not None and holder.kept:
             row = self._view.get(rows.of_group(rows.KEPT, group.group_id, offset))
-        return _lives(() if row is None else load_lives(load_kept(offset, row).lives), history)
+        return _lives(() if row is None else load_lives(load_kept(offset, row).lives), history, offset)
 
     def _reason(self, group: Group, told: Shown, shown: Shown) -> str:
         state, offset = told["state"], shown["offset"]
@@ -448,15 +448,24 @@ def _shown_dead(message: dead_letters.DeadMessage, values: bool) -> Shown:
         "value": fields.get(Column.VALUE) if values else None,
         "unique_key": fields.get(Column.UNIQUE_KEY),
         "size": len(fields.get(Column.VALUE) or b""),
-        **_lives(message.lives, message.history),
+        **_lives(message.lives, message.history, message.offset),
         **_rank(fields),
         **({"not_forwarded": message.forward} if isinstance(message.forward, str) else {}),
     }
 
 
-def _lives(earlier: Lives, history: History) -> Shown:
-    """What a message went through: the attempts of all its lives, and where there are earlier ones, how they ended."""
-    shown: Shown = {"history": whole_history(earlier, history)}
+def _lives(earlier: Lives, history: History, offset: bytes) -> Shown:
+    """What a message went through: the attempts of all its lives, and where there are earlier ones, how they ended.
+
+    A lease is made ahead of the time at which it is pushed: no attempt is told to have begun before its message was
+    due.
+    """
+    due_ms = offsets.deliver_ms(offset)
+    attempts = [
+        [attempt, consumer, max(leased_ms, min(due_ms, ended_ms)), ended_ms, *more]
+        for attempt, consumer, leased_ms, ended_ms, *more in whole_history(earlier, history)
+    ]
+    shown: Shown = {"history": attempts}
     return shown | {"lives": summary(earlier)} if earlier else shown
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sandq.broker.broker import Broker
 from sandq.broker.health.node_health import NodeHealth
@@ -49,6 +49,10 @@ class PlacedReplicas:
         self._view, self.by_node, self.moving = view, held, moving
 
 
+NAMED: Final = "named"
+"""What is told of members that are in the configuration, and of which nothing is heard."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     version: str
@@ -65,6 +69,8 @@ class ServerInfo:
     """The nodes that this one has a connection to, itself included."""
     members: Callable[[], Mapping[str, Member]]
     """What this node believes of all members."""
+    hears_of_members: bool
+    """Whether that is heard of them; else they were named to it, and it believes the best."""
     waiting: Callable[[], str | None]
     """Why this node does not take part in a cluster yet; None once it does."""
     health: NodeHealth
@@ -178,8 +184,8 @@ class ServerInfo:
             row: dict[str, Any] = {
                 "node": node_id,
                 "up": node_id in up,
-                "member": member.state.value,
-                "since_ms": member.since_ms,
+                "member": member.state.value if self.hears_of_members else NAMED,
+                "since_ms": member.since_ms if self.hears_of_members else None,
                 "gossip": str(member.address),
                 "zone": member.tags.get(tags.ZONE),
                 "version": member.tags.get(tags.VERSION),

@@ -20,6 +20,7 @@ from tests.support.processes.node import NodeProcess
 from tests.support.processes.shell import Shell
 from tests.support.waiting import PATIENCE_S
 
+TOKEN = re.compile(r"(?<=--lease-token )[0-9.]+")
 ID = re.compile(r"\b01HN7K2B6R00000000\d{8}\b")
 ASKS = re.compile(
     r"^sandctl (topic (delete|purge)|group (delete|seek)|dead purge(?!.* --id)|"
@@ -114,10 +115,20 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
         return ID.sub(lambda match: keys.put("theme", b"x"), line)
     if line.startswith("sandctl dead") and "--id" in line:
         return ID.sub(lambda match: dead_letter(client), line)
+    if line.startswith("sandctl lease") and (ID.search(line) or "--lease-token" in line):
+        held = leased(client)
+        return TOKEN.sub(held.lease_token, ID.sub(held.id, line))
     topic = "mails" if " mails " in line else "orders"
     if line.endswith("acme --remove"):
         client.admin.update_topic(topic, tenants={"acme": {"weight": 3}})
     return ID.sub(lambda match: client.produce(topic, b"x", delay="30m"), line)
+
+
+def leased(client: sandq.sync.Client) -> sandq.LeasedMessage:
+    """A message of orders that the group billing holds."""
+    client.produce("orders", b"x")
+    (held,) = client.leases("orders", "billing").take(wait="30s")
+    return held
 
 
 def dead_letter(client: sandq.sync.Client) -> str:

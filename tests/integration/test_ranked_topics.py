@@ -103,7 +103,7 @@ async def test_tenants_have_unique_keys_of_their_own(api: sandq.Client) -> None:
             assert (await messages.get(unique_key="k", tenant=name)).id == message_id
             assert (await messages.why(unique_key="k", tenant=name))["id"] == message_id
         assert (await messages.get(unique_key="k")).id == ids["default"]
-        with pytest.raises(sandq.errors.NotFound, match="of unique key b'k' of tenant gamma"):
+        with pytest.raises(sandq.errors.NotFound, match="of unique key 'k' of tenant gamma"):
             await messages.cancel(unique_key="k", tenant="gamma")
         for look in (messages.cancel, messages.get, messages.why):
             with pytest.raises(sandq.errors.NotFound, match=r"of the tenant 'default': .* say whose it is") as missed:

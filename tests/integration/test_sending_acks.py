@@ -83,8 +83,8 @@ async def test_what_is_refused_acks_nothing(api: sandq.Client) -> None:
     ):
         with pytest.raises(kind):
             await leases.ack([message], then=wrong)
-    with pytest.raises(InvalidRequest, match="one message"):
-        await leases.ack([message, message], then=[sandq.Outgoing(b"x")])
+    with pytest.raises(InvalidRequest, match="these are of 2"):
+        await leases.ack([message, ("1.0.65536", None)], then=[sandq.Outgoing(b"x")])
     assert await leases.nack([message]) == [], "it is held still"
     (again,) = await leases.take(1, wait="5s")
     assert await leases.ack([again], then=[sandq.Outgoing(b"y")]) == []
@@ -127,9 +127,13 @@ async def test_what_cannot_be_delivered_is_a_dead_letter(api: sandq.Client, monk
         leases = api.leases("steps", "g")
         (message,) = await leases.take(1, wait="5s")
         await leases.ack([message], then=[sandq.Outgoing(b"lost?", "next", key="k")])
+        (row,) = await until_answer(lambda: api.admin.stats("steps"), lambda rows: bool(rows[0].get("outbox_stuck")))
+        (stuck,) = row["outbox_stuck"]
+        assert (row["outbox"], stuck["topic"], stuck["error"]) == (1, "next", "cut off") and stuck["tries"] >= 1
         await api.admin.delete_topic("next")
     dead = api.dead("steps", "g")
     await until_answer(dead.counts, lambda counts: counts == {"undeliverable": 1})
+    assert "outbox" not in (await api.admin.stats("steps"))[0]
     (letter,) = [one async for one in dead.list(reason="undeliverable")]
     assert (letter.value, letter.key, letter.error) == (
         b"lost?",
@@ -141,3 +145,32 @@ async def test_what_cannot_be_delivered_is_a_dead_letter(api: sandq.Client, monk
     await until_answer(dead.counts, lambda counts: counts == {"undeliverable": 1})
     await dead.purge()
     assert await dead.counts() == {}
+
+
+async def test_a_batch_and_what_its_ack_sends_are_one(api: sandq.Client) -> None:
+    await topics(api)
+    await api.produce_many("steps", [b"a", b"b", b"c"])
+    async with api.subscribe("steps", group="g") as subscription:
+        batches = subscription.batches()
+        batch = await batches.__anext__()
+        assert len(batch) == 3
+        with pytest.raises(UnknownTopic):
+            await batch.ack(then=[sandq.Outgoing(b"x", "nowhere")])
+        await batch.messages[1].nack(delay="1h")
+        await batch.ack(then=[sandq.Outgoing(b"both", "next"), sandq.Outgoing(b"own", "steps")])
+        own = await batches.__anext__()
+        assert own.values == [b"own"]
+        await api.produce("steps", b"lost")
+        both = await batches.__anext__()
+        await api.admin.seek_group("steps", "g", "latest")
+        with pytest.raises(LeaseLost):
+            await both.ack(then=[sandq.Outgoing(b"never", "next")])
+    await api.produce("next", b"last")
+    assert await values_of(api, "next", 2) == ["both", "last"]
+    leases = api.leases("steps", "h")
+    taken = await leases.take(10, wait="5s")
+    assert len(taken) > 1 and len({one.lease_token for one in taken}) == 1
+    assert await leases.nack(taken[:1]) == []
+    assert await leases.ack(taken, then=[sandq.Outgoing(b"no", "next")]) == [taken[0].held]
+    assert await leases.ack(taken[1:], then=[sandq.Outgoing(b"rest", "next")]) == []
+    assert await values_of(api, "next", 3, group="again") == ["both", "last", "rest"]

@@ -401,7 +401,24 @@ class MessageQueries:
     async def topic_stats(self, request: TopicStats, caller: Caller) -> list[dict[str, Any]]:
         led, guarded_ms = self._broker.led(request.topic), self._broker.clock.now_ms()
         await read_all([delivery.host for delivery in led])
-        return [_stats(delivery, guarded_ms) for delivery in led]
+        return [_stats(delivery, guarded_ms) | self._outbox(delivery) for delivery in led]
+
+    def _outbox(self, delivery: PartitionLeader) -> dict[str, Any]:
+        """What a partition that is led here has to send to others; nothing where it sends none."""
+        status = delivery.host.status.outbox
+        if status is None:
+            return {}
+        topics = {topic.number: topic.name for topic in self._broker.metadata.topics.values()}
+        stuck = [
+            {
+                "topic": topics.get(target.topic),
+                "partition": target.partition,
+                "tries": found.tries,
+                "error": found.error,
+            }
+            for target, found in self._broker.outbox.stuck(delivery).items()
+        ]
+        return {"outbox": status.messages, "outbox_stuck": stuck}
 
     async def _ask(
         self,

@@ -73,6 +73,8 @@ class RequestOwner(LeaseOwner, Protocol):
 
     def settled(self, chunk: Chunk, count: int) -> None: ...
 
+    def hold_again(self, chunk: Chunk, spans: list[Span]) -> None: ...
+
     def lose(self, lease: Lease) -> None: ...
 
     def lost_error(self, lease: Lease) -> LeaseLost: ...
@@ -120,9 +122,9 @@ class AckQueue:
             self._dirty[chunk] = anyio.current_time()
             self._owner.poke()
 
-    def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None:
-        """Queue an ack of one message that sends others."""
-        self._sending.append((anyio.current_time(), Sent(None, [(chunk, [(position, position + 1)])], then)))
+    def ack_then(self, chunk: Chunk, spans: list[Span], then: list[list[Any]]) -> None:
+        """Queue an ack of these messages that sends others."""
+        self._sending.append((anyio.current_time(), Sent(None, [(chunk, spans)], then)))
         self._owner.poke()
 
     def nack(self, chunk: Chunk, spans: list[Span], terms: NackTerms) -> None:
@@ -182,7 +184,8 @@ class AckQueue:
                 return
             self._owner.went_well()
             for one, result in zip(sent, results(reply, len(sent)), strict=True):
-                self._settle(one, lost_ranges(result))
+                lost = lost_ranges(result)
+                self._settle(self._without_refused(one, lost) if lost and one.then is not None else one, lost)
         except ProtocolError as error:
             self._give_up(sent, error)
             raise
@@ -206,6 +209,24 @@ class AckQueue:
             where = (owner.topic, owner.partition)
             log.warning("topic %s partition %d: %d %s came too late: the lease was lost", *where, unseen, what)
 
+    def _without_refused(self, sent: Sent, lost: list[tuple[bytes, int]]) -> Sent:
+        """An ack that sends messages did nothing, for some of what it named was lost: the rest is held as before."""
+        ((chunk, spans),) = sent.parts
+        gone = chunk.within(lost)
+        positions = positions_of(spans)
+        self._refuse(chunk, [(at, at + 1) for at in positions if at not in gone], self._owner.lost_error(chunk.lease))
+        return sent._replace(parts=[(chunk, [(at, at + 1) for at in positions if at in gone])])
+
+    def _refuse(self, chunk: Chunk, spans: list[Span], error: SandqError) -> None:
+        """The broker refused to settle these, and did nothing: they can be settled in another way."""
+        unseen = 0
+        for position in positions_of(spans):
+            unseen += not chunk.is_awaited(position)
+            chunk.errors[position] = error
+        self._owner.hold_again(chunk, spans)
+        chunk.tell(spans)
+        self._warn(unseen, error)
+
     def _mark_lost(self, chunk: Chunk, spans: list[Span], lost: list[tuple[bytes, int]]) -> int:
         """How many of the lost ones nobody awaits; those who do get their error."""
         unseen = 0
@@ -226,6 +247,10 @@ class AckQueue:
         now = anyio.current_time()
         lease = sent[0].parts[0][0].lease
         late = now - since > owner.options.delivery_timeout_s and now > lease.expires_at
+        if not error.retriable and not owner.is_closed and sent[0].then is not None:
+            ((chunk, spans),) = sent[0].parts
+            self._refuse(chunk, spans, error)
+            return
         if not error.retriable or late or owner.is_closed:
             self._give_up(sent, error)
             return
@@ -252,14 +277,12 @@ class AckQueue:
             chunk.fill(spans, LOST)
             owner.settled(chunk, count_of([(chunk, spans)]))
             chunk.tell(spans)
+        self._warn(unseen, error)
+
+    def _warn(self, unseen: int, error: SandqError) -> None:
         if unseen:
-            log.warning(
-                "topic %s partition %d: %d acks or nacks failed: %s",
-                owner.topic,
-                owner.partition,
-                unseen,
-                error,
-            )
+            where = (self._owner.topic, self._owner.partition)
+            log.warning("topic %s partition %d: %d acks or nacks failed: %s", *where, unseen, error)
 
     def give_up(self, error: SandqError) -> None:
         """Nothing more is sent."""

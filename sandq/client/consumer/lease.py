@@ -70,6 +70,8 @@ class LeaseOwner(Protocol):
 
     def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None: ...
 
+    def ack_then_from(self, chunk: Chunk, start: int, then: list[list[Any]]) -> None: ...
+
     def nack(self, chunk: Chunk, position: int, terms: NackTerms) -> None: ...
 
     def ack_from(self, chunk: Chunk, start: int) -> None: ...
@@ -170,7 +172,7 @@ class Chunk(LogPiece):
     )
 
     def __init__(self, lease: Lease, deliver: Deliver, on_free: Callable[[int], None]) -> None:
-        """`on_free(count)`: so many of its messages are not held any more."""
+        """`on_free(count)`: so many of its messages are not held any more; below zero, so many are held again."""
         super().__init__(deliver.offsets, deliver.ids, deliver.created_ms, deliver.batch)
         self.lease = lease
         self.on_free = on_free
@@ -190,6 +192,10 @@ class Chunk(LogPiece):
         """Put all of these into one state."""
         for first, stop in spans:
             self.state[first:stop] = bytes((state,)) * (stop - first)
+
+    def was_refused(self, position: int) -> bool:
+        """Whether the broker refused to settle a message, so that it can be settled in another way."""
+        return position in self.errors and self.state[position] in (HELD, LAPSED)
 
     def is_awaited(self, position: int) -> bool:
         """Whether somebody will be told what becomes of a message."""

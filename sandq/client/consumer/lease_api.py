@@ -280,8 +280,9 @@ class Leases:
     ) -> list[Held]:
         """Done with these: the group gets them no more. Returns those whose lease was lost: they may come again.
 
-        At most 10,000 at once; here as in `nack`, `dead` and `extend`. `then`: messages that are sent with the ack of a
-        single item, as with `Message.ack`; when that was lost, none is sent.
+        At most 10,000 at once; here as in `nack`, `dead` and `extend`. `then`: messages that are sent with the ack of
+        what is held under one lease, as with `Message.ack`; when any of it was lost, none is sent, and nothing is
+        acked.
         """
         if then:
             return await self._ack_then(items, rows_of(self._cluster, then))
@@ -289,8 +290,12 @@ class Leases:
 
     async def _ack_then(self, items: Sequence[Item], rows: list[list[Any]]) -> list[Held]:
         held = _held(items)
-        if len(held) != 1:
-            raise InvalidRequest("then: it goes with the ack of one message, or of one whole lease")
+        tokens = {one.lease_token for one in held}
+        if len(tokens) != 1:
+            raise InvalidRequest(
+                f"then: it goes with the ack of messages of one lease (of one lease_token), and these are of "
+                f"{len(tokens)}: ack those of each lease for themselves"
+            )
         lease = offset_model.parse_lease(held[0].lease_token)
         request = AckThen(*lease, _what(held), rows)
         (result,) = await self._results(request, 1, idempotent=True)
@@ -302,20 +307,22 @@ class Leases:
         items: Sequence[Item],
         *,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
         timeout: Duration | None = None,
     ) -> list[Held]:
-        """Not done: they come back after `delay` (None: the topic's back-off), or are dead at the last attempt.
+        """Not done: they come back after `delay`, or `delay_ms` whole milliseconds (None: the topic's back-off),
+        or are dead at the last attempt.
         Returns those whose lease was lost.
 
         For the group they have from then on another `priority` (in a topic of the kind priority or fair), or other
         `headers` in place of those they had ({}: none), where they are given. `count=False`, a snooze: the attempt is
         not counted, unless they were snoozed `max_snoozes` times (a setting).
         """
-        terms = retry_terms(delay, error, count)
+        terms = retry_terms(delay, delay_ms, error, count)
         if priority is not None:
             await self._cluster.topic(self.topic)
         change = NackChange.of(self._cluster, self.topic, priority, headers)

@@ -93,19 +93,21 @@ class Message(HeldMessage):
         self,
         *,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
     ) -> Settlement:
-        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+        """Not done: it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
+        back-off), or is dead at the last attempt.
 
         `count=False`, a snooze: the attempt is not counted, unless it was snoozed `max_snoozes` times (a setting).
         For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
         `headers` in place of those it had ({}: none), where they are given.
         """
         owner = self._piece.lease.owner
-        terms = retry_terms(delay, error, count, owner.nack_change(priority, headers))
+        terms = retry_terms(delay, delay_ms, error, count, owner.nack_change(priority, headers))
         owner.nack(self._piece, self._position, terms)
         return Settlement(self._piece, self._position)
 

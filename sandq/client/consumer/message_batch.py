@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from sandq.client.arguments import suggesting
 from sandq.client.consumer.lease import OF_HELD, Chunk, Extension, positions_of
 from sandq.client.consumer.message import Message, extension_ms
 from sandq.client.consumer.nack_change import dead_terms, retry_terms
+from sandq.client.consumer.outgoing import Outgoing
 from sandq.client.messages.log_page import text_of_tenant
 from sandq.client.producer.validation import Headers
 from sandq.model.times import Duration
@@ -112,26 +113,37 @@ class MessageBatch(HeldBatch):
         """An object for each message, for what the batch does not tell, or to settle some in another way."""
         return [Message(self._chunk, *row) for row in self._rows()]
 
-    def ack(self) -> BatchSettlement:
-        """Done with all of it."""
-        self._chunk.lease.owner.ack_from(self._chunk, self._start)
+    def ack(self, *, then: Sequence[Outgoing] | None = None) -> BatchSettlement:
+        """Done with all of it.
+
+        `then`: messages that are sent with it (100 and 1 MiB at most), as with a message: all of the batch that is not
+        settled yet is acked and each of these arrives exactly once, or, when one of it was lost, or one of these is
+        refused, nothing is acked and none is sent.
+        """
+        owner = self._chunk.lease.owner
+        if then:
+            owner.ack_then_from(self._chunk, self._start, owner.then_rows(then))
+        else:
+            owner.ack_from(self._chunk, self._start)
         return BatchSettlement(self._chunk, self._start)
 
     def nack(
         self,
         *,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
     ) -> BatchSettlement:
-        """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+        """Not done: all of it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
+        back-off), or is dead at the last attempt.
 
         `priority`, `headers` and `count` as with a message: they are about all of it.
         """
         owner = self._chunk.lease.owner
-        terms = retry_terms(delay, error, count, owner.nack_change(priority, headers))
+        terms = retry_terms(delay, delay_ms, error, count, owner.nack_change(priority, headers))
         owner.nack_from(self._chunk, self._start, terms)
         return BatchSettlement(self._chunk, self._start)
 

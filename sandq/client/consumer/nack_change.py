@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from sandq.client.producer.partitioner import check_rank
-from sandq.client.producer.validation import Headers, MessageValidation, rank_of
+from sandq.client.producer.validation import Headers, MessageValidation, delay_of, rank_of
 from sandq.client.transport.cluster import Cluster
 from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
@@ -75,9 +75,15 @@ NOT_BEGUN: Final = NackTerms(begun=False)
 
 
 def retry_terms(
-    delay: Duration | None, error: str | BaseException | None, count: bool, change: NackChange | None = None
+    delay: Duration | None,
+    delay_ms: int | None,
+    error: str | BaseException | None,
+    count: bool,
+    change: NackChange | None = None,
 ) -> NackTerms:
-    """Return the terms of a nack after which messages come again. Raises InvalidRequest."""
+    """Return the terms of a nack after which messages come again. Raises InvalidRequest, InvalidTime."""
+    if delay_ms is not None:
+        delay = delay_of(delay, delay_ms)
     if type(count) is not bool:
         raise InvalidRequest(f"count: True or False is expected, not {count!r}")
     end = RETRY if count else SNOOZE

@@ -257,10 +257,11 @@ class Session:
     # Credit.
 
     def give_back(self, count: int) -> None:
-        """Messages left the held ones."""
+        """Messages left the held ones; below zero: so many are held again, beyond the target if need be."""
         self.held -= count
-        self._subscription.freed(count)
-        self.top_up()
+        if count > 0:
+            self._subscription.freed(count)
+            self.top_up()
 
     def aim(self, target: int, *, takes_back: bool = False) -> None:
         """Let the node push up to another target. `takes_back`: what it may push beyond it is taken back."""

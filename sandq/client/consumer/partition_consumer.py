@@ -34,6 +34,8 @@ from sandq.client.consumer.lease import (
     Chunk,
     Extension,
     Lease,
+    Span,
+    positions_of,
 )
 from sandq.client.consumer.lease_extension import LeaseExtensions
 from sandq.client.consumer.nack_change import NOT_BEGUN, NackChange, NackTerms
@@ -157,9 +159,36 @@ class PartitionConsumer:
     def ack_then(self, chunk: Chunk, position: int, then: list[list[Any]]) -> None:
         """Ack a message and send others."""
         if self._begin(chunk, position, ACKING):
-            self._ack_queue.ack_then(chunk, position, then)
+            self._ack_queue.ack_then(chunk, [(position, position + 1)], then)
         elif chunk.state[position] != LOST:
-            raise InvalidRequest("it was acked before, and nothing is sent: ack it once, with what is to be sent")
+            raise acked_before()
+
+    def ack_then_from(self, chunk: Chunk, start: int, then: list[list[Any]]) -> None:
+        """Ack all messages from position `start` on that are not settled yet, and send others; nothing of it when one
+        of them is known to be lost."""
+        self.check_open()
+        if chunk.state.find(LOST, start) >= 0:
+            return
+        spans = self._begin_from(chunk, start, ACKING)
+        if not spans:
+            raise acked_before()
+        self._ack_queue.ack_then(chunk, spans, then)
+
+    def hold_again(self, chunk: Chunk, spans: list[Span]) -> None:
+        """The broker refused to settle these: they are held as before. What nobody awaits may be settled still, but is
+        not kept for who does not look: its lease runs out."""
+        lease = chunk.lease
+        for first, stop in spans:
+            for position in range(first, stop):
+                is_kept = chunk.is_awaited(position) and not (lease.lapsed or lease.lost)
+                chunk.state[position] = HELD if is_kept else LOST if lease.lost else LAPSED
+                if is_kept:
+                    chunk.held += 1
+                    lease.held += 1
+                    chunk.on_free(-1)
+                else:
+                    self.settled(chunk, 1)
+        self.wake()  # it is to be extended from now on
 
     def nack(self, chunk: Chunk, position: int, terms: NackTerms) -> None:
         if self._begin(chunk, position, _settling(terms)):
@@ -189,6 +218,8 @@ class PartitionConsumer:
         """Whether a message is to be settled now: not when it was before, nor when its lease is known to be lost."""
         self.check_open()
         state = chunk.state[position]
+        if chunk.errors and state in (HELD, LAPSED):
+            chunk.errors.pop(position, None)  # of an ack that was refused
         if state == HELD:
             self._leave_held(chunk, 1)
         elif state == LAPSED:
@@ -213,6 +244,9 @@ class PartitionConsumer:
     def _begin_from(self, chunk: Chunk, start: int, settling: int) -> list[tuple[int, int]]:
         self.check_open()
         spans = chunk.spans(OF_OPEN, start)
+        if chunk.errors:
+            for position in positions_of(spans):
+                chunk.errors.pop(position, None)
         held, lapsed = chunk.state.count(HELD, start), chunk.state.count(LAPSED, start)
         chunk.fill(spans, settling)
         self._leave_held(chunk, held)
@@ -244,7 +278,7 @@ class PartitionConsumer:
             if event is None:
                 event = chunk.events[position] = anyio.Event()
             await event.wait()
-        self._raise_lost(chunk, position)
+        self._raise_failed(chunk, position)
 
     async def confirmed_from(self, chunk: Chunk, start: int) -> None:
         """Until all messages from position `start` on are settled; LeaseLost when one was not held any more."""
@@ -252,11 +286,17 @@ class PartitionConsumer:
             if chunk.answered is None:
                 chunk.answered = anyio.Event()
             await chunk.answered.wait()
-        self._raise_lost(chunk, chunk.state.find(LOST, start))
+        self._raise_failed(chunk, chunk.state.find(LOST, start))
 
-    def _raise_lost(self, chunk: Chunk, position: int) -> None:
+        for position in chunk.errors:
+            if position >= start:
+                self._raise_failed(chunk, position)
+
+    def _raise_failed(self, chunk: Chunk, position: int) -> None:
         if position >= 0 and chunk.state[position] == LOST:
             raise again(chunk.errors.get(position) or self.lost_error(chunk.lease))
+        if chunk.was_refused(position):
+            raise again(chunk.errors[position])
 
     def lost_error(self, lease: Lease) -> LeaseLost:
         return LeaseLost(
@@ -322,6 +362,11 @@ class PartitionConsumer:
         self._closed = error
         self._ack_queue.give_up(error)
         self._extensions.give_up(error)
+
+
+def acked_before() -> InvalidRequest:
+    """The error about an ack that is to send messages, of what was acked already."""
+    return InvalidRequest("it was acked before, and nothing is sent: ack it once, with what is to be sent")
 
 
 def settled_otherwise(state: int, settling: int) -> InvalidRequest:

@@ -11,10 +11,9 @@ from sandq.client.consumer.message import HeldMessage, Settlement, extension_ms
 from sandq.client.consumer.message_batch import BatchSettlement, HeldBatch
 from sandq.client.consumer.nack_change import NackTerms, dead_terms, retry_terms
 from sandq.client.consumer.outgoing import Outgoing
-from sandq.client.consumer.partition_consumer import settled_otherwise
+from sandq.client.consumer.partition_consumer import acked_before, settled_otherwise
 from sandq.client.portal import Confirmation, Portal
 from sandq.client.producer.validation import Headers
-from sandq.model.errors import InvalidRequest
 from sandq.model.times import Duration
 
 _OPEN: Final = 0
@@ -48,8 +47,8 @@ class Message(HeldMessage):
             return Confirmation(self._portal, self._ack)
         chunk, position = self._piece, self._position
         rows = chunk.lease.owner.then_rows(then)
-        if self._asked == ACKING:
-            raise InvalidRequest("it was acked before, and nothing is sent: ack it once, with what is to be sent")
+        if self._asked == ACKING and not chunk.was_refused(position):
+            raise acked_before()
         self._ask(ACKING)
 
         def begin() -> Settlement:
@@ -62,19 +61,21 @@ class Message(HeldMessage):
         self,
         *,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
     ) -> Confirmation[None]:
-        """Not done: it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+        """Not done: it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
+        back-off), or is dead at the last attempt.
 
         `count=False`, a snooze: the attempt is not counted, unless it was snoozed `max_snoozes` times (a setting).
         For this group it has from then on another `priority` (in a topic of the kind priority or fair), or other
         `headers` in place of those it had ({}: none), where they are given.
         """
         change = self._piece.lease.owner.nack_change(priority, headers)
-        return self._nack(NACKING, retry_terms(delay, error, count, change))
+        return self._nack(NACKING, retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
         """It cannot be done: for this group it is dead at once, whatever attempts are left; its dead letter says
@@ -107,7 +108,7 @@ class Message(HeldMessage):
         """Refuse at once what is known to be wrong; the loop has the last word."""
         if self._portal.is_foreign:
             self._portal.check()
-        if self._asked == _OPEN:
+        if self._asked == _OPEN or self._piece.was_refused(self._position):
             self._piece.lease.owner.check(self._piece, self._position, settling)
             self._asked = settling
         elif self._asked != settling:
@@ -134,13 +135,23 @@ class MessageBatch(HeldBatch):
         """An object for each message, for what the batch does not tell, or to settle some in another way."""
         return [Message(self._portal, self._chunk, *row) for row in self._rows()]
 
-    def ack(self) -> Confirmation[None]:
-        """Done with all of it."""
+    def ack(self, *, then: Sequence[Outgoing] | None = None) -> Confirmation[None]:
+        """Done with all of it.
+
+        `then`: messages that are sent with it (100 and 1 MiB at most), as with a message: all of the batch that is not
+        settled yet is acked and each of these arrives exactly once, or, when one of it was lost, or one of these is
+        refused, nothing is acked and none is sent.
+        """
         chunk, start = self._chunk, self._start
-        chunk.lease.owner.check_open()
+        owner = chunk.lease.owner
+        owner.check_open()
+        rows = owner.then_rows(then) if then else None
 
         def begin() -> BatchSettlement:
-            chunk.lease.owner.ack_from(chunk, start)
+            if rows is None:
+                owner.ack_from(chunk, start)
+            else:
+                owner.ack_then_from(chunk, start, rows)
             return BatchSettlement(chunk, start)
 
         return Confirmation(self._portal, begin)
@@ -149,17 +160,19 @@ class MessageBatch(HeldBatch):
         self,
         *,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         error: str | BaseException | None = None,
         priority: int | None = None,
         headers: Headers | None = None,
         count: bool = True,
     ) -> Confirmation[None]:
-        """Not done: all of it comes back after `delay` (None: the topic's back-off), or is dead at the last attempt.
+        """Not done: all of it comes back after `delay`, or `delay_ms` whole milliseconds (None: the topic's
+        back-off), or is dead at the last attempt.
 
         `priority`, `headers` and `count` as with a message: they are about all of it.
         """
         change = self._chunk.lease.owner.nack_change(priority, headers)
-        return self._nack(retry_terms(delay, error, count, change))
+        return self._nack(retry_terms(delay, delay_ms, error, count, change))
 
     def dead(self, error: str | BaseException | None = None) -> Confirmation[None]:
         """It cannot be done: all of it is dead for this group at once, as with a message."""

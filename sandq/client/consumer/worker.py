@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 import anyio
 import anyio.to_thread
 
-from sandq.client.consumer.end_rules import DEFAULT_RULES, EndRules, Rule
+from sandq.client.consumer.end_rules import DEFAULT_RULES, EndRules, Rule, failure_text
 from sandq.client.consumer.message import Message
 from sandq.client.consumer.subscription import Subscription
 from sandq.client.consumer.threaded import Message as ThreadedMessage
@@ -132,11 +132,12 @@ class Runner:
 
     async def _handle(self, message: Message, scope: anyio.CancelScope) -> None:
         """Call the handler and settle the message. Raises what ends the worker."""
+        limit = anyio.CancelScope()
         try:
             if self._timeout_s is None:
                 await self._call(message)
             elif self._threads is None:
-                await self._call_within(message, self._timeout_s)
+                await self._call_within(message, limit, self._timeout_s)
             else:
                 await self._threads.within(self._timeout_s, partial(self._time_out, message), self._call, message)
         except GeneratorExit:
@@ -152,6 +153,9 @@ class Runner:
                     becomes = "" if message.is_settled else ": given back"
                     log.warning("%s did not end in %g s and was cancelled%s", _of(message), self._grace_s, becomes)
                 raise cancelled from None
+            if limit.cancel_called and isinstance(failure, Exception) and not self._rules.rule(failure).is_expected:
+                self._time_out(message, failure)  # raised because it was cancelled: it says nothing about the message
+                return
             # Cancelled without anybody here having asked for it: the handler awaited something that was.
             self._failed_on(message, error)
             if not isinstance(error, Exception) and cancelled is None:
@@ -165,19 +169,23 @@ class Runner:
         else:
             await self._threads.call(self._handler, message)
 
-    async def _call_within(self, message: Message, timeout_s: float) -> None:
+    async def _call_within(self, message: Message, limit: anyio.CancelScope, timeout_s: float) -> None:
         """Call an async handler, and cancel it when it takes longer than this."""
-        with anyio.move_on_after(timeout_s) as scope:
+        limit.deadline = anyio.current_time() + timeout_s
+        with limit:
             await self._handler(message)
-        if scope.cancel_called:  # also where the handler swallowed it: whatever it left undone is done again
+        if limit.cancel_called:  # also where the handler swallowed it: whatever it left undone is done again
             self._time_out(message)
 
-    def _time_out(self, message: Message) -> None:
-        """The handler took too long: the message comes again, unless it was settled before."""
+    def _time_out(self, message: Message, failure: Exception | None = None) -> None:
+        """The handler took too long, and raised this when it was cancelled: the message comes again, unless it was
+        settled before."""
         assert self._timeout_s is not None
         error = f"took longer than {format_duration(round(self._timeout_s * 1000))}"
+        if failure is not None:
+            error = f"{error}, and then: {failure_text(failure)}"
         ended = "was cancelled" if self._threads is None else "goes on in its thread, which nobody can cancel"
-        log.error("%s %s: it %s", _of(message), error, ended)
+        log.error("%s %s: it %s", _of(message), error, ended, exc_info=failure)
         if not (message.is_settled or message.is_lost):
             self._settle(lambda: message.nack(error=error))
 

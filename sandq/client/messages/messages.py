@@ -11,7 +11,7 @@ from sandq.client.messages.merged_pages import Merged
 from sandq.client.messages.stored_message import JobResult, StoredMessage, lives_of, target_of, target_text
 from sandq.client.positions import shift_ms, span_ms
 from sandq.client.producer.partitioner import check_rank
-from sandq.client.producer.validation import Headers, MessageValidation, Value, as_bytes, rank_of
+from sandq.client.producer.validation import Headers, MessageValidation, Value, as_bytes, delay_of, rank_of
 from sandq.client.timeouts import timed_change, timed_read, within
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Ask, Counter, RequestBatcher
@@ -155,10 +155,12 @@ class Messages:
         tenant: str | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         priority: int | None = None,
         timeout: Duration | None = None,
     ) -> str:
-        """Give a message that is delayed or ready another delivery time; its new offset. Its id stays. One that
+        """Give a message that is delayed or ready another delivery time, an instant, or a `delay` from now (in
+        `delay_ms` whole milliseconds); its new offset. Its id stays. One that
         waits for another attempt comes at that time then, and keeps its offset. In a topic of the kind priority or fair
         it may be given another `priority`, too, or that alone (`set_priority`).
 
@@ -168,6 +170,8 @@ class Messages:
         message may come later than asked for by as long as the first answer was waited for, and is never early.
         """
         target = target_of(id, unique_key, tenant)
+        if delay_ms is not None:
+            delay = delay_of(delay, delay_ms)
         if deliver_at is None and delay is None and priority is None:
             raise InvalidRequest("move: one of deliver_at and delay is expected, or a priority")
         item = _move_item("move", target, deliver_at, delay)
@@ -187,13 +191,14 @@ class Messages:
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
+        delay_ms: int | None = None,
         priority: int | None = None,
         timeout: Duration | None = None,
     ) -> str:
         """Give a message that is delayed or ready, or waits for another attempt, another value, other headers (`{}`:
         none), or both, in every group; its offset. What is not given stays as it is, and so do its place, its keys, its
-        ttl and its attempts. With `deliver_at`, `delay` or `priority` it is moved as well, in one step: all of it is
-        done, or nothing.
+        ttl and its attempts. With `deliver_at`, `delay`, `delay_ms` or `priority` it is moved as well, in one step: all
+        of it is done, or nothing.
 
         Once this returns, nobody is given the old value any more. TooLate and NotFound as with `move`; but without
         another time or priority it is never too late for what waits. TooLarge: the value or the headers. Conflict below
@@ -203,6 +208,8 @@ class Messages:
         target = target_of(id, unique_key, tenant)
         if value is None and headers is None:
             raise InvalidRequest("update: a value or headers are expected, or both")
+        if delay_ms is not None:
+            delay = delay_of(delay, delay_ms)
         checks = MessageValidation(self._cluster.limits)
         changes: dict[str, bytes] = {}
         if value is not None:
@@ -305,14 +312,19 @@ class Messages:
         timeout: Duration | None = None,
     ) -> dict[str, Any]:
         """What a message waits for: what `get` knows but its value, and under "groups" its state in each group, with
-        a `reason` in words, the history of its attempts, and its `lives` there (each a `Life`) that were ended by
-        redrives, whose attempts the history begins with."""
+        a `reason` in words, the `lease_token` under which it is held (None when it is not), the history of its
+        attempts, and its `lives` there (each a `Life`) that were ended by redrives, whose attempts the history begins
+        with."""
         target = target_of(id, unique_key, tenant)
         partition = await self._partition(target, tenant)
         found = why(await call_leader(self._cluster, Why(self.topic, partition, target)))
         shown: dict[str, Any] = {name: offset_model.to_text(found[name]) for name in ("id", "offset")}
         found.pop("value", None)
+        group_number = (await self._cluster.topic(self.topic)).partitions[partition].group_number
         for group in found["groups"]:
+            token = group.get("token")
+            lease = None if token is None else offset_model.lease_text(group_number, partition, token)
+            group["lease_token"] = lease
             group["lives"] = lives_of(group.get("lives") or (), group.get("history") or ())
         shown |= {"topic": self.topic, "partition": partition, "headers": headers_unpack(found["headers"])}
         return found | shown

@@ -226,6 +226,7 @@ def target_of(id_text: str | None, unique_key: Value | None, tenant: str | None 
 def target_text(target: Target) -> str:
     """A target, for messages to people."""
     kind, data, *tenant = target
-    if tenant:
-        return f"of unique key {data[:80]!r} of tenant {tenant[0]}"
-    return offset_model.to_text(data) if kind == BY_ID else f"of unique key {data[:80]!r}"
+    if kind == BY_ID:
+        return offset_model.to_text(data)
+    key = repr(data[:80].decode("utf-8", "backslashreplace"))
+    return f"of unique key {key} of tenant {tenant[0]}" if tenant else f"of unique key {key}"

@@ -93,7 +93,7 @@ class Connection:
                 await connection._say_hello(client_name)
                 return connection
         except TimeoutError:
-            error: SandqError = ConnectionLost(f"cannot connect to {address}: no answer in {timeout_s:g} s")
+            error: SandqError = ConnectionLost(f"cannot connect to {address}: no answer in {timeout_s:.3g} s")
         except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError) as problem:
             error = ConnectionLost(f"cannot connect to {address}: {_why(problem)}")
         except SandqError as problem:
@@ -403,4 +403,5 @@ def _why(problem: BaseException) -> str:
         cause = cause.exceptions[0]
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
         return os.strerror(cause.errno)  # asyncio and trio put other words around it
-    return str(cause) or type(cause).__name__
+    # Of a name that is not found the number is below zero, and says nothing.
+    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__

@@ -227,9 +227,22 @@ _JSON: Any = Field(default=None, alias="json", description="The value, as JSON; 
 _HEADERS: Any = Field(default=None, description='Bytes are written as `{"base64": "aw=="}`.')
 
 
-_DELAY_MS: Any = Field(
-    default=None, ge=0, le=TIME_MAX_MS, description="In place of `delay`: whole milliseconds.", examples=[1500]
-)
+def _check_delay_ms(value: Any) -> Any:
+    """Refuse what is no whole number of milliseconds, naming the unit."""
+    if value is not None:
+        try:
+            delay_of(None, value)
+        except InvalidTime as error:
+            what = error.message.removeprefix("delay_ms: ")
+            raise PydanticCustomError(error.code, "{what}", {"what": what}) from None
+    return value
+
+
+DelayMs = Annotated[
+    Annotated[int, Field(ge=0, le=TIME_MAX_MS)] | None,
+    BeforeValidator(_check_delay_ms),
+    Field(description="In place of `delay`: whole milliseconds.", examples=[1500]),
+]
 
 
 class MessageIn(BaseModel):
@@ -247,7 +260,7 @@ class MessageIn(BaseModel):
     headers: dict[str, HeaderValue] | None = _HEADERS
     deliver_at: Instant | None = None
     delay: Duration | None = None
-    delay_ms: int | None = _DELAY_MS
+    delay_ms: DelayMs = None
     ttl: Duration | None = None
     unique_key: str | None = None
     unique_key_base64: str | None = None
@@ -410,7 +423,7 @@ class AckThenIn(AckIn):
         default=None,
         min_length=1,
         max_length=FIXED.then_messages,
-        description="Messages that are sent with the ack of one message, all of it or nothing.",
+        description="Messages that are sent with the ack of what is held under one lease, all of it or nothing.",
     )
 
 
@@ -418,6 +431,7 @@ class NackIn(AckIn):
     """What was not done."""
 
     delay: Duration | None = Field(default=None, description="When it comes again; otherwise after the back-off.")
+    delay_ms: DelayMs = None
     error: str | None = Field(default=None, description="Why, for `why` and the dead letters.")
     priority: int | None = Field(
         default=None,
@@ -468,7 +482,7 @@ class MoveIn(Body):
 
     deliver_at: Instant | None = None
     delay: Duration | None = None
-    delay_ms: int | None = _DELAY_MS
+    delay_ms: DelayMs = None
     priority: int | None = _NEW_PRIORITY
 
 

@@ -140,7 +140,10 @@ def mistakes_of(request: Request, error: SandqError) -> list[dict[str, str | Non
     parameters: Mapping[str, Any] = request.scope.get("path_params") or {}
     if not isinstance(error, InvalidRequest):
         part = _PARTS.get(error.code)
-        return [mistake(f"path.{part}" if part in parameters else "request", error.message)]
+        # A body may name a topic, too: what an ack sends goes to another one.
+        named = error.details.get("topic", parameters.get("topic"))
+        is_of_path = part in parameters and (part != "topic" or named == parameters["topic"])
+        return [mistake(f"path.{part}" if is_of_path else "request", error.message)]
     told = error.details.get("mistakes")
     texts = [str(text) for text in told] if isinstance(told, list) else [error.message]
     in_settings = isinstance(error, InvalidSetting) and isinstance(told, list)

@@ -99,11 +99,14 @@ async def stream(
 )
 async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies.AckThenIn) -> Found:
     """409 LEASE_LOST when the lease of one had ended: `lost` names those, `settled` counts the others. With `then`
-    each of these messages arrives exactly once, once this is answered with 200; otherwise none was sent. (Nor are they
-    when the message had been acked before, without them.)"""
+    each of these messages arrives exactly once, once this is answered with 200; otherwise none was sent, and nothing
+    acked. (409 CONFLICT when all of it had been acked before, without them.)"""
     held = body.held()
     then = None if body.then is None else [one.outgoing() for one in body.then]
     lost = await gateway_of(request).client.leases(topic, group).ack(held, then=then)
+    if then is not None and lost:
+        gateway_of(request).streams.settled(lost)
+        return _settled(held, lost, 0)
     gateway_of(request).streams.settled(held)
     return _settled(held, lost)
 
@@ -118,7 +121,8 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
     """409 LEASE_LOST as with ack."""
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
-    lost = await leases.nack(held, delay=body.delay, error=body.error, count=body.count, **body.changes())
+    terms: Found = {"delay": body.delay, "delay_ms": body.delay_ms, "error": body.error, "count": body.count}
+    lost = await leases.nack(held, **terms, **body.changes())
     gateway_of(request).streams.settled(held)
     return _settled(held, lost)
 
@@ -155,9 +159,12 @@ async def extend(request: Request, topic: TopicName, group: GroupName, body: bod
     return {"lease_until": when(min(ends))}
 
 
-def _settled(held: list[tuple[str, str | None]], lost: Iterable[tuple[str, str | None]]) -> Found:
+def _settled(
+    held: list[tuple[str, str | None]], lost: Iterable[tuple[str, str | None]], settled: int | None = None
+) -> Found:
+    """`settled`: how many were, where those that were not lost were not."""
     gone = [Held(*one)._asdict() for one in lost]
-    settled = len(held) - len(gone)
+    settled = len(held) - len(gone) if settled is None else settled
     if gone:
         raise LeaseLost(
             f"{len(gone)} of {len(held)} are not held any more: their lease has ended, and they may be delivered again",

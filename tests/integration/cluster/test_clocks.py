@@ -131,7 +131,10 @@ async def test_a_step_of_one_wall_clock(nodes: ClockedNodes, jump_s: float) -> N
             state = await until_answer(
                 asked.admin.clock, partial(is_measured, peers={"node2", "node3"}, median_s=0.0, drift_s=jump_s)
             )
-            assert (await asked.admin.cluster())["clock_alarm"] is True
+            told = await asked.admin.cluster()
+            assert told["clock_alarm"] is True
+            # With static membership nothing is heard of nodes but whether they are linked.
+            assert [(row["member"], row["since_ms"], row["up"]) for row in told["nodes"]] == [("named", None, True)] * 3
         assert (state["alarm"], state["reason"]) == (True, WALL)
 
 

@@ -56,7 +56,7 @@ async def test_giving_up_and_snoozing(web: Web) -> None:
     a, b = await lease(web, 2)
     assert await web.post("/topics/t/groups/g/dead", {**held(a), "error": "410 gone"}) == {"settled": 1}
     assert (await web.post("/topics/t/groups/g/dead", held(a), 409))["code"] == "LEASE_LOST"
-    snooze = {**held(b), "delay": 0, "error": "429", "count": False}
+    snooze = {**held(b), "delay_ms": 0, "error": "429", "count": False}
     assert await web.post("/topics/t/groups/g/nack", snooze) == {"settled": 1}
     (again,) = await lease(web, wait="1m")
     assert (again["text"], again["attempt"]) == ("b", 1)
@@ -199,6 +199,9 @@ BAD_BODIES: list[tuple[str, object, str]] = [
     ("ack", {"messages": []}, "messages"),
     ("ack", {"messages": [{"offset": "x"}]}, "messages.0.lease_token"),
     ("nack", {"lease_token": "1.0.5", "delay": "x"}, "duration"),
+    ("nack", {"lease_token": "1.0.5", "delay_ms": 1.5}, "body.delay_ms: a whole number of milliseconds"),
+    ("nack", {"lease_token": "1.0.5", "delay_ms": "5s"}, "body.delay_ms: a whole number of milliseconds"),
+    ("nack", {"lease_token": "1.0.5", "delay": "1s", "delay_ms": 5}, "delay and delay_ms: one of them"),
     ("nack", {"lease_token": "1.0.5", "error": 5}, "error"),
     ("extend", {"lease_token": "1.0.5"}, "lease"),
     ("extend", {"lease_token": "1.0.5", "lease": 0}, "extend"),

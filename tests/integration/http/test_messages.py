@@ -87,7 +87,9 @@ async def test_some_of_many_are_refused(web: Web) -> None:
 async def test_delay_in_milliseconds(web: Web) -> None:
     await topic(web)
     one = await web.post("/topics/t", {"text": "a", "delay_ms": 3_600_000})
-    many = await web.post("/topics/t", {"messages": [{"text": "b", "delay_ms": 3_600_000}, {"text": "c"}]}, 201)
+    many = await web.post(
+        "/topics/t", {"messages": [{"text": "b", "delay_ms": 3_600_000}, {"text": "c", "delay_ms": None}]}, 201
+    )
     ids = (one["id"], many["results"][0]["id"])
     assert [(await web.get(f"/topics/t/messages/{name}"))["state"] for name in ids] == ["delayed"] * 2
     moved = await web.patch(f"/topics/t/messages/{one['id']}", {"delay_ms": 0})

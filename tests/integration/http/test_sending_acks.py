@@ -39,4 +39,21 @@ async def test_what_is_refused(web: Web, then: list[dict[str, str]], status: int
     held = {"lease_token": leased["lease_token"]}
     answer = await web.post("/topics/steps/groups/g/ack", held | {"then": then}, status=status)
     assert words in str(answer)
+    assert not [one for one in answer["errors"] if one["where"].startswith("path")]
     assert await web.post("/topics/steps/groups/g/nack", held) == {"settled": 1}, "it is held still"
+
+
+async def test_the_ack_of_several_messages_sends_or_does_nothing(web: Web) -> None:
+    for topic in ("steps", "next"):
+        await web.post("/topics", {"name": topic})
+    await web.post("/topics/steps", {"messages": [{"text": "a"}, {"text": "b"}]}, status=201)
+    leased = (await web.post("/topics/steps/groups/g/lease", {"max": 2, "wait": "10s"}))["messages"]
+    held = [{"lease_token": one["lease_token"], "offset": one["offset"]} for one in leased]
+    assert len(held) == 2 and held[0]["lease_token"] == held[1]["lease_token"]
+    await web.post("/topics/steps/groups/g/nack", held[0] | {"delay": "1h"})
+    then = [{"text": "done", "topic": "next"}]
+    answer = await web.post("/topics/steps/groups/g/ack", {"messages": held, "then": then}, status=409)
+    assert (answer["code"], answer["lost"], answer["settled"]) == ("LEASE_LOST", [held[0]], 0)
+    assert await web.post("/topics/steps/groups/g/ack", {"messages": held[1:], "then": then}) == {"settled": 1}
+    sent = (await web.post("/topics/next/groups/g/lease", {"max": 9, "wait": "10s"}))["messages"]
+    assert [one["text"] for one in sent] == ["done"]

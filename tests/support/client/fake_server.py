@@ -22,7 +22,7 @@ from sandq.model.piece import LeasedPieces, Piece
 from sandq.model.topic_patterns import TopicPattern
 from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode_reply
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
-from sandq.protocol.requests import Ack, Extend, Hello, Metadata, Nack, Subscribe, TopicNames, Unsubscribe
+from sandq.protocol.requests import Ack, AckThen, Extend, Hello, Metadata, Nack, Subscribe, TopicNames, Unsubscribe
 from sandq.protocol.requests_admin import GroupList, TopicCreate, TopicDelete, TopicStats
 from tests.support.client.fake_keys import FakeKeys
 from tests.support.client.fake_messages import NOW_MS, FakeMessages
@@ -125,6 +125,7 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
         self.connections: list[FakeConnection] = []
         self.frames: list[Frame] = []
         self.acks: list[Ack] = []
+        self.ack_thens: list[AckThen] = []
         self.nacks: list[Nack] = []
         self.extends: list[Extend] = []
         self.subscribed: list[Subscribe] = []
@@ -277,6 +278,10 @@ class FakeServer(FakeKeys, FakeMessages, FakeNodes):
                     if row.token == token and (named is None or row.offset in named):
                         row.state = "acked"
         return ([None] * len(request.items),)
+
+    def do_ack_then(self, connection: FakeConnection, frame: Frame) -> Any:
+        self.ack_thens.append(AckThen.parse(frame))
+        return ([None],)
 
     def do_nack(self, connection: FakeConnection, frame: Frame) -> Any:
         request = Nack.parse(frame)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from click.testing import Result
 
-from sandq.client import Forecast, TopicRecord
+from sandq.client import Forecast, Held, TopicRecord
 from sandq.client.messages.stored_message import Attempt, DeadLetter, DeadOutcome, JobResult, StoredMessage
 from sandq.model import offsets
 from sandq.model.batch import headers_pack
@@ -93,15 +93,23 @@ class FakeClient:
         self.dead_outcomes: list[DeadOutcome] = []
         self.groups: list[dict[str, Any]] = []
         self.pushes: list[dict[str, Any]] = []
+        self.stats: list[dict[str, Any]] = []
+        self.info: dict[str, Any] = {"node": "n1", "nodes": [{"node": "n1", "up": True}]}
+        self.topics: list[TopicRecord] = []
         self.biography: dict[str, Any] = {}
         self.missed: dict[str, str] = {}
         """Details of an error that says that there is no such message."""
+        self.lost_tokens: set[str] = set()
+        """Leases that are over."""
         self.matched = 3
         self.forecast = Forecast(NOW_MS, [], 0)
         self.admin = FakeAdmin(self)
 
     def messages(self, topic: str) -> FakeMessages:
         return FakeMessages(self, topic)
+
+    def leases(self, topic: str, group: str) -> FakeLeases:
+        return FakeLeases(self, topic, group)
 
     def dead(self, topic: str, group: str) -> FakeDead:
         return FakeDead(self, topic, group)
@@ -132,7 +140,7 @@ async def stream(rows: Iterable[Any], limit: int | None) -> AsyncIterator[Any]:
 class FakeMessages:
     def __init__(self, client: FakeClient, topic: str) -> None:
         self._client = client
-        self._topic = topic
+        self._topic = self.topic = topic
 
     def _find(self, id: str | None, unique_key: bytes | None) -> StoredMessage:
         if self._topic != "t":
@@ -158,6 +166,8 @@ class FakeMessages:
 
     async def why(self, id: str | None = None, *, unique_key: bytes | None = None, **tenant: str) -> dict[str, Any]:
         self._client.note("why", id=id, unique_key=unique_key, **tenant)
+        if self._client.rows:
+            self._find(id, unique_key)
         return self._client.biography
 
     async def cancel(self, id: str | None = None, *, unique_key: bytes | None = None, **tenant: str) -> str:
@@ -178,6 +188,35 @@ class FakeMessages:
 
     async def move_all(self, **arguments: Any) -> JobResult:
         return self._client.job("move_all", arguments)
+
+
+class FakeLeases:
+    """What is settled is noted with the lease token and the offset; `lost_tokens` are not held any more."""
+
+    def __init__(self, client: FakeClient, topic: str, group: str) -> None:
+        self._client = client
+        self._which = {"topic": topic, "group": group}
+
+    def _note(self, name: str, items: Sequence[Held], **how: Any) -> list[Held]:
+        for item in items:
+            self._client.note(name, **self._which, item=tuple(item), **how)
+        return [item for item in items if item.lease_token in self._client.lost_tokens]
+
+    async def ack(self, items: Sequence[Held]) -> list[Held]:
+        return self._note("leases.ack", items)
+
+    async def nack(self, items: Sequence[Held], **how: Any) -> list[Held]:
+        return self._note("leases.nack", items, **how)
+
+    async def dead(self, items: Sequence[Held], error: str | None = None) -> list[Held]:
+        return self._note("leases.dead", items, error=error)
+
+    async def give_back(self, items: Sequence[Held]) -> list[Held]:
+        return self._note("leases.give_back", items)
+
+    async def extend(self, items: Sequence[Held], lease: Any) -> list[int | None]:
+        lost = self._note("leases.extend", items, lease=lease)
+        return [None if item in lost else NOW_MS for item in items]
 
 
 class FakeDead:
@@ -210,6 +249,21 @@ class FakeDead:
 class FakeAdmin:
     def __init__(self, client: FakeClient) -> None:
         self._client = client
+
+    async def cluster(self) -> dict[str, Any]:
+        return self._client.info
+
+    async def list_topics(self) -> list[TopicRecord]:
+        return self._client.topics
+
+    async def topic(self, name: str) -> TopicRecord:
+        for record in self._client.topics:
+            if record.name == name:
+                return record
+        raise UnknownTopic(f"there is no topic {name!r}")
+
+    async def stats(self, topic: str) -> list[dict[str, Any]]:
+        return [row for row in self._client.stats if row.get("of", topic) == topic]
 
     async def groups(self, topic: str) -> list[dict[str, Any]]:
         return self._client.groups

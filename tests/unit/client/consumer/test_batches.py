@@ -15,7 +15,7 @@ from sandq.client.consumer.message_batch import MessageBatch
 from sandq.client.consumer.subscription import Subscription
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.errors import ClosedError, InvalidRequest, LeaseLost, Overloaded
+from sandq.model.errors import ClosedError, InvalidRequest, InvalidTime, LeaseLost, Overloaded
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.requests import Ack
 from tests.support.client.fake_server import NOW_MS, FakeServer
@@ -92,7 +92,11 @@ def test_a_batch_is_given_up_or_snoozed_as_a_whole(with_client: Any) -> None:
             bases = [server.deliver(server.subscription(), [b"v"] * 3, token=TOKEN) for _ in range(2)]
             first, second = await take_batches(subscription, 2)
             await first.dead("410 gone")
-            await second.nack(delay=1, count=False)
+            with pytest.raises(InvalidRequest, match="delay and delay_ms: one of them"):
+                second.nack(delay=1, delay_ms=1000)
+            with pytest.raises(InvalidTime, match="delay_ms: a whole number of milliseconds"):
+                second.messages[0].nack(delay_ms=1.5)
+            await second.nack(delay_ms=1000, count=False)
             assert [item for nack in server.nacks for item in nack.items] == [
                 [TOKEN, [[bases[0], 3]], None, "410 gone", True, None, 1],
                 [TOKEN, [[bases[1], 3]], 1000, None, True, None, 2],

@@ -154,19 +154,22 @@ def test_a_handler_that_takes_too_long_is_cancelled_and_its_message_nacked(with_
             ended.append(message.value)
             if message.value == b"fails then":
                 raise OSError("no more disk")
+            if message.value == b"gives up":
+                raise sandq.Dead("closed")
 
     async def body(server: FakeServer, client: Client) -> None:
         server.auto = True
-        await produce(client, b"hangs", b"fails then", b"fast", b"swallows it")
+        await produce(client, b"hangs", b"fails then", b"fast", b"swallows it", b"gives up")
         async with running(client, handler, timeout="20ms", retry_on=()):
-            await until_holds(lambda: len(ended) == 4 and states(server)[b"fast"] == "acked")
+            await until_holds(lambda: len(ended) == 5 and states(server)[b"fast"] == "acked")
         # What was settled by then has left.
         assert {value for value, state in states(server).items() if state == "acked"} == {b"fast"}
         assert {(item[3], *item[4:]) for nack in server.nacks for item in nack.items} == {
-            ("OSError: no more disk", True, None, 1),
+            ("took longer than 20ms, and then: OSError: no more disk",),
             ("took longer than 20ms",),
+            ("closed", True, None, 1),
         }
-        assert sorted(ended) == [b"fails then", b"fast", b"hangs", b"swallows it"]
+        assert sorted(ended) == sorted([b"fails then", b"fast", b"hangs", b"swallows it", b"gives up"])
 
     with_client(body)
     assert "took longer than 20ms: it was cancelled" in caplog.text

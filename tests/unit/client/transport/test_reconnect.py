@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from functools import partial
 from typing import Any
 
@@ -319,6 +320,19 @@ def test_another_server_of_the_list_is_tried(run: Any) -> None:
     run(main)
 
 
+def test_a_name_that_is_not_found(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*args: Any, **more: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async def main() -> None:
+        monkeypatch.setattr(anyio, "connect_tcp", fails)
+        with pytest.raises(ConnectionLost, match=r"^cannot connect to nowhere:7170: Name or service not known$"):
+            async with connect("nowhere:7170"):
+                pass
+
+    run(main)
+
+
 def test_no_server(run: Any) -> None:
     async def main() -> None:
         with pytest.raises(ConnectionLost, match=r"^cannot connect to 127\.0\.0\.1:1: Connection refused$"):
@@ -482,6 +496,12 @@ def test_cancelling_connect_and_everything_in_it(run: Any) -> None:
             with pytest.raises(ConnectionLost, match=r"no answer in 0\.05 s"):
                 async with connect(server.address, timeout="50ms"):
                     pass
+            server.script[Type.HELLO] += [SILENCE] * 3
+            told = "; ".join([f"cannot connect to {server.address}: no answer in 0.333 s"] * 3)
+            with pytest.raises(ConnectionLost) as caught:  # they share the time
+                async with connect(*[server.address] * 3, timeout="1s"):
+                    pass
+            assert caught.value.message == f"no server can be reached: {told}"
             tasks.cancel_scope.cancel()
 
     run(main)

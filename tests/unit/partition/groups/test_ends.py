@@ -308,3 +308,16 @@ def test_a_bound_of_snoozes_needs_the_level() -> None:
         assert m.UpdateTopic("t", settings, 1, 1).needed_level == level
     assert c.ConfigureGroup("g", {"max_attempts": 3}).needed_level == FIRST_LEVEL
     assert c.ConfigureGroup("g", {"max_snoozes": None}).needed_level == ENDS_LEVEL
+
+
+def test_no_attempt_is_told_to_have_begun_before_its_message_was_due() -> None:
+    """A lease is made some milliseconds ahead of the time at which it is pushed."""
+    bench = bench_of()
+    made = bench.put("a", due=50)
+    lease = bench.one(at=45, ahead=5)
+    assert lease.leased_ms == T + 45
+    bench.nack(lease.token, at=60, delay=0, error="no")
+    assert [row[2] for row in _told(bench, made)["history"]] == [T + 50]
+    again = bench.one(at=70)
+    bench.nack(again.token, at=80, delay=0, error="no")
+    assert [row[2] for row in _told(bench, made)["history"]] == [T + 50, T + 70]

@@ -121,8 +121,9 @@ BIOGRAPHY = {
     "size": 1234,
     "groups": [
         {
-            "group": "billing", "state": "leased", "attempt": 2, "consumer": "worker-2", "token": 2**60, "deadline_ms":
-            NOW_MS + 30_500, "due_ms": None, "error": None, "consumers": 2,
+            "group": "billing", "state": "leased", "attempt": 2, "consumer": "worker-2", "token": 2**60,
+            "lease_token": f"7.0.{2**60}",
+            "deadline_ms": NOW_MS + 30_500, "due_ms": None, "error": None, "consumers": 2,
             "reason": "worker-2 holds it until its lease ends",
             "history": [[1, "worker-1", NOW_MS - 900, NOW_MS - 400, "nacked", "no\n  stock"]],
         },
@@ -152,7 +153,7 @@ def test_why_is_a_biography(ctl: Ctl, client: FakeClient) -> None:
         "group billing: leased",
         f"  attempt 1  {at[-900]} (900ms ago) by worker-1, nacked after 500ms: no stock",
         f"  held by    worker-2, attempt 2, until {at[30_500]} (in 30s)",
-        f"  lease      {2**60}",
+        f"  lease      7.0.{2**60}",
         "  consumers  2 connected",
         "  waits for  worker-2 holds it until its lease ends",
         "",

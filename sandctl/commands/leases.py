@@ -1,0 +1,301 @@
+"""`sandctl lease`: take messages of a group, and settle what is leased, whoever holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sandctl.options.common import common_options, run, settings
+from sandctl.options.names import group_option, topic_argument
+from sandctl.options.targets import Target, change_each, named, show_outcomes, unique_key_options
+from sandctl.options.times import DURATION, EARLIEST, ID, PLACE
+from sandctl.output.jsonl import message_record
+from sandctl.output.records import key_cell, value_cell, when
+from sandctl.output.results import show_rows, text_of
+
+if TYPE_CHECKING:
+    from sandq.client import Client, Held, LeasedMessage, Leases, Messages
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COLUMNS = ("ID", "LEASE TOKEN", "ATTEMPT", "HELD UNTIL", "KEY", "VALUE")
+
+
+@click.group()
+def lease() -> None:
+    """Take messages of a group; ack, nack or bury what is leased, give it back, hold it longer.
+
+    A message is named by its ID or its unique key, whoever holds it: the worker that does is told that its lease was
+    lost. `message why` says who that is. With --lease-token everything under one lease is meant.
+    """
+
+
+@lease.command()
+@topic_argument()
+@group_option
+@click.option("--max", "maximum", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N")
+@click.option("--wait", type=DURATION, default="0", metavar="DURATION", help="When nothing is ready; 1m at most.")
+@click.option("--lease", "held_for", type=DURATION, metavar="DURATION", help="For so long.  [default: the topic's]")
+@click.option(
+    "--start",
+    type=PLACE,
+    default=EARLIEST,
+    show_default=True,
+    metavar="PLACE",
+    help="Where a new group begins: earliest, latest, an instant, or an offset.",
+)
+@click.option(
+    "--partition",
+    "partitions",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="N",
+    help="Of this partition alone; several may be named.  [default: all]",
+)
+@common_options
+def take(
+    topic: str,
+    group: str,
+    maximum: int,
+    wait: timedelta,
+    held_for: timedelta | None,
+    start: str | int,
+    partitions: tuple[int, ...],
+) -> None:
+    """Lease what is ready now, N messages at most, and print it with the tokens of its leases.
+
+    \b
+      sandctl lease take orders --group billing --max 5 --lease 10m
+      sandctl lease take orders -g billing --wait 30s -o jsonl > leased.jsonl
+
+    Nothing extends these leases: what is not settled in time comes again, and an attempt is used. Exit code 0 also when
+    nothing is ready.
+    """
+
+    async def work(client: Client) -> tuple[list[LeasedMessage], list[int]]:
+        leases = client.leases(topic, group)
+        chosen = partitions or None
+        found = await leases.take(maximum, wait=wait, lease=held_for, start=start, partitions=chosen)
+        return list(found), found.without_leader
+
+    found, without_leader = run(work, waits=bool(wait))
+    if settings().output == "table":
+        rows = [dict(zip(_COLUMNS, _cells(one), strict=True)) for one in found]
+        show_rows(rows, {name: name for name in _COLUMNS})
+    else:
+        show_rows([message_record(one) for one in found], {})
+    if without_leader:
+        names = text_of(without_leader)
+        click.echo(f"sandctl: not looked at, for they have no leader at present: partitions {names}", err=True)
+
+
+def _cells(one: LeasedMessage) -> list[object]:
+    value = "(deleted)" if one.deleted else value_cell(one.value)
+    return [one.id, one.lease_token, one.attempt, when(one.lease_until_ms), key_cell(one.key), value]
+
+
+def _which_options(command: F) -> F:
+    command = click.option(
+        "--lease-token", "tokens", metavar="TOKEN", multiple=True, help="All that is under this lease; may be repeated."
+    )(command)
+    command = unique_key_options(command)
+    command = click.argument("ids", metavar="[ID]...", nargs=-1, type=ID)(command)
+    return topic_argument()(group_option(command))
+
+
+@lease.command()
+@_which_options
+@common_options
+def ack(
+    topic: str,
+    group: str,
+    ids: tuple[str, ...],
+    unique_key: str | None,
+    tenant: str | None,
+    tokens: tuple[str, ...],
+) -> None:
+    """Done: the group gets these messages no more.
+
+    \b
+      sandctl lease ack orders 01HN7K2B6R0000000001000000 --group billing
+
+    The outcome of each is printed, and the exit code is 1 unless all were acked.
+    """
+    chosen = _Chosen(ids, unique_key, tenant, tokens)
+    chosen.settle(topic, group, "acked", lambda leases, held: leases.ack([held]))
+
+
+@lease.command()
+@_which_options
+@click.option("--in", "delay", type=DURATION, metavar="DURATION", help="They come again after so long.  [the back-off]")
+@click.option("--error", metavar="TEXT", help="Why; `message why` and dead letters show it.")
+@click.option("--no-count", is_flag=True, help="Snooze them: the attempt does not count, up to max_snoozes times.")
+@common_options
+def nack(
+    topic: str,
+    group: str,
+    ids: tuple[str, ...],
+    unique_key: str | None,
+    tenant: str | None,
+    tokens: tuple[str, ...],
+    delay: timedelta | None,
+    error: str | None,
+    no_count: bool,
+) -> None:
+    """Not done: they come again, after the back-off or --in so long; at the last attempt they are dead.
+
+    \b
+      sandctl lease nack orders 01HN7K2B6R0000000001000000 --group billing --in 10m --error closed
+      sandctl lease nack orders --unique-key order-17 --group billing --in 1h --no-count
+
+    The outcome of each is printed, and the exit code is 1 unless all were nacked.
+    """
+    chosen = _Chosen(ids, unique_key, tenant, tokens)
+    terms: dict[str, Any] = {"delay": delay, "error": error, "count": not no_count}
+    chosen.settle(topic, group, "nacked", lambda leases, held: leases.nack([held], **terms))
+
+
+@lease.command()
+@_which_options
+@click.option("--error", metavar="TEXT", help="Why; their dead letters say it.")
+@common_options
+def dead(
+    topic: str,
+    group: str,
+    ids: tuple[str, ...],
+    unique_key: str | None,
+    tenant: str | None,
+    tokens: tuple[str, ...],
+    error: str | None,
+) -> None:
+    """They cannot be done: dead letters of the group at once, of the reason "rejected", whatever attempts are left.
+
+    \b
+      sandctl lease dead orders 01HN7K2B6R0000000001000000 --group billing --error "410 gone"
+
+    The outcome of each is printed, and the exit code is 1 unless all are dead.
+    """
+    chosen = _Chosen(ids, unique_key, tenant, tokens)
+    chosen.settle(topic, group, "dead", lambda leases, held: leases.dead([held], error))
+
+
+@lease.command("give-back")
+@_which_options
+@common_options
+def give_back(
+    topic: str,
+    group: str,
+    ids: tuple[str, ...],
+    unique_key: str | None,
+    tenant: str | None,
+    tokens: tuple[str, ...],
+) -> None:
+    """Nobody began them: they are ready again at once, and the attempt does not count.
+
+    \b
+      sandctl lease give-back orders 01HN7K2B6R0000000001000000 --group billing
+
+    The outcome of each is printed, and the exit code is 1 unless all were given back.
+    """
+    chosen = _Chosen(ids, unique_key, tenant, tokens)
+    chosen.settle(topic, group, "given back", lambda leases, held: leases.give_back([held]))
+
+
+@lease.command()
+@_which_options
+@click.option("--for", "held_for", type=DURATION, required=True, metavar="DURATION", help="Until so long from now.")
+@common_options
+def extend(
+    topic: str,
+    group: str,
+    ids: tuple[str, ...],
+    unique_key: str | None,
+    tenant: str | None,
+    tokens: tuple[str, ...],
+    held_for: timedelta,
+) -> None:
+    """Hold them, and whatever else is under their leases, until DURATION from now.
+
+    \b
+      sandctl lease extend orders 01HN7K2B6R0000000001000000 --group billing --for 10m
+
+    The outcome of each is printed, and the exit code is 1 unless all were extended.
+    """
+    chosen = _Chosen(ids, unique_key, tenant, tokens)
+
+    async def do(leases: Leases, held: Held) -> Sequence[Any]:
+        return [one for one in await leases.extend([held], held_for) if one is None]
+
+    chosen.settle(topic, group, "extended", do)
+
+
+class _UnderLease(Target):
+    """All that is under a lease; `id` is its token."""
+
+    @property
+    def name(self) -> str:
+        return f"lease {self.id}"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"lease_token": self.id}
+
+
+class _Chosen:
+    """What a command settles."""
+
+    def __init__(self, ids: Sequence[str], unique_key: str | None, tenant: str | None, tokens: Sequence[str]) -> None:
+        """UsageError unless it is said in one way."""
+        if not tokens:
+            self._targets = named(ids, unique_key, tenant)
+            return
+        if ids or unique_key is not None or tenant is not None:
+            raise click.UsageError("say which messages: ID..., --unique-key K, or --lease-token TOKEN; one of them")
+        from sandq.errors import InvalidRequest
+        from sandq.model.offsets import parse_lease
+
+        for token in tokens:
+            try:
+                parse_lease(token)
+            except InvalidRequest as error:
+                raise click.UsageError(f"--lease-token: {error.message}") from None
+        self._targets = [_UnderLease(token, None) for token in dict.fromkeys(tokens)]
+
+    def settle(
+        self, topic: str, group: str, wanted: str, do: Callable[[Leases, Held], Awaitable[Sequence[Any]]]
+    ) -> None:
+        """Do it to each, and print what became of it; `do` returns those whose lease was lost."""
+
+        async def work(client: Client) -> list[dict[str, Any]]:
+            leases = client.leases(topic, group)
+
+            async def change(messages: Messages, target: Target) -> dict[str, Any]:
+                found = await _held(messages, group, target)
+                if isinstance(found, str):
+                    return {"outcome": "not_leased", "state": found}
+                return {"outcome": "lost" if await do(leases, found) else wanted.replace(" ", "_")}
+
+            return await change_each(client, topic, self._targets, change)
+
+        show_outcomes(self._targets, run(work), wanted.replace(" ", "_"))
+
+
+async def _held(messages: Messages, group: str, target: Target) -> Held | str:
+    """What names a message to whoever settles it; its state in the group when that does not hold it."""
+    from sandq.client import Held
+    from sandq.errors import UnknownGroup
+
+    if isinstance(target, _UnderLease):
+        return Held(str(target.id))
+    found = await messages.why(**target.arguments)
+    row = next((row for row in found["groups"] if row["group"] == group), None)
+    if row is None:
+        raise UnknownGroup(
+            f"topic {messages.topic!r} has no group {group!r}; `sandctl group list` tells which there are"
+        )
+    if row.get("lease_token") is None:
+        return str(row["state"])
+    return Held(row["lease_token"], found["offset"])

@@ -1,0 +1,189 @@
+"""Acks that send messages: of a message, of a batch, and what becomes of one that is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from sandq.client.client import Client
+from sandq.client.consumer.outgoing import Outgoing
+from sandq.model import offsets
+from sandq.model.errors import Conflict, InvalidRequest, LeaseLost, UnknownTopic
+from sandq.protocol.frames import Type, encode_reply
+from tests.support.client.fake_server import FakeServer
+from tests.support.client.helpers import take
+from tests.support.waiting import PATIENCE_S, until_holds
+from tests.unit.client.consumer.test_batches import TOKEN, take_batches
+
+NEXT = [Outgoing(b"next", "u")]
+REFUSAL = UnknownTopic("there is no topic 'u'")
+
+
+def loses(*ranges: list[Any]) -> Any:
+    """An answer that says what of the ack was not held any more."""
+    return lambda to, frame: to.send(encode_reply(frame[1], [list(ranges)]))
+
+
+def test_the_ack_of_a_batch_sends_messages(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"v"] * 5, token=TOKEN)
+            (batch,) = await take_batches(subscription, 1)
+            await batch.messages[1].nack()
+            await batch.ack(then=NEXT)
+            (sent,) = server.ack_thens
+            assert server.named(sent.what) == {offsets.shift(base, place) for place in (0, 2, 3, 4)}
+            assert (sent.token, sent.messages) == (TOKEN, [["u", None, False, {"value": b"next"}]])
+            assert not server.acks
+            await batch.ack()
+            with pytest.raises(InvalidRequest, match="acked before, and nothing is sent"):
+                batch.ack(then=NEXT)
+            with pytest.raises(InvalidRequest, match="message 1 is bytes"):
+                batch.ack(then=[*NEXT, b"x"])  # type: ignore[list-item]
+
+    with_client(body)
+
+
+def test_of_a_batch_of_which_one_message_was_lost_the_others_are_held_still(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=100) as subscription:
+            base = server.deliver(server.subscription(), [b"v"] * 3, token=TOKEN)
+            (batch,) = await take_batches(subscription, 1)
+            server.script[Type.ACK_THEN].append(loses([offsets.shift(base, 1), 1]))
+            with pytest.raises(LeaseLost):
+                await batch.ack(then=NEXT)
+            messages = batch.messages
+            assert [(one.is_held, one.is_lost, one.is_settled) for one in messages] == [
+                (True, False, False),
+                (False, True, False),
+                (True, False, False),
+            ]
+            with pytest.raises(LeaseLost):
+                await batch.ack(then=NEXT)  # which one is lost is known: nothing is asked
+            await messages[0].ack(then=NEXT)
+            await messages[2].nack()
+            assert [server.named(sent.what) for sent in server.ack_thens] == [{base}]
+            assert server.named(server.nacks[0].items[0][1]) == {offsets.shift(base, 2)}
+
+    with_client(body)
+
+
+@pytest.mark.parametrize("end", ["ack", "then", "nack", "dead"])
+def test_what_the_broker_refuses_to_ack_is_held_still(with_client: Any, end: str) -> None:
+    """It was lost to its consumer before: neither acked nor nacked, it waited for its lease to end."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=1, lease="3s") as subscription:
+            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=3000)
+            (message,) = await take(subscription, 1)
+            server.script[Type.ACK_THEN].append(REFUSAL)
+            settlement = message.ack(then=NEXT)
+            with pytest.raises(UnknownTopic):
+                await settlement
+            with pytest.raises(UnknownTopic):
+                await settlement
+            assert message.is_held and not message.is_settled and not message.is_lost
+            await until_holds(lambda: server.extends)  # it is kept, as what is held is
+            match end:
+                case "ack":
+                    await message.ack()
+                case "then":
+                    await message.ack(then=NEXT)
+                case "nack":
+                    await message.nack(error="no such topic")
+                case "dead":
+                    await message.dead("no such topic")
+            assert message.is_settled
+            assert (len(server.acks), len(server.ack_thens), len(server.nacks)) == (
+                end == "ack",
+                end == "then",
+                end in ("nack", "dead"),
+            )
+            # What it was given room for, and no more.
+            server.deliver(server.subscription(), [b"w"], token=TOKEN + 1)
+            (other,) = await take(subscription, 1)
+            await other.ack()
+            await until_holds(lambda: server.subscription().credit == 1)
+
+    with_client(body)
+
+
+def test_a_refusal_that_nobody_awaits_keeps_no_lease(with_client: Any, caplog: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10, lease="3s") as subscription:
+            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=3000)
+            (message,) = await take(subscription, 1)
+            server.script[Type.ACK_THEN].append(REFUSAL)
+            settlement = message.ack(then=NEXT)
+            await until_holds(lambda: "acks or nacks failed: there is no topic 'u'" in caplog.text)
+            assert not message.is_settled and not message.is_lost
+            await anyio.sleep(5)
+            assert not server.extends
+            with pytest.raises(UnknownTopic):
+                await settlement
+            await message.nack()  # the broker has the last word
+            assert len(server.nacks) == 1
+
+    with_client(body)
+
+
+def test_a_handler_whose_ack_is_refused_fails_as_others_do(with_client: Any) -> None:
+    """Its message was lost, and came again when its lease had ended."""
+
+    async def handler(message: Any) -> None:
+        await message.ack(then=NEXT)
+
+    async def body(server: FakeServer, client: Client) -> None:
+        server.script[Type.ACK_THEN].append(REFUSAL)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: client.run("t", "g", handler))
+            await until_holds(lambda: server.subscribed)
+            server.deliver(server.subscription(), [b"v"], token=TOKEN)
+            await until_holds(lambda: server.nacks)
+            tasks.cancel_scope.cancel()
+        assert server.nacks[0].items[0][3] == "UnknownTopic: there is no topic 'u'"
+
+    with_client(body)
+
+
+def test_leases_send_with_what_is_held_under_one_lease(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        leases, offset = client.leases("t", "g"), offsets.to_text(offsets.pack(5000, 1, 1, 0))
+        assert await leases.ack([("1.0.65536", offset), ("1.0.65536", offset[:-1] + "1")], then=NEXT) == []
+        (sent,) = server.ack_thens
+        assert (sent.token, len(server.named(sent.what) or ())) == (65536, 2)
+        with pytest.raises(InvalidRequest, match="these are of 2: ack those of each lease for themselves"):
+            await leases.ack([("1.0.65536", None), ("1.0.65537", None)], then=NEXT)
+        server.script[Type.ACK_THEN].append(loses([offsets.from_text(offset), 1]))
+        items = [("1.0.65536", offset), ("1.0.65536", offset[:-1] + "1")]
+        assert await leases.ack(items, then=NEXT) == [items[0]]
+        server.script[Type.ACK_THEN].append(Conflict("it was acked before"))
+        with pytest.raises(Conflict):
+            await leases.ack(items, then=NEXT)
+
+    with_client(body)
+
+
+def test_a_thread_settles_what_was_refused_in_another_way(with_client: Any) -> None:
+    told: list[str] = []
+
+    def handler(message: Any) -> None:
+        try:
+            message.ack(then=NEXT).wait(PATIENCE_S)
+        except UnknownTopic as error:
+            told.append(error.message)
+            message.dead("nowhere to go").wait(PATIENCE_S)
+
+    async def body(server: FakeServer, client: Client) -> None:
+        server.script[Type.ACK_THEN].append(REFUSAL)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: client.run("t", "g", handler))
+            await until_holds(lambda: server.subscribed)
+            server.deliver(server.subscription(), [b"v"], token=TOKEN)
+            await until_holds(lambda: server.nacks)
+            tasks.cancel_scope.cancel()
+        assert server.nacks[0].items[0][3] == "nowhere to go" and told == ["there is no topic 'u'"]
+
+    with_client(body)

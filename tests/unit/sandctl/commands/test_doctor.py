@@ -1,0 +1,123 @@
+"""sandctl doctor, against a client that tells what is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sandq.client import TopicRecord
+from sandq.protocol.replies import Partition
+from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter
+
+
+@pytest.fixture
+def sick(client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    """A cluster with a topic in which nothing is wrong yet."""
+    monkeypatch.setattr("sandctl.commands.doctor.now_ms", lambda: NOW_MS)
+    settings = {"dead_letter_topic": "failed"}
+    client.topics = [TopicRecord("t", 1, "timer", [Partition(0, 7, "n1"), Partition(1, 8, "n1")], 2, 1, settings)]
+    client.stats = [{"partition": 0, "outbox": 3, "outbox_stuck": []}, {"partition": 1}]
+    client.groups = [{"group": "g", "partition": 0, "ready": 5, "consumers": 1, "dead_reasons": {}, "reason": None}]
+    client.pushes = [push()]
+    return client
+
+
+def push(**more: Any) -> dict[str, Any]:
+    fields = {"group": "shop", "url": "https://shop.test/", "state": "pushing", "error": None, "error_ms": None}
+    return fields | more
+
+
+def findings(ctl: Ctl, *args: str) -> list[tuple[str, str, str, str]]:
+    """What is not as it should be."""
+    result = ctl("doctor", "-o", "json", *args)
+    rows = json.loads(result.stdout)
+    assert result.exit_code == any(row["state"] == "failed" for row in rows)
+    return [tuple(row.values()) for row in rows if row["state"] != "ok"]
+
+
+def test_nothing_is_wrong(offline: Ctl, sick: FakeClient) -> None:
+    result = offline("doctor")
+    assert result.exit_code == 0, result.output
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["ok", "nodes", "all", "are", "up"],
+        ["ok", "partitions", "all", "have", "a", "leader", "(1", "topic)"],
+        ["ok", "groups", "none", "is", "stopped"],
+        ["ok", "pushes", "no", "receiver", "fails"],
+        ["ok", "outboxes", "nothing", "is", "held", "up"],
+        ["5", "ok"],
+    ]
+    assert findings(offline, "--topic", "t") == []
+    assert offline("doctor", "--topic", "nowhere").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "state", "words", "todo"),
+    [
+        (
+            {"state": "waiting", "error": "503 down"},
+            "failed",
+            "fails at everything",
+            "but for the probe use no attempts",
+        ),
+        ({"state": "probing", "error": "503 down"}, "failed", "503 down", "mend the receiver"),
+        ({"state": "looking", "error": "no such name"}, "failed", "cannot be reached: no such name", "push.allow"),
+        ({"error": "500", "error_ms": NOW_MS - 1000}, "warning", "failed lately: 500", "group push show t shop"),
+    ],
+)
+def test_receivers_that_fail(
+    offline: Ctl, sick: FakeClient, more: dict[str, Any], state: str, words: str, todo: str
+) -> None:
+    sick.pushes = [push(**more), push(group="fine", error="500", error_ms=NOW_MS - 600_000), push(state="looking")]
+    ((what, is_, found, do),) = findings(offline)
+    assert (what, is_) == ("pushes", state) and found.startswith("shop of t: https://shop.test/ ")
+    assert words in found and todo in do
+    assert f"-> {do}" in offline("doctor").stdout
+
+
+def test_outboxes_that_do_not_move(offline: Ctl, sick: FakeClient) -> None:
+    stuck = {"topic": "next", "partition": 2, "tries": 31, "error": "node n2 cannot be reached"}
+    sick.stats = [{"partition": 0, "outbox": 1200, "outbox_stuck": [stuck, {**stuck, "partition": 1, "tries": 2}]}]
+    ((what, state, found, todo),) = findings(offline)
+    assert (what, state) == ("outboxes", "failed") and "goes on by itself" in todo
+    assert found == (
+        "partition 0 of t: 1,200 messages to be sent, and partition 2 of next has taken none in 31 tries: node n2 "
+        "cannot be reached"
+    )
+
+
+def test_what_could_not_be_sent(offline: Ctl, sick: FakeClient) -> None:
+    sick.groups = [
+        {"group": "g", "partition": at, "ready": 0, "consumers": 1, "dead_reasons": {"undeliverable": 2, "nacked": at}}
+        for at in (0, 1)
+    ]
+    sick.letters = [letter(1), letter(2, not_forwarded="there is no topic 'failed'")]
+    (first, second) = findings(offline)
+    assert first[:3] == ("outboxes", "failed", "g of t: 4 messages that acks sent could not be delivered")
+    assert "sandctl dead redrive t -g g --reason undeliverable" in first[3]
+    assert second[2] == "g of t: 1 dead letter that failed refused: there is no topic 'failed'"
+
+
+def test_groups_nodes_and_partitions(offline: Ctl, sick: FakeClient) -> None:
+    sick.groups = [
+        {"group": "a", "partition": at, "ready": 3, "consumers": 0, "reason": "it is paused"} for at in (0, 1)
+    ] + [{"group": "shop", "partition": 0, "ready": 3, "consumers": 0}]
+    sick.topics = [sick.topics[0]._replace(partitions=[Partition(0, 7, None), Partition(1, 8, "n1")])]
+    sick.info = {
+        "node": "n1",
+        "nodes": [{"node": "n1", "up": True}, {"node": "n2", "up": False}, {"node": "n3", "up": True, "sick": "EIO"}],
+        "no_room": True,
+        "clock_alarm": False,
+        "storage_failed": None,
+        "different": [{"topic": "t", "partition": 1, "nodes": ["n2"]}],
+    }
+    assert [(what, state, found) for what, state, found, _ in findings(offline)] == [
+        ("nodes", "failed", "n2 cannot be reached by n1"),
+        ("nodes", "failed", "n3 is sick: EIO"),
+        ("nodes", "failed", "n1 says no room"),
+        ("nodes", "failed", "the replica of partition 1 of t at n2 is not what the others are"),
+        ("partitions", "failed", "partition 0 of t: no leader"),
+        ("groups", "warning", "a of t gets nothing: it is paused"),
+        ("groups", "warning", "a of t: 6 messages ready, and no consumer is connected"),
+    ]
