@@ -69,3 +69,6 @@ SCHEDULES: Final = 8
 ONE_MOMENT: Final = 5
 """A batch of `log.message_log.WHOLE_MESSAGES` and more that are all wanted at one moment to come is one log row, as one
 that is due at once is; when half of it was taken out before that moment, the rest gets rows of its own."""
+SLICES: Final = 14
+"""The budget of an entry holds within a lease, too, and within what waits: what is left of it is done by the next
+entry."""

@@ -44,7 +44,7 @@ PASSED_OVER = 1000
 _, _LOG_STOP = rows.tag_bounds(rows.LOG)
 _NO_LIMIT = 1 << 40
 
-Judge = Callable[[LogEntry], bool]
+Judge = Callable[[LogEntry], bool | None]
 """Whether an entry is taken; otherwise it is passed over."""
 
 
@@ -206,7 +206,8 @@ class LogReader:
     ) -> tuple[list[Range], int]:
         """Move the cursor over what is due at `until_ms`, in order: at most `limit` messages, and not beyond the one
         (of a small row: not beyond the row) that reaches `max_bytes`. Returns the ranges taken, and their bytes.
-        `judge` is asked about entries with an extra (or about all)."""
+        `judge` is asked about entries with an extra (or about all): whether it is taken, or (None) stays, with what is
+        behind it."""
         taken: list[Range] = []
         taken_bytes = passed_over = passed_bytes = 0
         while limit > 0 and taken_bytes < max_bytes and passed_over < PASSED_OVER and passed_bytes < max_bytes:
@@ -219,7 +220,10 @@ class LogReader:
                 limit -= len(singles)
                 taken_bytes += size
                 continue
-            if judge is not None and (judge_all or entry.extra is not None) and not judge(entry):
+            verdict = True if judge is None or not (judge_all or entry.extra is not None) else judge(entry)
+            if verdict is None:
+                break
+            if not verdict:
                 passed_over += entry.length
                 passed_bytes += entry.size
                 self.pass_head()
