@@ -72,3 +72,6 @@ that is due at once is; when half of it was taken out before that moment, the re
 SLICES: Final = 14
 """The budget of an entry holds within a lease, too, and within what waits: what is left of it is done by the next
 entry."""
+CROWDED_FLIGHT: Final = 14
+"""Of a tenant half of what may wait for another attempt is in flight and waits at most, also while nothing of it waits:
+all that is in flight may come to wait at once."""

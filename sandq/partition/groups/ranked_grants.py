@@ -18,7 +18,7 @@ from sandq.partition.groups.fitting import LEASE_BYTES, fitting
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import CROWDING, SLICES
+from sandq.partition.levels import CROWDED_FLIGHT, CROWDING, SLICES
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queue import ReadyQueue
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -71,7 +71,8 @@ class RankedGrants:
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             most = group.most_waiting if ready.rank == queue_keys.FAIR and self._shared.level >= CROWDING else None
-            ready.begin(now_ms, most, group.in_flight + room, self._shared.in_turns)
+            halves = self._shared.level >= CROWDED_FLIGHT
+            ready.begin(now_ms, most, group.in_flight + room, self._shared.in_turns, halves=halves)
             granted = self._lease(index, place, group, ready, command, room, is_stopped, now_ms, view)
             ready.is_promoting = self._buried >= BURIED  # there may be something behind them
         ready.end(view)

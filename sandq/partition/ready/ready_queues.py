@@ -239,10 +239,13 @@ class ReadyQueues:
         most_waiting: int | None,
         in_flight: int,
         in_turns: Callable[[Sequence[str]], Iterable[str]],
+        *,
+        halves: bool = False,
     ) -> None:
-        """Turns are going to be taken: all that is due was given back. `most_waiting`, `in_flight`: see `TenantLimits`.
+        """Turns are going to be taken: all that is due was given back. `most_waiting` and what follows: see
+        `TenantLimits`.
         `in_turns`: goes through many, and gives way now and then."""
-        again = self.limits.begin(now_ms, self._by_tenant, most_waiting, in_flight)
+        again = self.limits.begin(now_ms, self._by_tenant, most_waiting, in_flight, halves=halves)
         again |= self.limits.crowding.stopped & self._back_of.keys()
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
         may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}
@@ -414,7 +417,7 @@ class ReadyQueues:
             queue = by_tenant[tenant][0]
             if queue.returned or (has_rules and limits.limit_of(tenant) is not None):
                 break
-            if limits.crowding.may_stop(tenant):
+            if limits.may_crowd(tenant):
                 break
             if not queue.entries:
                 self._look(queue, view)
