@@ -75,3 +75,5 @@ entry."""
 CROWDED_FLIGHT: Final = 14
 """Of a tenant half of what may wait for another attempt is in flight and waits at most, also while nothing of it waits:
 all that is in flight may come to wait at once."""
+OUTBOX_ROOM: Final = 14
+"""What is redriven into the outbox has its bounds, as what acks send: the rest waits until there is room."""

@@ -23,7 +23,7 @@ from sandq.partition.groups.leases import History, Waiting, load_history
 from sandq.partition.groups.lives import Lives, load_lives, with_ended
 from sandq.partition.groups.renewal import Change
 from sandq.partition.groups.waiting_table import WaitingTable
-from sandq.partition.levels import SLICES
+from sandq.partition.levels import OUTBOX_ROOM, SLICES
 from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
 from sandq.partition.rows import Fields, Range
@@ -200,6 +200,10 @@ class DeadLetters:
         """A dead message goes another way, unless it may have been sent: its letter is taken back."""
         if isinstance(message.forward, tuple) and not self._outbox.is_leaving(*message.forward):
             self._outbox.remove(*message.forward, view)
+
+    def may_send_again(self, messages: int, size: int) -> bool:
+        """Whether so many messages that acks have sent, of so many bytes, may be sent once more now."""
+        return self._shared.level < OUTBOX_ROOM or self._outbox.has_room(messages, size)
 
     def send_again(self, group: Group, message: DeadMessage, view: View) -> None:
         """Have a message that an ack has sent, and that was refused, sent once more."""
