@@ -12,6 +12,9 @@ from sandq.partition import commands as c
 from sandq.partition.groups.settlement import Part
 from sandq.partition.shared_state import NOT_YET
 
+LEAST_ITEMS: Final = 8
+"""That are submitted again at a time, and twice as many as the last entry did: each is looked up in each entry that it
+is in, and a thousand large ones, of which an entry does three, would be half a million times."""
 _NOT_YET_MOVED: Final = [NOT_YET, None]
 
 
@@ -41,7 +44,9 @@ def submit_in_parts(
     lost: dict[int, list[Any]] = {}
     """By item: of what those parts of a nack that were done already have lost the lease."""
 
-    def submit(left: list[int]) -> None:
+    def submit(left: list[int], behind: list[int]) -> None:
+        """`behind`: what is to be submitted after these."""
+
         def part_done(result: Any) -> None:
             if isinstance(result, SandqError):
                 done(result)
@@ -56,11 +61,13 @@ def submit_in_parts(
                     outcome = lost[at] + (items[at][1] if outcome == [] else outcome or []) or None
                 outcomes[at] = outcome
             rest = [at for at in left if is_not_yet(outcomes[at])]
+            most = max(2 * (len(left) - len(rest)), LEAST_ITEMS)
+            rest += behind
             if not rest:
                 done(outcomes)
                 return
             try:
-                submit(rest)
+                submit(rest[:most], rest[most:])
             except SandqError as error:
                 done(error)
 
@@ -69,7 +76,7 @@ def submit_in_parts(
         messages = len(left) if isinstance(command, c.Move) else 0
         host.submit(part, part_done, size=int(size * share), work=int(work * share), messages=messages, line=line)
 
-    submit([*range(len(items))])
+    submit([*range(len(items))], [])
 
 
 def is_not_yet(outcome: Any) -> bool:

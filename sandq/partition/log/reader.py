@@ -140,6 +140,9 @@ class LogReader:
         for part in reversed(parts):
             entries.insert(at, part)
         self._weigh([changed])
+        if len(entries) > 2 * self._kept:  # of one row it may come to be two for each of its messages
+            self._cut(self._kept)
+        self._count()
 
     def uncount(self, offset: bytes, count: int = 1) -> None:
         """Messages of one place that were taken from the log are gone from the counts."""

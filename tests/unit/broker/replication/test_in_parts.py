@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.replication.in_parts import submit_in_parts
+from sandq.broker.replication.in_parts import LEAST_ITEMS, submit_in_parts
 from sandq.model.errors import NotLeader, SandqError
 from sandq.partition import commands as c
 from sandq.partition.groups.settlement import Part
@@ -67,6 +67,18 @@ def test_what_a_nack_lost_is_told_with_the_rest() -> None:
     host = OneAfterTheOther(at_once=1)
     assert outcome(host, NACK) == [[[b"lost", 1]], None, None, None, None]
     assert len(host.submitted) == 5
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 40])
+def test_many_items_are_looked_at_a_few_times_each(at_once: int) -> None:
+    """An entry looks up all that it is to do, also what it has no budget for."""
+    host = OneAfterTheOther(at_once)
+    many = c.Move([((0, at.to_bytes(16, "big")), 5, False) for at in range(1000)])
+    assert outcome(host, many) == [["moved", name] for (_, name), *_ in many.items]
+    assert sum(len(items) for items, _ in host.submitted) <= (1 + LEAST_ITEMS) * 1000
+    assert len(host.submitted) <= 1000 / at_once + 10, "no entry does less than it could"
+    done = [item for items, _ in host.submitted for item in items[:at_once]]
+    assert done == many.items, "in their order"
 
 
 @pytest.mark.parametrize("command", [MOVE, NACK, c.Move([])])
