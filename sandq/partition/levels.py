@@ -77,3 +77,5 @@ CROWDED_FLIGHT: Final = 14
 all that is in flight may come to wait at once."""
 OUTBOX_ROOM: Final = 14
 """What is redriven into the outbox has its bounds, as what acks send: the rest waits until there is room."""
+QUEUE_BYTES: Final = 14
+"""What may have something ready in a group is bounded by the bytes that it takes in memory, too: names may be long."""

@@ -49,6 +49,9 @@ Judge = Callable[[LogEntry], bool | None]
 
 
 class LogReader:
+    fixed_bytes = 0
+    """As in `LookAhead`."""
+
     def __init__(self, cursor: bytes, look_ahead: int | None = None, look_aheads: LookAheads | None = None) -> None:
         """`look_ahead`: rows to read at once. `look_aheads`: this one lives long, and is one of those."""
         self.cursor = cursor

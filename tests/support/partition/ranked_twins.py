@@ -123,7 +123,8 @@ def walk_gaps(seed: int) -> RankedTwins:
 
 def walk_queues(seed: int) -> RankedTwins:
     """Walk where a group soon has too many ready queues to promote more."""
-    return _walk(RankedTwins(seed), (ready_queues, "FIXED", replace(FIXED, ready_queues=3)))
+    few = replace(FIXED, ready_queue_bytes=6000) if seed % 4 == 1 else replace(FIXED, ready_queues=3)
+    return _walk(RankedTwins(seed), (ready_queues, "FIXED", few))
 
 
 def _walk(twins: RankedTwins, *limits: tuple[Any, str, Any]) -> RankedTwins:
