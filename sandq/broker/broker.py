@@ -24,6 +24,7 @@ from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.subscribe import (
     GroupOpenings,
     Known,
+    check_epoch,
     held_by,
     known_to,
     reclaim,
@@ -295,6 +296,7 @@ class Broker:
         check_name("group", request.group)
         if request.epoch is not None:
             self.node_log.check_level(CONSUMER_EPOCHS_LEVEL)
+            check_epoch(request.epoch, self.clock.now_ms())
         deliveries = self._led_of(request)
         lease_ms = self._lease_ms(topic, request.lease_ms)
         epoch = request.epoch or 0

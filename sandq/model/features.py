@@ -21,6 +21,7 @@ level  since    what it adds
 11     v0.3.0   ends that a worker chooses; jobs reach what waits for another attempt; dead letters by id, error and key
 12     v0.3.0   updates of pending messages; an outbox; limits of topics; consumers that come back after a restart
 13     v0.3.0   what an entry writes again; topics made when used; request rates; partition keys; groups that are pushed
+14     v0.3.0   limits inside a partition that hold within a lease and for tenants
 =====  =======  ===========================================================
 """
 
@@ -44,7 +45,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=13)
+KNOWN: Final = Levels(lowest=1, highest=14)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""

@@ -94,6 +94,8 @@ class FixedLimits:
 
     # Of a group in a partition of a priority or fair topic: tenants and priorities that have something ready.
     ready_queues: int = 50_000
+    # And what these take in memory, as `ready_queue.queue_bytes` estimates it: names may be long.
+    ready_queue_bytes: int = 160 * _MIB
     # What ranks a message in a priority or fair topic. A lower priority goes first.
     priority_least: int = -(2**31)
     priority_most: int = 2**31 - 1

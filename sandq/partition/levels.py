@@ -69,3 +69,13 @@ SCHEDULES: Final = 8
 ONE_MOMENT: Final = 5
 """A batch of `log.message_log.WHOLE_MESSAGES` and more that are all wanted at one moment to come is one log row, as one
 that is due at once is; when half of it was taken out before that moment, the rest gets rows of its own."""
+SLICES: Final = 14
+"""The budget of an entry holds within a lease, too, and within what waits: what is left of it is done by the next
+entry."""
+CROWDED_FLIGHT: Final = 14
+"""Of a tenant half of what may wait for another attempt is in flight and waits at most, also while nothing of it waits:
+all that is in flight may come to wait at once."""
+OUTBOX_ROOM: Final = 14
+"""What is redriven into the outbox has its bounds, as what acks send: the rest waits until there is room."""
+QUEUE_BYTES: Final = 14
+"""What may have something ready in a group is bounded by the bytes that it takes in memory, too: names may be long."""

@@ -437,5 +437,26 @@ def single_ranges(places: Iterable[bytes]) -> list[Range]:
     return [new(Range, (base, 1)) for base in places]
 
 
+def first_of(ranges: Sequence[Range], count: int) -> list[Range]:
+    """The first messages of ranges, so many."""
+    found: list[Range] = []
+    for base, length in ranges:
+        if count <= 0:
+            break
+        found.append(Range(base, min(length, count)))
+        count -= length
+    return found
+
+
+def behind(ranges: Sequence[Range], count: int) -> list[Range]:
+    """The messages of ranges without the first ones, so many."""
+    found: list[Range] = []
+    for base, length in ranges:
+        if count < length:
+            found.append(Range(offsets.shift(base, count), length - count) if count > 0 else Range(base, length))
+        count -= min(count, length)
+    return found
+
+
 def last_of(entry: LogEntry) -> bytes:
     return offsets.shift(entry.first, entry.length - 1) if entry.length > 1 else entry.first

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 NOT_YET: Final = "not_yet"
 """Outcome of what an entry had no budget left for: nothing was done, and it is to be asked for again."""
+BUDGET_BYTES: Final = FIXED.entry_copied_bytes
 COPIED_LEAST_BYTES: Final = 1024
 """As so many a message that is written again counts at least: a small one costs some 30 us."""
 TURN_ITEMS = 64
@@ -83,7 +84,7 @@ class SharedState:
     def is_budget_spent(self) -> bool:
         """Whether the entry that is being applied has written so much again that the next ones are to go on. The first
         message of an entry is never too large."""
-        return self.level >= BUDGET and self.copied_bytes >= FIXED.entry_copied_bytes
+        return self.level >= BUDGET and self.copied_bytes >= BUDGET_BYTES
 
     @property
     def ahead_ms(self) -> int:

@@ -62,7 +62,7 @@ _STATE_VERSION = 1
 
 Result = Any
 """Of Append: (base, count) or `Stored`. Lease: [Lease]. Ack, Nack, AckThen: per item what was lost (`settlement.Lost`).
-Of Nack also NOT_YET.
+Of Nack also NOT_YET, and `settlement.Part`.
 Extend: per item the deadline or None. Expire, Release: messages given back. OpenGroup: group id. Cancel, Move: an
 outcome (`pending`) for each. Upkeep: whether more is due at once. Reclaim: leases that were renewed, and that are yet
 to be. Seek: the new cursor. StartJob, StopJob: the job. RedriveDead, PurgeDead: an outcome (`jobs.redrive`) for each.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 import trio
 
 import sandq
+from sandq.broker.delivery.subscribe import EPOCH_BITS, EPOCHS_AHEAD_MS
 from sandq.client.client import cluster_of
 from sandq.errors import Conflict, ConsumerFenced, InvalidName, LeaseLost
 from sandq.model.features import Levels
@@ -20,7 +22,7 @@ from tests.support.nodes.raw_client import RawClient, values_of
 from tests.support.nodes.working import connected, take, values
 from tests.support.waiting import PATIENCE_S, until_holds
 
-LATE = 1 << 62
+LATE = (int(time.time() * 1000) + EPOCHS_AHEAD_MS // 2) << EPOCH_BITS
 """An epoch later than any that a client takes by the clock."""
 
 
@@ -204,7 +206,7 @@ async def test_an_id_follows_the_rule_for_names(api: sandq.Client, name: str) ->
 
 async def test_bad_epochs_are_refused(client: RawClient) -> None:
     await client.create()
-    for epoch in (0, -1, 1 << 63, "7"):
+    for epoch in (0, -1, 1 << 62, 1 << 63, "7"):
         answer = await client.call(Type.SUBSCRIBE, 1, "t", "g", "w", 10, None, "earliest", [], epoch, None)
         assert (answer[0], answer[2]) == (Type.ERROR, "INVALID"), epoch
 

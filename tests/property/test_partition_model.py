@@ -22,6 +22,7 @@ from sandq.model.group_limits import parse_limit, with_limit
 from sandq.model.nack_ends import DEAD, RETRY, SNOOZE
 from sandq.partition import commands as c
 from tests.support.examples import examples
+from tests.support.partition import in_parts
 from tests.support.partition.bench import FOREVER_MS, T
 from tests.support.partition.group_model import Job
 from tests.support.partition.hold_walk import Holding
@@ -195,7 +196,8 @@ class Walk(Holding):
         item: tuple[Any, ...] = (token, what, delay, error) if begun is None else (token, what, delay, error, begun)
         if begun is True and end is not None:
             item = (*item, None, end)
-        answer = self.apply(c.Nack([item]))[0]
+        with in_parts.small_budget(self.budget):
+            (answer,) = in_parts.nack(self.apply, c.Nack([item]))
         ends = RETRY if begun is not True or end is None else end
         assert self._lost(answer) == self.model.nack(token, named, delay, error, begun is not False, ends)
 
@@ -229,7 +231,8 @@ class Walk(Holding):
 
     @rule()
     def expire(self) -> None:
-        count = self.apply(c.Expire())
+        with in_parts.small_budget(self.budget):
+            count = in_parts.expire(self.apply, self.bench.machine)
         assert count == self.model.expire() + self._deaths()
 
     @precondition(lambda self: self.model.groups)
@@ -243,7 +246,8 @@ class Walk(Holding):
     def reclaim(self, number: int, consumer: str, later: bool, ms: int) -> None:
         name = self._group(number)
         self.epoch += later
-        renewed, left = self.apply(c.Reclaim(name, consumer, self.epoch, ms))
+        with in_parts.small_budget(self.budget):
+            renewed, left = in_parts.reclaim(self.apply, c.Reclaim(name, consumer, self.epoch, ms))
         held = self.bench.machine.leases.live_of(name, consumer)
         tokens = [lease.token for lease in held if lease.token > self.last_token]
         self.last_token = max([self.last_token, *tokens])

@@ -151,6 +151,7 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
         "lease_reclaims": f"{FIXED.lease_reclaims} times",
         "max_gaps": f"{FIXED.max_gaps:,} ranges",
         "ready_queues": f"{FIXED.ready_queues:,} tenants and priorities",
+        "ready_queue_bytes": f"{size(FIXED.ready_queue_bytes)} that these take",
         "key_window": f"{FIXED.key_window:,} messages",
         "producers": f"{FIXED.producers:,} idempotent producers",
         "producer_ttl_ms": days(FIXED.producer_ttl_ms),

@@ -169,6 +169,10 @@ class OutboxSender:
             await leader.host.call(command, BEHIND)
         except SandqError as error:
             return error
+        except Exception as error:
+            # What stands in an outbox has no other way out: it is tried again, and told of.
+            log.exception("the outbox failed unexpectedly", to=list(target), epoch=epoch)
+            return Unavailable(f"an unexpected error, which the node's log has: {error!r}")
         # Whatever makes it need another epoch, it is not sought without a pause.
         return Unavailable("it is sent again in another epoch") if refusal == "" else None
 

@@ -14,7 +14,7 @@ from sandq.broker.queries.fan_out import call_all
 from sandq.broker.replication.replica import Delivery, PartitionReplica
 from sandq.broker.turns import Turn
 from sandq.model import offsets
-from sandq.model.errors import TooLarge
+from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.partition import commands as c
 from sandq.protocol.requests import Subscribe
 
@@ -23,6 +23,10 @@ PARTITIONS_AT_ONCE: Final = 20
 not to come behind hundreds of these, each of which takes it about a ms. Fewer would be more syncs of the log ..."""
 GROUPS_AT_ONCE: Final = 2
 """... and so many are made at a time: one is not kept waiting by a partition that does not answer."""
+EPOCH_BITS: Final = 20
+"""Of the epoch of a consumer that lasts, below the node's milliseconds by which clients choose it."""
+EPOCHS_AHEAD_MS: Final = 366 * 86_400_000
+"""An epoch is of a moment so far ahead at most: clocks are wrong, by less."""
 COUNT_S: Final = 1.0
 """The groups of all partitions are counted at most so often: there may be thousands of partitions."""
 
@@ -142,6 +146,17 @@ def held_by(
             left -= size_of(held)
             found.append((delivery, held))
     return found, later
+
+
+def check_epoch(epoch: int, now_ms: int) -> None:
+    """Raise InvalidRequest when an epoch of a consumer is far ahead of the node's time, by which clients choose theirs:
+    no process could come after it, and take over, as long as it is known."""
+    most = now_ms + EPOCHS_AHEAD_MS << EPOCH_BITS
+    if epoch > most:
+        raise InvalidRequest(
+            f"the consumer's epoch {epoch} is more than a year ahead (the highest is {most} now): take epoch "
+            f"milliseconds * 2^{EPOCH_BITS}, so that a later process has a higher one"
+        )
 
 
 def reclaimable(deliveries: Sequence[PartitionLeader], request: Subscribe, epoch: int) -> list[PartitionLeader]:

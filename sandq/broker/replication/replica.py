@@ -215,9 +215,10 @@ class PartitionReplica:
 
     def held_by(self, group: str, consumer: str, known: set[int], epoch: int = 0) -> Iterator[Delivery]:
         """Live leases of a consumer that it does not know of: granted, but the push was lost. Read one by one.
-        `epoch`: those alone that were granted to it at that one; 0: all."""
+        `epoch`: those alone that were granted to it at that one; 0: without any. Who comes without one is not the
+        process that had one, and what that holds runs out, or is taken over by the next one that has."""
         for lease in self.machine.leases.live_of(group, consumer):
-            if lease.token not in known and epoch in (0, lease.epoch):
+            if lease.token not in known and epoch == lease.epoch:
                 yield self._delivery(lease, repeated=True)
 
     def holds_otherwise(self, group: str, consumer: str, epoch: int) -> bool:

@@ -49,13 +49,19 @@ async def _settle(
 async def _settle_updates(cluster: Cluster, topic: str, partition: int, items: list[Any]) -> list[Outcome]:
     """Also what a partition does not do at once, because it would write very much again: in further requests."""
     found: dict[int, Outcome] = {}
-    while left := [at for at in range(len(items)) if at not in found]:
+    most = len(items)
+    while left := [at for at in range(len(items)) if at not in found][:most]:
         frame = await call_leader(cluster, Move.of_updates(topic, partition, [items[at] for at in left]))
         told = zip(left, outcomes(frame, len(left), UPDATE_OUTCOMES), strict=True)
-        found.update({at: one for at, one in told if one.verdict != NOT_YET})
+        done = {at: one for at, one in told if one.verdict != NOT_YET}
+        found.update(done)
+        # Each is sent and looked up in each request that names it: not all of a thousand large ones, of which a
+        # partition does three at once.
+        most = max(2 * len(done), _LEAST_UPDATES)
     return [found[at] for at in range(len(items))]
 
 
+_LEAST_UPDATES: Final = 8
 _CANCEL, _MOVE = partial(_settle, Cancel), partial(_settle, Move)
 # In frames of their own: a broker that knows no priorities of a topic, or no updates, refuses all of a frame.
 _RANK = partial(_settle, Move)

@@ -21,7 +21,9 @@ from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.groups.kept_messages import KeptMessages
 from sandq.partition.groups.leases import History, Waiting, load_history
 from sandq.partition.groups.lives import Lives, load_lives, with_ended
+from sandq.partition.groups.renewal import Change
 from sandq.partition.groups.waiting_table import WaitingTable
+from sandq.partition.levels import OUTBOX_ROOM, SLICES
 from sandq.partition.log.pieces import Message, MessageReader
 from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
 from sandq.partition.rows import Fields, Range
@@ -127,14 +129,61 @@ class DeadLetters:
     def bury(self, group: Group, ranges: list[Range], kept: bool, death: Death, now_ms: int, view: View) -> None:
         """Put messages into rows of dead messages. `kept`: they are in rows of the group's own until now."""
         messages = self._reader.messages(view, ranges, group.group_id if kept else None)
-        forward = None if self._shared.dead_letter_topic is None else partial(self._forward, group, view)
-        count, size = put_rows(group.group_id, messages, death, now_ms, view, forward)
+        count, size = put_rows(group.group_id, messages, death, now_ms, view, self._forward_of(group, view))
+        self._shared.note_copied(size, count)
+        self._buried(group, ranges, count, size, kept, death, now_ms, view)
+
+    def bury_some(
+        self,
+        group: Group,
+        ranges: list[Range],
+        kept: bool,
+        death: Death,
+        now_ms: int,
+        view: View,
+        change: Change | None = None,
+    ) -> list[Range]:
+        """The same of as many of the messages, in their order, as the entry's budget allows, and return these: from the
+        level `SLICES` on; below it of all. `change`: what they have otherwise when they die."""
+        if self._shared.level < SLICES:
+            self.bury(group, ranges, kept, death, now_ms, view)
+            return ranges
+        forward = self._forward_of(group, view)
+        count = size = 0
+        for message in self._reader.messages(view, ranges, group.group_id if kept else None):
+            if self._shared.is_budget_spent:
+                break
+            if change is not None:
+                message = message._replace(fields=change.apply(message.fields))
+            _, its_size = put_rows(group.group_id, [message], death, now_ms, view, forward)
+            self._shared.note_copied(its_size)
+            count += 1
+            size += its_size
+        done = rows.first_of(ranges, count)
+        if done:
+            self._buried(group, done, count, size, kept, death, now_ms, view)
+        return done
+
+    def _buried(
+        self,
+        group: Group,
+        ranges: list[Range],
+        count: int,
+        size: int,
+        kept: bool,
+        death: Death,
+        now_ms: int,
+        view: View,
+    ) -> None:
+        """So many messages were put into rows of dead messages."""
         group.dead[death.reason] += count
         self._count(death.reason, count)
         self.buried_bytes += size
-        self._shared.note_copied(size, count)
         self._kept.finish(group, ranges, kept, now_ms, view)
         self._groups.store(group, view)
+
+    def _forward_of(self, group: Group, view: View) -> Callable[[Message], tuple[int, int, int]] | None:
+        return None if self._shared.dead_letter_topic is None else partial(self._forward, group, view)
 
     def _forward(self, group: Group, view: View, message: Message) -> tuple[int, int, int]:
         """Have a message that dies sent to the dead letter topic. Where it stands in the outbox."""
@@ -152,6 +201,10 @@ class DeadLetters:
         if isinstance(message.forward, tuple) and not self._outbox.is_leaving(*message.forward):
             self._outbox.remove(*message.forward, view)
 
+    def may_send_again(self, messages: int, size: int) -> bool:
+        """Whether so many messages that acks have sent, of so many bytes, may be sent once more now."""
+        return self._shared.level < OUTBOX_ROOM or self._outbox.has_room(messages, size)
+
     def send_again(self, group: Group, message: DeadMessage, view: View) -> None:
         """Have a message that an ack has sent, and that was refused, sent once more."""
         assert message.sent_to is not None
@@ -166,11 +219,15 @@ class DeadLetters:
                 self._outbox.rewrite(*message.forward, letter._replace(offset=offset), view)
 
     def bury_expired(self, group: Group, entry: Waiting, now_ms: int, view: View) -> bool:
-        """Bury what has expired of a waiting entry. Whether there was any."""
+        """Bury what has expired of a waiting entry, as much as the entry's budget allows: what is left waits apart.
+        Whether any had expired."""
         expired = self._waiting.remove_expired(group, entry, now_ms, view)
         if expired:
             death = Death(EXPIRED, entry.attempt, entry.error, entry.history)
-            self.bury(group, expired, entry.kept, death, now_ms, view)
+            done = self.bury_some(group, expired, entry.kept, death, now_ms, view)
+            left = rows.behind(expired, sum([one.length for one in done]))
+            if left:
+                self._waiting.add(group, entry.apart(left), view)
         return bool(expired)
 
     def _count(self, reason: str, count: int) -> None:

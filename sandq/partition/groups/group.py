@@ -272,10 +272,7 @@ class Group:
         """Why nothing new is taken from the log; None when it is."""
         reason = self.pause_reason()
         if reason is None and self.ready is not None and not self.ready.takes_more:
-            return (
-                f"{FIXED.ready_queues} tenants and priorities have something ready (limit): nothing more is ranked "
-                "until some are empty"
-            )
+            return self.ready.full_reason
         if reason is None and len(self.order.blocked) >= FIXED.key_window:
             return (
                 f"{len(self.order.blocked)} messages wait for earlier ones of their keys (limit {FIXED.key_window}): "

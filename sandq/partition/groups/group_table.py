@@ -6,6 +6,7 @@ from sandq.model.errors import UnknownGroup
 from sandq.model.key_limits import key_limit
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
+from sandq.partition.levels import QUEUE_BYTES
 from sandq.partition.limits.allowance import Allowance
 from sandq.partition.log.look_aheads import LookAhead, LookAheads
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -79,7 +80,12 @@ class GroupTable:
         self.limit_keys(group)
         if self._shared.rank is not None:
             group.ready = ReadyQueues(
-                group.group_id, self._shared.rank, group.waiting, lambda: self._shared.tenants, self._look_aheads
+                group.group_id,
+                self._shared.rank,
+                group.waiting,
+                lambda: self._shared.tenants,
+                self._look_aheads,
+                lambda: self._shared.level >= QUEUE_BYTES,
             )
         self.by_id[group.group_id] = group
         self._by_name[group.name] = group

@@ -13,6 +13,7 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.ranked_grants import RankedGrants
+from sandq.partition.levels import SLICES
 from sandq.partition.limits.group_limits import GroupLimits
 from sandq.partition.log.reader import single_row_entry
 from sandq.partition.rows import LogEntry, Range
@@ -94,6 +95,11 @@ class LeaseGrants:
         head = group.reader.head(view)
         return head is not None and offsets.deliver_ms(head.first) <= horizon_ms
 
+    @property
+    def _is_spent(self) -> bool:
+        """Whether nothing more is to be buried by this entry."""
+        return self._shared.level >= SLICES and self._shared.is_budget_spent
+
     def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Put ranges into the lease whose back-off has passed, all with the same number of attempts. Bytes taken."""
         left, taken_bytes = limit, 0
@@ -104,6 +110,8 @@ class LeaseGrants:
             if entry.dies_waiting and entry.due_ms > lease.leased_ms:
                 break  # not ahead of a time that does not come
             if lease.ranges and entry.alike != lease.alike:
+                break
+            if self._is_spent and entry.expires_ms is not None and entry.expires_ms <= lease.leased_ms:
                 break
             if self._dead.bury_expired(group, entry, lease.leased_ms, view):
                 continue
@@ -132,6 +140,8 @@ class LeaseGrants:
                 break
             entry = self._kept.entry(group, offset, view) if kept else single_row_entry(view, offset)
             expires_ms = self._ttl.entry_expires_ms(entry)
+            if self._is_spent and expires_ms is not None and expires_ms <= lease.leased_ms:
+                break
             view.delete(rows.of_group(rows.BLOCKED, group.group_id, offset))
             self._unique.mark_delivered(group, entry, lease.leased_ms, view)
             size += entry.size
@@ -150,11 +160,13 @@ class LeaseGrants:
     def _take_log(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Put into the lease what comes next in the log. Bytes taken."""
 
-        def judge(entry: LogEntry) -> bool:
+        def judge(entry: LogEntry) -> bool | None:
             if entry.first in group.gaps:
                 return False
             expires_ms = self._ttl.entry_expires_ms(entry)
             if expires_ms is not None and expires_ms <= lease.leased_ms:
+                if self._is_spent:
+                    return None
                 self._unique.mark_delivered(group, entry, lease.leased_ms, view)
                 messages = [Range(entry.first, entry.length)]
                 self._dead.bury(group, messages, False, EXPIRED_UNREAD, lease.leased_ms, view)

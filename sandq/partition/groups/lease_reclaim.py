@@ -55,6 +55,8 @@ class LeaseReclaim:
                 break
             if lease.reclaims >= RECLAIMS_MOST:
                 self._settlement.expire_lease(lease, given_up(lease), now_ms, view)
+                if not lease.ended:
+                    break  # the next entry ends the rest of it
                 self.ended += 1
             else:
                 self._renew(group, lease, offsets.token(index, place + renewed), command, now_ms, view)

@@ -90,9 +90,10 @@ class LeaseTable:
         self.by_token[lease.token] = lease
         group.add_lease(lease)
         self._live.setdefault((group.group_id, lease.consumer), {})[lease.token] = lease
-        self._watch_deadline(lease)
+        self.watch_deadline(lease)
 
-    def _watch_deadline(self, lease: Lease) -> None:
+    def watch_deadline(self, lease: Lease) -> None:
+        """Have a live lease returned by `pop_overdue` once its deadline has come."""
         if is_overgrown(len(self._deadlines), len(self.by_token) - len(self._ended)):
             self._deadlines = [(one.deadline_ms, one.token) for one in self.by_token.values() if not one.ended]
             heapq.heapify(self._deadlines)
@@ -106,7 +107,7 @@ class LeaseTable:
     def extend(self, lease: Lease, deadline_ms: int, view: View) -> None:
         """Give a live lease another deadline."""
         lease.deadline_ms = deadline_ms
-        self._watch_deadline(lease)
+        self.watch_deadline(lease)
         self.store(lease, view)
 
     def pop_overdue(self, now_ms: int) -> Lease | None:

@@ -393,6 +393,12 @@ class Waiting:
         """Whether a message waits here."""
         return self.ranges.find(offset) is not None
 
+    def apart(self, ranges: list[Range]) -> Waiting:
+        """Some of its messages, which were taken out, as an entry of their own that is yet to be stored."""
+        again = Waiting(self.due_ms, 0, self.attempt, self.error, PackedRanges(ranges), self.since_ms, self.kept)
+        again.history, again.made, again.queue, again.snoozes = self.history, self.made, self.queue, self.snoozes
+        return again
+
     def row(self) -> bytes:
         ranges = self.ranges.packed()
         fields = self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history

@@ -18,7 +18,7 @@ from sandq.partition.groups.fitting import LEASE_BYTES, fitting
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease, Waiting
-from sandq.partition.levels import CROWDING
+from sandq.partition.levels import CROWDED_FLIGHT, CROWDING, SLICES
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queue import ReadyQueue
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -71,7 +71,8 @@ class RankedGrants:
                 assert entry.queue is not None, "where messages are ranked each waiting entry has its queue"
                 ready.give_back(entry.queue, entry)
             most = group.most_waiting if ready.rank == queue_keys.FAIR and self._shared.level >= CROWDING else None
-            ready.begin(now_ms, most, group.in_flight + room, self._shared.in_turns)
+            halves = self._shared.level >= CROWDED_FLIGHT
+            ready.begin(now_ms, most, group.in_flight + room, self._shared.in_turns, halves=halves)
             granted = self._lease(index, place, group, ready, command, room, is_stopped, now_ms, view)
             ready.is_promoting = self._buried >= BURIED  # there may be something behind them
         ready.end(view)
@@ -186,7 +187,7 @@ class RankedGrants:
     ) -> tuple[int, int]:
         """Put what was given back into the lease. How many messages, and their bytes: none, if it was buried."""
         if self._dead.bury_expired(group, entry, lease.leased_ms, view):
-            self._buried += 1
+            self._note_buried(1)
             return 0, 0
         count, size = fitting(self._kept, group, entry, limit, max_bytes, view)
         ranges = self._waiting.take(group, entry, count, view)
@@ -197,6 +198,12 @@ class RankedGrants:
         if entry.history:
             lease.past.append((ranges, entry.history))
         return count, size
+
+    def _note_buried(self, messages: int) -> None:
+        """Count what was buried: enough, once the entry has no budget left for it."""
+        self._buried += messages
+        if self._shared.level >= SLICES and self._shared.is_budget_spent:
+            self._buried = max(self._buried, BURIED)
 
     def _take_head(
         self,
@@ -219,9 +226,9 @@ class RankedGrants:
         expires_ms = self._ttl.entry_expires_ms(head)
         self._unique.mark_delivered(group, head, lease.leased_ms, view)
         if expires_ms is not None and expires_ms <= lease.leased_ms:
-            self._buried += head.length
             ready.take(queue, head.length, view)
             self._dead.bury(group, [Range(head.first, head.length)], False, EXPIRED_UNREAD, lease.leased_ms, view)
+            self._note_buried(head.length)
             return 0, 0
         unit = head.unit or head.size
         count = min(head.length, limit, 1 + (max_bytes - 1) // unit)

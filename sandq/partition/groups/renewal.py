@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sandq.model.batch import Column
@@ -56,7 +56,13 @@ class Change(NamedTuple):
 def renew(group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader, view: View) -> int:
     """Put messages into rows of the group's own, as they are from now on. `kept`: they are in such rows already. The
     bytes of these rows."""
-    size = 0
+    return sum(renew_each(group, ranges, kept, change, reader, view))
+
+
+def renew_each(
+    group: Group, ranges: Sequence[Range], kept: bool, change: Change, reader: MessageReader, view: View
+) -> Iterator[int]:
+    """`renew`, one message after the other: yield the bytes of its row once it is put."""
     for message in reader.messages(view, ranges, group.group_id if kept else None, timed=True):
         key = rows.of_group(rows.KEPT, group.group_id, message.offset)
         before = view.get(key) if kept else None
@@ -71,5 +77,4 @@ def renew(group: Group, ranges: Sequence[Range], kept: bool, change: Change, rea
             lives=message.lives,
         )
         view.put(key, row)
-        size += len(row)
-    return size
+        yield len(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Column
@@ -12,6 +12,7 @@ from sandq.model.errors import TooLarge
 from sandq.model.limits import FIXED
 from sandq.model.nack_ends import DEAD, MAX_SNOOZES, RETRY, SNOOZE
 from sandq.partition import commands as c
+from sandq.partition import rows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups import retry
 from sandq.partition.groups.dead_letters import EXPIRED_UNREAD, LEASE_EXPIRED, NACKED, REJECTED, Death
@@ -19,8 +20,8 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, History, Lease, Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
-from sandq.partition.groups.renewal import Change, renew
-from sandq.partition.levels import BUDGET, SENT
+from sandq.partition.groups.renewal import Change, renew, renew_each
+from sandq.partition.levels import BUDGET, SENT, SLICES
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.view import View
@@ -37,6 +38,15 @@ _NACK_REST: tuple[Any, ...] = (True, None, RETRY)
 
 Lost = list[list[Any]] | None
 """None: done. Else the ranges `[[base, count], ...]` of which the lease was lost; []: the whole lease."""
+
+
+class Part(NamedTuple):
+    """What became of an item of a nack of which the entry did a part: the rest is to be asked for again."""
+
+    left: list[list[Any]]
+    """The ranges that were not done yet."""
+    lost: Lost
+    """Of what was asked for."""
 
 
 class LeaseSettlement:
@@ -102,17 +112,17 @@ class LeaseSettlement:
             return None  # "the whole lease" leaves out what its holder nacked itself
         return _lost(lease, mask & lease.left, foreign, what)
 
-    def nack(self, items: Sequence[Sequence[Any]], now_ms: int, view: View) -> list[Lost | str]:
+    def nack(self, items: Sequence[Sequence[Any]], now_ms: int, view: View) -> list[Lost | str | Part]:
         """`items`: those of a Nack. Raises TooLarge when one of them gives more headers than an entry may write: then
         nothing is done."""
         if self._shared.level >= BUDGET:
             self._check_headers(items)
-        results: list[Lost | str] = []
+        results: list[Lost | str | Part] = []
         put_off: set[int] = set()
         for item in self._shared.in_turns(items):
             # What comes behind of the same lease may be about the same messages: it comes behind still.
             result = NOT_YET if item[0] in put_off else self._nack(item, now_ms, view)
-            if result == NOT_YET:
+            if result == NOT_YET or isinstance(result, Part):
                 put_off.add(item[0])
             results.append(result)
         return results
@@ -132,35 +142,70 @@ class LeaseSettlement:
                     "fewer at once"
                 )
 
-    def _nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost | str:
-        """`item`: one of a Nack, done as a whole: a lease holds not much more than `fitting.LEASE_BYTES`. NOT_YET where
-        it writes messages again, and the entry has no budget left for it."""
+    def _nack(self, item: Sequence[Any], now_ms: int, view: View) -> Lost | str | Part:
+        """`item`: one of a Nack. Where it writes messages again it is done as far as the budget of the entry allows:
+        NOT_YET, if there is none left; below the level `SLICES` as a whole then."""
         token, what, delay_ms, error, *more = item
         begun, changes, end = (*more, *_NACK_REST[len(more) :])
         lease = self._leases.by_token.get(token)
         if lease is None:
             return []
         mask, foreign = lease.mask_of(what)
-        fresh = mask & lease.live
+        fresh = done = mask & lease.live
         if fresh and begun and self._shared.is_budget_spent and self._copies(lease, changes, end):
             return NOT_YET
         if fresh and not begun:
             self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
         elif fresh and end == DEAD:
-            self._bury(lease, fresh, lease.kept, REJECTED, error, now_ms, view)
+            done = self._bury(lease, fresh, REJECTED, error, now_ms, view)
         elif fresh:
-            change = Change.of(changes)
-            if change is not None:
-                group, ranges = self._groups.by_id[lease.group_id], lease.select(fresh)
-                size = renew(group, ranges, lease.kept, change, self._reader, view)
-                self._shared.note_copied(size, fresh.bit_count())
-            if end == SNOOZE and self._may_snooze(lease):
-                self._shared.totals.snoozed += fresh.bit_count()
-                self._retry(lease, fresh, delay_ms, SNOOZED, error, now_ms, view, change)
-            else:
-                self._shared.totals.nacked += fresh.bit_count()
-                self._retry_or_bury(lease, fresh, delay_ms, NACKED, error, now_ms, view, change)
-        return _lost(lease, mask & ~fresh, foreign, what)
+            done = self._give_back(lease, fresh, Change.of(changes), end, delay_ms, error, now_ms, view)
+        lost = _lost(lease, mask & ~fresh, foreign, what)
+        return lost if done == fresh else Part([[r.base, r.length] for r in lease.select(fresh & ~done)], lost)
+
+    def _give_back(
+        self,
+        lease: Lease,
+        mask: int,
+        change: Change | None,
+        end: int,
+        delay_ms: int | None,
+        error: str | None,
+        now_ms: int,
+        view: View,
+    ) -> int:
+        """Let what a nack names wait for its next attempt, or bury it after its last. Which messages that was done
+        to."""
+        is_snooze = end == SNOOZE and self._may_snooze(lease)
+        if not is_snooze and self._is_last(lease) and self._shared.level >= SLICES:
+            mask = self._bury(lease, mask, NACKED, error, now_ms, view, change)
+            self._shared.totals.nacked += mask.bit_count()
+            return mask
+        if change is not None:
+            mask = self._renew(lease, mask, change, view)
+        if is_snooze:
+            self._shared.totals.snoozed += mask.bit_count()
+            self._retry(lease, mask, delay_ms, SNOOZED, error, now_ms, view, change)
+        else:
+            self._shared.totals.nacked += mask.bit_count()
+            self._retry_or_bury(lease, mask, delay_ms, NACKED, error, now_ms, view, change)
+        return mask
+
+    def _renew(self, lease: Lease, mask: int, change: Change, view: View) -> int:
+        """Put what a lease names in `mask` into rows of the group's own, as it is from now on. Of which messages: as
+        many as the budget allows."""
+        group, ranges = self._groups.by_id[lease.group_id], lease.select(mask)
+        if self._shared.level < SLICES:
+            size = renew(group, ranges, lease.kept, change, self._reader, view)
+            self._shared.note_copied(size, mask.bit_count())
+            return mask
+        count = 0
+        for size in renew_each(group, ranges, lease.kept, change, self._reader, view):
+            self._shared.note_copied(size)
+            count += 1
+            if self._shared.is_budget_spent:
+                break
+        return _mask_of(lease, rows.first_of(ranges, count))
 
     def _copies(self, lease: Lease, changes: dict[int, int | bytes] | None, end: int) -> bool:
         """Whether a nack writes messages again: such as have other priorities or headers from then on, or die."""
@@ -176,7 +221,7 @@ class LeaseSettlement:
     def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
         """Give a lease another deadline, and return it (ms); None when the lease has ended."""
         lease = self._leases.by_token.get(token)
-        if lease is None or lease.ended:
+        if lease is None or lease.ended or lease.revoked:
             return None
         self._leases.extend(lease, now_ms + lease_ms, view)
         return lease.deadline_ms
@@ -188,10 +233,13 @@ class LeaseSettlement:
         enough_bytes = self._dead.buried_bytes + EXPIRE_BYTES
 
         def is_enough() -> bool:
-            return expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
+            is_spent = self._shared.level >= SLICES and self._shared.is_budget_spent
+            return is_spent or expired + passed >= EXPIRE_MESSAGES or self._dead.buried_bytes >= enough_bytes
 
         while not is_enough() and (lease := self._leases.pop_overdue(now_ms)) is not None:
             expired += self.expire_lease(lease, None, now_ms, view)
+            if not lease.ended:
+                self._leases.watch_deadline(lease)
         for group in self._summaries.expired(now_ms, view):
             while not is_enough():
                 at_ms = self._ttl.next_expiry_ms(group, view)
@@ -204,12 +252,12 @@ class LeaseSettlement:
 
     def expire_lease(self, lease: Lease, error: str | None, now_ms: int, view: View) -> int:
         """End a lease whose consumer has not settled it in time, or did not live to: what is left of it has used an
-        attempt. Messages given back or buried."""
-        live = lease.live
-        self._shared.totals.lease_expired += live.bit_count()
+        attempt. Messages given back or buried: as many of the latter as the budget allows; what the lease has then is
+        to be ended by the next entry."""
         lease.revoked = True
-        self._retry_or_bury(lease, live, None, LEASE_EXPIRED, error, now_ms, view)
-        return live.bit_count()
+        done = self._retry_or_bury(lease, lease.live, None, LEASE_EXPIRED, error, now_ms, view).bit_count()
+        self._shared.totals.lease_expired += done
+        return done
 
     def release(self, command: c.Release, now_ms: int, view: View) -> int:
         """Make ready at once what a consumer holds, the attempt not counted. Messages given back."""
@@ -249,23 +297,39 @@ class LeaseSettlement:
         now_ms: int,
         view: View,
         change: Change | None = None,
-    ) -> None:
+    ) -> int:
         """Let what a lease names in `mask` wait for its next attempt, or bury it after its last. `change`: what was
-        changed of it, which is in rows of the group's own by now."""
+        changed of it, which is in rows of the group's own by now. Which messages that was done to."""
         if self._is_last(lease):
-            self._bury(lease, mask, lease.kept or change is not None, reason, error, now_ms, view)
-        else:
-            self._retry(lease, mask, delay_ms, reason, error, now_ms, view, change)
+            return self._bury(lease, mask, reason, error, now_ms, view, kept=lease.kept or change is not None)
+        self._retry(lease, mask, delay_ms, reason, error, now_ms, view, change)
+        return mask
 
     def _bury(
-        self, lease: Lease, mask: int, kept: bool, reason: str, error: str | None, now_ms: int, view: View
-    ) -> None:
-        """Bury what a lease names in `mask`. `kept`: it is in rows of the group's own."""
+        self,
+        lease: Lease,
+        mask: int,
+        reason: str,
+        error: str | None,
+        now_ms: int,
+        view: View,
+        change: Change | None = None,
+        *,
+        kept: bool | None = None,
+    ) -> int:
+        """Bury what a lease names in `mask`, as much of it as the budget allows. `kept`: it is in rows of the group's
+        own; None: if the lease is. `change`: as in `DeadLetters.bury_some`. Which messages it was."""
         group = self._groups.by_id[lease.group_id]
+        kept = lease.kept if kept is None else kept
+        done: list[Range] = []
         for ranges, history, _ in self._with_history(lease, mask, reason, error, now_ms):
-            self._dead.bury(group, ranges, kept, Death(reason, lease.attempt, error, history), now_ms, view)
+            death = Death(reason, lease.attempt, error, history)
+            done += self._dead.bury_some(group, ranges, kept, death, now_ms, view, change)
+        if self._shared.level >= SLICES:
+            mask = _mask_of(lease, done)
         lease.left |= mask
         self._leases.store_progress(lease, view)
+        return mask
 
     def _may_snooze(self, lease: Lease) -> bool:
         """Whether a message of the lease may come again without its attempt being counted."""
@@ -350,9 +414,9 @@ class LeaseSettlement:
         """Bury what `MessageTtl.next_expiry_ms` saw. Messages buried."""
         waiting = group.next_to_expire()
         if waiting is not None and waiting.expires_ms is not None and waiting.expires_ms <= now_ms:
-            count = waiting.ranges.messages
+            dead = group.dead.total()
             self._dead.bury_expired(group, waiting, now_ms, view)
-            return count - waiting.ranges.messages
+            return group.dead.total() - dead
         if group.ready is not None and (first := group.ready.take_lowest(view)) is not None:
             self._unique.mark_delivered(group, first, now_ms, view)
             self._dead.bury(group, [Range(first.first, first.length)], False, EXPIRED_UNREAD, now_ms, view)
@@ -375,6 +439,11 @@ def _joined(history: History, now: History) -> History:
     if now and history and history[-1][4] == now[0][4] == SNOOZED and history[-1][0] == now[0][0]:
         history = history[:-1]
     return (*history, *now)[-HISTORY_ATTEMPTS:]
+
+
+def _mask_of(lease: Lease, ranges: Sequence[Range]) -> int:
+    """The mask of messages of a lease."""
+    return lease.mask_of([[base, length] for base, length in ranges])[0]
 
 
 def _lost(lease: Lease, mask: int, foreign: list[list[Any]], what: c.What) -> Lost:

@@ -5,7 +5,8 @@ A redriven one is ready again, attempt 0, in a row that its group keeps, which r
 purged one nothing stays. Outcomes of those that are named: `["redriven", id]`, `["purged", id]`; `["not_dead", state]`
 of what the group holds otherwise (leased, waiting or ready: it was redriven before, say), and of what is on its way to
 the dead letter topic (forwarded); `["not_found", nil]`; and
-`["not_yet", nil]` of what was not looked at, because those before it were so large: it is to be asked for again.
+`["not_yet", nil]` of what was not looked at, because those before it were so large, or what the outbox has no room for
+now: it is to be asked for again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, Unavailable
+from sandq.model.errors import Conflict, Overloaded, Unavailable
+from sandq.model.limits import FIXED
 from sandq.partition import rows
 from sandq.partition.commands import PurgeDead, RedriveDead
 from sandq.partition.groups import dead_letters
@@ -67,10 +69,20 @@ class Redrive:
             return False
         found = dead_letters.scan(group.group_id, job.position or None, most, most_bytes, view)
         chosen: list[DeadMessage] = []
+        sends = job.kind == "redrive" and not arguments["dry_run"]
+        again = again_bytes = 0
+        is_cut = False
+        """The outbox has no room for what comes next."""
         which = DeadFilter._make(map(arguments.get, DeadFilter._fields))
         for at, message in enumerate(found):
             is_there = message.dead_ms <= job.started_ms and not self._dead.is_leaving(message)
             if is_there and which.takes(message):
+                if sends and message.sent_to is not None:
+                    again, again_bytes = again + 1, again_bytes + message.size
+                    if not self._dead.may_send_again(again, again_bytes):
+                        job.next_ms, found = now_ms + PAUSE_MS, found[:at]
+                        is_cut = True
+                        break
                 chosen.append(message)
                 if len(chosen) == allowed:
                     found = found[: at + 1]
@@ -81,7 +93,7 @@ class Redrive:
             job.done += len(chosen)
         if found:
             job.position = found[-1].offset
-        return not found
+        return not found and not is_cut
 
     def _allowed(self, job: Job, group: Group, most: int, now_ms: int) -> int:
         """How many dead messages may be taken now; sets when to go on."""
@@ -118,7 +130,7 @@ class Redrive:
             )
         chosen: dict[bytes, DeadMessage] = {}
         outcomes: list[Outcome] = []
-        size = 0
+        size = again = again_bytes = 0
         for message_id in self._shared.in_turns(command.ids, TURN_READS):
             if size >= EACH_BYTES:
                 outcomes.append([NOT_YET, None])
@@ -130,6 +142,16 @@ class Redrive:
             if self._dead.is_leaving(message):
                 outcomes.append([NOT_DEAD, FORWARDED])
                 continue
+            if is_redrive and message.sent_to is not None and message.offset not in chosen:
+                again, again_bytes = again + 1, again_bytes + message.size
+                if not self._dead.may_send_again(again, again_bytes):
+                    if not chosen:
+                        raise Overloaded(
+                            f"the outbox of the partition has no room for what an ack has sent (limits "
+                            f"{FIXED.outbox_messages} messages and {FIXED.outbox_bytes} bytes); ask again in a moment"
+                        )
+                    outcomes.append([NOT_YET, None])
+                    continue
             if message.offset not in chosen:
                 chosen[message.offset] = message
                 size += message.size

@@ -48,7 +48,7 @@ PASSED_OVER = 1000
 _, _LOG_STOP = rows.tag_bounds(rows.LOG)
 _NO_LIMIT = 1 << 40
 
-Judge = Callable[[LogEntry], bool]
+Judge = Callable[[LogEntry], bool | None]
 """Whether an entry is taken; otherwise it is passed over."""
 
 
@@ -63,6 +63,9 @@ class Taken(NamedTuple):
 
 
 class LogReader:
+    fixed_bytes = 0
+    """As in `LookAhead`."""
+
     def __init__(self, cursor: bytes, look_ahead: int | None = None, look_aheads: LookAheads | None = None) -> None:
         """`look_ahead`: rows to read at once. `look_aheads`: this one lives long, and is one of those."""
         self.cursor = cursor
@@ -154,6 +157,9 @@ class LogReader:
         for part in reversed(parts):
             entries.insert(at, part)
         self._weigh([changed])
+        if len(entries) > 2 * self._kept:  # of one row it may come to be two for each of its messages
+            self._cut(self._kept)
+        self._count()
 
     def uncount(self, offset: bytes, count: int = 1) -> None:
         """Messages of one place that were taken from the log are gone from the counts."""
@@ -222,7 +228,7 @@ class LogReader:
     ) -> Taken:
         """Move the cursor over what is due at `until_ms`, in order: at most `limit` messages, and not beyond the one
         (of a small row: not beyond the row) that reaches `max_bytes`. `judge` is asked about entries with an extra (or
-        about all)."""
+        about all): whether it is taken, or (None) stays, with what is behind it."""
         taken: list[Range] = []
         plain: list[bytes | None] = []
         taken_bytes = passed_over = passed_bytes = 0
@@ -237,7 +243,10 @@ class LogReader:
                 limit -= len(singles)
                 taken_bytes += size
                 continue
-            if judge is not None and (judge_all or entry.extra is not None) and not judge(entry):
+            verdict = True if judge is None or not (judge_all or entry.extra is not None) else judge(entry)
+            if verdict is None:
+                break
+            if not verdict:
                 passed_over += entry.length
                 passed_bytes += entry.size
                 self.pass_head()

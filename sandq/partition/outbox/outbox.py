@@ -150,6 +150,11 @@ class Outbox:
             self._count(_letter(row), -1, -len(row))
             self._status = None
 
+    def has_room(self, messages: int, size: int) -> bool:
+        """Whether so many more messages that acks have sent, of so many bytes, fit."""
+        fit = self.ack_messages + messages <= FIXED.outbox_messages and self.ack_bytes + size <= FIXED.outbox_bytes
+        return fit or not messages
+
     def _count(self, letter: Letter, more: int, more_bytes: int) -> None:
         self.messages += more
         if letter.kind == MESSAGE:

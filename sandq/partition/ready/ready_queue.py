@@ -14,14 +14,25 @@ ENTRY_BYTES: Final = 300
 """What an entry takes in memory, about ..."""
 EXTRA_BYTES: Final = 300
 """... and what the log has to know of it, but for its unique key and its tenant."""
+QUEUE_BYTES: Final = 2400
+"""What a queue takes in memory beside its entries, and its tenant in the tree of turns, about, ..."""
+NAME_COPIES: Final = 4
+"""... with its name so many times, ..."""
+SEGMENT_BYTES: Final = 800
+"""... and so much for each further segment of that. PERSISTED: replicas decide by it what is promoted."""
+
+
+def queue_bytes(key: bytes) -> int:
+    """Return how many bytes a queue takes in memory beside its entries, about: by its key alone."""
+    return QUEUE_BYTES + NAME_COPIES * len(key) + SEGMENT_BYTES * queue_keys.tenant_of(key).count(".")
 
 
 class ReadyQueue:
     """Messages of one tenant and one priority."""
 
     __slots__ = (
-        *("covered", "entries", "first", "held_bytes", "key", "messages", "number", "priority", "returned", "tenant"),
-        "window",
+        *("covered", "entries", "first", "held_bytes", "key", "messages", "number", "priority", "returned", "size"),
+        *("tenant", "window"),
     )
 
     def __init__(self, key: bytes, number: int, messages: int, first: bytes, window: int) -> None:
@@ -29,6 +40,8 @@ class ReadyQueue:
         self.number = number
         """Of this process alone."""
         self.tenant, self.priority = queue_keys.unpack(key)
+        self.size = queue_bytes(key)
+        """What it takes in memory beside its entries, about."""
         self.messages = messages
         """Those that were returned not among them."""
         self.first = first

@@ -29,7 +29,7 @@ from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import without
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.queue_order import Oldest, Returned
-from sandq.partition.ready.ready_queue import ENTRY_BYTES, ReadyQueue, bytes_of, row_of
+from sandq.partition.ready.ready_queue import ENTRY_BYTES, ReadyQueue, bytes_of, queue_bytes, row_of
 from sandq.partition.ready.tenant_limits import TenantLimits
 from sandq.partition.ready.tenant_rules import TenantRules
 from sandq.partition.ready.turns import Times, Turns
@@ -56,9 +56,11 @@ class ReadyQueues:
         waiting: Mapping[int, Waiting],
         rules: Callable[[], TenantRules],
         look_aheads: LookAheads | None = None,
+        bounds_bytes: Callable[[], bool] = lambda: False,
     ) -> None:
         """`rank`: what the topic's order goes by. `waiting`: the group's waiting entries by seq. `rules()`: those of
-        the topic's tenants, as they are."""
+        the topic's tenants, as they are. `bounds_bytes()`: whether the bytes of queues are bounded, beside their
+        number."""
         self.rank = rank
         self._group_id = group_id
         self._entry_rows = rows.of_group(rows.READY, group_id)
@@ -95,7 +97,12 @@ class ReadyQueues:
         self.is_promoting = False
         """The last lease promoted as much as one may, and there may be more; of this process alone."""
         self._with_rows = 0
-        """How many queues have messages, without those to which messages were returned alone."""
+        """How many queues have messages, without those to which messages were returned alone, ..."""
+        self._row_bytes = 0
+        """... and what these take."""
+        self._bounds_bytes = bounds_bytes
+        self._queue_bytes = 0
+        """What all queues take in memory beside their entries."""
         self._look_aheads = look_aheads
         self._entry_bytes = 0
         """Of entries in memory."""
@@ -103,6 +110,7 @@ class ReadyQueues:
         """That a queue reads or keeps at once: so many small ones, and as many bytes of larger ones."""
         self.held_bytes = self.used = 0
         """As in `LookAhead`."""
+        self.fixed_bytes = 0
 
     def load(self, view: View) -> None:
         """Read which queues there are, and whose turn it is."""
@@ -115,8 +123,9 @@ class ReadyQueues:
             messages, first = rows.unpack(value)
             queue = self._queue(key[5:], messages, first)
             self.messages += messages
-            self._with_rows += 1
+            self._note_rows(queue, 1)
             self._firsts.put(queue.number, first)
+        self._count()
 
     def __len__(self) -> int:
         """How many queues there are."""
@@ -128,7 +137,7 @@ class ReadyQueues:
         """Put an entry of the log into a queue, whose other entries are all below it."""
         queue = self._queues.get(key) or self._queue(key, 0, entry.first)
         if not queue.messages:
-            self._with_rows += 1
+            self._note_rows(queue, 1)
             queue.first = entry.first
             self._firsts.put(queue.number, entry.first)
         queue.messages += entry.length
@@ -149,8 +158,23 @@ class ReadyQueues:
         """Return those of these queues into which something may be put: those that are there, and of the others, in
         their order, as many as there may be further ones."""
         there = {key for key in keys if (queue := self._queues.get(key)) is not None and queue.messages}
-        room = max(FIXED.ready_queues - self._with_rows, 0)
-        return there | set(sorted(set(keys) - there)[:room])
+        room, room_bytes = FIXED.ready_queues - self._with_rows, self._room_bytes
+        for key in sorted(set(keys) - there):
+            if room <= 0 or room_bytes <= 0:
+                break
+            there.add(key)
+            room, room_bytes = room - 1, room_bytes - queue_bytes(key)
+        return there
+
+    @property
+    def _room_bytes(self) -> float:
+        """How many bytes further queues may take."""
+        return FIXED.ready_queue_bytes - self._row_bytes if self._bounds_bytes() else math.inf
+
+    def _note_rows(self, queue: ReadyQueue, more: int) -> None:
+        """A queue has messages now (1), or has none any more (-1)."""
+        self._with_rows += more
+        self._row_bytes += more * queue.size
 
     def insert(self, key: bytes, added: Sequence[LogEntry], view: View) -> None:
         """Put entries into a queue, which are in their order, where they belong there by their places; not while turns
@@ -158,7 +182,7 @@ class ReadyQueues:
         first = added[0].first
         queue = self._queues.get(key) or self._queue(key, 0, first)
         if not queue.messages:
-            self._with_rows += 1
+            self._note_rows(queue, 1)
         if not queue.messages or first < queue.first:
             queue.first = first
             self._firsts.put(queue.number, first)
@@ -219,6 +243,7 @@ class ReadyQueues:
         queue = self._queues[key] = self._by_number[self._number] = ReadyQueue(
             key, self._number, messages, first, HEAD_ENTRIES
         )
+        self._queue_bytes += queue.size
         of_tenant = self._by_tenant.setdefault(queue.tenant, [])
         of_tenant.insert(bisect_right(of_tenant, queue.priority, key=_priority), queue)
         if len(of_tenant) == 1:
@@ -239,10 +264,13 @@ class ReadyQueues:
         most_waiting: int | None,
         in_flight: int,
         in_turns: Callable[[Sequence[str]], Iterable[str]],
+        *,
+        halves: bool = False,
     ) -> None:
-        """Turns are going to be taken: all that is due was given back. `most_waiting`, `in_flight`: see `TenantLimits`.
+        """Turns are going to be taken: all that is due was given back. `most_waiting` and what follows: see
+        `TenantLimits`.
         `in_turns`: goes through many, and gives way now and then."""
-        again = self.limits.begin(now_ms, self._by_tenant, most_waiting, in_flight)
+        again = self.limits.begin(now_ms, self._by_tenant, most_waiting, in_flight, halves=halves)
         again |= self.limits.crowding.stopped & self._back_of.keys()
         there = sorted([tenant for tenant in again if tenant in self._by_tenant])
         may = {tenant: self._may_have_turns(tenant) for tenant in in_turns(there)}
@@ -292,6 +320,7 @@ class ReadyQueues:
 
     def _end(self, queue: ReadyQueue) -> None:
         del self._queues[queue.key], self._by_number[queue.number]
+        self._queue_bytes -= queue.size
         self._share_memory()
         of_tenant = self._by_tenant[queue.tenant]
         of_tenant.remove(queue)
@@ -414,7 +443,7 @@ class ReadyQueues:
             queue = by_tenant[tenant][0]
             if queue.returned or (has_rules and limits.limit_of(tenant) is not None):
                 break
-            if limits.crowding.may_stop(tenant):
+            if limits.may_crowd(tenant):
                 break
             if not queue.entries:
                 self._look(queue, view)
@@ -516,7 +545,16 @@ class ReadyQueues:
     def takes_more(self) -> bool:
         """Whether there may be more queues. Those that have no rows do not count: whether they are in memory depends on
         when this process began."""
-        return self._with_rows < FIXED.ready_queues
+        return self._with_rows < FIXED.ready_queues and self._room_bytes > 0
+
+    @property
+    def full_reason(self) -> str:
+        """Why nothing more is put into queues that are not there: for when `takes_more` is false."""
+        if self._with_rows >= FIXED.ready_queues:
+            what = f"{FIXED.ready_queues} tenants and priorities"
+        else:
+            what = f"tenants and priorities whose names take {FIXED.ready_queue_bytes} bytes of memory"
+        return f"{what} have something ready (limit): nothing more is ranked until some are empty"
 
     @property
     def knows_lowest(self) -> bool:
@@ -582,7 +620,7 @@ class ReadyQueues:
             queue.first = queue.entries[0].first
             self._firsts.put(queue.number, queue.first)
         else:
-            self._with_rows -= 1
+            self._note_rows(queue, -1)
             queue.covered = offsets.LAST
             self._firsts.put(queue.number, None)
 
@@ -646,7 +684,7 @@ class ReadyQueues:
         self.limits.clear()
         self._oldest.clear()
         self._firsts = LeastOf()
-        self.messages = self._with_rows = self._entry_bytes = 0
+        self.messages = self._with_rows = self._row_bytes = self._entry_bytes = self._queue_bytes = 0
         self._count()
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -664,7 +702,8 @@ class ReadyQueues:
         """Tell what is held."""
         if self._look_aheads is not None:
             self._look_aheads.bytes += self._entry_bytes - self.held_bytes
-            self.held_bytes = self._entry_bytes
+            self._look_aheads.fixed_bytes += self._queue_bytes - self.fixed_bytes
+            self.held_bytes, self.fixed_bytes = self._entry_bytes, self._queue_bytes
 
     def _share_memory(self) -> None:
         """There are more queues, or fewer: among many each has few entries in memory, rather than some none."""

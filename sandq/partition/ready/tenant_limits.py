@@ -35,6 +35,10 @@ class TenantLimits:
         self.crowding = Crowding()
         self._filled: Counter[str] = Counter()
         """By tenant: those of the lease that is being filled."""
+        self._half: int | None = None
+        """So many messages in flight are many; None: any number is not."""
+        self._many: set[str] = set()
+        """Tenants that have so many."""
         self._now_us = 0
         """Of the lease that is being granted."""
 
@@ -74,15 +78,22 @@ class TenantLimits:
         """Whether nobody may have been freed since."""
         return self.are_known and not (self.freed or self.crowding.is_stale)
 
-    def begin(self, now_ms: int, tenants: Collection[str], most_waiting: int | None, in_flight: int) -> set[str]:
+    def begin(
+        self, now_ms: int, tenants: Collection[str], most_waiting: int | None, in_flight: int, *, halves: bool
+    ) -> set[str]:
         """Return who is to be looked at, of the tenants that have something. `most_waiting`: so many ranges of messages
         may wait for another attempt, of which tenants may have as many as are free; None: any number. `in_flight`: so
-        many the whole group may have after this lease."""
+        many the whole group may have after this lease. `halves`: a tenant has half of that at most."""
         self._now_us = now_ms * 1000
         self.pacing.forget(self._now_us)
         paced = {tenant for tenant, until_ms in self.held_up.items() if until_ms is not None and until_ms <= now_ms}
         again = self.freed | paced if self.are_known else set(tenants)
-        changed = self.crowding.decide(most_waiting, self.in_flight, in_flight)
+        half = most_waiting // 2 if halves and most_waiting is not None else None
+        if half != self._half:
+            self._half = half
+            self._many = {tenant for tenant, count in self.in_flight.items() if half is not None and count >= half}
+        many = None if half is None else self._many
+        changed = self.crowding.decide(most_waiting, self.in_flight, in_flight, many)
         return again | changed | {tenant for tenant in self.crowding.stopped if tenant not in self.held_up}
 
     def may_have_turns(self, tenant: str, has_back: Callable[[str], bool]) -> bool:
@@ -136,10 +147,14 @@ class TenantLimits:
         """Return how many more of them may be such that were never given; None: any number."""
         return self.crowding.room(tenant, self.in_flight[tenant] + self._filled[tenant])
 
+    def may_crowd(self, tenant: str) -> bool:
+        """Return whether a tenant may come to get nothing new by what it is given in this lease."""
+        return self.crowding.may_stop(tenant, self.in_flight.get(tenant, 0))
+
     def serve(self, tenant: str, messages: int) -> bool:
         """Count so many messages of a tenant that are put into a lease. Whether it may be held up from then on."""
         rule = self.limit_of(tenant)
-        if rule is None and not self.crowding.may_stop(tenant):
+        if rule is None and not self.may_crowd(tenant):
             return False
         self._filled[tenant] += messages
         if rule is not None and rule.pace is not None:
@@ -158,6 +173,8 @@ class TenantLimits:
         for queue, count in lease.count_by_queue(live & ~lease.flying):
             tenant = queue_keys.tenant_of(queue)
             in_flight[tenant] = in_flight.get(tenant, 0) + count
+            if self._half is not None and in_flight[tenant] >= self._half:
+                self._many.add(tenant)
         for queue, count in lease.count_by_queue(lease.flying & ~live):
             tenant = queue_keys.tenant_of(queue)
             left = in_flight[tenant] - count
@@ -165,6 +182,8 @@ class TenantLimits:
                 in_flight[tenant] = left
             else:
                 in_flight.pop(tenant)
+            if self._half is not None and left < self._half:
+                self._many.discard(tenant)
             if self.held_up.get(tenant, 0) is None:
                 self.freed.add(tenant)
         lease.flying = live

@@ -21,7 +21,7 @@ from sandq.partition.digest import comparable
 from sandq.partition.group_status import GroupStatus
 from sandq.partition.groups.lives import load_lives
 from sandq.partition.jobs import jobs, pending, redrive
-from sandq.partition.levels import BUDGET, UPDATES
+from sandq.partition.levels import BUDGET, SLICES, UPDATES
 from sandq.partition.log import counts, message_log, reader, trim
 from sandq.partition.state_machine import Status
 from tests.support.partition.bench import FOREVER_MS, Bench, T
@@ -66,11 +66,23 @@ class Bed(RuleBasedStateMachine):
         groups=st.integers(0, 2),
         restarts=st.sampled_from([1, 2, 5, 1 << 30]),
         level=st.sampled_from([1, 2, 2]),
-        highest=st.sampled_from([UPDATES - 1, UPDATES, BUDGET, BUDGET]),
+        highest=st.sampled_from([UPDATES - 1, UPDATES, BUDGET, SLICES, SLICES]),
+        budget=st.sampled_from([None, 1, 3]),
         evicts=st.booleans(),
     )
-    def begin(self, look_ahead: int, groups: int, restarts: int, level: int, highest: int, evicts: bool) -> None:
-        assert KNOWN.highest == BUDGET
+    def begin(
+        self,
+        look_ahead: int,
+        groups: int,
+        restarts: int,
+        level: int,
+        highest: int,
+        budget: int | None,
+        evicts: bool,
+    ) -> None:
+        assert KNOWN.highest == SLICES
+        self.budget = budget
+        """So many messages an entry that settles leases writes again, from the level `BUDGET` on; None: any number."""
         self.highest = highest
         """The level that it comes to."""
         self.patches = ExitStack()

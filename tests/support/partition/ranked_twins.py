@@ -29,7 +29,7 @@ from sandq.partition.groups import group as group_module
 from sandq.partition.groups import ranked_grants
 from sandq.partition.groups.leases import Lease
 from sandq.partition.jobs import jobs
-from sandq.partition.levels import DEAD_LIVES
+from sandq.partition.levels import CROWDED_FLIGHT, DEAD_LIVES
 from sandq.partition.log import sweep, trim
 from sandq.partition.ready import queue_keys, ready_queues
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
@@ -123,7 +123,8 @@ def walk_gaps(seed: int) -> RankedTwins:
 
 def walk_queues(seed: int) -> RankedTwins:
     """Walk where a group soon has too many ready queues to promote more."""
-    return _walk(RankedTwins(seed), (ready_queues, "FIXED", replace(FIXED, ready_queues=3)))
+    few = replace(FIXED, ready_queue_bytes=6000) if seed % 4 == 1 else replace(FIXED, ready_queues=3)
+    return _walk(RankedTwins(seed), (ready_queues, "FIXED", few))
 
 
 def _walk(twins: RankedTwins, *limits: tuple[Any, str, Any]) -> RankedTwins:
@@ -145,7 +146,8 @@ class RankedTwins:
         self.weights = DEEDS | ({"go_wrong": 3} if goes_wrong else {})
         self.rules = self.draw.choice(RULES)
         ageing = {"ageing": "2s"} if self.draw.random() < 0.3 else {}
-        self.benches = [RankedBench("fair", DEAD_LIVES, tenants=self.rules, **ageing) for _ in range(2)]
+        level = CROWDED_FLIGHT if seed % 2 else DEAD_LIVES
+        self.benches = [RankedBench("fair", level, tenants=self.rules, **ageing) for _ in range(2)]
         self.bench, self.twin = self.benches
         self.now = self.made = self.jobs = 0
         self.tokens: list[int] = []

@@ -24,6 +24,7 @@ from sandq.partition.levels import DEAD_LIVES, IN_PLACE, RANKED_BY_JOBS, RANKED_
 from sandq.partition.log.message_log import Stored
 from sandq.partition.log.reader import cursor_before
 from sandq.partition.ready.ready_queue import bytes_of
+from tests.support.partition import in_parts
 from tests.support.partition.bench import DEFAULTS, FOREVER_MS, T
 from tests.support.partition.fair_model import FairModel
 from tests.support.partition.ranked_bench import RankedBench
@@ -103,10 +104,13 @@ class RankedWalk:
         few_queues: bool = False,
         few_gaps: bool = False,
         level: int = RANKED_BY_JOBS,
+        budget: int | None = None,
         **settings: Any,
     ) -> None:
         """`ttls`: messages may die unread. `cut_short`: leases have few bytes. `few_queues`, `few_gaps`: a limit is so
-        low that not all that is due is promoted, in its order, at once."""
+        low that not all that is due is promoted, in its order, at once. `budget`: so many messages an entry that
+        settles leases writes again; None: any number."""
+        self.budget = budget
         self.kind = kind
         self.named = settings
         self.is_in_place, self.is_noted = level >= IN_PLACE, level >= RANKED_WAITING
@@ -388,7 +392,9 @@ class RankedWalk:
             item: tuple[Any, ...] = (token, what, delay, "no", begun)
             ends = (nack_ends.RETRY, nack_ends.SNOOZE) if news else nack_ends.ENDS
             end = draw.choice([None, None, *ends]) if begun else None
-            self.apply(c.Nack([(*item, news or None, end) if end is not None else (*item, news) if news else item]))
+            whole = (*item, news or None, end) if end is not None else (*item, news) if news else item
+            with in_parts.small_budget(self.budget):
+                in_parts.nack(self.apply, c.Nack([whole]))
             if end == nack_ends.DEAD:
                 for name in names:
                     self.groups[lease.group].of(name).state = DEAD
@@ -423,7 +429,8 @@ class RankedWalk:
             some[1].deadline = self.now + ms
 
     def expire(self, draw: Random) -> None:
-        self.apply(c.Expire())
+        with in_parts.small_budget(self.budget):
+            in_parts.expire(self.apply, self.bench.machine)
         for token, lease in self.leases.items():
             if lease.deadline <= self.now:
                 self._give_back(lease, self._live(token), self.now + BACK_OFF)
@@ -452,7 +459,8 @@ class RankedWalk:
         old = [token for token in held if held[token] and self._holder(token) == (group, consumer)]
         worn = [token for token in old if self.leases[token].reclaims >= lease_reclaim.RECLAIMS_MOST]
         old = [token for token in old if token not in worn]
-        assert self.apply(c.Reclaim(group, consumer, self.epoch, ms)) == (len(old), 0)
+        with in_parts.small_budget(self.budget):
+            assert in_parts.reclaim(self.apply, c.Reclaim(group, consumer, self.epoch, ms)) == (len(old), 0)
         for token in worn:
             self._give_back(self.leases[token], held[token], self.now + BACK_OFF)
         self.watch_dead()

@@ -53,8 +53,7 @@ def test_what_is_ahead_of_its_time_comes_under_its_new_token(bed: Bed, moved: bo
     bed.settle()
     replaced(bed, first, moved=moved)
     bed.call(c.Reclaim("g", "c", 2, LEASE_MS))
-    second = bed.come_back("second")
-    second.epoch = 2
+    bed.come_back("second", epoch=2)
     bed.clock.ms += LEASE_AHEAD_MS
     bed.settle()
     assert [name for name, _ in bed.pushed] == ["second"]

@@ -84,13 +84,14 @@ class Bed(Stepped):
         subscription = Subscription("g", "c", CREDIT, LEASE_MS, push, lambda: False, lambda error: None)
         return subscription
 
-    def come_back(self, name: str) -> Subscription:
+    def come_back(self, name: str, epoch: int = 0) -> Subscription:
         """As `Broker.subscribe` does it: what was leased to the consumer and it does not know of comes first."""
         again = self.subscription(name)
+        again.epoch = epoch
         self.node_log.applier.write()
         replica = self.host.replica
         assert isinstance(replica, PartitionReplica)
-        for lease in list(replica.held_by("g", "c", {token for _, token in self.pushed})):
+        for lease in list(replica.held_by("g", "c", {token for _, token in self.pushed}, epoch)):
             again.credit -= lease.count
             self.delivery.push(again, lease)
         self.delivery.attach(again)

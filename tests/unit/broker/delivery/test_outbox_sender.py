@@ -13,8 +13,9 @@ from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.model.batch import Column, encode
 from sandq.model.errors import NotLeader
 from sandq.model.limits import DEFAULT
-from sandq.model.outbox import RESERVED_PRODUCERS, is_reserved, reserved_producer
+from sandq.model.outbox import RESERVED_PRODUCERS, Target, is_reserved, reserved_producer
 from sandq.partition import commands as c
+from sandq.partition.outbox.outbox import OutboxStatus
 from sandq.partition.produce_validation import Place
 from sandq.protocol.peer import PeerFrame
 
@@ -124,3 +125,39 @@ def test_no_limit_of_a_node_refuses_what_another_one_may_have_stored() -> None:
     bed = Bed()
     far = encode({Column.VALUE: [bytes(DEFAULT.message_bytes + 1)], Column.DELIVER_MS: [1 << 47]})
     assert bed.batch(3, 7, OURS, 9, far) and len(bed.proposed) == 1
+
+
+async def test_an_unexpected_error_ends_no_sending(autojump_clock: trio.testing.MockClock) -> None:
+    """What stands in an outbox has no other way out."""
+    bed, tries, said = Bed(), [], []
+    target = Target(9, 0)
+    status = SimpleNamespace(outbox=OutboxStatus({target: 5}, 1))
+
+    async def fails_at_first(leader: Any, to: Target, epoch: int) -> str | None:
+        tries.append(epoch)
+        if len(tries) < 4:
+            raise KeyError("a fault")
+        return None
+
+    async def call(command: Any, line: Any) -> None:
+        said.append(command)
+        status.outbox = None
+
+    host: Any = SimpleNamespace(works=True, status=status, call=call)
+
+    class Leader:
+        closed = False
+
+        def __init__(self) -> None:
+            self.host = host
+
+    leader: Any = Leader()
+    sender: Any = bed.sender
+    sender._outcome = fails_at_first
+    async with trio.open_nursery() as nursery:
+        sender._nursery = nursery
+        sender.look(leader)
+        await trio.testing.wait_all_tasks_blocked()
+        assert "KeyError" in sender.stuck(leader)[target].error, "it is told of meanwhile"
+    assert (tries, said) == ([5] * 4, [c.OutboxSent(*target, 5)])
+    assert not sender.stuck(leader)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from sandq.broker.replication.in_parts import submit_in_parts
+from sandq.broker.replication.in_parts import LEAST_ITEMS, submit_in_parts
 from sandq.model.errors import NotLeader, SandqError
 from sandq.partition import commands as c
+from sandq.partition.groups.settlement import Part
 from sandq.partition.shared_state import NOT_YET
 
 TARGETS = [(0, bytes([at]) * 16) for at in range(5)]
@@ -68,6 +69,18 @@ def test_what_a_nack_lost_is_told_with_the_rest() -> None:
     assert len(host.submitted) == 5
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 40])
+def test_many_items_are_looked_at_a_few_times_each(at_once: int) -> None:
+    """An entry looks up all that it is to do, also what it has no budget for."""
+    host = OneAfterTheOther(at_once)
+    many = c.Move([((0, at.to_bytes(16, "big")), 5, False) for at in range(1000)])
+    assert outcome(host, many) == [["moved", name] for (_, name), *_ in many.items]
+    assert sum(len(items) for items, _ in host.submitted) <= (1 + LEAST_ITEMS) * 1000
+    assert len(host.submitted) <= 1000 / at_once + 10, "no entry does less than it could"
+    done = [item for items, _ in host.submitted for item in items[:at_once]]
+    assert done == many.items, "in their order"
+
+
 @pytest.mark.parametrize("command", [MOVE, NACK, c.Move([])])
 def test_what_is_done_at_once_is_submitted_once(command: c.Move | c.Nack) -> None:
     host = OneAfterTheOther(at_once=5)
@@ -87,3 +100,37 @@ def test_an_error_of_the_command_is_passed_on() -> None:
             done(SandqError("no"))
 
     assert isinstance(outcome(Refusing(2), NACK), SandqError)
+
+
+class Slicing(OneAfterTheOther):
+    """A group whose entries do one message of one item each; the first message of each item is not of its lease, and
+    after `ends_after` entries no lease is there any more."""
+
+    def __init__(self, ends_after: int = 100) -> None:
+        super().__init__(at_once=1)
+        self._ends_after = ends_after
+
+    def submit(self, command: Any, done: Callable[[Any], None], **how: Any) -> None:
+        self.submitted.append((list(command.items), how))
+        if len(self.submitted) > self._ends_after:
+            done([[] for _ in command.items])
+            return
+        (_, what, *_), *others = command.items
+        is_first = what is None
+        whole = [[b"b", 1], [b"c", 1], [b"d", 1]] if is_first else what
+        lost = [[b"a", 1]] if is_first else None
+        done([Part(whole[1:], lost) if len(whole) > 1 else lost, *[NOT_YET] * len(others)])
+
+
+def test_an_item_of_which_a_part_was_done_is_asked_for_what_is_left() -> None:
+    host = Slicing()
+    assert outcome(host, c.Nack([(at, None, 5, "no", True, None, 0) for at in range(2)])) == [[[b"a", 1]]] * 2
+    left = [[(token, what) for token, what, *_ in items] for items, _ in host.submitted]
+    bc, d = [[b"c", 1], [b"d", 1]], [[b"d", 1]]
+    assert left == [[(0, None), (1, None)], [(0, bc), (1, None)], [(0, d), (1, None)], [(1, None)], [(1, bc)], [(1, d)]]
+    assert all(item[2:] == (5, "no", True, None, 0) for items, _ in host.submitted for item in items)
+
+
+def test_a_lease_that_ends_between_parts_has_lost_what_was_left() -> None:
+    told = outcome(Slicing(ends_after=1), c.Nack([(at, None, 5, "no") for at in range(2)]))
+    assert told == [[[b"a", 1], [b"c", 1], [b"d", 1]], []]

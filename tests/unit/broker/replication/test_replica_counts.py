@@ -49,3 +49,13 @@ def test_a_lease_knows_whether_its_messages_were_leased_before() -> None:
     assert replica.status().counted.released == 1
     second = lease(4)
     assert (second.attempt, second.returning) == (1, True), "the attempt did not count, and yet it was one"
+
+
+def test_what_an_epoch_was_granted_is_of_that_epoch() -> None:
+    """Another process with the id of one that lasts, and no epoch, gets none of its messages."""
+    replica = PartitionReplica(MemoryStores(), 1, 7, 0, parse_settings({}).record())
+    apply(replica, 1, c.Append(encode({Column.VALUE: [b"a", b"b"]})), c.OpenGroup("g", "earliest"), wanted=True)
+    grants = [c.Grant("c", 1, 10_000, 5), c.Grant("c", 1, 10_000)]
+    ((one, other),) = apply(replica, 2, c.Lease("g", T + 2, grants), wanted=True)
+    held = {epoch: [lease.token for lease in replica.held_by("g", "c", set(), epoch)] for epoch in (0, 5, 6)}
+    assert held == {0: [other.token], 5: [one.token], 6: []}

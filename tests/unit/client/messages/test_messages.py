@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -142,6 +143,22 @@ def test_updates_that_are_not_done_at_once_are_asked_for_again(with_client: Any)
         assert [(await messages.get(one)).headers for one in ids[2:]] == [{"of": one} for one in ids[2:]]
         asked = [[offsets.to_text(item[0][1]) for item in frame[4]] for frame in server.of_type(Type.MOVE)]
         assert [sorted(some) for some in asked] == [ids, sorted(asked[0][2:]), asked[0][4:]]
+
+    with_client(body)
+
+
+def test_many_updates_are_sent_a_few_times_each(with_client: Any) -> None:
+    """Of a thousand large ones a partition does three at once: not all are sent again with each three."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        messages = client.messages("t")
+        ids = [await client.produce("t", b"v", delay="1h") for _ in range(60)]
+        server.updates_at_once = 1
+        async with anyio.create_task_group() as tasks:
+            for one in ids:
+                tasks.start_soon(partial(messages.update, one, headers={"of": one}))
+        assert [(await messages.get(one)).headers for one in ids] == [{"of": one} for one in ids]
+        assert sum(len(frame[4]) for frame in server.of_type(Type.MOVE)) <= (1 + 8) * len(ids)
 
     with_client(body)
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from sandq.model import offsets
+from sandq.model.batch import Column
 from sandq.partition import commands as c
+from sandq.partition.levels import UPDATES
+from sandq.partition.log import reader
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.reader import ENTRY_BYTES, HEAD_ENTRIES, LOOK_AHEAD_ENTRIES
-from tests.support.partition.bench import Bench, T
+from tests.support.partition.bench import Bench, T, by_id
 
 MANY = 3000
 
@@ -94,3 +98,23 @@ def test_a_group_that_is_gone_counts_until_the_next_eviction(bench: Bench, look_
     look_aheads.share_bytes = held - 1
     look_aheads.evict(bench.machine.groups.readers)
     assert look_aheads.bytes == 0 and look_aheads.evicted == 0
+
+
+def test_updates_of_a_batch_leave_a_look_ahead_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message of a batch that is updated is an entry by itself: an update of one of 65,536 must not go through as
+    many."""
+    monkeypatch.setattr(reader, "LOOK_AHEAD_ENTRIES", 8)
+    bench = Bench(level=UPDATES)
+    bench.open()
+    base = bytes(bench.append(*[f"m{at}" for at in range(100)])[0])
+    found = bench.machine.groups.named("g")
+    for at in range(1, 100, 2):
+        if at == 1:
+            assert bench.values(bench.lease(1)) == ["m0"]
+        change = {Column.VALUE.value: f"new{at}".encode()}
+        bench.apply(0, c.Move([(by_id(offsets.shift(base, at)), None, False, None, change)]))
+        assert len(found.reader.entries) <= 2 * 8 + 2
+    values = ["m0"]
+    while leases := bench.lease(7):
+        values += bench.values(leases)
+    assert values == [f"new{at}" if at % 2 else f"m{at}" for at in range(100)]

@@ -14,8 +14,8 @@ from sandq.model.outbox import Target
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups.leases import Lease
-from sandq.partition.levels import SENT
-from sandq.partition.outbox import acks
+from sandq.partition.levels import OUTBOX_ROOM, SENT
+from sandq.partition.outbox import outbox
 from tests.support.partition.bench import T
 from tests.support.partition.outbox_bench import HERE, TO, OutboxBench, arrived, carry, receiver, values
 
@@ -151,7 +151,7 @@ class TestAtOnce:
         assert times == {b"far": T + 61_000, b"at": T + 30_000}
 
     def test_a_full_outbox_refuses_all_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(acks, "FIXED", FixedLimits(outbox_messages=2))
+        monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_messages=2))
         bench, to = OutboxBench(), receiver()
         first = leased(bench)
         assert ack(bench, first, to_be_sent("a"), to_be_sent("b")) is None
@@ -163,11 +163,11 @@ class TestAtOnce:
         carry(bench, to)
         third = leased(bench)
         assert ack(bench, third, to_be_sent("d"), at=3) is None
-        monkeypatch.setattr(acks, "FIXED", FixedLimits(outbox_bytes=1))
+        monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_bytes=1))
         assert isinstance(ack(bench, leased(bench), to_be_sent("e"), at=4), Overloaded)
 
     def test_dead_letters_on_their_way_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(acks, "FIXED", FixedLimits(outbox_messages=1))
+        monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_messages=1))
         bench = OutboxBench()
         bench.kill("a", "b", "c")
         assert ack(bench, leased(bench), to_be_sent("x")) is None
@@ -204,6 +204,58 @@ class TestUndeliverable:
         carry(bench, to)
         (sent,) = arrived(to)
         assert offsets.deliver_ms(sent.offset) == T + 7001
+
+    def many(self, level: int = OUTBOX_ROOM) -> OutboxBench:
+        """Four of them."""
+        bench = OutboxBench()
+        bench.apply(0, c.RaiseLevel(level))
+        ack(bench, leased(bench), *[to_be_sent(value) for value in "abcd"])
+        while bench.batches:
+            bench.refused(HERE, bench.batches[HERE], "it is no more", at=5)
+        assert len(bench.dead()) == 4
+        return bench
+
+    def test_redriven_they_keep_the_bounds_of_the_outbox(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench = self.many()
+        monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_messages=3))
+        ids = [letter.id for letter in bench.dead()]
+        told = bench.apply(6, c.RedriveDead("g", ids))[0]
+        assert [verdict for verdict, _ in told] == ["redriven"] * 3 + ["not_yet"]
+        bench.restart()
+        (refused,) = bench.apply(6, c.RedriveDead("g", ids[3:]))
+        assert isinstance(refused, Overloaded) and refused.retriable and "no room" in refused.message
+        assert [letter.id for letter in bench.dead()] == ids[3:]
+        to = receiver()
+        carry(bench, to, at=7)
+        assert bench.apply(8, c.RedriveDead("g", ids[3:]))[0] == [["redriven", ids[3]]]
+        carry(bench, to, at=9)
+        assert sorted(one.fields[Column.VALUE] for one in arrived(to)) == [b"a", b"b", b"c", b"d"]
+
+    def test_a_job_waits_for_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench = self.many()
+        monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_messages=3))
+        job_id = bench.start_job("redrive", 6)
+        bench.trim(6)
+        bench.restart()
+        assert bench.machine.jobs.find(job_id).shown()["done"] == 3
+        assert (bench.machine.outbox.ack_messages, len(bench.dead())) == (3, 1)
+        bench.trim(1006)
+        assert bench.machine.jobs.find(job_id).shown()["done"] == 3, "it looks once a second"
+        to = receiver()
+        carry(bench, to, at=1007)
+        bench.trim(2006)
+        shown = bench.machine.jobs.find(job_id).shown()
+        assert (shown["state"], shown["matched"], shown["done"]) == ("done", 4, 4)
+        carry(bench, to, at=2007)
+        assert len(arrived(to)) == 4 and bench.dead() == []
+
+    def test_bytes_are_bounded_too_and_below_the_level_nothing_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench, before = self.many(), self.many(OUTBOX_ROOM - 1)
+        monkeypatch.setattr(outbox, "FIXED", FixedLimits(outbox_bytes=1))
+        ids = [letter.id for letter in bench.dead()]
+        assert isinstance(bench.apply(6, c.RedriveDead("g", ids))[0], Overloaded)
+        assert bench.apply(6, c.PurgeDead("g", ids[:1]))[0] == [["purged", ids[0]]], "nothing is sent by that"
+        assert [verdict for verdict, _ in before.apply(6, c.RedriveDead("g", ids))[0]] == ["redriven"] * 4
 
     def test_purged_it_is_gone(self) -> None:
         bench, letter_id = self.refused()

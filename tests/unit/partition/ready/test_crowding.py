@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from sandq.model.limits import FIXED
+from sandq.partition import commands as c
+from sandq.partition import rows
 from sandq.partition.groups import group
-from sandq.partition.levels import RANKED
+from sandq.partition.levels import CROWDED_FLIGHT, RANKED
 from sandq.partition.ranked_queries import why_ready
 from sandq.partition.ready.crowding import Crowding
 from sandq.partition.ready.ready_queue import ReadyQueue
@@ -143,12 +145,98 @@ def test_what_is_in_flight_may_come_to_wait() -> None:
     assert bench.machine.groups.named("g").pause_reason() is None
 
 
+def flying(bench: RankedBench, tenant: str) -> int:
+    found = bench.machine.groups.named("g")
+    assert found.ready is not None
+    return found.ready.limits.in_flight[tenant]
+
+
+def at_level(**settings: Any) -> RankedBench:
+    bench = RankedBench("fair", CROWDED_FLIGHT, **{"max_attempts": "none"} | settings)
+    bench.open()
+    return bench
+
+
+def test_what_is_in_flight_is_bounded_while_nothing_waits() -> None:
+    """It may come to wait at once, and the others are to go on then."""
+    before, bench = bench_of(), at_level()
+    for one in (before, bench):
+        for _ in range(3 * MOST):
+            one.add("bad", tenant="bad")
+    assert sum(lease.total for lease in before.lease(3 * MOST)) == 3 * MOST, "as ever"
+    before.expire(at=40_000)
+    before.add("late", tenant="quiet", at=40_000)
+    assert before.machine.groups.named("g").pause_reason() is not None
+    assert "late" not in before.take(1, at=40_000), "nobody gets anything new"
+    assert sum(lease.total for lease in bench.lease(3 * MOST)) == MOST // 2
+    bench.restart()
+    assert bench.lease(3 * MOST) == [], "nor after a restart"
+    bench.expire(at=40_000)
+    bench.add("late", tenant="quiet", at=40_000)
+    assert bench.machine.groups.named("g").pause_reason() is None
+    assert bench.take(1, at=40_000) == ["late"]
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "release", "expire", "seek", "reclaim"])
+def test_it_is_bounded_whatever_becomes_of_it(how: str) -> None:
+    """However what is in flight ends: never more than half waits and is in flight, and what is free is given."""
+    bench = at_level(backoff={"kind": "none"})
+    for number in range(4 * MOST):
+        bench.add("bad", tenant="bad", priority=number % 3)
+    for at in range(1, 9):
+        leases = bench.lease(MOST, at=at * 40_000)
+        assert flying(bench, "bad") == MOST // 2
+        found = bench.machine.groups.named("g")
+        assert found.waiting_ranges + flying(bench, "bad") <= MOST // 2
+        if at % 2:
+            bench.restart()
+        match how:
+            case "ack":
+                bench.ack(leases[0].token, [[leases[0].ranges[0].base, 1]], at=at * 40_000)
+                assert flying(bench, "bad") == MOST // 2 - 1
+                for lease in bench.held():
+                    bench.ack(lease.token, at=at * 40_000)
+            case "nack":
+                for lease in leases:
+                    bench.nack(lease.token, at=at * 40_000)
+            case "release":
+                bench.apply(at * 40_000, c.Release("g", "c"))
+            case "expire":
+                bench.expire(at=at * 40_000 + 30_000)
+            case "seek":
+                bench.apply(at * 40_000, c.Seek("g", "earliest"))
+                while bench.machine.groups.named("g").seeking:
+                    bench.apply(at * 40_000, c.Upkeep())
+            case "reclaim":
+                assert bench.reclaim(at, at=at * 40_000)[0] >= 1
+                assert (bench.lease(MOST, at=at * 40_000), flying(bench, "bad")) == ([], MOST // 2)
+                for lease in bench.held():
+                    bench.ack(lease.token, at=at * 40_000)
+
+
+def test_each_has_a_half_and_limits_below_it_hold() -> None:
+    bench = at_level(tenants={"few": {"max_in_flight": 2}})
+    for tenant in ("a", "b", "few"):
+        for _ in range(2 * MOST):
+            bench.add(tenant, tenant=tenant)
+    leases = bench.lease(6 * MOST)
+    assert Counter(bench.values(leases)) == {"a": MOST // 2, "b": MOST // 2, "few": 2}
+    found = bench.machine.groups.named("g")
+    assert due_ms(bench) is None or due_ms(bench) > bench.machine.now_ms, "nobody asks again and again"
+    assert found.ready is not None
+    a = next(key for key, *_ in bench.rows(rows.READY) if b"a\0" in key)
+    told = why_ready(bench.machine, found, found.ready, a[-16:], bench.view)
+    assert told is not None and told.startswith(
+        f"tenant a has 0 runs of messages that wait for another attempt, and {MOST // 2}"
+    )
+
+
 def test_shares_are_of_what_is_free() -> None:
     crowding = Crowding()
     for tenant, ranges in (("a", 50), ("b", 20), ("c", 1)):
         crowding.count(tenant, ranges)
     assert crowding.decide(None, {}, 1000) == set()
-    assert crowding.room("a", 1000) is None and not crowding.may_stop("a")
+    assert crowding.room("a", 1000) is None and not crowding.may_stop("a", 1000)
     assert crowding.decide(200, {}, 57) == set()
     assert crowding.room("a", 57) is None, "129 are free, and nobody comes to that with this lease"
     assert crowding.decide(200, {}, 58) == set()

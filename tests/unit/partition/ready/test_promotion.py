@@ -11,9 +11,10 @@ from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.digest import comparable
 from sandq.partition.groups import ranked_grants
+from sandq.partition.levels import QUEUE_BYTES
 from sandq.partition.log.look_aheads import LookAheads
-from sandq.partition.ready import ready_queues
-from sandq.partition.ready.ready_queue import ENTRY_BYTES, bytes_of
+from sandq.partition.ready import queue_keys, ready_queues
+from sandq.partition.ready.ready_queue import ENTRY_BYTES, bytes_of, queue_bytes
 from sandq.partition.ready.ready_queues import HEAD_ENTRIES, MOST_ENTRIES
 from tests.support.partition.bench import DEFAULTS, T
 from tests.support.partition.ranked_bench import RankedBench
@@ -165,3 +166,67 @@ def test_new_limits_leave_the_same_turns_whether_a_tenant_had_turns_before() -> 
     another.restart()
     assert one.values(one.lease(1)) == another.values(another.lease(1))
     assert comparable(one.everything()) == comparable(another.everything())
+
+
+LONG = ".".join(["x" * 25] * 8)
+
+
+def of_long_names(level: int, monkeypatch: pytest.MonkeyPatch, look_aheads: LookAheads | None = None) -> RankedBench:
+    """Ten tenants have something ready, and three with such names may."""
+    few = replace(FIXED, ready_queue_bytes=3 * queue_bytes(queue_keys.pack(f"{LONG}0", 0)))
+    monkeypatch.setattr(ready_queues, "FIXED", few)
+    monkeypatch.setattr(ranked_grants, "PART_ENTRIES", 1)
+    bench = RankedBench("fair", level, look_aheads=look_aheads)
+    bench.open()
+    for at in range(10):
+        bench.add(str(at), tenant=f"{LONG}{at}")
+    return bench
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_ready_queues_are_bounded_by_bytes(restarts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are promoted once some are empty: nothing is lost, and nothing comes twice."""
+    bench = of_long_names(QUEUE_BYTES, monkeypatch)
+    taken: list[str] = []
+    for _ in range(10):
+        if restarts:
+            bench.restart()
+        taken += bench.take(1)
+        found = bench.machine.groups.named("g")
+        assert found.ready is not None and len(found.ready) <= 3
+        if not found.ready.takes_more:
+            assert "names take" in str(found.stall_reason())
+    assert sorted(taken) == [str(at) for at in range(10)]
+
+
+def test_below_the_level_their_number_alone_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = of_long_names(QUEUE_BYTES - 1, monkeypatch)
+    bench.lease(1)
+    found = bench.machine.groups.named("g")
+    assert found.ready is not None and len(found.ready) == 9
+
+
+def test_what_ready_queues_take_counts_in_the_memory_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_aheads = LookAheads(1 << 20)
+    bench = of_long_names(QUEUE_BYTES - 1, monkeypatch, look_aheads)
+    bench.lease(1)
+    each = queue_bytes(queue_keys.pack(f"{LONG}0", 0))
+    assert look_aheads.fixed_bytes == 9 * each > 9 * 8000
+    while bench.take(1):
+        pass
+    assert (look_aheads.fixed_bytes, look_aheads.is_over) == (0, False)
+
+
+def test_look_aheads_have_what_queues_leave_of_the_share_and_a_quarter() -> None:
+    look_aheads = LookAheads(1000)
+    look_aheads.bytes, look_aheads.fixed_bytes = 501, 499
+    assert not look_aheads.is_over
+    look_aheads.fixed_bytes = 500
+    assert look_aheads.is_over
+    look_aheads.bytes, look_aheads.fixed_bytes = 250, 5000
+    assert not look_aheads.is_over
+    look_aheads.evict(lambda: [])
+    look_aheads.bytes = 251
+    assert look_aheads.is_over
+    look_aheads.evict(lambda: [])
+    assert (look_aheads.bytes, look_aheads.fixed_bytes) == (0, 0), "whose groups are gone"

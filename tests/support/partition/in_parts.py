@@ -1,0 +1,58 @@
+"""Commands of which an entry does a part, asked for again as leaders do, so that walks reach the budget of an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from sandq.broker.replication.in_parts import submit_in_parts
+from sandq.partition import commands as c
+from sandq.partition import shared_state
+from sandq.partition.state_machine import TimerPartition
+
+Apply = Callable[[c.Command], Any]
+"""Applies an entry of one command, and returns its result."""
+
+
+@contextmanager
+def small_budget(messages: int | None) -> Iterator[None]:
+    """Entries write so many small messages again; None: as many as ever."""
+    if messages is None:
+        yield
+        return
+    with patch.object(shared_state, "BUDGET_BYTES", messages * shared_state.COPIED_LEAST_BYTES):
+        yield
+
+
+class _Host:
+    def __init__(self, apply: Apply) -> None:
+        self._apply = apply
+
+    def submit(self, command: Any, done: Callable[[Any], None], **how: Any) -> None:
+        done(self._apply(command))
+
+
+def nack(apply: Apply, command: c.Nack) -> list[Any]:
+    """Nack, in as many entries as it takes."""
+    told: list[Any] = []
+    submit_in_parts(_Host(apply), command, told.append, size=1, work=1, line=None)
+    return list(told[0])
+
+
+def expire(apply: Apply, machine: TimerPartition) -> int:
+    """Expire, in as many entries as it takes. Messages that were given back or buried."""
+    count: int = apply(c.Expire())
+    while machine.shared.is_budget_spent:
+        count += apply(c.Expire())
+    return count
+
+
+def reclaim(apply: Apply, command: c.Reclaim) -> tuple[int, int]:
+    """Reclaim, in as many entries as it takes. As `c.Reclaim` is answered."""
+    renewed, left = apply(command)
+    while left:
+        more, left = apply(command)
+        renewed += more
+    return renewed, left
