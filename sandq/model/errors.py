@@ -336,6 +336,9 @@ def _tree(root: type[SandqError]) -> Iterator[type[SandqError]]:
 
 CREATABLE = "auto_create"
 """In the details of UnknownTopic: who produces to the topic, or subscribes to it, may have it made."""
+BELONGS_TO = "belongs_to"
+"""In the details of InvalidRequest: the partition that a key belongs to, where a node was asked for it in another one.
+Who asks knows the topic as it was before it was made anew, or does not know how its keys are spread."""
 _BY_CODE: dict[str, type[SandqError]] = {cls.code: cls for cls in _tree(SandqError)}
 CODES = frozenset(_BY_CODE)
 """All codes that this version has."""

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, Final
 
 from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
-from sandq.model.push_targets import Target
+from sandq.model.push_targets import Target, shown_url
 from sandq.model.times import duration_ms, format_duration
 from sandq.model.webhooks import secret_hint, secret_key
 
@@ -76,9 +76,9 @@ def check_push(given: Mapping[str, object]) -> None:
 
 
 def shown(push: Push) -> dict[str, Any]:
-    """Return what may be told of a push: of its secrets, hints."""
+    """Return what may be told of a push: of its secrets hints, its URL without the values of its query."""
     return {
-        "url": push["url"],
+        "url": shown_url(push["url"]),
         "secrets": [secret_hint(secret) for secret in push["secrets"]],
         "concurrency": push["concurrency"],
         "request_timeout": format_duration(push["timeout_ms"]),

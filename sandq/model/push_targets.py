@@ -92,8 +92,12 @@ class Target(NamedTuple):
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as logs have it: a query may be what lets somebody in."""
-    return f"{url.partition('?')[0]}?…" if "?" in url else url
+    """Return a URL as it is told and logged: without the values of its query, for one may be what lets somebody in."""
+    path, has_query, query = url.partition("?")
+    if not has_query:
+        return url
+    parts = [part.partition("=") for part in query.split("&")]
+    return f"{path}?{'&'.join([f'{name}{equals}…' if equals else '…' for name, equals, _ in parts])}"
 
 
 class PushRules(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, plain_single
 from sandq.model.batch_format import HEADER_BYTES, count_of, plain_bytes_of
-from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
+from sandq.model.errors import BELONGS_TO, InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import KeyPartitions, partition_for
@@ -139,7 +139,8 @@ def _check_ranks(batch: Batch, place: Place) -> None:
         if wanted != place.partition and place.is_by_tenant:
             raise InvalidRequest(
                 f"message {position} of the batch: its tenant {name} belongs to partition {wanted}, "
-                f"not {place.partition}"
+                f"not {place.partition}",
+                **{BELONGS_TO: wanted},
             )
 
 
@@ -177,7 +178,8 @@ def _check_places(keys: Sequence[bytes], place: Place) -> None:
         wanted = partitions.of(key)
         if wanted != place.partition:
             raise InvalidRequest(
-                f"message {position} of the batch: its key belongs to partition {wanted}, not {place.partition}"
+                f"message {position} of the batch: its key belongs to partition {wanted}, not {place.partition}",
+                **{BELONGS_TO: wanted},
             )
 
 
@@ -275,5 +277,6 @@ def _check_unique_keys(batch: Batch, place: Place) -> None:
         wanted = partition_for(unique_key, place.initial_partitions)
         if wanted != place.partition:
             raise InvalidRequest(
-                f"message {position} of the batch: its unique key belongs to partition {wanted}, not {place.partition}"
+                f"message {position} of the batch: its unique key belongs to partition {wanted}, not {place.partition}",
+                **{BELONGS_TO: wanted},
             )

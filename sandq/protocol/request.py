@@ -125,6 +125,11 @@ class _RequestMeta(type):
         return made
 
 
+def unknown_request(kind: int) -> str:
+    """What a node says to a request of a type that its version does not have. Older versions say it so, too."""
+    return f"there are no requests of type {int(kind)}"
+
+
 class Request(tuple[Any, ...], metaclass=_RequestMeta):
     """What a client asks for; see the module's docstring."""
 

@@ -1,8 +1,8 @@
 """POSTs a request over TCP or TLS, to addresses that the configuration allows, with a bound for everything.
 
 The name is looked up and each of its addresses checked; connected is the address, not the name. Redirects are not
-followed. Of an answer the status counts: its body is read up to a small limit, for the error that is noted. Connections
-are kept for the next request for a short time.
+followed. The answer is waited for while the request is sent. Of an answer the status counts: its body is read up to a
+small limit, for the error that is noted. Connections are kept for the next request for a short time.
 """
 
 from __future__ import annotations
@@ -218,23 +218,25 @@ class HttpClient:
         body: bytes,
         doing: list[str],
     ) -> Answer:
-        http, stream = connection.http, connection.stream
+        http = connection.http
         whole = [(b"host", target.authority.encode()), *headers, (b"content-length", str(len(body)).encode())]
         doing[0] = "sending"
         head = http.send(h11.Request(method=b"POST", target=target.path.encode(), headers=whole))
         assert head is not None
-        try:
-            await stream.send_all(head)
-            view = memoryview(body)
-            for start in range(0, len(body), SEND_BYTES):
-                await stream.send_all(http.send(h11.Data(data=bytes(view[start : start + SEND_BYTES]))) or b"")
-            http.send(h11.EndOfMessage())
-        except trio.BrokenResourceError:
-            if http.our_state is not h11.SEND_BODY or not body:
-                raise
-            # A receiver may answer, and close, before it has read all: what it said is looked at.
-        doing[0] = "waiting for the answer"
-        response = await self._response(connection)
+        response, failure = None, None
+        async with trio.open_nursery() as nursery:
+            sent = trio.Event()
+            nursery.start_soon(self._send, connection, head, body, doing, sent)
+            try:
+                response = await self._response(connection)
+                if response.status_code < 300:  # who has accepted it is to have all of it
+                    await _until(sent, trio.current_effective_deadline() - MARGIN_S)
+            except Exception as error:
+                failure = error  # raised below: as it is, not in the group of a nursery
+            nursery.cancel_scope.cancel()
+        if response is None:
+            assert failure is not None
+            raise failure
         found = {name.lower(): value for name, value in response.headers}
         retry_after = found.get(b"retry-after")
         text = b""
@@ -244,6 +246,21 @@ class HttpClient:
         with trio.move_on_at(until_s), suppress(OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
             text = await _body(connection)
         return Answer(response.status_code, None if retry_after is None else retry_after.decode("latin-1"), _line(text))
+
+    async def _send(
+        self, connection: _Connection, head: bytes, body: bytes, doing: list[str], sent: trio.Event
+    ) -> None:
+        """Send the request, while the answer is waited for: who receives may answer, and close, before all is read."""
+        http, stream = connection.http, connection.stream
+        # Who is not heard any more is not sent to any more: what it said, if anything, is being read.
+        with suppress(OSError, trio.BrokenResourceError, h11.LocalProtocolError):
+            await stream.send_all(head)
+            view = memoryview(body)
+            for start in range(0, len(body), SEND_BYTES):
+                await stream.send_all(http.send(h11.Data(data=bytes(view[start : start + SEND_BYTES]))) or b"")
+            http.send(h11.EndOfMessage())
+        doing[0] = "waiting for the answer"
+        sent.set()
 
     async def _response(self, connection: _Connection) -> h11.Response:
         informational = 0
@@ -260,6 +277,11 @@ def _share(left: int) -> float:
     """Until when one of so many addresses is tried: one that nobody answers at leaves time for the next."""
     now_s = trio.current_time()
     return now_s + (trio.current_effective_deadline() - now_s) / left if left > 1 else math.inf
+
+
+async def _until(event: trio.Event, until_s: float) -> None:
+    with trio.move_on_at(until_s):
+        await event.wait()
 
 
 async def _next_event(connection: _Connection) -> object:

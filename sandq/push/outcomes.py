@@ -34,8 +34,8 @@ class Outcome(NamedTuple):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the receiver could not take it, as it could not take others either, perhaps."""
-        return self.end in (End.RETRIED, End.SNOOZED)
+        """Whether the receiver did not take it, and takes no others either, perhaps."""
+        return self.end is not End.ACKED
 
 
 def outcome_of(status: int, text: str, retry_after: str | None, now_s: float) -> Outcome:

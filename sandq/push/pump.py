@@ -91,6 +91,8 @@ class Pump:
         self._changed = trio.Event()
         self._limiter = trio.CapacityLimiter(push["concurrency"])
         self._ending = False
+        self._refusal: str | None = None
+        """What its consumer failed with last, until a message came: it is logged once."""
         self.doing = Doing.LOOKING
 
     def lead(self, partitions: Sequence[int]) -> None:
@@ -180,11 +182,14 @@ class Pump:
                     )
                 except SandqError as error:  # it begins again, until metadata says that there is nothing to push
                     self._note(error.message)
-                    log.info("a push cannot consume", topic=self.topic, group=self.group, error=error.message)
+                    if error.message != self._refusal:
+                        log.info("a push cannot consume", topic=self.topic, group=self.group, error=error.message)
+                    self._refusal = error.message
                 await trio.sleep(AGAIN_S)
 
     async def _send(self, message: Message) -> None:
         """Send a message, and settle it by the answer."""
+        self._refusal = None
         async with self._limiter, self._places:
             if not message.is_held:
                 return
@@ -210,6 +215,10 @@ class Pump:
         return outcome_of(answer.status, answer.text, answer.retry_after, now_s)
 
     def _settle(self, message: Message, outcome: Outcome) -> None:
+        is_change = self._tell_circuit(outcome)
+        if outcome.end is End.DEAD and self._circuit.state is not State.CLOSED:
+            # It says so of everything: then the receiver is gone, not what this message is about.
+            outcome = Outcome(End.SNOOZED, outcome.error)
         self._counts.ends[outcome.end] += 1
         delay = None if outcome.delay_s is None else f"{outcome.delay_s}s"
         if not message.is_held:
@@ -222,13 +231,20 @@ class Pump:
             message.nack(delay=delay, error=outcome.error, count=outcome.end is not End.SNOOZED)
         if outcome.error is not None:
             self._note(outcome.error)
-        if outcome.is_failure:
-            if self._circuit.failed(trio.current_time(), outcome.delay_s):
-                self._tell_open(outcome.error or "")
-                self._changed.set()
-        elif self._circuit.succeeded():
-            log.info("a push goes on: the receiver answers again", topic=self.topic, group=self.group)
+        if is_change:
             self._changed.set()
+
+    def _tell_circuit(self, outcome: Outcome) -> bool:
+        """Whether the receiver is to be left alone, or is no longer."""
+        if outcome.is_failure:
+            is_change = self._circuit.failed(trio.current_time(), outcome.delay_s)
+            if is_change:
+                self._tell_open(outcome.error or "")
+        else:
+            is_change = self._circuit.succeeded()
+            if is_change:
+                log.info("a push goes on: the receiver answers again", topic=self.topic, group=self.group)
+        return is_change
 
     def _open(self, error: str) -> None:
         self._circuit.open(trio.current_time())

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import sandq
-from sandq.errors import Conflict, TooLarge, UnknownTopic
+from sandq.errors import Conflict, TooLarge, Unavailable, UnknownTopic
 from sandq.model.features import Levels
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
@@ -148,6 +148,34 @@ async def test_it_is_asked_for_twice_and_made_once(making: Serving, dial: Dial) 
     first, second = [await raw.call(Type.TOPIC_ENSURE, "made.a") for _ in range(2)]
     assert first[2] == second[2] and first[2]["name"] == "made.a"
     assert making.broker.administration.auto_created == 1
+
+
+async def test_a_flood_of_names_waits_for_no_turn(making: Serving, maker: sandq.Client, dial: Dial) -> None:
+    """Those beyond the limit are refused by what is known: also while somebody else has the turn to change."""
+    for number in range(3):
+        await maker.produce(f"made.{number}", b"x")
+    raw = await dial(making)
+    async with making.broker.administration._one:
+        for number in range(20):
+            assert (await raw.call(Type.TOPIC_ENSURE, f"made.more.{number}"))[2] == "TOO_LARGE"
+    await maker.admin.delete_topic("made.1")
+    async with making.broker.administration._one:
+        for number, name in enumerate(("made.x", "made.x", "made.y"), 71):  # who asks for the same waits for that
+            await raw.send(Type.TOPIC_ENSURE, number, name)
+        answer = await raw.receive()
+        assert answer[1] == 73 and answer[2] == "OVERLOADED" and "1 others are being made just now" in answer[3]
+    first, second = [await raw.receive() for _ in range(2)]
+    assert first[2]["name"] == second[2]["name"] == "made.x"
+    assert making.broker.administration.auto_created == 4
+
+
+async def test_a_node_of_a_version_that_makes_none_is_asked_again_later(
+    maker: sandq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandq.protocol.requests_admin.TopicEnsure.type", 240)
+    with pytest.raises(Unavailable, match="is of a version that cannot: ask again") as refused:
+        await maker.produce("made.a", b"x")
+    assert refused.value.retriable
 
 
 @pytest.mark.parametrize("level", [12])

@@ -106,7 +106,7 @@ async def test_who_looks_in_a_wrong_partition_is_told(dial: Dial, node: Serving,
     ):
         answer = await raw.call(*request)
         assert answer[2] == "INVALID" and f"belongs to partition {right}, not {wrong}" in answer[3]
-        assert "older clients" in answer[3]
+        assert "the client is too old" in answer[3] and answer[5] == {"topic": "t", "belongs_to": right}
     assert (await raw.call(Type.KV_GET, "t", right, False, [b"ada/lamp"]))[3] == [None]
     other = next(name for name in map(str, range(99)) if partition_for(name.encode(), 5) == wrong).encode()
     asked = [[Type.KV_GET, number, "t", wrong, False, [key]] for number, key in ((71, other), (72, b"ada/lamp"))]

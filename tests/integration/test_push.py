@@ -16,6 +16,7 @@ import sandq
 from sandq.errors import InvalidSetting, UnknownTopic
 from sandq.model.features import KNOWN
 from sandq.node import Serving, run_node
+from sandq.push.circuit import THRESHOLD
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
@@ -133,6 +134,42 @@ async def test_410_is_dead_at_once(client: sandq.Client, receiver: Receiver) -> 
     await until_settled(client, dead=1)
     (letter,) = [letter async for letter in client.dead("t", "g").list()]
     assert (letter.reason, letter.error, letter.attempts) == ("rejected", "HTTP 410: no such customer", 1)
+
+
+async def test_a_receiver_that_says_410_to_everything_is_left_alone_and_few_messages_are_dead(
+    client: sandq.Client, receiver: Receiver, hand: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandq.push.circuit.FIRST_PAUSE_S", 0.05)
+    receiver.otherwise = 410
+    await push(client, receiver, concurrency=5)
+    async with client.producer("t") as producer:
+        for number in range(20):
+            await producer.send(b"%d" % number)
+    await receiver.until(7)  # probes were answered so as well
+    found = await the_push(client)
+    assert found["state"] in ("waiting", "probing") and found["error"] == "HTTP 410"
+    receiver.otherwise = 204
+    row = await until_settled(client, ready=0, leased=0)
+    assert row["dead"] == THRESHOLD - 1, "what it said after that was not about single messages"
+    hand.forward(3600)
+    await until_settled(client, waiting=0, ready=0, leased=0, dead=THRESHOLD - 1)
+    assert (await the_node(client))["acked"] == 20 - (THRESHOLD - 1)
+
+
+async def test_a_url_is_told_without_the_values_of_its_query(
+    client: sandq.Client, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        await client.admin.set_push("t", "g", f"{receiver.url}?token=s3cret&v=1", secrets=SECRET)
+        found = await the_push(client)
+        await client.produce("t", b"m")
+        (got,) = await receiver.until(1)
+    assert found["url"] == f"{receiver.url}?token=…&v=…" and "s3cret" not in caplog.text
+    assert got.target == "/hook?token=s3cret&v=1"
+    # What is not named stays as it was: all of the URL.
+    await client.admin.set_push("t", "g", concurrency=2)
+    await client.produce("t", b"m")
+    assert (await receiver.until(2))[1].target == "/hook?token=s3cret&v=1"
 
 
 async def test_retry_after_is_kept_and_429_costs_no_attempt(

@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
+from sandq.broker.controller.topics_under_way import TopicsUnderWay
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.routes import Routes
 from sandq.broker.queries.fan_out import call_all
@@ -117,6 +118,7 @@ class Administration:
         self._nursery = nursery
         self._auto_create = auto_create
         self.auto_created = 0
+        self._under_way = TopicsUnderWay(limits.auto_created_topics)
         """Topics that were made here because somebody used them."""
         self._one = trio.Lock()
         self._rebuilding: set[int] = set()
@@ -194,6 +196,9 @@ class Administration:
         for it. Raises UnknownTopic when the configuration makes none of this name; TooLarge when as many were made so
         as may be; and as `create_topic`."""
         name, auto_create = check_name("topic", request.name), self._auto_create
+        if auto_create.is_on:
+            # Before it is said who leads: below that level it may be a node of a version that knows no such requests.
+            self._node_log.check_level(AUTO_CREATE_LEVEL)
         self._check_ready()
         if (there := self._view.topics.get(name)) is not None:
             return there
@@ -203,13 +208,22 @@ class Administration:
                 f"present, has none like that ({auto_create}): create it, or give all nodes the same patterns",
                 topic=name,
             )
-        self._node_log.check_level(AUTO_CREATE_LEVEL)
+        # Known here, and so no turn is waited for to hear it.
+        while (there := self._view.topics.get(name)) is None:
+            self._check_total("auto_created_topics", self._under_way.made(self._view) + 1)
+            if not await self._under_way.until_ended(name):
+                with self._under_way.attempt(name, self._view):
+                    return await self._ensure(name, caller)
+            self._check_ready()
+        return there
+
+    async def _ensure(self, name: str, caller: Caller) -> Topic:
+        auto_create = self._auto_create
 
         async def ensure() -> Topic:
             if (there := self._view.topics.get(name)) is not None:
                 return there
-            made = sum(AUTO_CREATED in topic.first_settings for topic in self._view.topics.values())
-            self._check_total("auto_created_topics", made + 1)
+            self._check_total("auto_created_topics", self._under_way.made(self._view) + 1)
             wanted = TopicCreate(
                 name, auto_create.kind, auto_create.partitions, auto_create.replicas, auto_create.settings
             )

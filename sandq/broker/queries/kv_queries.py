@@ -12,7 +12,7 @@ from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.caller import Caller
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import BELONGS_TO, InvalidRequest
 from sandq.model.names import COMPACTED
 from sandq.model.partitioning import KeyPartitions
 from sandq.partition.kv.watch import Changes, Watch
@@ -90,22 +90,24 @@ class KvQueries:
         return await reads.ask(host, lambda replica: question(replica, 0), requests, room, size, work), 0
 
     def check_places(self, request: KvGet | KvWatch, keys: Sequence[bytes]) -> None:
-        """Refuse to look for keys where they cannot be, because of a delimiter that who asks does not know of: it would
-        take them for absent. Raises InvalidRequest."""
+        """Refuse to look for keys where they cannot be: who asks does not know the topic's delimiter, or knows the
+        topic as it was before it was made anew, and would take them for absent. Raises InvalidRequest."""
         opened = self._broker.catalog.topics.get(request.topic)
-        if opened is None:
+        if opened is None or opened.record.kind != COMPACTED:
             return  # to ask says why
         record = opened.record
         places = KeyPartitions.of_topic(record.initial_partitions, record.settings)
-        if not places.delimiter:
+        if places.partitions == 1 or request.partition >= places.partitions:
             return
         for key in keys:
             if (wanted := places.of(key)) != request.partition:
                 shown, delimiter = key[:80].decode(errors="replace"), places.delimiter.decode()
+                has = f"the partition_delimiter {delimiter!r}" if delimiter else "no partition_delimiter"
                 raise InvalidRequest(
                     f"key {shown!r} belongs to partition {wanted}, not {request.partition}: topic {request.topic!r} "
-                    f"has the partition_delimiter {delimiter!r}, of which older clients do not know",
+                    f"has {places.partitions} partitions and {has}: it was made anew, or the client is too old",
                     topic=request.topic,
+                    **{BELONGS_TO: wanted},
                 )
 
     def _host(self, request: KvGet | KvScan | KvWatch) -> RaftGroup:

@@ -7,7 +7,7 @@ texts that can be kept, sent elsewhere and settled from there.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -28,7 +28,7 @@ from sandq.client.timeouts import timed_change
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
 from sandq.client.transport.on_behalf import asker
-from sandq.client.transport.requests import settle, used_topic
+from sandq.client.transport.requests import fresh_topic, settle, used_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import (
     InvalidRequest,
@@ -42,7 +42,7 @@ from sandq.model.limits import FIXED
 from sandq.model.offsets import Lease as LeaseParts
 from sandq.model.times import Duration, duration_ms
 from sandq.protocol.frames import Frame
-from sandq.protocol.replies import Deliver, lost_ranges, results
+from sandq.protocol.replies import Deliver, TopicRecord, lost_ranges, results
 from sandq.protocol.requests import LEASE_WAIT_MAX_MS, Ack, AckThen, Extend, Lease, Nack, Unsubscribe
 
 SETTLE_ITEMS: Final = 10_000
@@ -278,7 +278,8 @@ class Leases:
     async def ack(
         self, items: Sequence[Item], *, then: Sequence[Outgoing] | None = None, timeout: Duration | None = None
     ) -> list[Held]:
-        """Done with these: the group gets them no more. Returns those whose lease was lost: they may come again.
+        """Done with these: the group gets them no more. Returns those whose lease was lost, or is of another topic:
+        they may come again.
 
         At most 10,000 at once; here as in `nack`, `dead` and `extend`. `then`: messages that are sent with the ack of
         what is held under one lease, as with `Message.ack`; when any of it was lost, none is sent, and nothing is
@@ -297,9 +298,16 @@ class Leases:
                 f"{len(tokens)}: ack those of each lease for themselves"
             )
         lease = offset_model.parse_lease(held[0].lease_token)
+        if await self._elsewhere([lease[:2]]):
+            return held
         request = AckThen(*lease, _what(held), rows)
         (result,) = await self._results(request, 1, idempotent=True)
         return _lost(held, result)
+
+    def are_elsewhere(self, lost: Iterable[Held]) -> bool:
+        """Whether one of these, which `ack` and the others returned, is of another topic than this one as it is now."""
+        record = self._cluster.record(self.topic)
+        return record is not None and bool(_not_in(record, _by_partition(lost)))
 
     @timed_change
     async def nack(
@@ -353,7 +361,12 @@ class Leases:
             raise InvalidRequest("extend: a lease cannot be extended by nothing")
         held = _held(items)
         deadlines: dict[LeaseParts, int | None] = {}
-        for (group_number, partition), tokens in _by_partition(held).items():
+        by_partition = _by_partition(held)
+        elsewhere = await self._elsewhere(by_partition)
+        for (group_number, partition), tokens in by_partition.items():
+            if (group_number, partition) in elsewhere:
+                deadlines |= {LeaseParts(group_number, partition, token): None for token in tokens}
+                continue
             request = Extend(group_number, partition, [[token, lease_ms] for token in tokens])
             for token, result in zip(tokens, await self._results(request, len(tokens), idempotent=True), strict=True):
                 deadlines[LeaseParts(group_number, partition, token)] = result if type(result) is int else None
@@ -367,13 +380,24 @@ class Leases:
     ) -> list[Held]:
         held = _held(items)
         lost: set[Held] = set()
-        for (group_number, partition), tokens in _by_partition(held).items():
+        by_partition = _by_partition(held)
+        elsewhere = await self._elsewhere(by_partition)
+        for (group_number, partition), tokens in by_partition.items():
+            if (group_number, partition) in elsewhere:
+                lost.update(*tokens.values())
+                continue
             rows = [row(token, _what(ones)) for token, ones in tokens.items()]
             # A nack that is repeated would be reported as lost, for it ended the lease.
             found = await self._results(request(group_number, partition, rows), len(rows), idempotent=request is Ack)
             for ones, result in zip(tokens.values(), found, strict=True):
                 lost.update(_lost(ones, result))
         return [one for one in held if one in lost]
+
+    async def _elsewhere(self, places: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Of the Raft groups and partitions that leases name, those that this topic does not have: the leases are of
+        another topic, or were lost with one of its name."""
+        wrong = _not_in(await self._cluster.topic(self.topic), places)
+        return wrong and _not_in(await fresh_topic(self._cluster, self.topic), places)
 
     async def _results(self, request: Ack | AckThen | Nack | Extend, count: int, *, idempotent: bool) -> list[Any]:
         try:
@@ -467,6 +491,11 @@ def _by_partition(held: Iterable[Held]) -> dict[tuple[int, int], _Tokens]:
         lease = offset_model.parse_lease(one.lease_token)
         found.setdefault((lease.group_number, lease.partition), {}).setdefault(lease.token, []).append(one)
     return found
+
+
+def _not_in(record: TopicRecord, places: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    there = record.partitions
+    return {place for place in places if place[1] >= len(there) or there[place[1]].group_number != place[0]}
 
 
 def _what(ones: Iterable[Held]) -> list[list[Any]] | None:

@@ -8,7 +8,7 @@ from typing import Final
 from sandq.client.kv.entries import Entries, Entry
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader, call_replica, each
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, UnknownPartition
 from sandq.model.partitioning import KeyPartitions
 from sandq.protocol.requests_keys import KvGet, KvValues
 
@@ -38,6 +38,9 @@ async def read_stale(cluster: Cluster, topic: str, partition: int, keys: Sequenc
 
 
 async def _read(cluster: Cluster, topic: str, partition: int, keys: Sequence[bytes], *, stale: bool) -> Entries:
+    record = cluster.record(topic)
+    if record is not None and partition >= record.initial_partitions:  # nobody would ever lead it
+        raise UnknownPartition(f"topic {topic!r} was made anew, with {record.initial_partitions} partitions")
     call = call_replica if stale else call_leader
     rows: list[Entry | None] = []
     stale_ms = 0

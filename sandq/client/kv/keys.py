@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.abc
@@ -22,9 +22,9 @@ from sandq.client.producer.validation import EXPECTED_BIT, Headers, MessageValid
 from sandq.client.timeouts import timed_change, timed_read
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Counter, RequestBatcher
-from sandq.client.transport.requests import used_topic
+from sandq.client.transport.requests import fresh_topic, used_topic
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest, UnknownPartition
+from sandq.model.errors import BELONGS_TO, InvalidRequest, UnknownPartition
 from sandq.model.names import COMPACTED
 from sandq.model.partitioning import KeyPartitions
 from sandq.model.times import Duration
@@ -32,6 +32,9 @@ from sandq.protocol.replies import TopicRecord
 
 __all__ = ["Change", "Entries", "Entry", "Keys", "Watch"]
 
+T = TypeVar("T")
+_LOOKS: Final = 4
+"""So often a key is looked for, or written, with the topic as it is known to be by then."""
 _ABSENT: Final = b""
 """What is expected of a key that is to have no value."""
 
@@ -148,8 +151,11 @@ class Keys:
         """What a key has; None when it has no value. Calls at the same time share frames."""
         ask = read_stale if is_stale(consistency) else read_latest
         data = self._key(key)
-        partition = _places(await self._record()).of(data)
-        return await self._batcher.run(Counter(ask, self.topic, partition), data)
+
+        async def read(places: KeyPartitions) -> Entry | None:
+            return await self._batcher.run(Counter(ask, self.topic, places.of(data)), data)
+
+        return await self._where_keys_are(self._record, lambda record: read(_places(record)))
 
     @timed_read
     async def get_many(
@@ -159,8 +165,12 @@ class Keys:
         stale = is_stale(consistency)
         if isinstance(keys, (str, bytes, bytearray, memoryview)):
             raise InvalidRequest(f"keys: several are expected, not {type(keys).__name__}: one key is for `get`")
-        read = [self._key(key) for key in keys]
-        return await read_many(self._cluster, self.topic, _places(await self._record()), read, stale=stale)
+        wanted = [self._key(key) for key in keys]
+
+        async def read(places: KeyPartitions) -> Entries:
+            return await read_many(self._cluster, self.topic, places, wanted, stale=stale)
+
+        return await self._where_keys_are(self._record, lambda record: read(_places(record)))
 
     def scan(
         self,
@@ -184,7 +194,7 @@ class Keys:
         stale, keys = is_stale(consistency), key_range(prefix, start, stop)
 
         async def partitions() -> Sequence[int]:
-            places = _places(await self._record())
+            places = _places(await self._fresh_record())
             count = places.partitions
             if partition is None:
                 only = places.of_range(keys.start, keys.stop)
@@ -219,11 +229,10 @@ class Keys:
             raise InvalidRequest("watch: one of key and prefix, not both")
         if key is not None:
             only = self._key(key)
-            return Watch(self._cluster, self._tasks, self.topic, self._record, KeyRange(only, only + b"\0"), only,
-                         start, latest)  # fmt: skip
-        return Watch(
-            self._cluster, self._tasks, self.topic, self._record, key_range(prefix, None, None), None, start, latest
-        )
+            return Watch(self._cluster, self._tasks, self.topic, self._fresh_record, KeyRange(only, only + b"\0"),
+                         only, start, latest)  # fmt: skip
+        keys = key_range(prefix, None, None)
+        return Watch(self._cluster, self._tasks, self.topic, self._fresh_record, keys, None, start, latest)
 
     # Below: how.
 
@@ -237,6 +246,30 @@ class Keys:
         self._cluster.check_open()
         return self._compacted(await self._cluster.topic(self.topic))
 
+    async def _fresh_record(self) -> TopicRecord:
+        """For what asks partitions that nobody can say are the wrong ones: the topic may have been made anew."""
+        self._cluster.check_open()
+        return self._compacted(await fresh_topic(self._cluster, self.topic))
+
+    async def _where_keys_are(
+        self, record_of: Callable[[], Awaitable[TopicRecord]], work: Callable[[TopicRecord], Awaitable[T]]
+    ) -> T:
+        """What is to be done with keys where the topic has them; again where a node says that they belong elsewhere:
+        the topic was made anew, with other partitions or another delimiter. Nothing was done then."""
+        for attempt in range(_LOOKS):
+            record = await record_of()
+            try:
+                return await work(record)
+            except (InvalidRequest, UnknownPartition) as error:
+                is_elsewhere = isinstance(error, UnknownPartition) or BELONGS_TO in error.details
+                if not is_elsewhere or attempt == _LOOKS - 1:
+                    raise
+            if self._cluster.record(self.topic) is record:  # nobody has asked since
+                fresh = await fresh_topic(self._cluster, self.topic)
+                if _places(fresh) == _places(record):  # the node that refused it has not heard yet
+                    await anyio.sleep(self._cluster.options.back_off_s(attempt))
+        raise AssertionError("the last one raises")
+
     def _compacted(self, record: TopicRecord) -> TopicRecord:
         if record.kind != COMPACTED:
             text = f"topic {self.topic!r} is a {record.kind} topic: only compacted ones have keys"
@@ -244,9 +277,12 @@ class Keys:
         return record
 
     async def _producer(self) -> Producer:
-        self._cluster.check_open()
-        self._compacted(await used_topic(self._cluster, self.topic))
+        await self._used_record()
         return await self._producer_of(self.topic)
+
+    async def _used_record(self) -> TopicRecord:
+        self._cluster.check_open()
+        return self._compacted(await used_topic(self._cluster, self.topic))
 
     async def _write(
         self,
@@ -261,10 +297,15 @@ class Keys:
         )  # fmt: skip
         if expected is not None:
             lot |= EXPECTED_BIT
-        producer = await self._producer()
-        await producer.wait_for_room()
-        batch, position, _ = producer.add(data, key_bytes, packed, lot, time, partition, ttl_ms, unique, None, expected)
-        return await Receipt(batch, position)
+
+        async def write(record: TopicRecord) -> str:
+            producer = await self._producer_of(self.topic)
+            await producer.wait_for_room()
+            message = data, key_bytes, packed, lot, time, partition, ttl_ms, unique, None, expected
+            batch, position, _ = producer.add(*message)
+            return await Receipt(batch, position)
+
+        return await self._where_keys_are(self._used_record, write)
 
 
 def key_range(prefix: Value | None, start: Value | None, stop: Value | None) -> KeyRange:

@@ -31,6 +31,7 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.connection import Connection
 from sandq.client.transport.on_behalf import OURSELVES
 from sandq.model.errors import (
+    BELONGS_TO,
     ConnectionLost,
     OutOfSequence,
     Overloaded,
@@ -159,6 +160,7 @@ class BatchSender(Generic[B]):
         self._heard = False  # since it was looked last
         self.cluster = cluster
         self._failures = 0  # in a row
+        self._topic_number = 0  # of the topic that had this partition
         self._resume_at = NEVER
 
     def add(self, batch: B) -> None:
@@ -175,7 +177,7 @@ class BatchSender(Generic[B]):
             self.line_up()
         if not self.waiting or now < self._resume_at:
             return
-        missing = self.cluster.missing(self.topic)
+        missing = self.cluster.missing(self.topic) or self._gone()
         if missing is not None:
             self.cluster.refresh(self.topic)  # somebody may have made it since
             waiting, self.waiting = self.waiting, deque()
@@ -185,6 +187,18 @@ class BatchSender(Generic[B]):
         connection = self.cluster.leader(self.topic, self.partition)
         while connection is not None and self.waiting and self.may_send(self.waiting[0]):
             self.send(connection, self.waiting.popleft(), now)
+
+    def _gone(self) -> UnknownPartition | None:
+        """The topic was made anew, with fewer partitions, and has not this one."""
+        record = self.cluster.record(self.topic)
+        if record is None:
+            return None
+        if self.partition < len(record.partitions):
+            self._topic_number = record.number
+            return None
+        if record.number <= self._topic_number:  # who told of it may be behind
+            return None
+        return UnknownPartition(f"{self.where}: the topic was made anew, with {len(record.partitions)} partitions")
 
     def next_time(self, now: float) -> float:
         """When something is due without any event: the end of a pause, a deadline."""
@@ -360,6 +374,8 @@ class BatchSender(Generic[B]):
             # A log that failed in mid-write may hold the batch all the same.
             batch.unknown = batch.unknown or isinstance(reply, StorageFailed)
             self.cluster.gone(self.topic, reply)
+            if BELONGS_TO in reply.details:
+                self.cluster.refresh(self.topic)  # it was made anew: what comes next goes where it belongs
             self.fail(batch, again(reply))
 
     def _come_back(self, batch: B, error: SandqError) -> None:

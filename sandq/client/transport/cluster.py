@@ -212,6 +212,11 @@ class Cluster:
                 await self._changed.wait()
         raise Unavailable(f"no node answered about topic {name!r} in {self.options.timeout_s:g} s{self.why()}")
 
+    def is_lost(self, node_id: str) -> bool:
+        """Whether a node cannot be reached: it was tried, and there is no connection."""
+        link = self._links.get(node_id)
+        return link is None or (link.error is not None and link.open_connection is None)
+
     def knows(self, node_id: str) -> bool:
         """Whether a node of this id has been heard of."""
         return node_id in self._links

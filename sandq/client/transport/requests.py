@@ -22,6 +22,7 @@ from sandq.client.transport.on_behalf import asker
 from sandq.model.errors import (
     CREATABLE,
     ConnectionLost,
+    InvalidRequest,
     NotLeader,
     Overloaded,
     ProtocolError,
@@ -32,7 +33,7 @@ from sandq.model.errors import (
 )
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
-from sandq.protocol.request import PartitionRequest, Request, TopicRequest
+from sandq.protocol.request import PartitionRequest, Request, TopicRequest, unknown_request
 from sandq.protocol.requests import Ack, AckThen, Extend, Metadata, Nack
 from sandq.protocol.requests_admin import TopicEnsure
 
@@ -124,7 +125,17 @@ async def used_topic(cluster: Cluster, name: str) -> TopicRecord:
     except UnknownTopic as error:
         if not error.details.get(CREATABLE):
             raise
-    frame = await call(cluster, TopicEnsure(name))
+    try:
+        frame = await call(cluster, TopicEnsure(name))
+    except InvalidRequest as error:
+        if error.message != unknown_request(TopicEnsure.type):
+            raise
+        # It was upgraded since, or another node leads by now.
+        raise Unavailable(
+            f"topic {name!r} is not there, and the node that makes such topics at present is of a version that "
+            "cannot: ask again, or create it",
+            topic=name,
+        ) from None
     cluster.forget(name)
     record = TopicRecord.from_map(_topic_map(frame))
     cluster.learn(record, cluster.forgotten)
@@ -167,17 +178,19 @@ class _Node:
     def __init__(self, cluster: Cluster, node_id: str | None) -> None:
         self._cluster = cluster
         self._node_id = node_id
+        self._hint: str | None = None
 
     def pick(self, attempt: int) -> Connection | None:
         found = self._cluster.connections()
-        if self._node_id is not None:
-            found = [one for one in found if one.hello.node_id == self._node_id]
+        if self._hint is not None and self._cluster.is_lost(self._hint):
+            self._hint = None  # who named it will hear that it is gone, and name another one
+        wanted = self._hint or self._node_id
+        if wanted is not None:
+            found = [one for one in found if one.hello.node_id == wanted]
         return found[attempt % len(found)] if found else None
 
     def failed(self, error: SandqError) -> bool:
-        hint = _hint(self._cluster, error)
-        if hint is not None:
-            self._node_id = hint
+        self._hint = _hint(self._cluster, error) or self._hint
         return False
 
     def is_moved(self, connection: Connection) -> bool:

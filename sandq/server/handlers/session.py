@@ -8,6 +8,7 @@ from typing import Final
 from sandq.broker.broker import Broker
 from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.protocol.frames import RESERVED, Frame, LargeFrame, Type
+from sandq.protocol.request import unknown_request
 from sandq.server.client_stats import Mark
 from sandq.server.connection import Connection
 from sandq.server.handlers import cluster, connection, consume, groups, jobs, keys, messages, produce, schedules, topics
@@ -54,7 +55,7 @@ class ClientSession:
         if handler is None:
             if kind in RESERVED:
                 raise InvalidRequest(f"requests of type {kind} are not implemented by this version")
-            raise InvalidRequest(f"there are no requests of type {kind}")
+            raise InvalidRequest(unknown_request(kind))
         if kind in _RATED:
             self._context.check_rate(frame[2] if len(frame) > 2 else None)
         return handler(self._context, frame)

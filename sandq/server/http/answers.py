@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from sandq.server.http.bodies import HeaderValue
+
 
 class Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
@@ -46,12 +48,36 @@ class Stored(Answer):
     )
 
 
+class Refusal(Answer):
+    """Why one of many messages was not stored."""
+
+    code: str
+    detail: str
+    retriable: bool
+
+
+class StoredOne(Answer):
+    """What became of one of many messages: what a single one is answered, or an `error`."""
+
+    id: str | None = None
+    offset: str | None = None
+    partition: int | None = None
+    outcome: str | None = None
+    other: str | None = None
+    state: str | None = None
+    error: Refusal | None = None
+
+
 class StoredMany(Answer):
     stored: int
     failed: int
-    results: list[dict[str, Any]] = Field(
-        description="In order: `id`, `offset`, `partition` (and `outcome`), or an `error`."
-    )
+    results: list[StoredOne] = Field(description="In order: `id`, `offset`, `partition`, or an `error`.")
+
+
+_KEY: Any = Field(default=None, description="When it is UTF-8 ...")
+_KEY_BASE64: Any = Field(default=None, description="... otherwise so.")
+_UNIQUE_KEY: Any = Field(default=None, description="When it has one that is UTF-8 ...")
+_HEADERS: Any = Field(default=None, description='When it has some; bytes are written as `{"base64": "aw=="}`.')
 
 
 class Message(Answer):
@@ -62,12 +88,13 @@ class Message(Answer):
     deliver_at: str
     text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64; null: the message deletes its key.")
+    key: str | None = _KEY
+    key_base64: str | None = _KEY_BASE64
+    headers: dict[str, HeaderValue] | None = _HEADERS
     priority: int | None = Field(default=None, description="Unless it is 0.")
     tenant: str | None = Field(default=None, description="When it names one.")
 
 
-_KEY: Any = Field(default=None, description="When it is UTF-8 ...")
-_KEY_BASE64: Any = Field(default=None, description="... otherwise so.")
 _VERSION: Any = Field(description="26 characters: names this write, and sorts behind all before it of its key.")
 
 
@@ -83,7 +110,7 @@ class Entry(Answer):
     key_base64: str | None = _KEY_BASE64
     text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64.")
-    headers: dict[str, Any] | None = None
+    headers: dict[str, HeaderValue] | None = _HEADERS
     version: str = _VERSION
     expires_at: str | None = Field(description="When its time is over; null: never.")
     partition: int
@@ -103,7 +130,7 @@ class Change(Answer):
     key_base64: str | None = _KEY_BASE64
     text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64; null: the key was deleted.")
-    headers: dict[str, Any] | None = None
+    headers: dict[str, HeaderValue] | None = _HEADERS
     deleted: bool
     version: str = _VERSION
     created_at: str
@@ -116,6 +143,7 @@ class Changes(Answer):
 
 
 class Leased(Message):
+    created_at: str
     attempt: int
     lease_token: str
     lease_until: str
@@ -135,8 +163,15 @@ class Extended(Answer):
 
 
 class StoredMessage(Message):
+    unique_key: str | None = _UNIQUE_KEY
+    unique_key_base64: str | None = _KEY_BASE64
+    ttl: str | None = Field(default=None, description="When it has one of its own.")
     state: str
     created_at: str
+    due_at: str = Field(description="When it was to be delivered first.")
+    moves: int
+    moved_at: str | None
+    size: int = Field(description="Of its value, in bytes.")
 
 
 class Page(Answer):
@@ -145,6 +180,12 @@ class Page(Answer):
 
 
 class DeadLetter(Message):
+    unique_key: str | None = _UNIQUE_KEY
+    unique_key_base64: str | None = _KEY_BASE64
+    group: str
+    created_at: str
+    dead_at: str
+    size: int = Field(description="Of its value, in bytes.")
     reason: str
     attempts: int
     error: str | None

@@ -23,10 +23,10 @@ from sandq.server.http import (
     routes_schedules,
     routes_topics,
 )
-from sandq.server.http.examples import BODIES
 from sandq.server.http.gateway import Gateway
 from sandq.server.http.guards import Guard, Observe, Rules
 from sandq.server.http.hot_routes import HotRoutes
+from sandq.server.http.openapi import completed
 from sandq.server.http.request_rates import RateGate
 from sandq.server.request_rates import RequestRates
 
@@ -36,9 +36,6 @@ _DESCRIPTION = """Topics, messages and consumer groups of a sandq cluster. Any n
 Bodies are JSON, whatever their content type says. Errors are `application/problem+json`; `code` tells them apart, and
 `retriable` whether the same request may succeed a little later. Every answer has the `X-Request-Id` of its request.
 """
-_PROBLEM = {
-    "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-}
 
 
 def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Account) -> Any:
@@ -92,20 +89,8 @@ def _application(version: str) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _completed(make_schema())
+            app.openapi_schema = completed(make_schema())
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app
-
-
-def _completed(schema: dict[str, Any]) -> dict[str, Any]:
-    """Have bodies show an example; errors are problems, of that media type."""
-    for path in schema["paths"].values():
-        for operation in path.values():
-            for status, response in operation["responses"].items():
-                if str(status)[0] in "45":
-                    response["content"] = _PROBLEM["content"]
-            if "requestBody" in operation:
-                operation["requestBody"]["content"]["application/json"]["example"] = BODIES[operation["operationId"]]
-    return schema

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
-from sandq.client import DeadLetter, DeadOutcome, Held
+from sandq.client import DeadLetter, DeadOutcome, Held, Leases
 from sandq.client.json_format import (
     blocked_by_key_of_rows,
     dead_json,
@@ -103,12 +103,13 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
     acked. (409 CONFLICT when all of it had been acked before, without them.)"""
     held = body.held()
     then = None if body.then is None else [one.outgoing() for one in body.then]
-    lost = await gateway_of(request).client.leases(topic, group).ack(held, then=then)
+    leases = gateway_of(request).client.leases(topic, group)
+    lost = await leases.ack(held, then=then)
     if then is not None and lost:
         gateway_of(request).streams.settled(lost)
-        return _settled(held, lost, 0)
+        return _settled(leases, held, lost, 0)
     gateway_of(request).streams.settled(held)
-    return _settled(held, lost)
+    return _settled(leases, held, lost)
 
 
 @router.post(
@@ -124,7 +125,7 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
     terms: Found = {"delay": body.delay, "delay_ms": body.delay_ms, "error": body.error, "count": body.count}
     lost = await leases.nack(held, **terms, **body.changes())
     gateway_of(request).streams.settled(held)
-    return _settled(held, lost)
+    return _settled(leases, held, lost)
 
 
 @router.post(
@@ -136,9 +137,10 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
 async def reject(request: Request, topic: TopicName, group: GroupName, body: bodies.RejectIn) -> Found:
     """Whatever attempts are left; their reason is `rejected`. 409 LEASE_LOST as with ack."""
     held = body.held()
-    lost = await gateway_of(request).client.leases(topic, group).dead(held, body.error)
+    leases = gateway_of(request).client.leases(topic, group)
+    lost = await leases.dead(held, body.error)
     gateway_of(request).streams.settled(held)
-    return _settled(held, lost)
+    return _settled(leases, held, lost)
 
 
 @router.post(
@@ -147,7 +149,8 @@ async def reject(request: Request, topic: TopicName, group: GroupName, body: bod
 async def extend(request: Request, topic: TopicName, group: GroupName, body: bodies.ExtendIn) -> Found:
     """With a message goes whatever else is under its lease. 409 LEASE_LOST as with ack."""
     held = body.held()
-    until_ms = await gateway_of(request).client.leases(topic, group).extend(held, body.lease)
+    leases = gateway_of(request).client.leases(topic, group)
+    until_ms = await leases.extend(held, body.lease)
     streams, lease_s = gateway_of(request).streams, duration_ms(body.lease) / 1000
     for (token, offset), ms in zip(held, until_ms, strict=True):
         if ms is None:
@@ -155,20 +158,26 @@ async def extend(request: Request, topic: TopicName, group: GroupName, body: bod
         else:
             streams.extended(token, lease_s)
     ends = [ms for ms in until_ms if ms is not None]
-    _settled(held, [one for one, ms in zip(held, until_ms, strict=True) if ms is None])
+    _settled(leases, held, [one for one, ms in zip(held, until_ms, strict=True) if ms is None])
     return {"lease_until": when(min(ends))}
 
 
 def _settled(
-    held: list[tuple[str, str | None]], lost: Iterable[tuple[str, str | None]], settled: int | None = None
+    leases: Leases,
+    held: list[tuple[str, str | None]],
+    lost: Iterable[tuple[str, str | None]],
+    settled: int | None = None,
 ) -> Found:
     """`settled`: how many were, where those that were not lost were not."""
-    gone = [Held(*one)._asdict() for one in lost]
+    gone = [Held(*one) for one in lost]
     settled = len(held) - len(gone) if settled is None else settled
     if gone:
+        why = "their lease has ended"
+        if leases.are_elsewhere(gone):
+            why += f", or is of another topic than {leases.topic!r} as it is now"
         raise LeaseLost(
-            f"{len(gone)} of {len(held)} are not held any more: their lease has ended, and they may be delivered again",
-            lost=gone,
+            f"{len(gone)} of {len(held)} are not held any more: {why}, and they may be delivered again",
+            lost=[one._asdict() for one in gone],
             settled=settled,
         )
     return {"settled": settled}

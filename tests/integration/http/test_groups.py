@@ -119,6 +119,44 @@ async def test_many_are_acked_at_once(web: Web) -> None:
     assert await web.post("/topics/t/groups/g/ack", {"lease_token": messages[0]["lease_token"]}) == {"settled": 1}
 
 
+SETTLING: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("ack", {}),
+    ("ack", {"then": [{"text": "x"}]}),
+    ("nack", {}),
+    ("dead", {}),
+    ("extend", {"lease": "1h"}),
+)
+
+
+@by_both
+async def test_a_lease_of_another_topic_is_refused(web: Web) -> None:
+    for topic in ("t", "u"):
+        await web.post("/topics", {"name": topic, "partitions": 2})
+        await web.post(f"/topics/{topic}/1", {"text": topic})
+    (mine,) = (await web.post("/topics/t/groups/g/lease", {"lease": "1h"}))["messages"]
+    (other,) = (await web.post("/topics/u/groups/g/lease", {"lease": "1h"}))["messages"]
+    for path, more in SETTLING:
+        lost = await web.post(f"/topics/t/groups/g/{path}", {**held(other), **more}, 409)
+        assert (lost["code"], lost["settled"], lost["lost"]) == ("LEASE_LOST", 0, [held(other)])
+        assert "or is of another topic than 't' as it is now" in lost["detail"]
+    lost = await web.post("/topics/t/groups/g/nack", {"messages": [held(other), held(mine)], "delay": 0}, 409)
+    assert (lost["settled"], lost["lost"]) == (1, [held(other)])
+    (mine,) = (await web.post("/topics/t/groups/g/lease", {"lease": "1h"}))["messages"]
+    for topic, message in (("t", mine), ("u", other)):
+        assert (await web.post(f"/topics/{topic}/groups/g/ack", held(message)))["settled"] == 1
+
+
+async def test_a_lease_of_a_topic_that_was_made_anew_is_lost(web: Web) -> None:
+    await web.post("/topics", {"name": "t"})
+    await web.post("/topics/t", {"text": "before"})
+    (message,) = (await web.post("/topics/t/groups/g/lease", {"lease": "1h"}))["messages"]
+    await web.raw("DELETE", "/topics/t")
+    await web.post("/topics", {"name": "t"})
+    for path, more in SETTLING:
+        lost = await web.post(f"/topics/t/groups/g/{path}", {**held(message), **more}, 409)
+        assert (lost["code"], lost["settled"], lost["lost"]) == ("LEASE_LOST", 0, [held(message)])
+
+
 async def test_leases_that_were_lost(web: Web, hand: HandClock) -> None:
     await topic(web, "a", "b", backoff={"kind": "none"})
     (a,) = await lease(web, lease="10m")

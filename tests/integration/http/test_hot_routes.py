@@ -28,9 +28,9 @@ PLAIN: list[tuple[str, Any]] = [
     (LEASE, {"max": 2}),
     (LEASE, {"max": 10, "ack": True}),
     (LEASE, {}),
-    (ACK, {"lease_token": "1.0.1"}),
+    (ACK, {"lease_token": "99.0.1"}),
     (ACK, {"lease_token": "nonsense"}),
-    (ACK, {"lease_token": "1.0.1", "messages": [{"lease_token": "1.0.1"}]}),
+    (ACK, {"lease_token": "99.0.1", "messages": [{"lease_token": "99.0.1"}]}),
 ]
 ODD: list[tuple[str, Any]] = [
     (T, b""),

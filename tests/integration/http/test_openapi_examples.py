@@ -57,3 +57,53 @@ async def test_every_body_has_an_example_that_can_be_sent(web: Web) -> None:
         assert code == FIXED_NAMES.get(name), (name, response.text)
         if name == "produce":
             stored = response.json()
+
+
+def schemas_of(told: Any) -> list[dict[str, Any]]:
+    """All that describe a value, at any depth."""
+    if isinstance(told, list):
+        return [one for inner in told for one in schemas_of(inner)]
+    if not isinstance(told, dict):
+        return []
+    here = [told] if isinstance(told.get("type"), str) or "anyOf" in told or "oneOf" in told else []
+    return here + [one for name, inner in told.items() if name != "example" for one in schemas_of(inner)]
+
+
+async def test_schemas_are_what_generators_read_well(web: Web) -> None:
+    document = await web.get("/openapi.json")
+    found = schemas_of(document)
+    assert len(found) > 300
+    for schema in found:
+        assert not isinstance(schema.get("title"), str), "it would be a comment that repeats the name"
+        assert schema.get("type") != "integer" or schema["format"] == "int64", "it would have 32 bits in Java"
+        assert schema.get("type") != "number" or schema["format"] == "double", "it would have 32 bits in Go"
+        assert not ("properties" in schema and schema.get("additionalProperties") is True), "typos would pass"
+        assert schema.get("type") != "integer" or isinstance(schema.get("maximum", 0), int), "a bound as 4095.0"
+
+
+async def test_choices_have_names_and_queries_no_null(web: Web) -> None:
+    for name, (_, _, told) in (await operations(web)).items():
+        for parameter in told.get("parameters", ()):
+            assert {"type": "null"} not in parameter["schema"].get("anyOf", ()), name
+        for part in (told.get("requestBody", {}), *told["responses"].values()):
+            for content in part.get("content", {}).values():
+                assert not {"anyOf", "oneOf"} & content["schema"].keys(), name
+    schemas = (await web.get("/openapi.json"))["components"]["schemas"]
+    assert {"ProduceIn", "ProduceAnswer", "CreateSchedulesIn", "CreateSchedulesAnswer"} <= schemas.keys()
+    assert "ProduceToIn" not in schemas, "the same choice has one name"
+
+
+async def test_what_a_message_is_told_with_is_in_the_document(web: Web) -> None:
+    await web.post("/topics", {"name": "t"})
+    await web.post("/topics/t/groups/g/lease", {})
+    sent = {"text": "x", "key": "u", "headers": {"n": 1}, "unique_key": "u", "ttl": "1h"}
+    stored = await web.post("/topics/t", sent)
+    (leased,) = (await web.post("/topics/t/groups/g/lease", {}))["messages"]
+    found = await web.get(f"/topics/t/messages/{stored['id']}")
+    await web.post("/topics/t/groups/g/dead", {"messages": [leased]})
+    (dead,) = (await web.get("/topics/t/groups/g/dead?values=true"))["messages"]
+    schemas = (await web.get("/openapi.json"))["components"]["schemas"]
+    for name, answer in (("Stored", stored), ("Leased", leased), ("StoredMessage", found), ("DeadLetter", dead)):
+        assert answer.keys() <= schemas[name]["properties"].keys(), name
+        assert set(schemas[name]["required"]) <= answer.keys(), name
+        assert None not in answer.values() or name != "Leased", "what a message does not have is left out"

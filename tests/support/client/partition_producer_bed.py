@@ -17,7 +17,7 @@ from sandq.model.sequence import is_resent, number_of
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.protocol.frames import FrameReader, Type
-from sandq.protocol.replies import HelloReply
+from sandq.protocol.replies import HelloReply, TopicRecord
 from sandq.protocol.requests import OnBehalf, Produce
 from tests.support.partition.bench import Bench, batch_of
 
@@ -76,6 +76,7 @@ class OneNode:
 
     def __init__(self) -> None:
         self.wire: Wire | None = Wire("node1")
+        self.topic: TopicRecord | None = None
         self._nodes = 1
 
     def gone(self, topic: str, error: SandqError) -> None:
@@ -83,6 +84,9 @@ class OneNode:
 
     def missing(self, topic: str) -> None:
         return None
+
+    def record(self, topic: str) -> TopicRecord | None:
+        return self.topic
 
     def leader(self, topic: str, partition: int) -> Wire | None:
         return self.wire

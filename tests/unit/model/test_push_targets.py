@@ -152,5 +152,6 @@ def test_what_is_no_entry_is_refused(text: str) -> None:
 
 
 def test_a_query_is_not_shown() -> None:
-    assert shown_url("https://example.com/a?token=1") == "https://example.com/a?…"
+    assert shown_url("https://example.com/a?token=1&b=&c&d=x=y") == "https://example.com/a?token=…&b=…&…&d=…"
+    assert shown_url("https://example.com/?s3cret") == "https://example.com/?…"
     assert shown_url("https://example.com/a") == "https://example.com/a"

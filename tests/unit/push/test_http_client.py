@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -103,6 +106,65 @@ async def test_a_status_counts_although_the_body_hangs(http: HttpClient) -> None
         receiver.raw = hang
         assert (await http.post(at(receiver), HEADERS, b"", PATIENCE_S)).status == 200
         assert not http._idle
+
+
+@asynccontextmanager
+async def answering_early(answer: bytes, until: trio.Event | None = None) -> AsyncIterator[Target]:
+    """A receiver that answers once it has the head, and reads no more before `until`, nor closes the connection."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += await stream.receive_some(1000)
+        await stream.send_all(answer)
+        if until is not None:
+            await until.wait()
+            left = int(re.search(rb"content-length: (\d+)", head)[1]) - len(head.partition(b"\r\n\r\n")[2])  # type: ignore[index]
+            while left > 0 and (data := await stream.receive_some(1 << 20)):
+                left -= len(data)
+            read.append(left)
+        await trio.sleep_forever()
+
+    read: list[int] = []
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        yield Target.parse(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/")
+        assert until is None or read == [0], "who has accepted it gets all of it"
+        nursery.cancel_scope.cancel()
+
+
+LARGE = b"x" * (64 << 20)
+"""More than what the sockets of both sides take while nobody reads."""
+
+
+async def test_who_refuses_a_large_body_before_reading_it_is_heard(http: HttpClient) -> None:
+    async with answering_early(b"HTTP/1.1 413 too large\r\ncontent-length: 8\r\n\r\nnot that") as target:
+        answer = await http.post(target, HEADERS, LARGE, PATIENCE_S)
+    assert (answer.status, answer.text) == (413, "not that")
+
+
+async def test_who_accepts_a_large_body_early_gets_all_of_it(http: HttpClient) -> None:
+    reads = trio.Event()
+    answers: list[int] = []
+    accepted = b"HTTP/1.1 202 yes\r\ncontent-length: 0\r\n\r\n"
+    async with answering_early(accepted, reads) as target, trio.open_nursery() as nursery:
+
+        async def post() -> None:
+            answers.append((await http.post(target, HEADERS, LARGE, PATIENCE_S)).status)
+
+        nursery.start_soon(post)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        reads.set()
+    assert answers == [202]
+
+
+async def test_who_accepts_a_large_body_and_never_reads_it_has_accepted_it(
+    http: HttpClient, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.05
+    async with answering_early(b"HTTP/1.1 202 yes\r\ncontent-length: 0\r\n\r\n") as target:
+        assert (await http.post(target, HEADERS, LARGE, 30.0)).status == 202
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,19 @@ import pytest
 
 from sandq.client.options import Options
 from sandq.client.producer import partition_producer
-from sandq.model.errors import ConnectionLost, InvalidRequest, NotLeader, Overloaded, StorageFailed, TimedOut
+from sandq.model.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    NotLeader,
+    Overloaded,
+    StorageFailed,
+    TimedOut,
+    UnknownPartition,
+)
 from sandq.model.limits import FIXED
 from sandq.model.sequence import is_resent, number_of
 from sandq.partition.dedup import producers
+from sandq.protocol.replies import Partition, TopicRecord
 from tests.support.client.partition_producer_bed import LOSE_ENTRY, LOSE_LEADER, STORE, LaneBed, Wire
 
 GONE_S = 10.0
@@ -40,6 +49,24 @@ def test_a_lost_answer(bed: LaneBed, fate: str) -> None:
     assert one.offsets and two.offsets
     first = (1, 1, False) if fate == LOSE_LEADER else (1, 2, False)
     assert bed.numbers[0] == first and (1, 1, True) in bed.numbers, "under the same number, and marked as sent before"
+
+
+def test_a_topic_that_was_made_anew_with_fewer_partitions_takes_nothing_here(bed: LaneBed) -> None:
+    topic = TopicRecord("t", 7, "compacted", [Partition(0, None, ["node1"])], 1, 1, {})
+    bed.node.topic = topic
+    bed.send()
+    bed.read(STORE)
+    bed.answer()
+    bed.node.topic = topic._replace(partitions=[])  # who tells of it is behind: it has the partition
+    one = bed.send()
+    bed.read(STORE)
+    bed.answer()
+    assert one.offsets
+    bed.node.topic = topic._replace(number=8, partitions=[])
+    two = bed.send()
+    assert isinstance(two.error, UnknownPartition) and two.error.message == (
+        "topic 't', partition 0: the topic was made anew, with 0 partitions"
+    )
 
 
 @pytest.mark.parametrize("read", [0, 1, 2, 3])

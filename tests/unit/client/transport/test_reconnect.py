@@ -32,7 +32,8 @@ from sandq.protocol.frames import Type, encode_error, encode_reply
 from sandq.protocol.replies import Node
 from tests.support.client.fake_server import CUT, GROUP_NUMBER, NOW_MS, SILENCE, FakeServer
 from tests.support.client.helpers import QUICK, take, two_nodes
-from tests.support.waiting import until_holds
+from tests.support.ports import free_port
+from tests.support.waiting import PATIENCE_S, until_holds
 
 TOKEN = 5 << 16
 ID = offsets.to_text(offsets.pack(NOW_MS, 1, 0, 0))
@@ -631,3 +632,14 @@ def test_topics_that_come_and_go_leave_nothing_behind(with_client: Any) -> None:
         assert kept() == before
 
     with_client(body)
+
+
+def test_a_node_that_was_named_and_is_gone_is_not_waited_for(with_client: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        # Who is asked has not heard yet that the node which it names has gone.
+        gone = [NotLeader("n2 leads", node_id="n2", host="127.0.0.1", port=free_port()) for _ in range(2)]
+        server.script[Type.TOPIC_CREATE] += gone
+        await client.admin.create_topic("made")
+        assert len(server.of_type(Type.TOPIC_CREATE)) == 3
+
+    with_client(body, timeout_s=PATIENCE_S)

@@ -1,0 +1,85 @@
+"""docs/examples/typescript and docs/examples/go: generated, built and run by the commands of docs/http.md.
+
+They need programs and packages of other ecosystems, which a machine of ours may not have: so they are no part of what
+every change is checked by. That the document is fit for generators is in `tests/integration/http`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
+
+PAGE = (ROOT / "docs" / "http.md").read_text()
+CACHES = ROOT / "build" / "caches"
+SAID = [
+    "scheduled 2 messages",
+    "cancelled the one to bob@example.org",
+    'took {"to":"ada@example.org"}, attempt 1',
+    "acked 1",
+]
+NEEDS = {
+    "typescript": {"npm": "Node.js 20 or newer with npm"},
+    "go": {"go": "Go 1.26 or newer"},
+}
+ENVIRON = {
+    "npm_config_cache": str(CACHES / "npm"),
+    "GOCACHE": str(CACHES / "go"),
+    "GOMODCACHE": str(CACHES / "go-modules"),
+    # What it writes can be removed by `make clean`.
+    "GOFLAGS": "-modcacherw",
+}
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    number = free_port()
+    node = NodeProcess(tmp_path_factory.mktemp("node"), SANDQ_LISTEN__HTTP=f"127.0.0.1:{number}")
+    node.start()
+    yield number
+    node.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("language", NEEDS)
+def test_the_example(tmp_path: Path, port: int, language: str) -> None:
+    for program, what in NEEDS[language].items():
+        if shutil.which(program) is None:
+            pytest.skip(f"`{program}` is not installed: {what} is needed")
+    (commands,) = re.findall(rf"^    cd docs/examples/{language}\n((?:    .+\n)+)", PAGE, re.M)
+    directory = shutil.copytree(ROOT / "docs" / "examples" / language, tmp_path / language)
+    out = ""
+    for number in range(2):  # the second time there is a topic
+        for line in commands.splitlines()[-1 if number else 0 :]:
+            command = line.strip().replace("localhost:2108", f"127.0.0.1:{port}")
+            out = output(command, directory)
+        assert out.splitlines() == SAID
+
+
+def output(command: str, directory: Path) -> str:
+    done = subprocess.run(
+        command.split(),
+        cwd=directory,
+        env=os.environ | ENVIRON,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"`{command}` (packages come from the registries of npm and Go):\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["typescript/package-lock.json", "go/go.sum"])
+def test_locks_name_no_registry(name: str) -> None:
+    lock = (ROOT / "docs" / "examples" / name).read_text()
+    assert "sha512-" in lock or " h1:" in lock
+    assert not re.search(r'"resolved"|https?://[^ "]*(registry|proxy)', lock)

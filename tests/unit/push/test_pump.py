@@ -1,0 +1,57 @@
+"""The pump beside a client and an HTTP client that do as the test says, on virtual time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import trio
+from structlog.testing import capture_logs
+
+from sandq.model.errors import NotLeader, SandqError, UnknownTopic
+from sandq.push.pump import AGAIN_S, Pump, PushCounts
+
+PUSH = {"url": "https://example.com/", "secrets": ["whsec_x"], "concurrency": 3, "timeout_ms": 1000}
+
+
+class FakeClient:
+    """Its consumers fail with these errors, in turn; and then wait."""
+
+    def __init__(self, errors: list[SandqError]) -> None:
+        self.errors = errors
+        self.runs = 0
+
+    async def run(self, *_: Any, **__: Any) -> None:
+        self.runs += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        await trio.sleep_forever()
+
+
+class FakeHttp:
+    async def check(self, target: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@pytest.fixture
+def places() -> trio.CapacityLimiter:
+    return trio.CapacityLimiter(math.inf)
+
+
+async def test_why_it_cannot_consume_is_logged_when_it_changes(
+    places: trio.CapacityLimiter, autojump_clock: trio.testing.MockClock
+) -> None:
+    errors: list[SandqError] = [NotLeader("not yet")] * 50
+    client = FakeClient([*errors, *[UnknownTopic("gone")] * 50])
+    counts = PushCounts()
+    pump: Any = Pump("t", "g", PUSH, client, FakeHttp(), counts, lambda: 7, print, "sandq", places, 10.0)  # type: ignore[arg-type]
+    pump.lead([0])
+    with capture_logs() as logs:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            await trio.sleep(200 * AGAIN_S)
+            nursery.cancel_scope.cancel()
+    assert client.runs == 101
+    assert [entry["error"] for entry in logs] == ["not yet", "gone"]
+    assert (counts.last_error, counts.last_error_ms) == ("gone", 7)
