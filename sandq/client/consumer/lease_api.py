@@ -304,11 +304,6 @@ class Leases:
         (result,) = await self._results(request, 1, idempotent=True)
         return _lost(held, result)
 
-    def are_elsewhere(self, lost: Iterable[Held]) -> bool:
-        """Whether one of these, which `ack` and the others returned, is of another topic than this one as it is now."""
-        record = self._cluster.record(self.topic)
-        return record is not None and bool(_not_in(record, _by_partition(lost)))
-
     @timed_change
     async def nack(
         self,
@@ -491,6 +486,12 @@ def _by_partition(held: Iterable[Held]) -> dict[tuple[int, int], _Tokens]:
         lease = offset_model.parse_lease(one.lease_token)
         found.setdefault((lease.group_number, lease.partition), {}).setdefault(lease.token, []).append(one)
     return found
+
+
+def are_elsewhere(leases: Leases, lost: Iterable[Held]) -> bool:
+    """Whether one of these, which `ack` and the others returned, is of another topic than theirs as it is now."""
+    record = leases._cluster.record(leases.topic)
+    return record is not None and bool(_not_in(record, _by_partition(lost)))
 
 
 def _not_in(record: TopicRecord, places: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:

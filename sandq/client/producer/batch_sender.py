@@ -196,7 +196,7 @@ class BatchSender(Generic[B]):
         if self.partition < len(record.partitions):
             self._topic_number = record.number
             return None
-        if record.number <= self._topic_number:  # who told of it may be behind
+        if not self._topic_number or record.number <= self._topic_number:  # who told of it may be behind
             return None
         return UnknownPartition(f"{self.where}: the topic was made anew, with {len(record.partitions)} partitions")
 

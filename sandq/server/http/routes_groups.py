@@ -9,6 +9,7 @@ from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.client import DeadLetter, DeadOutcome, Held, Leases
+from sandq.client.consumer.lease_api import are_elsewhere
 from sandq.client.json_format import (
     blocked_by_key_of_rows,
     dead_json,
@@ -173,7 +174,7 @@ def _settled(
     settled = len(held) - len(gone) if settled is None else settled
     if gone:
         why = "their lease has ended"
-        if leases.are_elsewhere(gone):
+        if are_elsewhere(leases, gone):
             why += f", or is of another topic than {leases.topic!r} as it is now"
         raise LeaseLost(
             f"{len(gone)} of {len(held)} are not held any more: {why}, and they may be delivered again",

@@ -122,6 +122,9 @@ class FakeCluster:
     def missing(self, topic: str) -> None:
         return None
 
+    def record(self, topic: str) -> None:
+        return None
+
     def gone(self, topic: str, error: SandqError) -> None:
         pass
 

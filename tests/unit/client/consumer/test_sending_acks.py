@@ -12,7 +12,7 @@ from sandq.client.consumer.outgoing import Outgoing
 from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, LeaseLost, UnknownTopic
 from sandq.protocol.frames import Type, encode_reply
-from tests.support.client.fake_server import FakeServer
+from tests.support.client.fake_server import GROUP_NUMBER, FakeServer
 from tests.support.client.helpers import take
 from tests.support.waiting import PATIENCE_S, until_holds
 from tests.unit.client.consumer.test_batches import TOKEN, take_batches
@@ -76,7 +76,7 @@ def test_what_the_broker_refuses_to_ack_is_held_still(with_client: Any, end: str
 
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=1, lease="3s") as subscription:
-            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=3000)
+            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=300)
             (message,) = await take(subscription, 1)
             server.script[Type.ACK_THEN].append(REFUSAL)
             settlement = message.ack(then=NEXT)
@@ -113,13 +113,13 @@ def test_what_the_broker_refuses_to_ack_is_held_still(with_client: Any, end: str
 def test_a_refusal_that_nobody_awaits_keeps_no_lease(with_client: Any, caplog: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", credit=10, lease="3s") as subscription:
-            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=3000)
+            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=300)
             (message,) = await take(subscription, 1)
             server.script[Type.ACK_THEN].append(REFUSAL)
             settlement = message.ack(then=NEXT)
             await until_holds(lambda: "acks or nacks failed: there is no topic 'u'" in caplog.text)
             assert not message.is_settled and not message.is_lost
-            await anyio.sleep(5)
+            await anyio.sleep(0.5)
             assert not server.extends
             with pytest.raises(UnknownTopic):
                 await settlement
@@ -151,13 +151,13 @@ def test_a_handler_whose_ack_is_refused_fails_as_others_do(with_client: Any) -> 
 def test_leases_send_with_what_is_held_under_one_lease(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         leases, offset = client.leases("t", "g"), offsets.to_text(offsets.pack(5000, 1, 1, 0))
-        assert await leases.ack([("1.0.65536", offset), ("1.0.65536", offset[:-1] + "1")], then=NEXT) == []
+        items = [(f"{GROUP_NUMBER}.0.65536", offset), (f"{GROUP_NUMBER}.0.65536", offset[:-1] + "1")]
+        assert await leases.ack(items, then=NEXT) == []
         (sent,) = server.ack_thens
         assert (sent.token, len(server.named(sent.what) or ())) == (65536, 2)
         with pytest.raises(InvalidRequest, match="these are of 2: ack those of each lease for themselves"):
-            await leases.ack([("1.0.65536", None), ("1.0.65537", None)], then=NEXT)
+            await leases.ack([(f"{GROUP_NUMBER}.0.65536", None), (f"{GROUP_NUMBER}.0.65537", None)], then=NEXT)
         server.script[Type.ACK_THEN].append(loses([offsets.from_text(offset), 1]))
-        items = [("1.0.65536", offset), ("1.0.65536", offset[:-1] + "1")]
         assert await leases.ack(items, then=NEXT) == [items[0]]
         server.script[Type.ACK_THEN].append(Conflict("it was acked before"))
         with pytest.raises(Conflict):

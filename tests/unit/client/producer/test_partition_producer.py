@@ -69,6 +69,15 @@ def test_a_topic_that_was_made_anew_with_fewer_partitions_takes_nothing_here(bed
     )
 
 
+def test_a_partition_that_is_new_is_not_gone(bed: LaneBed) -> None:
+    """Somebody has just added it, and who told of the topic since is behind: that is no topic made anew."""
+    bed.node.topic = TopicRecord("t", 7, "timer", [], 1, 1, {})
+    one = bed.send()
+    bed.read(STORE)
+    bed.answer()
+    assert one.offsets
+
+
 @pytest.mark.parametrize("read", [0, 1, 2, 3])
 def test_a_lost_connection(bed: LaneBed, read: int) -> None:
     batches = [bed.send() for _ in range(3)]
