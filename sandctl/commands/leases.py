@@ -249,11 +249,13 @@ class _Chosen:
 
     def __init__(self, ids: Sequence[str], unique_key: str | None, tenant: str | None, tokens: Sequence[str]) -> None:
         """UsageError unless it is said in one way."""
+        if bool(ids) + (unique_key is not None) + bool(tokens) != 1:
+            raise click.UsageError("say which messages: ID..., --unique-key K, or --lease-token TOKEN; one of them")
         if not tokens:
             self._targets = named(ids, unique_key, tenant)
             return
-        if ids or unique_key is not None or tenant is not None:
-            raise click.UsageError("say which messages: ID..., --unique-key K, or --lease-token TOKEN; one of them")
+        if tenant is not None:
+            raise click.UsageError("--tenant: it goes with --unique-key")
         from sandq.errors import InvalidRequest
         from sandq.model.offsets import parse_lease
 

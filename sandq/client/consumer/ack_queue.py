@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import anyio
 
@@ -31,13 +31,30 @@ from sandq.client.consumer.lease import (
 from sandq.client.consumer.nack_change import NackTerms
 from sandq.client.options import Options
 from sandq.client.transport.connection import Connection
-from sandq.model.errors import LeaseLost, ProtocolError, SandqError
+from sandq.model.errors import (
+    Conflict,
+    DiskFull,
+    Forbidden,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    NotLeader,
+    Overloaded,
+    ProtocolError,
+    SandqError,
+    Unavailable,
+)
 from sandq.model.nack_ends import DEAD
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import lost_ranges, results
 from sandq.protocol.requests import Ack, AckThen, Nack
 
 log = logging.getLogger("sandq.client")
+
+_REFUSALS: Final = (InvalidRequest, NotFound, Conflict, Forbidden)
+"""Errors of a broker that looked at a request and did nothing of it."""
+_NOTHING_DONE: Final = (NotLeader, Overloaded, Unavailable, DiskFull)
+"""Errors that may pass, of requests of which nothing was done; of others the outcome is unknown."""
 
 
 class NackKey(NamedTuple):
@@ -54,6 +71,8 @@ class Sent(NamedTuple):
     parts: list[Part]
     then: list[list[Any]] | None = None
     """Messages that the ack sends: it is a request of its own."""
+    may_be_done: bool = False
+    """Whether an earlier try may have been done, for no answer came: a refusal now does not say that it was not."""
 
     @property
     def settled(self) -> int:
@@ -247,7 +266,8 @@ class AckQueue:
         now = anyio.current_time()
         lease = sent[0].parts[0][0].lease
         late = now - since > owner.options.delivery_timeout_s and now > lease.expires_at
-        if not error.retriable and not owner.is_closed and sent[0].then is not None:
+        is_refused = isinstance(error, _REFUSALS) and not error.retriable and not sent[0].may_be_done
+        if is_refused and sent[0].then is not None and not owner.is_closed:
             ((chunk, spans),) = sent[0].parts
             self._refuse(chunk, spans, error)
             return
@@ -256,7 +276,8 @@ class AckQueue:
             return
         for one in sent:
             if one.then is not None:
-                self._sending.append((since, one))
+                may_be_done = one.may_be_done or not isinstance(error, _NOTHING_DONE)
+                self._sending.append((since, one._replace(may_be_done=may_be_done)))
                 continue
             for chunk, spans in one.parts:
                 if one.nack is None:
@@ -275,6 +296,7 @@ class AckQueue:
                 unseen += not chunk.is_awaited(position)
                 chunk.errors[position] = error
             chunk.fill(spans, LOST)
+            chunk.lease.abandoned = True
             owner.settled(chunk, count_of([(chunk, spans)]))
             chunk.tell(spans)
         self._warn(unseen, error)

@@ -97,6 +97,7 @@ class Lease:
     """One token of one partition: its deadline and its chunks."""
 
     __slots__ = (
+        "abandoned",
         "attempt",
         "chunks",
         "complete",
@@ -126,6 +127,7 @@ class Lease:
         self.unsettled = 0  # held or being settled
         self.complete = False  # the broker said that nothing more of it is to come
         self.superseded = False  # a later lease of the partition has come on the same connection
+        self.abandoned = False  # some of it is held by the broker's account, and neither held nor being settled here
         self.lapsed = False
         self.lost = False
         self.recheck = False  # the connection was cut since: frames may come again
@@ -313,7 +315,7 @@ def count_of(parts: Iterable[Part]) -> int:
 
 def what_of(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
     """Which messages of a lease an item is about; None, all of it, only when that is certainly so."""
-    if lease.complete and not lease.lapsed and count_of(parts) == lease.unsettled:
+    if lease.complete and not (lease.lapsed or lease.abandoned) and count_of(parts) == lease.unsettled:
         return None
     return [row for chunk, spans in parts for row in chunk.ranges(spans)]
 

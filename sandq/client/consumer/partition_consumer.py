@@ -187,6 +187,7 @@ class PartitionConsumer:
                     lease.held += 1
                     chunk.on_free(-1)
                 else:
+                    lease.abandoned = True
                     self.settled(chunk, 1)
         self.wake()  # it is to be extended from now on
 
@@ -287,7 +288,6 @@ class PartitionConsumer:
                 chunk.answered = anyio.Event()
             await chunk.answered.wait()
         self._raise_failed(chunk, chunk.state.find(LOST, start))
-
         for position in chunk.errors:
             if position >= start:
                 self._raise_failed(chunk, position)

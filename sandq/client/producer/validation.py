@@ -213,5 +213,6 @@ def delay_of(delay: Duration | None, delay_ms: int) -> Duration:
     if delay is not None:
         raise InvalidRequest("delay and delay_ms: one of them, not both")
     if type(delay_ms) is not int or not 0 <= delay_ms <= TIME_MAX_MS:
-        raise InvalidTime(f"delay_ms: a whole number of milliseconds from 0 on is expected, not {delay_ms!r:.60}")
+        expected = f"a whole number of milliseconds from 0 to {TIME_MAX_MS}"
+        raise InvalidTime(f"delay_ms: {expected} is expected, not {delay_ms!r:.60}")
     return timedelta(milliseconds=delay_ms)

@@ -10,9 +10,18 @@ import pytest
 from sandq.client.client import Client
 from sandq.client.consumer.outgoing import Outgoing
 from sandq.model import offsets
-from sandq.model.errors import Conflict, InvalidRequest, LeaseLost, UnknownTopic
+from sandq.model.errors import (
+    Conflict,
+    InvalidRequest,
+    LeaseLost,
+    Overloaded,
+    SandqError,
+    StorageFailed,
+    TimedOut,
+    UnknownTopic,
+)
 from sandq.protocol.frames import Type, encode_reply
-from tests.support.client.fake_server import GROUP_NUMBER, FakeServer
+from tests.support.client.fake_server import CUT, GROUP_NUMBER, FakeServer
 from tests.support.client.helpers import take
 from tests.support.waiting import PATIENCE_S, until_holds
 from tests.unit.client.consumer.test_batches import TOKEN, take_batches
@@ -75,8 +84,8 @@ def test_what_the_broker_refuses_to_ack_is_held_still(with_client: Any, end: str
     """It was lost to its consumer before: neither acked nor nacked, it waited for its lease to end."""
 
     async def body(server: FakeServer, client: Client) -> None:
-        async with client.subscribe("t", group="g", credit=1, lease="3s") as subscription:
-            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=300)
+        async with client.subscribe("t", group="g", credit=1, lease="1s") as subscription:
+            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=1000)
             (message,) = await take(subscription, 1)
             server.script[Type.ACK_THEN].append(REFUSAL)
             settlement = message.ack(then=NEXT)
@@ -85,7 +94,8 @@ def test_what_the_broker_refuses_to_ack_is_held_still(with_client: Any, end: str
             with pytest.raises(UnknownTopic):
                 await settlement
             assert message.is_held and not message.is_settled and not message.is_lost
-            await until_holds(lambda: server.extends)  # it is kept, as what is held is
+            if end == "ack":
+                await until_holds(lambda: server.extends)  # it is kept, as what is held is
             match end:
                 case "ack":
                     await message.ack()
@@ -112,19 +122,63 @@ def test_what_the_broker_refuses_to_ack_is_held_still(with_client: Any, end: str
 
 def test_a_refusal_that_nobody_awaits_keeps_no_lease(with_client: Any, caplog: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
-        async with client.subscribe("t", group="g", credit=10, lease="3s") as subscription:
-            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=300)
+        async with client.subscribe("t", group="g", credit=10, lease="1s") as subscription:
+            server.deliver(server.subscription(), [b"v"], token=TOKEN, lease_ms=1000)
             (message,) = await take(subscription, 1)
             server.script[Type.ACK_THEN].append(REFUSAL)
             settlement = message.ack(then=NEXT)
             await until_holds(lambda: "acks or nacks failed: there is no topic 'u'" in caplog.text)
             assert not message.is_settled and not message.is_lost
-            await anyio.sleep(0.5)
+            await anyio.sleep(1.5)
             assert not server.extends
             with pytest.raises(UnknownTopic):
                 await settlement
             await message.nack()  # the broker has the last word
             assert len(server.nacks) == 1
+
+    with_client(body)
+
+
+@pytest.mark.parametrize("kind", [Type.ACK_THEN, Type.NACK])
+def test_what_was_given_up_is_not_settled_with_the_rest_of_its_lease(with_client: Any, caplog: Any, kind: Type) -> None:
+    """The rest seemed to be all of the lease, and was acked so: what the broker holds still went with it."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10) as subscription:
+            base = server.deliver(server.subscription(), [b"v", b"w"], token=TOKEN, last=True)
+            refused, other = await take(subscription, 2)
+            server.script[kind].append(REFUSAL)
+            refused.ack(then=NEXT) if kind == Type.ACK_THEN else refused.nack()
+            await until_holds(lambda: "acks or nacks failed: there is no topic 'u'" in caplog.text)
+            await other.ack()
+            ((_, what),) = server.acks[0].items
+            assert server.named(what) == {offsets.shift(base, 1)}
+
+    with_client(body)
+
+
+@pytest.mark.parametrize(
+    ("answers", "is_held"),
+    [
+        ([Overloaded("busy"), REFUSAL], True),
+        ([CUT, REFUSAL], False),
+        ([TimedOut("the outcome is unknown"), Overloaded("busy"), REFUSAL], False),
+        ([StorageFailed("no space")], False),
+        ([SandqError("a bug")], False),
+    ],
+)
+def test_only_what_was_certainly_not_done_is_held_still(with_client: Any, answers: list[Any], is_held: bool) -> None:
+    """Else it is acked, and what it sends is on its way: who acks it in another way would lose or repeat that."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        async with client.subscribe("t", group="g", credit=10) as subscription:
+            server.deliver(server.subscription(), [b"v"], token=TOKEN)
+            (message,) = await take(subscription, 1)
+            server.script[Type.ACK_THEN].extend(answers)
+            with pytest.raises(SandqError) as raised:
+                await message.ack(then=NEXT)
+            assert raised.value.message == answers[-1].message
+            assert (message.is_held, message.is_lost) == (is_held, not is_held)
 
     with_client(body)
 
