@@ -72,7 +72,9 @@ class Crowding:
         """Return whether a tenant, with so many in flight, may come to be stopped by what it is given in this lease."""
         if self._free is not None and tenant in self.waits:
             return True
-        return self._half is not None and in_flight + FIXED.grant_messages >= self._half
+        # Else nothing of it is counted until the lease is full.
+        in_all = self.waits.get(tenant, 0) + in_flight
+        return self._half is not None and in_all + FIXED.grant_messages >= self._half
 
     def room(self, tenant: str, in_flight: int) -> int | None:
         """Return how many new messages of a tenant may be given, with so many in flight; None: any number."""

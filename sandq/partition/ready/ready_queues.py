@@ -135,6 +135,8 @@ class ReadyQueues:
 
     def add(self, key: bytes, entry: LogEntry, view: View) -> None:
         """Put an entry of the log into a queue, whose other entries are all below it."""
+        if entry.row is not None:
+            entry = entry._replace(row=None)  # by the time it is sent nobody asks for it here, and it may be long
         queue = self._queues.get(key) or self._queue(key, 0, entry.first)
         if not queue.messages:
             self._note_rows(queue, 1)

@@ -11,9 +11,10 @@ import pytest
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.groups import group
+from sandq.partition.groups import group, ranked_grants
 from sandq.partition.levels import CROWDED_FLIGHT, RANKED
 from sandq.partition.ranked_queries import why_ready
+from sandq.partition.ready import crowding
 from sandq.partition.ready.crowding import Crowding
 from sandq.partition.ready.ready_queue import ReadyQueue
 from sandq.partition.ready.ready_queues import ReadyQueues
@@ -303,3 +304,23 @@ def test_many_priorities_of_one_that_is_stopped_are_not_looked_at_for_each(monke
     monkeypatch.setattr(ReadyQueues, "first_returned", counted)
     assert len(bench.lease(1, at=1000)) == 1
     assert looks < 10 * 100
+
+
+@pytest.mark.parametrize("settings", [{}, {"ageing": "1h"}])
+def test_little_that_waits_counts_beside_much_that_is_in_flight(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who comes to a half in one lease has no turn in the next one of the same entry."""
+    few_each = replace(FIXED, grant_messages=4)
+    for module in (crowding, ranked_grants):
+        monkeypatch.setattr(module, "FIXED", few_each)
+    monkeypatch.setattr(group, "FIXED", replace(FIXED, max_gaps=40))
+    bench = at_level(**settings)
+    for _ in range(60):
+        bench.add("bad", tenant="bad")
+    for lease in (bench.lease(1)[0], bench.lease(1)[0]):
+        bench.nack(lease.token, delay=HOUR)
+    assert sum(bench.lease(1)[0].total for _ in range(14)) == 14
+    grants = tuple(c.Grant(consumer, 4, 30_000) for consumer in "abc")
+    bench.apply(0, c.Lease("g", 0, grants))
+    assert flying(bench, "bad") == 18, "with the two that wait a half"

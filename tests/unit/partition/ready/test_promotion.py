@@ -230,3 +230,16 @@ def test_look_aheads_have_what_queues_leave_of_the_share_and_a_quarter() -> None
     assert look_aheads.is_over
     look_aheads.evict(lambda: [])
     assert (look_aheads.bytes, look_aheads.fixed_bytes) == (0, 0), "whose groups are gone"
+
+
+def test_entries_of_queues_have_no_rows_at_hand() -> None:
+    """Turns alone look at them, and what they take in memory does not count that."""
+    bench = RankedBench("fair")
+    bench.open()
+    bench.add(*[str(number) for number in range(20)], due=range(1, 21))
+    assert len(bench.lease(1, at=30)) == 1
+    ready = bench.machine.groups.named("g").ready
+    assert ready is not None
+    held = [entry for queue in ready._queues.values() for entry in queue.entries]
+    assert len(held) > 1
+    assert {entry.row for entry in held} == {None}
