@@ -151,13 +151,13 @@ def test_a_handler_whose_ack_is_refused_fails_as_others_do(with_client: Any) -> 
 def test_leases_send_with_what_is_held_under_one_lease(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         leases, offset = client.leases("t", "g"), offsets.to_text(offsets.pack(5000, 1, 1, 0))
-        assert await leases.ack([("1.0.65536", offset), ("1.0.65536", offset[:-1] + "1")], then=NEXT) == []
+        assert await leases.ack([("7.0.65536", offset), ("7.0.65536", offset[:-1] + "1")], then=NEXT) == []
         (sent,) = server.ack_thens
         assert (sent.token, len(server.named(sent.what) or ())) == (65536, 2)
         with pytest.raises(InvalidRequest, match="these are of 2: ack those of each lease for themselves"):
-            await leases.ack([("1.0.65536", None), ("1.0.65537", None)], then=NEXT)
+            await leases.ack([("7.0.65536", None), ("7.0.65537", None)], then=NEXT)
         server.script[Type.ACK_THEN].append(loses([offsets.from_text(offset), 1]))
-        items = [("1.0.65536", offset), ("1.0.65536", offset[:-1] + "1")]
+        items = [("7.0.65536", offset), ("7.0.65536", offset[:-1] + "1")]
         assert await leases.ack(items, then=NEXT) == [items[0]]
         server.script[Type.ACK_THEN].append(Conflict("it was acked before"))
         with pytest.raises(Conflict):
