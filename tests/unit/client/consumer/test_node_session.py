@@ -120,9 +120,7 @@ def test_what_was_on_its_way_when_its_credit_was_taken_back_is_given_back(with_c
         server.add_topic("u")
         server.cut_all()
         async with client.subscribe(["t", "u"], group="g", credit=6) as subscription:
-            by_topic = {
-                one.request.topic: one for link in server.connections for one in link.subscriptions.values()
-            }
+            by_topic = {one.request.topic: one for link in server.connections for one in link.subscriptions.values()}
             t, u = by_topic["t"], by_topic["u"]
             server.deliver(t, [b"t0"], token=TOKEN, last=True)
             await until_holds(lambda: t.credit == 5)
