@@ -8,6 +8,7 @@ small limit, for the error that is noted. Connections are kept for the next requ
 from __future__ import annotations
 
 import math
+import select
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -129,7 +130,7 @@ class HttpClient:
         kept, now_s = self._idle.get(target[:3], []), trio.current_time()
         while kept:
             connection = kept.pop()
-            if connection.is_fresh(now_s):
+            if connection.is_fresh(now_s) and _is_silent(connection.stream):
                 return connection
             _drop(connection.stream)
         self._idle.pop(target[:3], None)
@@ -202,7 +203,8 @@ class HttpClient:
         is_kept = False
         try:
             answer = await self._exchange(connection, target, headers, body, doing)
-            is_kept = connection.http.our_state is h11.DONE and connection.http.their_state is h11.DONE
+            http = connection.http
+            is_kept = http.our_state is h11.DONE and http.their_state is h11.DONE and not http.trailing_data[0]
             if is_kept:
                 self._keep(target, connection)
             return answer
@@ -223,13 +225,15 @@ class HttpClient:
         doing[0] = "sending"
         head = http.send(h11.Request(method=b"POST", target=target.path.encode(), headers=whole))
         assert head is not None
-        response, failure = None, None
+        response, failure, text, is_early = None, None, bytearray(), False
         async with trio.open_nursery() as nursery:
             sent = trio.Event()
             nursery.start_soon(self._send, connection, head, body, doing, sent)
             try:
                 response = await self._response(connection)
-                if response.status_code < 300:  # who has accepted it is to have all of it
+                is_early = response.status_code < 300 and not sent.is_set()
+                if is_early:  # who has accepted it is to have all of it
+                    nursery.start_soon(_read_body, connection, text, is_early)
                     await _until(sent, trio.current_effective_deadline() - MARGIN_S)
             except Exception as error:
                 failure = error  # raised below: as it is, not in the group of a nursery
@@ -237,15 +241,17 @@ class HttpClient:
         if response is None:
             assert failure is not None
             raise failure
+        if response.status_code < 300 and http.our_state in (h11.SEND_BODY, h11.ERROR):
+            raise PushFailed(f"answered {response.status_code}, and did not take the rest of the request")
         found = {name.lower(): value for name, value in response.headers}
         retry_after = found.get(b"retry-after")
-        text = b""
         doing[0] = "reading the answer"
         # The status is there, and counts whatever becomes of the rest, also when the time of the request is nearly up.
-        until_s = min(trio.current_time() + DRAIN_S, trio.current_effective_deadline() - MARGIN_S)
-        with trio.move_on_at(until_s), suppress(OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
-            text = await _body(connection)
-        return Answer(response.status_code, None if retry_after is None else retry_after.decode("latin-1"), _line(text))
+        drain_s = math.inf if is_early else DRAIN_S
+        with trio.move_on_at(min(trio.current_time() + drain_s, trio.current_effective_deadline() - MARGIN_S)):
+            await _read_body(connection, text, is_early)
+        retry = None if retry_after is None else retry_after.decode("latin-1")
+        return Answer(response.status_code, retry, _line(bytes(text)))
 
     async def _send(
         self, connection: _Connection, head: bytes, body: bytes, doing: list[str], sent: trio.Event
@@ -296,15 +302,26 @@ async def _next_event(connection: _Connection) -> object:
         connection.http.receive_data(bytes(data))
 
 
-async def _body(connection: _Connection) -> bytes:
-    """The body up to its limit; what is cut off leaves the connection unusable."""
-    found = bytearray()
-    while len(found) < BODY_BYTES:
-        event = await _next_event(connection)
-        if not isinstance(event, h11.Data):
-            break
-        found += event.data
-    return bytes(found[:BODY_BYTES])
+async def _read_body(connection: _Connection, found: bytearray, is_early: bool) -> None:
+    """The body of an answer up to its limit, after what was found of it before; what is cut off leaves the connection
+    unusable. Of one that was begun before the request was sent all is read, and left out: who sends back what it gets
+    takes no more of the request otherwise, nor what is on its way to it when the connection is cut off."""
+    with suppress(OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
+        while connection.http.their_state is h11.SEND_BODY and (is_early or len(found) < BODY_BYTES):
+            event = await _next_event(connection)
+            if isinstance(event, h11.Data):
+                found += event.data[: max(BODY_BYTES - len(found), 0)]
+
+
+def _is_silent(stream: trio.abc.Stream) -> bool:
+    """Whether nothing came since the last answer. Who has closed it does not hear the next request; and what was said
+    beyond that answer, a second one, say, is none to the next request."""
+    tcp = _tcp_of(stream)
+    if tcp is None:
+        return True
+    ready = select.poll()
+    ready.register(tcp.socket.fileno(), select.POLLIN)
+    return not ready.poll(0)
 
 
 def _line(body: bytes) -> str:
@@ -328,7 +345,12 @@ def _why(error: BaseException | None) -> str:
 
 def _drop(stream: trio.abc.Stream) -> None:
     """Close it at once, without a word."""
+    tcp = _tcp_of(stream)
+    if tcp is not None:
+        tcp.socket.close()
+
+
+def _tcp_of(stream: trio.abc.Stream) -> trio.SocketStream | None:
     while isinstance(stream, trio.SSLStream):
         stream = stream.transport_stream
-    if isinstance(stream, trio.SocketStream):
-        stream.socket.close()
+    return stream if isinstance(stream, trio.SocketStream) else None

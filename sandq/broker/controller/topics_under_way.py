@@ -9,8 +9,14 @@ from contextlib import contextmanager
 import trio
 
 from sandq.broker.replication.replica import MetadataView
-from sandq.model.errors import Overloaded
+from sandq.model.errors import Overloaded, SandqError
 from sandq.model.names import AUTO_CREATED
+
+
+class _Attempt:
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.error: SandqError | None = None
 
 
 class TopicsUnderWay:
@@ -19,7 +25,7 @@ class TopicsUnderWay:
     def __init__(self, most: int) -> None:
         """`most`: topics that may be made so, over all."""
         self._most = most
-        self._ended: dict[str, trio.Event] = {}
+        self._attempts: dict[str, _Attempt] = {}
         self._counted = (-1, 0)
         """Up to which entry of the metadata, and how many there were."""
 
@@ -31,25 +37,31 @@ class TopicsUnderWay:
         return self._counted[1]
 
     async def until_ended(self, name: str) -> bool:
-        """Wait for the attempt to make this one that is under way; False: there is none."""
-        ended = self._ended.get(name)
-        if ended is None:
+        """Wait for the attempt to make this one that is under way; False: there is none. Raises what it failed with:
+        who waited with it would wait as long again for each of the others otherwise."""
+        attempt = self._attempts.get(name)
+        if attempt is None:
             return False
-        await ended.wait()
+        await attempt.ended.wait()
+        if (error := attempt.error) is not None:
+            raise type(error)(error.message, **error.details)  # one that is raised twice gathers both tracebacks
         return True
 
     @contextmanager
     def attempt(self, name: str, view: MetadataView) -> Iterator[None]:
         """It is being made inside the block. Raises Overloaded while as many others are as may be made still."""
-        if self.made(view) + len(self._ended) >= self._most:
+        if self.made(view) + len(self._attempts) >= self._most:
             raise Overloaded(
-                f"topic {name!r} is not there, and {len(self._ended)} others are being made just now, as many as may "
-                "be (limits.auto_created_topics): ask again in a moment",
+                f"topic {name!r} is not there, and {len(self._attempts)} others are being made just now, as many as "
+                "may be (limits.auto_created_topics): ask again in a moment",
                 topic=name,
             )
-        ended = self._ended[name] = trio.Event()
+        attempt = self._attempts[name] = _Attempt()
         try:
             yield
+        except SandqError as error:
+            attempt.error = error
+            raise
         finally:
-            del self._ended[name]
-            ended.set()
+            del self._attempts[name]
+            attempt.ended.set()

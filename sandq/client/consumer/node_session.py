@@ -68,7 +68,7 @@ class SessionOwner(Protocol):
 
     def partition_consumer(self, group_number: int, partition: int) -> PartitionConsumer: ...
 
-    def receive(self, chunk: Chunk) -> None: ...
+    def receive(self, chunk: Chunk, crossed: int) -> None: ...
 
     def sessions_changed(self) -> None: ...
 
@@ -100,6 +100,7 @@ class Session:
         self._ended: SandqError | None = None
         self._left = False
         self._credit_queued = False
+        self._taken_back = 0  # of the credit, on this connection
         self._wake = Signal()
         self._last_tokens: dict[tuple[int, int], int] = {}
 
@@ -143,7 +144,7 @@ class Session:
         self._ended = None
         self._id = connection.new_id()
         self._credit = max(0, self.target - self.held)
-        self._credit_queued = False
+        self._credit_queued, self._taken_back = False, 0
         self._connection = connection
         connection.listeners[self._id] = self
         request = Subscribe(
@@ -228,7 +229,7 @@ class Session:
         if count and anyio.current_time() >= lease.expires_at:
             partition_consumer.lapse(lease)  # long on its way: another consumer may have it by now
         elif count:
-            subscription.receive(chunk)
+            subscription.receive(chunk, min(count, self._taken_back, max(-self._credit, 0)))
         if count < pushed:
             self.top_up()  # what had been pushed before takes no place, so the credit it cost goes back
         subscription.watch(lease)
@@ -272,6 +273,7 @@ class Session:
             self.top_up()
         elif takes_back and self.ready and connection is not None and connection.takes_credit_back:
             self._credit -= beyond
+            self._taken_back += beyond
             connection.post(Credit(self._id, -beyond).frame())
 
     def top_up(self) -> None:

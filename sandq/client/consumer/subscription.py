@@ -301,12 +301,14 @@ class Subscription:
         """Whether somebody waits for a message."""
         return self._waiting > 0 and not self._arrivals
 
-    def receive(self, chunk: Chunk) -> None:
-        """Messages came: for the iterator."""
+    def receive(self, chunk: Chunk, crossed: int) -> None:
+        """Messages came: for the iterator. `crossed`: for so many of them the credit had been taken back."""
         if self._is_stopped:
             self._give_back(chunk, 0)
             return
         now = anyio.current_time()
+        if crossed and not self._give_back_beyond(chunk, crossed):
+            return
         self._arrivals.append(Arrival(chunk, now))
         self._arrived.set()
         if self._prefetch is not None and now + STALE_S < self.due_at:
@@ -440,6 +442,18 @@ class Subscription:
         prefetch.stop()
         self._prefetch = prefetch
         return now + STALE_S if self._arrivals else math.inf
+
+    def _give_back_beyond(self, chunk: Chunk, crossed: int) -> bool:
+        """Credit of one topic is another one's as soon as it is taken back, and what was on its way by then comes all
+        the same: give back what of it is more than may be held, the last first. Whether something is left of it."""
+        sessions = [session for consumer in self._consumers.values() for session in consumer.sessions.values()]
+        most = self._credit + (self._prefetch.extra if self._prefetch is not None else 0) + len(sessions)
+        beyond = min(crossed, sum([session.held for session in sessions]) - most)
+        if beyond <= 0:
+            return True
+        waiting = positions_of(chunk.spans(OF_HELD))
+        self._give_back(chunk, waiting[-min(beyond, len(waiting))])
+        return beyond < len(waiting)
 
     # The subscription's tasks: sessions where leaders are, leases kept alive, topics that come.
 

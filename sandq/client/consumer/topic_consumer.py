@@ -45,7 +45,7 @@ class ConsumerOwner(Protocol):
     @property
     def is_starved(self) -> bool: ...
 
-    def receive(self, chunk: Chunk) -> None: ...
+    def receive(self, chunk: Chunk, crossed: int) -> None: ...
 
     def freed(self, count: int) -> None: ...
 
@@ -78,7 +78,7 @@ class TopicConsumer:
         self.start = owner.start
         self.partitions = owner.partitions
         self.wake: Callable[[], None] = owner.wake
-        self.receive: Callable[[Chunk], None] = owner.receive
+        self.receive: Callable[[Chunk, int], None] = owner.receive
         self.freed: Callable[[int], None] = owner.freed
         self.outrank: Callable[[ConsumerFenced], bool] = owner.outrank
         self.sessions_changed: Callable[[], None] = owner.sessions_changed

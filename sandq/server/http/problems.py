@@ -212,7 +212,8 @@ def _invalid(request: Request, found: Sequence[Mapping[str, Any]], body: Any) ->
     errors = [mistake(_where(one["loc"]), _problem_of(one), *_near(one, known)) for one in found[:ERRORS_SHOWN]]
     codes = {one["type"] if one["type"] in CODES else "INVALID" for one in found}
     if body_type is not None:
-        more = [(where, error) for where, error in also_wrong(body, known) if not _is_told(where, errors)]
+        own = _members_of(body_type, is_deep=False)
+        more = [(where, error) for where, error in also_wrong(body, own) if not _is_told(where, errors)]
         errors += [mistake(where, error.message) for where, error in more][: ERRORS_SHOWN - len(errors)]
         codes |= {error.code for _, error in more}
         found = [*found, *({} for _ in more)]
@@ -243,13 +244,13 @@ def _near(one: Mapping[str, Any], members: set[str]) -> tuple[Iterable[str], obj
 
 
 @functools.cache
-def _members_of(annotation: Hashable) -> set[str]:
-    """The names of all members that a body may have, at any depth."""
+def _members_of(annotation: Hashable, *, is_deep: bool = True) -> set[str]:
+    """The names of all members that a body may have, at any depth, or by itself."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         fields = annotation.model_fields
-        inner = [_members_of(cast(Hashable, field.annotation)) for field in fields.values()]
+        inner = [_members_of(cast(Hashable, field.annotation)) for field in fields.values() if is_deep]
         return {field.alias or name for name, field in fields.items()}.union(*inner)
-    return set[str]().union(*map(_members_of, get_args(annotation)))
+    return set[str]().union(*[_members_of(inner, is_deep=is_deep) for inner in get_args(annotation)])
 
 
 def _where(loc: Sequence[str | int]) -> str:

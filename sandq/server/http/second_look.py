@@ -20,9 +20,9 @@ _OF_MESSAGES = frozenset(("unique_key", "on_conflict"))
 
 
 def also_wrong(body: Any, members: Set[str]) -> Iterator[tuple[str, InvalidRequest]]:
-    """Mistakes in a body of JSON, and where they are; `members`: those that the bodies of its route may have. Of the
-    settings of a topic those that its kind, as far as it is told, does not take; of many messages nothing: their first
-    wrong one is told by itself."""
+    """Mistakes in a body of JSON, and where they are; `members`: those that the bodies of its route may have, by
+    themselves: an ack is no message, although it may have some. Of the settings of a topic those that its kind, as far
+    as it is told, does not take; of many messages nothing: their first wrong one is told by itself."""
     if not isinstance(body, Mapping):
         return
     if members >= _OF_TOPICS:

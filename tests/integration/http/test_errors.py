@@ -55,6 +55,16 @@ async def test_everything_that_is_wrong_with_a_topic_is_told_at_once(web: Web) -
 
 
 @by_both
+async def test_an_ack_that_may_send_messages_is_none_itself(web: Web) -> None:
+    await web.post("/topics", {"name": "t"}, 201)
+    for body, wrong in (
+        ({"lease_token": "1.0.5", "ofset": "x"}, {"body.ofset": "offset"}),
+        ({"lease_token": "1.0.5", "then": [{"tex": "a"}]}, {"body.then.0.tex": "text"}),
+    ):
+        assert places(await refused(web, "POST", "/topics/t/groups/g/ack", body)) == wrong
+
+
+@by_both
 async def test_settings_are_told_one_by_one(web: Web) -> None:
     wrong = {"settings": {"leese": "1m", "max_attempts": 0, "backoff": {"knd": "fixed"}}}
     await web.post("/topics", {"name": "t"}, 201)

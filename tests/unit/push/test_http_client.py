@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -159,12 +159,79 @@ async def test_who_accepts_a_large_body_early_gets_all_of_it(http: HttpClient) -
     assert answers == [202]
 
 
-async def test_who_accepts_a_large_body_and_never_reads_it_has_accepted_it(
+async def test_who_accepts_a_large_body_and_never_reads_it_has_not_got_it(
     http: HttpClient, autojump_clock: trio.testing.MockClock
 ) -> None:
     autojump_clock.autojump_threshold = 0.05
     async with answering_early(b"HTTP/1.1 202 yes\r\ncontent-length: 0\r\n\r\n") as target:
-        assert (await http.post(target, HEADERS, LARGE, 30.0)).status == 202
+        with pytest.raises(PushFailed, match="answered 202, and did not take the rest of the request"):
+            await http.post(target, HEADERS, LARGE, 30.0)
+    assert not http._idle
+
+
+@asynccontextmanager
+async def serving(serve: Callable[[trio.SocketStream], Awaitable[None]]) -> AsyncIterator[Target]:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        yield Target.parse(f"http://127.0.0.1:{listeners[0].socket.getsockname()[1]}/")
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_accepts_a_large_body_and_goes_has_not_got_it(http: HttpClient) -> None:
+    async def serve(stream: trio.SocketStream) -> None:
+        await stream.receive_some(1000)
+        await stream.send_all(b"HTTP/1.1 200 ok\r\ncontent-length: 2\r\n\r\nok")
+        await stream.send_eof()
+        for _ in range(10):  # so that what it said is heard before the connection breaks
+            await stream.receive_some(1000)
+
+    async with serving(serve) as target:
+        with pytest.raises(PushFailed, match=r"answered 200, and did not take the rest|reset"):
+            await http.post(target, HEADERS, LARGE, PATIENCE_S)
+    assert not http._idle
+
+
+async def test_who_sends_back_what_it_gets_gets_all_of_it(http: HttpClient) -> None:
+    got = 0
+
+    async def serve(stream: trio.SocketStream) -> None:
+        nonlocal got
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += await stream.receive_some(1000)
+        data = head.partition(b"\r\n\r\n")[2]
+        await stream.send_all(b"HTTP/1.1 200 ok\r\ncontent-length: %d\r\n\r\n" % len(LARGE))
+        while got < len(LARGE):
+            got += len(data)
+            await stream.send_all(data)
+            data = await stream.receive_some(1 << 20)
+
+    async with serving(serve) as target:
+        answer = await http.post(target, HEADERS, LARGE, PATIENCE_S)
+    assert (answer.status, answer.text, got) == (200, "x" * TEXT_CHARS, len(LARGE))
+
+
+@pytest.mark.parametrize("gap", [b"", b"|"])
+async def test_a_second_answer_is_none_to_the_next_request(http: HttpClient, gap: bytes) -> None:
+    """At once with the first, or on its own."""
+    answers = b"HTTP/1.1 204 one\r\n\r\n" + gap + b"HTTP/1.1 204 two\r\n\r\n"
+    connections = 0
+
+    async def serve(stream: trio.SocketStream) -> None:
+        nonlocal connections
+        connections += 1
+        await stream.receive_some(1000)
+        for part in answers.split(b"|") if connections == 1 else [b"HTTP/1.1 500 no\r\n\r\n"]:
+            await stream.send_all(part)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        await trio.sleep_forever()
+
+    async with serving(serve) as target:
+        assert (await http.post(target, HEADERS, b"", PATIENCE_S)).status == 204
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert (await http.post(target, HEADERS, b"", PATIENCE_S)).status == 500
+    assert connections == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from sandq.broker.controller.topics_under_way import TopicsUnderWay
-from sandq.model.errors import Overloaded
+from sandq.model.errors import Overloaded, Unavailable
 from sandq.model.names import AUTO_CREATED
 
 
@@ -57,3 +57,23 @@ async def test_one_attempt_of_a_name_at_a_time() -> None:
             assert ended == []
             raise ZeroDivisionError
     assert ended == [True] and not await under_way.until_ended("a")
+
+
+async def test_who_waited_fails_with_the_attempt() -> None:
+    """Each made an attempt of its own, one after the other: of a hundred the last waited a hundred times as long."""
+    under_way = TopicsUnderWay(4)
+    told: list[Unavailable] = []
+
+    async def wait() -> None:
+        with pytest.raises(Unavailable, match="no majority") as refused:
+            await under_way.until_ended("a")
+        told.append(refused.value)
+
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(Unavailable) as first, under_way.attempt("a", view(1, 0)):
+            nursery.start_soon(wait)
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            raise Unavailable("no majority", topic="a")
+    assert len({first.value, *told}) == 3 and all(one.details == {"topic": "a"} for one in told)
+    assert not await under_way.until_ended("a")

@@ -110,3 +110,32 @@ def test_a_node_that_leads_nothing_is_given_nothing_of_what_quick_work_may_hold(
             assert [sessions_of(subscription)[name].target for name in ("n1", "n2")] == [55, 55]
 
     run(main)
+
+
+def test_what_was_on_its_way_when_its_credit_was_taken_back_is_given_back(with_client: Any) -> None:
+    """Topics that each give all of the credit at the same time: no more is held than the credit and one of each."""
+
+    async def body(server: FakeServer, client: Client) -> None:
+        server.limits = {"credit_least": -1000}
+        server.add_topic("u")
+        server.cut_all()
+        async with client.subscribe(["t", "u"], group="g", credit=6) as subscription:
+            by_topic = {one.request.topic: one for link in server.connections for one in link.subscriptions.values()}
+            t, u = by_topic["t"], by_topic["u"]
+            server.deliver(t, [b"t0"], token=TOKEN, last=True)
+            await until_holds(lambda: t.credit == 5)
+            server.deliver(u, [b"u0"], token=TOKEN, last=True)
+            await until_holds(lambda: (t.credit, u.credit) == (2, 2))
+            server.deliver(u, [b"u1", b"u2"], token=TOKEN + 1, last=True)
+            server.deliver(t, [b"t1", b"t2", b"t3", b"t4", b"t5"], token=TOKEN + 1, last=True)  # it had credit for them
+            held = await take(subscription, 8)
+            await until_holds(lambda: server.nacks)
+            assert [message.value for message in held] == [b"t0", b"u0", b"u1", b"u2", b"t1", b"t2", b"t3", b"t4"]
+            (nack,) = server.nacks
+            assert nack.items[0][0] == TOKEN + 1 and nack.items[0][4] is False, "its attempt is not counted"
+            await until_holds(lambda: (t.credit, u.credit) == (-2, 0))
+            for message in held:
+                await message.ack()
+            await until_holds(lambda: (t.credit, u.credit) == (3, 3))
+
+    with_client(body)
