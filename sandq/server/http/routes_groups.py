@@ -9,7 +9,7 @@ from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
 from sandq.client import DeadLetter, DeadOutcome, Held, Leases
-from sandq.client.consumer.lease_api import are_elsewhere
+from sandq.client.consumer import are_elsewhere
 from sandq.client.json_format import (
     blocked_by_key_of_rows,
     dead_json,
