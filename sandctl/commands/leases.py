@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -97,25 +98,34 @@ def _cells(one: LeasedMessage) -> list[object]:
     return [one.id, one.lease_token, one.attempt, when(one.lease_until_ms), key_cell(one.key), value]
 
 
-def _which_options(command: F) -> F:
-    command = click.option(
+def _which_messages(command: F) -> F:
+    """Give a command the messages that it is about, as `chosen`."""
+
+    @wraps(command)
+    def with_chosen(
+        *,
+        topic: str,
+        group: str,
+        ids: tuple[str, ...],
+        unique_key: str | None,
+        tenant: str | None,
+        tokens: tuple[str, ...],
+        **others: Any,
+    ) -> Any:
+        return command(chosen=_Chosen(topic, group, ids, unique_key, tenant, tokens), **others)
+
+    options = click.option(
         "--lease-token", "tokens", metavar="TOKEN", multiple=True, help="All that is under this lease; may be repeated."
-    )(command)
-    command = unique_key_options(command)
-    command = click.argument("ids", metavar="[ID]...", nargs=-1, type=ID)(command)
-    return topic_argument()(group_option(command))
+    )(with_chosen)
+    options = click.argument("ids", metavar="[ID]...", nargs=-1, type=ID)(unique_key_options(options))
+    return cast("F", topic_argument()(group_option(options)))
 
 
 @lease.command()
-@_which_options
+@_which_messages
 @common_options
 def ack(
-    topic: str,
-    group: str,
-    ids: tuple[str, ...],
-    unique_key: str | None,
-    tenant: str | None,
-    tokens: tuple[str, ...],
+    chosen: _Chosen,
 ) -> None:
     """Done: the group gets these messages no more.
 
@@ -124,23 +134,17 @@ def ack(
 
     The outcome of each is printed, and the exit code is 1 unless all were acked.
     """
-    chosen = _Chosen(ids, unique_key, tenant, tokens)
-    chosen.settle(topic, group, "acked", lambda leases, held: leases.ack([held]))
+    chosen.settle("acked", lambda leases, held: leases.ack([held]))
 
 
 @lease.command()
-@_which_options
+@_which_messages
 @click.option("--in", "delay", type=DURATION, metavar="DURATION", help="They come again after so long.  [the back-off]")
 @click.option("--error", metavar="TEXT", help="Why; `message why` and dead letters show it.")
 @click.option("--no-count", is_flag=True, help="Snooze them: the attempt does not count, up to max_snoozes times.")
 @common_options
 def nack(
-    topic: str,
-    group: str,
-    ids: tuple[str, ...],
-    unique_key: str | None,
-    tenant: str | None,
-    tokens: tuple[str, ...],
+    chosen: _Chosen,
     delay: timedelta | None,
     error: str | None,
     no_count: bool,
@@ -153,22 +157,16 @@ def nack(
 
     The outcome of each is printed, and the exit code is 1 unless all were nacked.
     """
-    chosen = _Chosen(ids, unique_key, tenant, tokens)
     terms: dict[str, Any] = {"delay": delay, "error": error, "count": not no_count}
-    chosen.settle(topic, group, "nacked", lambda leases, held: leases.nack([held], **terms))
+    chosen.settle("nacked", lambda leases, held: leases.nack([held], **terms))
 
 
 @lease.command()
-@_which_options
+@_which_messages
 @click.option("--error", metavar="TEXT", help="Why; their dead letters say it.")
 @common_options
 def dead(
-    topic: str,
-    group: str,
-    ids: tuple[str, ...],
-    unique_key: str | None,
-    tenant: str | None,
-    tokens: tuple[str, ...],
+    chosen: _Chosen,
     error: str | None,
 ) -> None:
     """They cannot be done: dead letters of the group at once, of the reason "rejected", whatever attempts are left.
@@ -178,20 +176,14 @@ def dead(
 
     The outcome of each is printed, and the exit code is 1 unless all are dead.
     """
-    chosen = _Chosen(ids, unique_key, tenant, tokens)
-    chosen.settle(topic, group, "dead", lambda leases, held: leases.dead([held], error))
+    chosen.settle("dead", lambda leases, held: leases.dead([held], error))
 
 
 @lease.command("give-back")
-@_which_options
+@_which_messages
 @common_options
 def give_back(
-    topic: str,
-    group: str,
-    ids: tuple[str, ...],
-    unique_key: str | None,
-    tenant: str | None,
-    tokens: tuple[str, ...],
+    chosen: _Chosen,
 ) -> None:
     """Nobody began them: they are ready again at once, and the attempt does not count.
 
@@ -200,21 +192,15 @@ def give_back(
 
     The outcome of each is printed, and the exit code is 1 unless all were given back.
     """
-    chosen = _Chosen(ids, unique_key, tenant, tokens)
-    chosen.settle(topic, group, "given back", lambda leases, held: leases.give_back([held]))
+    chosen.settle("given back", lambda leases, held: leases.give_back([held]))
 
 
 @lease.command()
-@_which_options
+@_which_messages
 @click.option("--for", "held_for", type=DURATION, required=True, metavar="DURATION", help="Until so long from now.")
 @common_options
 def extend(
-    topic: str,
-    group: str,
-    ids: tuple[str, ...],
-    unique_key: str | None,
-    tenant: str | None,
-    tokens: tuple[str, ...],
+    chosen: _Chosen,
     held_for: timedelta,
 ) -> None:
     """Hold them, and whatever else is under their leases, until DURATION from now.
@@ -224,12 +210,11 @@ def extend(
 
     The outcome of each is printed, and the exit code is 1 unless all were extended.
     """
-    chosen = _Chosen(ids, unique_key, tenant, tokens)
 
     async def do(leases: Leases, held: Held) -> Sequence[Any]:
         return [one for one in await leases.extend([held], held_for) if one is None]
 
-    chosen.settle(topic, group, "extended", do)
+    chosen.settle("extended", do)
 
 
 class _UnderLease(Target):
@@ -247,8 +232,18 @@ class _UnderLease(Target):
 class _Chosen:
     """What a command settles."""
 
-    def __init__(self, ids: Sequence[str], unique_key: str | None, tenant: str | None, tokens: Sequence[str]) -> None:
+    def __init__(
+        self,
+        topic: str,
+        group: str,
+        ids: Sequence[str],
+        unique_key: str | None,
+        tenant: str | None,
+        tokens: Sequence[str],
+    ) -> None:
         """UsageError unless it is said in one way."""
+        self._topic = topic
+        self._group = group
         if bool(ids) + (unique_key is not None) + bool(tokens) != 1:
             raise click.UsageError("say which messages: ID..., --unique-key K, or --lease-token TOKEN; one of them")
         if not tokens:
@@ -266,21 +261,19 @@ class _Chosen:
                 raise click.UsageError(f"--lease-token: {error.message}") from None
         self._targets = [_UnderLease(token, None) for token in dict.fromkeys(tokens)]
 
-    def settle(
-        self, topic: str, group: str, wanted: str, do: Callable[[Leases, Held], Awaitable[Sequence[Any]]]
-    ) -> None:
+    def settle(self, wanted: str, do: Callable[[Leases, Held], Awaitable[Sequence[Any]]]) -> None:
         """Do it to each, and print what became of it; `do` returns those whose lease was lost."""
 
         async def work(client: Client) -> list[dict[str, Any]]:
-            leases = client.leases(topic, group)
+            leases = client.leases(self._topic, self._group)
 
             async def change(messages: Messages, target: Target) -> dict[str, Any]:
-                found = await _held(messages, group, target)
+                found = await _held(messages, self._group, target)
                 if isinstance(found, str):
                     return {"outcome": "not_leased", "state": found}
                 return {"outcome": "lost" if await do(leases, found) else wanted.replace(" ", "_")}
 
-            return await change_each(client, topic, self._targets, change)
+            return await change_each(client, self._topic, self._targets, change)
 
         show_outcomes(self._targets, run(work), wanted.replace(" ", "_"))
 
