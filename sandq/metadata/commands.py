@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import AUTO_CREATE_LEVEL, ENDS_LEVEL, FIRST_LEVEL, GROUP_LIMIT_LEVEL, PUSH_LEVEL
+from sandq.model.features import (
+    AUTO_CREATE_LEVEL,
+    ENDS_LEVEL,
+    FIRST_LEVEL,
+    GROUP_LIMIT_LEVEL,
+    IDENTITIES_LEVEL,
+    PUSH_LEVEL,
+)
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import AUTO_CREATED
@@ -189,6 +196,48 @@ class SetPush(_Command):
     push: dict[str, Any] | None = field(repr=False)  # it has secrets
 
 
+@dataclass(frozen=True, slots=True)
+class PutIdentity(_Command):
+    """Keep an identity, as `records.IdentityRecord` has it. `is_new`: refused when there is one of this principal;
+    otherwise refused when there is none."""
+
+    type: ClassVar[int] = 14
+    feature_level: ClassVar[int] = IDENTITIES_LEVEL
+    principal: str
+    is_new: bool
+    grants: Sequence[str]
+    secret_hash: bytes | None = field(repr=False)
+    expires_ms: int | None
+    quota: dict[str, int]
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteIdentity(_Command):
+    type: ClassVar[int] = 15
+    feature_level: ClassVar[int] = IDENTITIES_LEVEL
+    principal: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutRole(_Command):
+    """Keep a role, instead of one of this name."""
+
+    type: ClassVar[int] = 16
+    feature_level: ClassVar[int] = IDENTITIES_LEVEL
+    name: str
+    grants: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRole(_Command):
+    """Forget a role; refused while identities have it."""
+
+    type: ClassVar[int] = 17
+    feature_level: ClassVar[int] = IDENTITIES_LEVEL
+    name: str
+
+
 Command = (
     RegisterNode
     | CreateTopic
@@ -203,6 +252,10 @@ Command = (
     | Balance
     | RaiseFeatureLevel
     | SetPush
+    | PutIdentity
+    | DeleteIdentity
+    | PutRole
+    | DeleteRole
 )
 _CLASSES: dict[int, type[Any]] = {c.type: c for c in Command.__args__}
 

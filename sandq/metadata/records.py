@@ -9,7 +9,7 @@ its leader reported. Those that were wanted once may still take part, until it r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgpack
@@ -161,3 +161,30 @@ class RemovedNode:
     def load(cls, node_id: str, row: bytes) -> RemovedNode:
         incarnation, stores = msgpack.unpackb(row)
         return cls(node_id, incarnation, tuple(stores))
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityRecord:
+    """Who may do what. `principal`: `token:NAME`, `jwt:SUBJECT` or `cert:NAME`."""
+
+    principal: str
+    grants: tuple[str, ...]
+    """As `model.access` reads them."""
+    secret_hash: bytes | None = field(repr=False)
+    """SHA-256 of a token; None: it shows something else."""
+    created_ms: int
+    expires_ms: int | None
+    quota: dict[str, int]
+    """As `model.quotas` has it."""
+    note: str
+
+    def row(self) -> bytes:
+        row: bytes = msgpack.packb(
+            (self.grants, self.secret_hash, self.created_ms, self.expires_ms, self.quota, self.note)
+        )
+        return row
+
+    @classmethod
+    def load(cls, principal: str, row: bytes) -> IdentityRecord:
+        grants, *rest = msgpack.unpackb(row)[: len(fields(cls)) - 1]
+        return cls(principal, tuple(grants), *rest)

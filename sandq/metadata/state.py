@@ -3,9 +3,11 @@
 Rows (relative to the metadata store), values msgpack. PERSISTED::
 
     "h" topic 0 group  {url, secrets, concurrency, timeout_ms} of a group that is pushed (`model.push`)
+    "i" principal   [[grant, ...], SHA-256 of its token | nil, created_ms, expires_ms | nil, {quota: value}, note]
     "n" node id     [store uuid, {name: address}, zone, weight, incarnation, standing, failed since ms | nil,
                      lowest feature level, highest feature level]
     "p" group u64   [topic, partition, [first member, ...], [member, ...], [former member, ...], epoch, settled]
+    "r" name        [grant, ...] of a role
     "s"             [version=1, applied_index, next_topic, next_group, next_incarnation, cluster uuid | nil,
                      [node id, ...] that all is spread evenly over, feature level]
     "t" name        [number, kind, initial_partitions, replicas, settings, created_ms, settings it was created with]
@@ -23,7 +25,8 @@ from typing import Any
 import msgpack
 
 from sandq.metadata import commands as c
-from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, RemovedNode, Topic
+from sandq.metadata.records import DRAINING, IN, REMOVING, IdentityRecord, NodeRecord, Partition, RemovedNode, Topic
+from sandq.model.access import parse_grant
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, StartupError, TopicExists, UnknownTopic
 from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import FIXED
@@ -57,6 +60,10 @@ class MetadataState:
         self.removed: dict[str, RemovedNode] = {}
         self.pushes: dict[tuple[str, str], dict[str, Any]] = {}
         """Of groups that are pushed, by topic and group."""
+        self.identities: dict[str, IdentityRecord] = {}
+        """By principal."""
+        self.roles: dict[str, tuple[str, ...]] = {}
+        """Grants of roles that somebody made, by name."""
         self.balanced: tuple[str, ...] = ()
         """The nodes that all partitions are spread evenly over."""
         self.places: dict[int, tuple[str, int]] = {}
@@ -84,6 +91,10 @@ class MetadataState:
             if key[:1] == b"h":
                 topic, _, group = name.partition("\0")
                 self.pushes[topic, group] = msgpack.unpackb(value)
+            elif key[:1] == b"i":
+                self.identities[name] = IdentityRecord.load(name, value)
+            elif key[:1] == b"r":
+                self.roles[name] = tuple(msgpack.unpackb(value))
             elif key[:1] == b"t":
                 self._keep(Topic.load(name, value, partitions[name]))
             elif key[:1] == b"n":
@@ -150,6 +161,14 @@ class MetadataState:
                 return self._raise_level(command)
             case c.SetPush():
                 return self._set_push(command, put)
+            case c.PutIdentity():
+                return self._put_identity(command, now_ms, put)
+            case c.DeleteIdentity():
+                return self._delete_identity(command, put)
+            case c.PutRole():
+                return self._put_role(command, put)
+            case c.DeleteRole():
+                return self._delete_role(command, put)
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 
@@ -321,6 +340,55 @@ class MetadataState:
         put(_push_key(*pushed), msgpack.packb(push))
         return push
 
+    # -- identities and roles -------------------------------------------------------------------------------------
+
+    def _put_identity(self, command: c.PutIdentity, now_ms: int, put: Put) -> IdentityRecord:
+        principal, before = command.principal, self.identities.get(command.principal)
+        if command.is_new and before is not None:
+            raise Conflict(f"there is an identity {principal!r} already", principal=principal)
+        if before is None and not command.is_new:
+            raise _no_identity(principal)
+        if before is None and len(self.identities) >= FIXED.identities:
+            raise _full("identities", len(self.identities))
+        unknown = _roles_of(command.grants) - self.roles.keys()
+        if unknown:
+            raise NotFound(f"there is no role {min(unknown)!r}", role=min(unknown))
+        created_ms = before.created_ms if before is not None else now_ms
+        record = self.identities[principal] = IdentityRecord(
+            principal,
+            tuple(command.grants),
+            command.secret_hash,
+            created_ms,
+            command.expires_ms,
+            dict(command.quota),
+            command.note,
+        )
+        put(b"i" + principal.encode(), record.row())
+        return record
+
+    def _delete_identity(self, command: c.DeleteIdentity, put: Put) -> IdentityRecord:
+        record = self.identities.pop(command.principal, None)
+        if record is None:
+            raise _no_identity(command.principal)
+        put(b"i" + command.principal.encode(), None)
+        return record
+
+    def _put_role(self, command: c.PutRole, put: Put) -> tuple[str, ...]:
+        if command.name not in self.roles and len(self.roles) >= FIXED.roles:
+            raise _full("roles", len(self.roles))
+        grants = self.roles[command.name] = tuple(command.grants)
+        put(b"r" + command.name.encode(), msgpack.packb(grants))
+        return grants
+
+    def _delete_role(self, command: c.DeleteRole, put: Put) -> None:
+        if command.name not in self.roles:
+            raise NotFound(f"there is no role {command.name!r}", role=command.name)
+        having = sorted(who for who, record in self.identities.items() if command.name in _roles_of(record.grants))
+        if having:
+            raise Conflict(f"{len(having)} identities have the role {command.name!r}, the first is {having[0]!r}")
+        del self.roles[command.name]
+        put(b"r" + command.name.encode(), None)
+
     # -- assignments ----------------------------------------------------------------------------------------------
 
     def _partition(self, group: int) -> tuple[Topic, int, Partition]:
@@ -360,6 +428,21 @@ class MetadataState:
             raise Conflict(f"partition {at} of topic {topic.name!r} was assigned anew meanwhile", topic=topic.name)
         settled = old.epoch if command.whole else old.settled
         return self._put_partition(topic, at, replace(old, former=(), settled=settled), put)
+
+
+def _roles_of(grants: Iterable[str]) -> set[str]:
+    """The roles that somebody made, of these grants."""
+    return {grant.name for grant in map(parse_grant, grants) if not grant.is_of_known_name}
+
+
+def _no_identity(principal: str) -> NotFound:
+    return NotFound(f"there is no identity {principal!r}", principal=principal)
+
+
+def _full(what: str, count: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"there are {count} {what}, and no more may be ({what}, which is fixed)", limit=what, maximum=count
+    )
 
 
 def _partition_key(group: int) -> bytes:

@@ -7,6 +7,9 @@
     serf     {rpc, auth_file}                                 see config_gossip
     http     {allowed_hosts, allowed_origins, workers, gateway_secret_file}   who may use it, which process serves it
     push     {allow, allow_http, ports, ca_file}              see config_push
+    security {authentication, insecure, certificate_identities}   see config_security
+    jwt      {issuer, audience, keys_file, ...}               see config_security
+    audit    {enabled, file_bytes, files}                     see config_security
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
@@ -37,6 +40,7 @@ from sandq.model import schema
 from sandq.model.auto_create import AutoCreateSection
 from sandq.model.config_gossip import GossipSection, SerfSection
 from sandq.model.config_push import PushSection
+from sandq.model.config_security import AuditSection, JwtSection, SecuritySection
 from sandq.model.config_types import Address as Address
 from sandq.model.config_types import (
     FilePath,
@@ -252,6 +256,9 @@ class NodeConfig(schema.Section):
     serf: SerfSection = SerfSection()
     http: HttpSection = HttpSection()
     push: PushSection = Field(default=PushSection(), validate_default=True)
+    security: SecuritySection = SecuritySection()
+    jwt: JwtSection = Field(default=JwtSection(), validate_default=True)
+    audit: AuditSection = AuditSection()
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
     health: HealthSection = HealthSection()

@@ -24,7 +24,8 @@
     ├── Retriable                 RETRIABLE           503   retriable = True, in all of these
     │   ├── NotLeader             NOT_LEADER          421
     │   ├── Overloaded            OVERLOADED          503
-    │   │   └── Throttled         THROTTLED           429   a client asks more of a topic than its rate
+    │   │   ├── Throttled         THROTTLED           429   a client asks more of a topic than its rate
+    │   │   └── QuotaExceeded     QUOTA               429   an identity asks more than its quota
     │   ├── Unavailable           UNAVAILABLE         503
     │   ├── DiskFull              DISK_FULL           507   nothing was done; there may be room later
     │   ├── OutOfSequence         OUT_OF_SEQUENCE     503
@@ -34,6 +35,7 @@
     ├── ProtocolError             PROTOCOL            400   the connection is closed after it
     │   ├── WrongVersion          WRONG_VERSION       400
     │   └── FrameTooLarge         FRAME_TOO_LARGE     413
+    ├── Unauthenticated           UNAUTHENTICATED     401   nobody knows who asks
     ├── Forbidden                 FORBIDDEN           403   who asks may not do this
     ├── ClosedError               CLOSED              500   you closed it (ConnectionLost: the world did)
     │   └── ForkedError           FORKED              500   a client is of one process, and this is another
@@ -225,6 +227,14 @@ class Throttled(Overloaded):
     http_status = 429
 
 
+class QuotaExceeded(Overloaded):
+    """An identity has, or asks for, more than its quota; nothing was done. Details: `quota`, `maximum`, and
+    `retry_after_ms` where waiting helps by itself."""
+
+    code = "QUOTA"
+    http_status = 429
+
+
 class Unavailable(Retriable):
     """The partition has no leader or no quorum at present; nothing was done."""
 
@@ -283,6 +293,13 @@ class FrameTooLarge(ProtocolError):
 
     code = "FRAME_TOO_LARGE"
     http_status = 413
+
+
+class Unauthenticated(SandqError):
+    """Nobody knows who asks: it shows nothing that says so, or what it shows is wrong, expired or revoked."""
+
+    code = "UNAUTHENTICATED"
+    http_status = 401
 
 
 class Forbidden(SandqError):

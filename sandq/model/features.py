@@ -22,6 +22,7 @@ level  since    what it adds
 12     v0.3.0   updates of pending messages; an outbox; limits of topics; consumers that come back after a restart
 13     v0.3.0   what an entry writes again; topics made when used; request rates; partition keys; groups that are pushed
 14     v0.3.0   limits inside a partition that hold within a lease and for tenants
+15     v0.3.0   identities with rights and quotas, and roles
 =====  =======  ===========================================================
 """
 
@@ -45,7 +46,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=14)
+KNOWN: Final = Levels(lowest=1, highest=15)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""
@@ -69,5 +70,7 @@ PARTITION_KEY_LEVEL: Final = 13
 """From which on compacted topics may have a `partition_delimiter`."""
 PUSH_LEVEL: Final = 13
 """From which on groups may be pushed to URLs."""
+IDENTITIES_LEVEL: Final = 15
+"""From which on the cluster knows identities and roles."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

@@ -128,6 +128,16 @@ class FixedLimits:
     holds: int = 64
     hold_least_ms: int = 1000
     hold_most_ms: int = 366 * 86_400_000
+    identities: int = 10_000
+    """Of a cluster."""
+    roles: int = 1000
+    """Of a cluster, beside those that are built in."""
+    grants: int = 100
+    """Of an identity or a role."""
+    grant_chars: int = 560
+    principal_chars: int = 255
+    note_chars: int = 200
+    """Of what somebody notes about an identity."""
 
 
 FIXED = FixedLimits()

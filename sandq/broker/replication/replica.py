@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from sandq.metadata import commands as metadata_commands
-from sandq.metadata.records import NodeRecord, Partition, RemovedNode, Topic
+from sandq.metadata.records import IdentityRecord, NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState, check_level
 from sandq.model.features import KNOWN, Levels
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
@@ -354,6 +354,8 @@ class MetadataReplica:
             dict(state.places),
             state.feature_level,
             dict(state.pushes),
+            dict(state.identities),
+            dict(state.roles),
         )
 
 
@@ -373,6 +375,10 @@ class MetadataView:
     feature_level: int
     pushes: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict, repr=False)
     """Of groups that are pushed, by topic and group; they have secrets."""
+    identities: dict[str, IdentityRecord] = field(default_factory=dict)
+    """By principal."""
+    roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Grants of roles that somebody made, by name."""
 
     def partition(self, group: int) -> Partition | None:
         """That a group is of; None: there is none (any more)."""

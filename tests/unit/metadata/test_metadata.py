@@ -321,3 +321,73 @@ def test_secrets_of_a_push_are_in_no_text_of_its_command() -> None:
     told = command_record(command, values=True)
     assert told["push"]["url"] == PUSH["url"] and "whsec_secret" not in str(told)
     assert command_record(m.SetPush("t", "g", None), values=False)["push"] is None
+
+
+# -- identities and roles ----------------------------------------------------------------------------------------------
+
+HASH = bytes(range(32))
+
+
+def identity(principal: str = "token:app", **changed: object) -> m.PutIdentity:
+    fields: dict[str, object] = {
+        "is_new": True,
+        "grants": ["writer:billing.*"],
+        "secret_hash": HASH,
+        "expires_ms": T + 1,
+        "quota": {"topics": 3},
+        "note": "the billing jobs",
+    }
+    return m.PutIdentity(principal, **{**fields, **changed})  # type: ignore[arg-type]
+
+
+def test_identities_and_roles_are_kept_until_they_are_deleted() -> None:
+    table = Table()
+    [grants] = table.apply(m.PutRole("payments", ["produce:pay.*"]))
+    [made] = table.apply(identity(grants=["payments", "reader"]))
+    assert grants == ("produce:pay.*",)
+    assert made == table.state.identities["token:app"]
+    assert (made.created_ms, made.expires_ms, made.secret_hash) == (T, T + 1, HASH)  # type: ignore[attr-defined]
+    loaded = MetadataState.load(list(table.rows.items()))
+    assert (loaded.identities, loaded.roles) == (table.state.identities, table.state.roles)
+    [changed] = table.apply(identity(is_new=False, grants=["reader"], expires_ms=None, quota={}, note=""))
+    assert (changed.grants, changed.quota, changed.created_ms) == (("reader",), {}, T)  # type: ignore[attr-defined]
+    assert table.apply(m.DeleteIdentity("token:app"), m.DeleteRole("payments")) == [changed, None]
+    assert not [key for key in table.rows if key[:1] in b"ir"]
+
+
+def test_identities_are_refused_that_do_not_fit() -> None:
+    table = Table()
+    table.apply(identity())
+    refusals = table.apply(
+        identity(),
+        identity("token:other", is_new=False),
+        identity("token:third", grants=["nobody"]),
+        m.DeleteIdentity("token:third"),
+        m.DeleteRole("nobody"),
+    )
+    assert [type(refusal) for refusal in refusals] == [Conflict, NotFound, NotFound, NotFound, NotFound]
+    assert list(table.state.identities) == ["token:app"]
+
+
+def test_a_role_stays_while_identities_have_it() -> None:
+    table = Table()
+    table.apply(m.PutRole("payments", ["produce:pay.*"]), identity(grants=["payments"]))
+    [refusal] = table.apply(m.DeleteRole("payments"))
+    assert isinstance(refusal, Conflict) and "'token:app'" in refusal.message
+    table.apply(m.DeleteIdentity("token:app"))
+    assert table.apply(m.DeleteRole("payments")) == [None]
+
+
+def test_there_are_no_more_identities_than_may_be() -> None:
+    table = Table()
+    table.apply(*[identity(f"token:t{number}") for number in range(FIXED.identities)])
+    [refusal, changed] = table.apply(identity("jwt:one more"), identity("token:t0", is_new=False))
+    assert isinstance(refusal, InvalidRequest) and refusal.details["limit"] == "identities"
+    assert changed == table.state.identities["token:t0"]
+
+
+def test_hashes_of_tokens_are_in_no_text_of_command_and_record() -> None:
+    table = Table()
+    [record] = table.apply(identity())
+    assert repr(HASH) not in repr(identity()) + repr(record)
+    assert HASH.hex() not in str(command_record(identity(), values=True))

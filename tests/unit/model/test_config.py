@@ -152,7 +152,7 @@ def test_every_key_has_its_variable() -> None:
     names = environment_names()
     assert {"SANDQ_NODE__ID", "SANDQ_LISTEN__GOSSIP", "SANDQ_CLUSTER__REASSIGN_AFTER"} <= set(names)
     assert {"SANDQ_LIMITS__CONNECTIONS", "SANDQ_SHUTDOWN_GRACE", "SANDQ_DELIVERY__LEASE_AHEAD"} <= set(names)
-    assert len(names) == len(set(names)) == 59 + len(DEFAULT.__dataclass_fields__)
+    assert len(names) == len(set(names)) == 72 + len(DEFAULT.__dataclass_fields__)
 
 
 def test_what_is_wrong_in_the_environment() -> None:
@@ -223,8 +223,8 @@ def test_every_mistake_has_its_place(write) -> None:  # type: ignore[no-untyped-
         "bad.yaml:13:75: limits.batch_messages: 70000 is not within 1 to 65536",
         "bad.yaml:14:10: storage: a mapping of keys is expected, not 7",
         "bad.yaml:16:18: delivery.lease_ahead: 51ms is not within 0s to 50ms",
-        "bad.yaml:17:1: metrics: unknown key; known are auto_create_topics, clock, cluster, delivery, gossip, health, "
-        "http, limits, listen, node, push, serf, shutdown_grace, storage",
+        "bad.yaml:17:1: metrics: unknown key; known are audit, auto_create_topics, clock, cluster, delivery, gossip, "
+        "health, http, jwt, limits, listen, node, push, security, serf, shutdown_grace, storage",
     ]
 
 

@@ -1,0 +1,91 @@
+"""The sections `security`, `jwt` and `audit` of the configuration: who may do what, and what is noted of it.
+
+security {authentication, insecure, certificate_identities}
+jwt      {issuer, audience, keys_file, jwks_url, algorithms, leeway, grants_claim}
+audit    {enabled, file_bytes, files}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+
+from sandq.model import schema
+from sandq.model.config_types import split, text
+
+_KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+
+AUTHENTICATION: Final = ("off", "accept", "require")
+"""How `security.authentication` is told, by its place here (HELLO's limit `authentication`)."""
+ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
+"""That may be pinned: none by which who checks a token could make one."""
+
+
+def _mode(value: object) -> object:
+    """In YAML a bare `off` is false."""
+    return "off" if value is False else "require" if value is True else value
+
+
+def _url(value: object) -> str:
+    url = text(value)
+    if not url.startswith("https://") or any(char.isspace() for char in url):
+        raise schema.mistake(f"{url!r:.60} is no https:// URL")
+    return url
+
+
+def _algorithm(value: object) -> str:
+    if value not in ALGORITHMS:
+        raise schema.mistake(f"{value!r:.40} is none of {', '.join(ALGORITHMS)}")
+    return str(value)
+
+
+class SecuritySection(schema.Section):
+    """Who may use the cluster."""
+
+    authentication: Annotated[Literal["off", "accept", "require"], BeforeValidator(_mode)] = "off"
+    """accept: who shows something that says who it is is held to it, and who shows nothing may do everything."""
+    insecure: bool = False
+    """Whether it may listen beyond this machine without TLS and authentication."""
+    certificate_identities: bool = True
+    """Whether a client's certificate (`tls.client_certificates`) says who it is."""
+
+
+class JwtSection(schema.Section):
+    """Tokens of an outside issuer."""
+
+    issuer: Annotated[str | None, BeforeValidator(text)] = None
+    """None: none are taken."""
+    audience: Annotated[str, BeforeValidator(text)] = "sandq"
+    keys_file: Annotated[Path | None, BeforeValidator(text)] = None
+    """A public key in PEM, or a set of keys (JWKS)."""
+    jwks_url: Annotated[str | None, BeforeValidator(_url)] = None
+    algorithms: Annotated[list[Annotated[str, BeforeValidator(_algorithm)]], BeforeValidator(split)] = Field(
+        default=["RS256", "ES256", "EdDSA"]
+    )
+    leeway_ms: Annotated[int, schema.duration(0, 300_000)] = Field(default=30_000, alias="leeway")
+    """For clocks that differ."""
+    # Last, so that its validator sees the others.
+    grants_claim: Annotated[str, BeforeValidator(text)] = Field(default="sandq_grants", validate_default=True)
+    """A claim with a list of grants."""
+
+    @field_validator("grants_claim")
+    @classmethod
+    def _keys_of_an_issuer(cls, claim: str, info: ValidationInfo) -> str:
+        known = info.data
+        keys = [name for name in ("keys_file", "jwks_url") if known.get(name) is not None]
+        if known.get("issuer") is not None and len(keys) != 1:
+            raise schema.mistake("an issuer needs its keys: say either keys_file or jwks_url")
+        if known.get("issuer") is None and keys:
+            raise schema.mistake(f"{keys[0]} without issuer: say whose tokens these keys sign")
+        return claim
+
+
+class AuditSection(schema.Section):
+    """The log of who did what."""
+
+    enabled: bool = True
+    file_bytes: Annotated[int, schema.size(64 * _KIB, _GIB)] = 16 * _MIB
+    files: Annotated[int, schema.integer(1, 1000)] = 8
+    """The oldest goes."""
