@@ -46,7 +46,7 @@ from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.raft_frames import send_messages
 from sandq.broker.peers.routes import Routes, tell_by
-from sandq.broker.peers.secret import read_secret
+from sandq.broker.peers.secret import Secrets, follow_secrets
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.applier import Published
 from sandq.broker.replication.inbox import Inbox
@@ -70,7 +70,8 @@ from sandq.schedules.zones import data_version
 from sandq.server import logs, open_files
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
-from sandq.server.gateway_proof import gateway_keys
+from sandq.server.gateway_proof import SETTING as GATEWAY_SETTING
+from sandq.server.gateway_proof import GatewayKeys
 from sandq.server.handlers.session import ClientSession
 from sandq.server.http.supervisor import Supervisor, launch_on, serve_http_apart
 from sandq.server.http.worker_pipe import Begin
@@ -149,8 +150,9 @@ class _Parts:
     config: NodeConfig
     data_dir: Path
     files: Files
-    secret: bytes | None
-    gateway_keys: tuple[bytes, ...]
+    secrets: Secrets | None
+    gateway_secrets: Secrets | None
+    gateway_keys: GatewayKeys
     this_node: ThisNode
     known: KnownPeers
     links: PeerLinks
@@ -192,9 +194,10 @@ async def _running(
         own = identity.Identity(config.node.id, identity.new_uuid(), cluster_uuid)
     else:
         own = identity.open_identity(files, config.node.id)
-    secret = read_secret(config.cluster.secret_file) if config.cluster.secret_file is not None else None
+    secret_file, gateway_file = config.cluster.secret_file, config.http.gateway_secret_file
+    secrets = Secrets(secret_file) if secret_file is not None else None
+    gateway_secrets = Secrets(gateway_file, GATEWAY_SETTING) if gateway_file is not None else None
     push_tls = tls_of(config.push.ca_file)
-    keys = gateway_keys(config.http.gateway_secret_file, secret)
     clock = clock or GuardedClock(max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm)
     config = config.model_copy(update={"limits": open_files.within(config.limits)})
     this_node = ThisNode(
@@ -208,7 +211,7 @@ async def _running(
     known = KnownPeers.open(files)
     links = PeerLinks(
         cluster=config.cluster.name,
-        secret=secret,
+        secrets=None if secrets is None else lambda: secrets.current,
         identity=this_node.identity,
         peers={peer.id: peer.peer for peer in config.cluster.peers},
         known=known,
@@ -334,8 +337,9 @@ async def _running(
                     config,
                     data_dir,
                     files,
-                    secret,
-                    keys,
+                    secrets,
+                    gateway_secrets,
+                    GatewayKeys(gateway_secrets, secrets),
                     this_node,
                     known,
                     links,
@@ -418,6 +422,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         serving.start_soon(parts.clocks.run, parts.node_log.hosts.values)
         await serving.start(discovery.run)
         serving.start_soon(member.directory.follow)
+        _follow_secrets(parts, discovery, serving)
         waits = cluster.waits
         if not waits:
             await _take_part(member, broker, serving)
@@ -453,7 +458,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             TopicRecords(broker.routes),
             pusher.rows,
             parts.node_log.memory,
-            parts.gateway_keys,
+            lambda: parts.gateway_keys.current,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -479,7 +484,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             node,
             web,
             str(server_address),
-            parts.gateway_keys[0],
+            lambda: parts.gateway_keys.first,
         ):
             if waits:
                 await _take_part(member, broker, serving)
@@ -493,8 +498,21 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         serving.cancel_scope.cancel()
 
 
+def _follow_secrets(parts: _Parts, discovery: Discovery, serving: trio.Nursery) -> None:
+    """Go on with others when they are changed: those of gateways are asked for each time."""
+
+    def on_change() -> None:
+        discovery.secrets_changed()
+        parts.links.secrets_changed()
+
+    if parts.secrets is not None:
+        serving.start_soon(follow_secrets, parts.secrets, on_change)
+    if parts.gateway_secrets is not None:
+        serving.start_soon(follow_secrets, parts.gateway_secrets, lambda: None)
+
+
 def _discovery(parts: _Parts, addresses: dict[str, str]) -> Discovery:
-    config, this_node = parts.config, parts.this_node
+    config, this_node, secrets = parts.config, parts.this_node, parts.secrets
     is_meeting = way_of(config) == "meets"
 
     def tags() -> dict[str, str]:
@@ -513,7 +531,7 @@ def _discovery(parts: _Parts, addresses: dict[str, str]) -> Discovery:
 
     return Discovery(
         config,
-        secret=parts.secret,
+        secrets=None if secrets is None else lambda: secrets.current,
         tags=tags,
         judge=judge_of(config.cluster.name, lambda: this_node.cluster_uuid),
         files=parts.files,
@@ -641,7 +659,7 @@ def _serving_http(
     node: NodeState,
     listeners: list[trio.SocketListener],
     server: str,
-    gateway_secret: bytes,
+    gateway_secret: Callable[[], bytes],
 ) -> contextlib.AbstractAsyncContextManager[None]:
     if not listeners:
         return contextlib.nullcontext()
@@ -656,10 +674,10 @@ def _serving_http(
             limits,
             tuple(listener.socket.fileno() for listener in listeners),
             *logs.as_set_up(),
-            gateway_secret.hex(),
+            gateway_secret().hex(),
         )
         requests, on_restart = metrics.http_requests, metrics.on_http_restart
-        supervisor = Supervisor(begin, node, requests, on_restart, launch_on(begin.listeners))
+        supervisor = Supervisor(begin, node, requests, on_restart, launch_on(begin.listeners), gateway_secret)
         memory.measure("http", HTTP_SHARE, lambda: supervisor.held_bytes)
         return serve_http_apart(listeners, supervisor)
     # FastAPI takes its time: who does not serve HTTP by itself does not pay for it.

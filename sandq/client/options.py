@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,7 +24,7 @@ class Options:
     # To begin although no server answers yet, and to go on looking for one; requests wait for it.
     starts_alone: bool = False
     # Of a gateway, which tells nodes for whom it asks: proves to them that it may.
-    gateway_secret: bytes | None = None
+    gateway_secret: Callable[[], bytes] | None = None
     # A produce or a queued ack is tried again for this long; then it fails with the last error.
     delivery_timeout_s: float = 120.0
 

@@ -57,9 +57,9 @@ class Keyring:
         self._ciphers = [AESGCM(key) for key in keys]
 
     @classmethod
-    def from_secret(cls, secret: bytes) -> Self:
-        """One key, made from the secret that all nodes of the cluster share."""
-        return cls([HKDF(SHA256(), DERIVED_KEY_BYTES, salt=None, info=INFO).derive(secret)])
+    def from_secrets(cls, secrets: Sequence[bytes]) -> Self:
+        """A key made of each of the secrets that all nodes of the cluster share."""
+        return cls([HKDF(SHA256(), DERIVED_KEY_BYTES, salt=None, info=INFO).derive(secret) for secret in secrets])
 
     @classmethod
     def parse(cls, text: str, name: str) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -28,6 +28,10 @@ from sandq.storage.files import Files
 log = structlog.get_logger("sandq.gossip")
 
 
+Secrets = Callable[[], Sequence[bytes]]
+"""As they are now."""
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """How many members are in which state; of the native backend what happened how often (`core.Gossip.counts`,
@@ -39,14 +43,14 @@ class Seen:
 
 
 class Discovery:
-    """`secret`: the cluster's, of which a key is made where no file has one. `tags`: this node's, as they are now.
+    """`secrets`: the cluster's, of which keys are made where no file has one. `tags`: this node's, as they are now.
     `files`: of the data directory. Raises StartupError."""
 
     def __init__(
         self,
         config: NodeConfig,
         *,
-        secret: bytes | None,
+        secrets: Secrets | None,
         tags: Callable[[], dict[str, str]],
         judge: Judge,
         files: Files,
@@ -54,7 +58,7 @@ class Discovery:
         on_round_trip: Callable[[float], None],
     ) -> None:
         self._config = config
-        self._secret = secret
+        self._secrets = secrets
         self._tags = tags
         self._files = files
         self._now_ms = now_ms
@@ -106,7 +110,13 @@ class Discovery:
             return None
         if gossip.keys_file is not None:
             return read_keys(gossip.keys_file)
-        return Keyring.from_secret(self._secret) if self._secret is not None else None
+        return Keyring.from_secrets(self._secrets()) if self._secrets is not None else None
+
+    def secrets_changed(self) -> None:
+        """The cluster's secrets are others now: keys are made of these, where no file has any."""
+        keyring = self._keyring() if self._config.gossip.keys_file is None else None
+        if keyring is not None and isinstance(self._backend, GossipMembership):
+            self._backend.use_keys(keyring)
 
     async def run(self, *, task_status: trio.TaskStatus[Any] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled; ready when it can be used."""

@@ -10,7 +10,7 @@ import trio
 
 from sandq.gossip.keyring import Keyring
 from sandq.model.errors import SandqError
-from sandq.storage.secret_file import read_private
+from sandq.storage.secret_file import read_private, version_of
 
 CHECK_S = 5.0
 
@@ -33,10 +33,10 @@ def _text(path: Path, setting: str) -> str:
 
 async def follow_keys(path: Path, use: Callable[[Keyring], None]) -> None:
     """Hand over the keys whenever the file is another one. One that cannot be used changes nothing, and is told."""
-    seen = await trio.to_thread.run_sync(_version, path)
+    seen = await trio.to_thread.run_sync(version_of, path)
     while True:
         await trio.sleep(CHECK_S)
-        version = await trio.to_thread.run_sync(_version, path)
+        version = await trio.to_thread.run_sync(version_of, path)
         if version == seen:
             continue
         seen = version
@@ -46,11 +46,3 @@ async def follow_keys(path: Path, use: Callable[[Keyring], None]) -> None:
             log.error("the gossip keys are not changed: the file cannot be used", error=error.message)
         else:
             log.info("the gossip keys were read anew", file=str(path))
-
-
-def _version(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size

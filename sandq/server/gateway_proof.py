@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from sandq.broker.peers.secret import read_secret
+from sandq.broker.peers.secret import Secrets
 from sandq.model.errors import Forbidden, InvalidRequest, ProtocolError
 from sandq.protocol.proofs import NONCE_BYTES, derive, is_gateway_proof
 
@@ -16,16 +15,30 @@ OPTION: Final = "gateway"
 """Of HELLO: the gateway's nonce."""
 
 
-def gateway_keys(secret_file: Path | None, cluster_secret: bytes | None) -> tuple[bytes, ...]:
-    """What proves to a node that a client is a gateway, the first for the node's own: what `http.gateway_secret_file`
-    holds, what is made of the cluster's secret (for the HTTP processes of the other nodes), and without both of these
-    something random, that nobody else knows. Raises StartupError."""
-    keys = []
-    if secret_file is not None:
-        keys.append(read_secret(secret_file, SETTING))
-    if cluster_secret is not None:
-        keys.append(derive(cluster_secret, b"gateway"))
-    return tuple(keys) or (secrets.token_bytes(NONCE_BYTES),)
+class GatewayKeys:
+    """What proves to a node that a client is a gateway, as it is now: what `http.gateway_secret_file` holds, what is
+    made of the cluster's secrets (for the HTTP processes of the other nodes), and without both of these something
+    random, that nobody else knows."""
+
+    def __init__(self, own: Secrets | None, cluster: Secrets | None) -> None:
+        self._own = own
+        self._cluster = cluster
+        self._random = (secrets.token_bytes(NONCE_BYTES),)
+
+    @property
+    def current(self) -> tuple[bytes, ...]:
+        """Each of them is taken, and the first is for the node's own."""
+        own = self._own.current if self._own is not None else ()
+        cluster = self._cluster.current if self._cluster is not None else ()
+        return (*own, *(derive(secret, b"gateway") for secret in cluster)) or self._random
+
+    @property
+    def first(self) -> bytes:
+        """What the node's own HTTP proves itself with."""
+        return self.current[0]
+
+    def __repr__(self) -> str:
+        return "GatewayKeys()"
 
 
 class GatewayProof:

@@ -84,7 +84,7 @@ class ServerInfo:
     pushes: Callable[[str], list[dict[str, Any]]]
     """The groups of a topic that are pushed, and how that goes here."""
     memory: MemoryBudget
-    gateway_keys: Sequence[bytes] = ()
+    gateway_keys: Callable[[], Sequence[bytes]] = tuple
     """Any of these proves to this node that a client is a gateway."""
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
     request_rates: RequestRates = field(default_factory=RequestRates)

@@ -8,9 +8,21 @@ from typing import Final
 
 from sandq.model.errors import StartupError
 
+Version = tuple[int, int, int]
+"""Of a file: another one once it was written or replaced."""
+
 MOST_BYTES: Final = 16 << 10
 OTHERS: Final = 0o077
 """What of a mode lets others than the owner in."""
+
+
+def version_of(path: Path) -> Version | None:
+    """What is another one once a file was written or replaced; None: there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def read_private(path: Path, setting: str) -> bytes:

@@ -6,13 +6,14 @@ import os
 import signal
 
 import anyio
+import anyio.to_thread
 import structlog
 
 import sandq
-from sandq.broker.peers.secret import read_secret
+from sandq.broker.peers.secret import CHECK_S, Secrets
 from sandq.client.options import parse_server
 from sandq.model.config import Address, NodeConfig
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, StartupError
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
 from sandq.server.gateway_proof import SETTING
@@ -37,8 +38,11 @@ def serve_gateway(
     names = frozenset(name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name)
     origins = frozenset(config.http.allowed_origins)
     secret_file = config.http.gateway_secret_file
-    secret = None if secret_file is None else read_secret(secret_file, SETTING)
-    settings = HttpSettings(names, origins, servers, sandq.__version__, starts_alone=True, gateway_secret=secret)
+    secrets = None if secret_file is None else Secrets(secret_file, SETTING)
+    gateway_secret = None if secrets is None else lambda: secrets.current[0]
+    settings = HttpSettings(
+        names, origins, servers, sandq.__version__, starts_alone=True, gateway_secret=gateway_secret
+    )
     deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)
     people = logs.set_up(log_format, log_level, "http")
     log = structlog.get_logger("sandq.http")
@@ -68,8 +72,17 @@ def serve_gateway(
                     log.info("stopping", signal=signal.Signals(number).name)
                     stop.set()
 
+        async def follow_secrets() -> None:
+            while secrets is not None:
+                await anyio.sleep(CHECK_S)
+                try:
+                    await anyio.to_thread.run_sync(secrets.look)
+                except StartupError as error:
+                    log.error("the secret is not changed: the file cannot be used", error=error.message)
+
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_told)
+            tasks.start_soon(follow_secrets)
             await serve_alone(listeners, settings, config.limits, deadlines, stop, on_ready)
             tasks.cancel_scope.cancel()
 

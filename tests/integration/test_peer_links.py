@@ -378,6 +378,27 @@ async def test_one_source_that_is_no_peers_takes_few_places(jumping: trio.testin
     await node1.listener.aclose()
 
 
+# ------------------------------------------------------------------------------------------ a secret that is changed
+
+
+async def test_links_that_were_made_by_a_secret_that_is_none_any_more_are_made_anew(log: Log) -> None:
+    node1, node2 = await both()
+    old, new = b"the old one, as long", b"the new one, as long"
+    now = [old]
+    async with linked(node1, node2, secrets=lambda: tuple(now)):
+        await until_holds(lambda: is_up(node1, node2))
+        for step in ([old, new], [new, old]):
+            now[:] = step
+            for node in (node1, node2):
+                node.links.secrets_changed()
+        assert node1.names("node2") == ["up"], "it goes on as long as its secret counts"
+        now[:] = [new]
+        node1.links.secrets_changed()
+        await until_holds(lambda: node1.names("node2") == ["up", "down", "up"])
+        await until_holds(lambda: is_up(node1, node2))
+    assert not refusals(log)
+
+
 # ----------------------------------------------------------------------------------------------- without a secret
 
 
@@ -550,7 +571,7 @@ def test_the_links_need_nothing_to_be_made() -> None:
     """No loop, no socket: a node makes them before it listens."""
     links = PeerLinks(
         cluster="sandq",
-        secret=None,
+        secrets=None,
         identity=lambda: PeerIdentity("node1", "store-1", None, {}),
         peers={},
         known=KnownPeers.open(MemoryFiles()),

@@ -20,7 +20,7 @@ is passed over. docs/protocol.md has the bytes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Generator
+from collections.abc import Callable, Container, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -108,14 +108,20 @@ class Introduced(NamedTuple):
     peer: Peer
     purpose: str
     last: bytes = b""
+    secret: bytes = b""
+    """What both have proved."""
+
+    def __repr__(self) -> str:
+        return f"Introduced({self.peer!r}, {self.purpose!r})"
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What this node asks of others. `peers`: the node ids that may come. `secret`: empty for none."""
+    """What this node asks of others. `peers`: the node ids that may come. `secrets`: as they are now; each is taken,
+    and the first one is proved by who dials. One that is empty: there is none."""
 
     cluster: str
-    secret: bytes
+    secrets: Callable[[], Sequence[bytes]]
     identity: Callable[[], PeerIdentity]
     peers: Container[str]
     known: KnownPeers
@@ -133,11 +139,11 @@ def dial(terms: Terms, nonce: bytes, to: str, purpose: str) -> Steps:
     _check_place(terms, own, theirs)
     if theirs.identity.node_id != to or theirs.purpose != purpose:
         raise Refusal("node", f"another node was expected here than {theirs.identity.node_id}")
-    proofs = _Proofs(terms.secret, hello, challenge)
+    proofs = _Proofs(terms.secrets()[:1], hello, challenge)
     answer = yield proofs.proof()
     known, cluster_uuid = proofs.check_welcome("acceptor", answer)
     peer, was_known = _met(terms, theirs, known, cluster_uuid)
-    return Introduced(peer, purpose, proofs.welcome("dialer", was_known, terms.identity().cluster_uuid))
+    return Introduced(peer, purpose, proofs.welcome("dialer", was_known, terms.identity().cluster_uuid), proofs.secret)
 
 
 def accept(terms: Terms, nonce: bytes) -> Steps:
@@ -157,13 +163,13 @@ def _accept(terms: Terms, nonce: bytes, hello: bytes, theirs: _Opening) -> Steps
     if theirs.purpose == LINK and peer_id > own.node_id:
         raise Refusal("purpose", f"of two nodes the one with the smaller id dials, and {peer_id} has the greater one")
     challenge = _Opening("challenge", terms.cluster, theirs.purpose, peer_id, nonce, own).encode()
-    proofs = _Proofs(terms.secret, hello, challenge)
+    proofs = _Proofs(terms.secrets(), hello, challenge)
     proofs.check_proof((yield challenge))
     _, was_known = _met(terms, theirs, False, theirs.identity.cluster_uuid)
     answer = yield proofs.welcome("acceptor", was_known, terms.identity().cluster_uuid)
     known, cluster_uuid = proofs.check_welcome("dialer", answer)
     peer, _ = _met(terms, theirs, known, cluster_uuid)
-    return Introduced(peer, theirs.purpose)
+    return Introduced(peer, theirs.purpose, secret=proofs.secret)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,11 +288,17 @@ def _check_levels(own: PeerIdentity, theirs: PeerIdentity) -> None:
 
 
 class _Proofs:
-    """Of one handshake: both openings are part of each."""
+    """Of one handshake: both openings are part of each. Of several secrets the one counts that the other side
+    proves."""
 
-    def __init__(self, secret: bytes, hello: bytes, challenge: bytes) -> None:
-        self._secret = secret
+    def __init__(self, secrets: Sequence[bytes], hello: bytes, challenge: bytes) -> None:
+        self._secrets = secrets
         self._openings = said(hello, challenge)
+
+    @property
+    def secret(self) -> bytes:
+        """What is proved."""
+        return self._secrets[0]
 
     def proof(self) -> bytes:
         """The body of PROOF."""
@@ -310,11 +322,14 @@ class _Proofs:
         return known, cluster_uuid
 
     def _sign(self, what: bytes) -> bytes:
-        return prove(self._secret, what, self._openings)
+        return prove(self.secret, what, self._openings)
 
     def _check(self, proof: bytes, what: bytes) -> None:
-        if not is_proof(proof, self._secret, what, self._openings):
+        # All are tried, so that nobody learns how many there are.
+        proved = [secret for secret in self._secrets if is_proof(proof, secret, what, self._openings)]
+        if not proved:
             raise Refusal("secret", "the two nodes do not share the same secret")
+        self._secrets = proved
 
 
 def _words(role: str, known: bool, cluster_uuid: str | None) -> bytes:

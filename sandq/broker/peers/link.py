@@ -40,8 +40,18 @@ OnFrame = Callable[[int, Any, int], None]
 class PeerLink:
     """`run` it once; `send` and `close` at any time, on the loop."""
 
-    def __init__(self, peer: Peer, stream: PeerStream, *, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        stream: PeerStream,
+        secret: bytes = b"",
+        *,
+        ping_s: float = PING_S,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        """`secret`: that both sides have proved."""
         self.peer = peer
+        self.secret = secret
         self.waiting_bytes = 0
         """Of frames that are queued or being sent."""
         self.why = ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -87,14 +87,14 @@ class Receiver(Protocol):
 
 
 class PeerLinks:
-    """`peers`: node id -> where it listens for peers. `secret`: None lets in, and dials, this machine only. Nothing is
+    """`peers`: node id -> where it listens for peers. `secrets`: None lets in, and dials, this machine only. Nothing is
     needed to make it; it dials and listens once it is `run`."""
 
     def __init__(
         self,
         *,
         cluster: str,
-        secret: bytes | None,
+        secrets: Callable[[], Sequence[bytes]] | None,
         identity: Callable[[], PeerIdentity],
         peers: Mapping[str, Address],
         known: KnownPeers,
@@ -102,8 +102,8 @@ class PeerLinks:
         silence_s: float = SILENCE_S,
     ) -> None:
         self._peers = dict(peers)
-        self._terms = Terms(cluster, secret or b"", identity, self._peers, known)
-        self._this_machine_only = secret is None
+        self._terms = Terms(cluster, secrets or (lambda: (b"",)), identity, self._peers, known)
+        self._this_machine_only = secrets is None
         self._ping_s = ping_s
         self._silence_s = silence_s
         self._running: tuple[trio.Nursery, Receiver] | None = None
@@ -181,6 +181,13 @@ class PeerLinks:
         if link is not None:
             self._down(link, why)
 
+    def secrets_changed(self) -> None:
+        """End the links that were made by a secret which is none any more."""
+        current = self._terms.secrets()
+        for link in list(self._links.values()):
+            if link.secret not in current:
+                self._down(link, "it was made by a secret that is none any more")
+
     @property
     def _receiver(self) -> Receiver:
         assert self._running is not None, "there are links only while they are run"
@@ -229,7 +236,7 @@ class PeerLinks:
                 self._tell(node_id, error)
             else:
                 up_at_s = trio.current_time()
-                await self._carry(stream, introduced.peer, own)
+                await self._carry(stream, introduced, own)
                 lived_s = trio.current_time() - up_at_s
             if lived_s > PAUSE_MOST_S:
                 pause_s = PAUSE_S
@@ -275,7 +282,7 @@ class PeerLinks:
             if introduced is None:
                 return
             if introduced.purpose == LINK:
-                await self._carry(stream, introduced.peer, own)
+                await self._carry(stream, introduced, own)
             else:
                 await self._serve_stream(stream, introduced.peer.identity.node_id)
         finally:
@@ -350,13 +357,14 @@ class PeerLinks:
         identity = introduced.peer.identity
         await trio.to_thread.run_sync(self._terms.known.pin, identity.node_id, identity.store_uuid)
 
-    async def _carry(self, stream: PeerStream, peer: Peer, own: PeerIdentity) -> None:
+    async def _carry(self, stream: PeerStream, introduced: Introduced, own: PeerIdentity) -> None:
         """Be the link with a peer until it ends. `own`: as whom this node introduced itself."""
+        peer = introduced.peer
         node_id = peer.identity.node_id
         if own != self._terms.identity():
             await stream.aclose()
             return
-        link = PeerLink(peer, stream, ping_s=self._ping_s, silence_s=self._silence_s)
+        link = PeerLink(peer, stream, introduced.secret, ping_s=self._ping_s, silence_s=self._silence_s)
         if node_id in self._links:
             self._down(self._links[node_id], "a new connection of the same peer took its place")
         self._links[node_id] = link

@@ -108,7 +108,8 @@ class Connection:
 
     async def _say_hello(self, client_name: str) -> None:
         sent_at = anyio.current_time()
-        secret = self._options.gateway_secret
+        gateway_secret = self._options.gateway_secret
+        secret = None if gateway_secret is None else gateway_secret()
         nonce = b"" if secret is None else secrets.token_bytes(NONCE_BYTES)
         options = {"gateway": nonce} if nonce else {}
         self.hello = hello = HelloReply.parse(await self._ask_first(Hello(PROTOCOL_VERSION, client_name, options)))

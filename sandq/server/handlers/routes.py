@@ -45,7 +45,7 @@ class Context:
         self.broker = broker
         self.connection = connection
         self.info = info
-        self.gateway_proof = GatewayProof(info.gateway_keys, info.node_id)
+        self.gateway_proof = GatewayProof(info.gateway_keys(), info.node_id)
         self.queries = MessageQueries(broker, connection)
         self.schedules = ScheduleQueries(broker, connection)
         self.kv_queries = KvQueries(broker, connection)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class HttpSettings:
     timeout_s: float = GATEWAY_S
     starts_alone: bool = False
     """Whether it serves also before any of them answers."""
-    gateway_secret: bytes | None = None
+    gateway_secret: Callable[[], bytes] | None = None
     """Proves to nodes that they may believe for whom it asks; None: its requests count as its own."""
 
 

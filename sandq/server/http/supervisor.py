@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from subprocess import PIPE
 from typing import Any, Final, Protocol
 
@@ -77,9 +78,17 @@ class Supervisor:
     """Sees to it that there is one process, while it runs."""
 
     def __init__(
-        self, begin: Begin, node: Node, requests: HttpRequests, on_restart: Callable[[], None], launch: Launch
+        self,
+        begin: Begin,
+        node: Node,
+        requests: HttpRequests,
+        on_restart: Callable[[], None],
+        launch: Launch,
+        gateway_secret: Callable[[], bytes],
     ) -> None:
-        """`requests`: where those of all its processes are counted."""
+        """`requests`: where those of all its processes are counted. `gateway_secret`: what they prove themselves to
+        nodes with, as it is now."""
+        self._gateway_secret = gateway_secret
         self._begin = begin
         self._node = node
         self._requests = requests
@@ -144,8 +153,12 @@ class Supervisor:
         process.kill()
 
     async def _say(self, process: Process) -> None:
-        await self._send(process, encode({"begin": self._begin.said()}))
+        secret = self._gateway_secret().hex()
+        await self._send(process, encode({"begin": replace(self._begin, gateway_secret=secret).said()}))
         while True:
+            before, secret = secret, self._gateway_secret().hex()
+            if secret != before:
+                await self._send(process, encode({"gateway_secret": secret}))
             await self._send(process, encode({"health": self._health()}))
             await trio.sleep(PUSH_S)
 

@@ -48,6 +48,7 @@ class NodeAfar:
         requests: HttpRequests,
         account: Account,
         stale_s: float = STALE_S,
+        gateway_secret: bytes = b"",
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`say`: sends it a message. It is told of what the requests came to, and of what the account holds."""
@@ -65,6 +66,8 @@ class NodeAfar:
         self._answered = anyio.Event()
         self.stop = anyio.Event()
         """Set when the node wants an end."""
+        self.gateway_secret = gateway_secret
+        """What proves to nodes that this process may say for whom it asks."""
 
     def on_message(self, message: Mapping[str, Any], body: bytes) -> None:
         """The node says something."""
@@ -75,6 +78,8 @@ class NodeAfar:
             case {"metrics": number, "content_type": content_type} if number == self._asked:
                 self._metrics = body, content_type
                 self._answered.set()
+            case {"gateway_secret": digits}:
+                self.gateway_secret = bytes.fromhex(digits)
             case {"stop": _}:
                 self.stop.set()
 
@@ -137,7 +142,9 @@ def main(told: NodeInput) -> None:
 
 async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
     requests, account = HttpRequests(), Account(begin.limits.memory_bytes * HTTP_SHARE)
-    node = NodeAfar(lambda data: said.write(data.decode()), requests, account, begin.stale_s)
+    node = NodeAfar(
+        lambda data: said.write(data.decode()), requests, account, begin.stale_s, bytes.fromhex(begin.gateway_secret)
+    )
     loop = asyncio.get_running_loop()
 
     def hand_on(message: Mapping[str, Any], body: bytes) -> None:
@@ -146,9 +153,14 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
 
     told.hand_on(hand_on)
     names, origins = frozenset(begin.names), frozenset(begin.origins)
-    secret = bytes.fromhex(begin.gateway_secret)
     settings = HttpSettings(
-        names, origins, begin.servers, begin.version, begin.timeout_s, starts_alone=True, gateway_secret=secret
+        names,
+        origins,
+        begin.servers,
+        begin.version,
+        begin.timeout_s,
+        starts_alone=True,
+        gateway_secret=lambda: node.gateway_secret,
     )
     listeners = [socket.socket(fileno=descriptor) for descriptor in begin.listeners]
     serving = serve_http_fast(listeners, settings, begin.limits, begin.deadlines, node, requests.observe, account)

@@ -5,6 +5,7 @@ A message is an object of JSON in a line of its own; `body` is how many bytes fo
     node     -> {"begin": {...}}                                          first, and once: see `Begin`
              -> {"health": [failure, stalled, ready]}                     texts or null, every `PUSH_S`
              -> {"metrics": number, "content_type": text, "body": size}   the answer to this question
+             -> {"gateway_secret": digits}                               it is another one: see `Begin`
              -> {"stop": true}                                            end once what is under way is answered
     process  -> {"serves": true}                                          once
              -> {"report": {"requests": [...], "held_bytes": size}}       behind each health and before each question

@@ -36,7 +36,14 @@ async def gateway(
     """Where it serves, inside the block; `server`: the client port of a node; `secret`: shared with it."""
     listeners = bind("127.0.0.1", 0)
     address = Address(*listeners[0].getsockname()[:2])
-    settings = HttpSettings(frozenset(), frozenset(), (server,), "0.0.0", PATIENCE_S, gateway_secret=secret)
+    settings = HttpSettings(
+        frozenset(),
+        frozenset(),
+        (server,),
+        "0.0.0",
+        PATIENCE_S,
+        gateway_secret=None if secret is None else lambda: secret,
+    )
     ready, ended = trio.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
     stops: list[tuple[BlockingPortal, anyio.Event]] = []

@@ -67,7 +67,9 @@ class PeerNode:
         ]
 
     async def run(self, peers: dict[str, Address], **options: Any) -> None:
-        settings: dict[str, Any] = {"cluster": "sandq", "secret": SECRET, "silence_s": LONG_S, **options}
+        settings: dict[str, Any] = {"cluster": "sandq", "silence_s": LONG_S, **options}
+        secret = settings.pop("secret", SECRET)
+        settings.setdefault("secrets", None if secret is None else lambda: (secret,))
         self.links = PeerLinks(
             identity=lambda: self.identity,
             peers=peers,
@@ -142,7 +144,7 @@ async def by_hand(
 ) -> AsyncIterator[tuple[PeerStream, Introduced]]:
     """A connection of a node that only this test is."""
     identity = PeerIdentity(node_id, f"store-{node_id}", None, {})
-    terms = Terms("sandq", secret, lambda: identity, {to.node_id}, KnownPeers.open(MemoryFiles()))
+    terms = Terms("sandq", lambda: (secret,), lambda: identity, {to.node_id}, KnownPeers.open(MemoryFiles()))
     async with await trio.open_tcp_stream(*to.address) as socket_stream:
         stream = PeerStream(socket_stream)
         yield stream, await shake_hands(stream, dial(terms, secrets.token_bytes(32), to.node_id, purpose))

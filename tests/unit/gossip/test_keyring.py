@@ -75,7 +75,7 @@ def test_a_key_comes_from_the_secret_by_hkdf() -> None:
     secret = b"the secret of the cluster"
     extracted = hmac.digest(bytes(32), secret, "sha256")
     key = hmac.digest(extracted, b"sandq gossip 1\x01", "sha256")
-    assert Keyring([key]).open(Keyring.from_secret(secret).seal(b"x", b"", NONCE), b"") == b"x"
+    assert Keyring([key]).open(Keyring.from_secrets([secret]).seal(b"x", b"", NONCE), b"") == b"x"
 
 
 def test_a_file_of_keys() -> None:

@@ -35,7 +35,7 @@ def discovery(files: MemoryFiles | None = None, zone: str = "a", **environ: str)
 
     return Discovery(
         config,
-        secret=None,
+        secrets=None,
         tags=tags,
         judge=judge_of("sandq", lambda: None),
         files=files or MemoryFiles(),

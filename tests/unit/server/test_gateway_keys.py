@@ -6,42 +6,61 @@ from pathlib import Path
 
 import pytest
 
+from sandq.broker.peers.secret import Secrets
 from sandq.model.errors import StartupError
 from sandq.protocol.proofs import derive
-from sandq.server.gateway_proof import gateway_keys
+from sandq.server.gateway_proof import SETTING, GatewayKeys
 
 CLUSTER = b"what all nodes of the cluster share"
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    path = tmp_path / "gateway-secret"
-    path.write_bytes(b"what nodes and gateways share\n")
-    path.chmod(0o600)
+    return written(tmp_path / "gateway-secret", b"what nodes and gateways share\n")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Secrets:
+    return Secrets(written(tmp_path / "secret", CLUSTER))
+
+
+def written(path: Path, content: bytes, mode: int = 0o600) -> Path:
+    path.write_bytes(content)
+    path.chmod(mode)
     return path
 
 
-def test_the_file_comes_first_and_the_cluster_is_believed_as_well(file: Path) -> None:
-    assert gateway_keys(file, CLUSTER) == (b"what nodes and gateways share", derive(CLUSTER, b"gateway"))
+def test_the_file_comes_first_and_the_cluster_is_believed_as_well(file: Path, cluster: Secrets) -> None:
+    keys = GatewayKeys(Secrets(file, SETTING), cluster)
+    assert keys.current == (b"what nodes and gateways share", derive(CLUSTER, b"gateway"))
+    assert keys.first == keys.current[0] and "share" not in repr(keys)
 
 
-def test_nodes_of_a_cluster_believe_each_other_without_a_file() -> None:
-    (key,) = gateway_keys(None, CLUSTER)
-    assert gateway_keys(None, CLUSTER) == (key,) and CLUSTER not in key
+def test_nodes_of_a_cluster_believe_each_other_without_a_file(cluster: Secrets) -> None:
+    (key,) = GatewayKeys(None, cluster).current
+    assert GatewayKeys(None, cluster).current == (key,) and CLUSTER not in key
 
 
 def test_a_node_alone_believes_nobody_else() -> None:
-    (key,) = gateway_keys(None, None)
-    assert len(key) == 32 and gateway_keys(None, None) != (key,)
+    keys = GatewayKeys(None, None)
+    assert len(keys.first) == 32 and keys.first == keys.first and GatewayKeys(None, None).first != keys.first
+
+
+def test_keys_are_those_of_the_files_as_they_are_now(file: Path, cluster: Secrets) -> None:
+    own = Secrets(file, SETTING)
+    keys = GatewayKeys(own, cluster)
+    written(file, b"another one, as long\n---\nwhat nodes and gateways share")
+    assert own.look()
+    assert keys.current == (b"another one, as long", b"what nodes and gateways share", derive(CLUSTER, b"gateway"))
 
 
 def test_a_file_that_others_may_read_is_refused(file: Path) -> None:
     file.chmod(0o640)
     with pytest.raises(StartupError, match=r"http\.gateway_secret_file .* is open to others"):
-        gateway_keys(file, None)
+        Secrets(file, SETTING)
 
 
 def test_a_file_that_holds_too_little_is_refused(file: Path) -> None:
     file.write_bytes(b"short\n")
     with pytest.raises(StartupError, match=r"http\.gateway_secret_file .* must hold 16 to 4096 bytes"):
-        gateway_keys(file, None)
+        Secrets(file, SETTING)

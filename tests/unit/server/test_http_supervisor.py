@@ -98,8 +98,11 @@ class Bed:
         self.tried_s: list[float] = []
         self.restarts = 0
         self.fails = 0
+        self.secret = bytes.fromhex(BEGIN.gateway_secret)
         self._launched = trio.Event()
-        self.supervisor = Supervisor(BEGIN, self.node, self.requests, self._on_restart, self._launch)
+        self.supervisor = Supervisor(
+            BEGIN, self.node, self.requests, self._on_restart, self._launch, lambda: self.secret
+        )
 
     def _on_restart(self) -> None:
         self.restarts += 1
@@ -147,8 +150,21 @@ async def test_a_process_is_told_what_to_do_and_again_and_again_how_the_node_is(
         began_s = trio.current_time()
         assert await process.hear() == [({"health": [None, "the disk hangs", "no leader"]}, b"")]
         assert trio.current_time() - began_s == pytest.approx(PUSH_S)
+        bed.secret = b"another secret, as long"
+        assert (await process.hear())[0] == ({"gateway_secret": bed.secret.hex()}, b"")
         nursery.start_soon(bed.stop_with(process))
     assert process.returncode == 0 and bed.restarts == 0
+
+
+async def test_one_that_is_started_again_gets_the_secret_as_it_is_now(autojump_clock: Clock) -> None:
+    bed = Bed()
+    async with trio.open_nursery() as nursery, bed.serving():
+        bed.secret = b"another secret, as long"
+        (await bed.process(0)).end(1)
+        process = await bed.process(1)
+        ((begin, _), *_) = await process.hear()
+        assert begin["begin"]["gateway_secret"] == bed.secret.hex()
+        nursery.start_soon(bed.stop_with(process))
 
 
 async def test_one_that_ends_is_started_again_a_little_later_each_time(autojump_clock: Clock) -> None:

@@ -45,7 +45,9 @@ Meddle = Callable[[int, bytes], bytes]
 def terms(who: PeerIdentity, **changes: Any) -> Terms:
     peers = {"node1", "node2", "node3"} - {who.node_id}
     known = KnownPeers.open(MemoryFiles())
-    return dataclasses.replace(Terms("sandq", SECRET, lambda: who, peers, known), **changes)
+    secret = changes.pop("secret", SECRET)
+    made = Terms("sandq", lambda: (secret,), lambda: who, peers, known)
+    return dataclasses.replace(made, **changes)
 
 
 def knowing(**stores: str) -> KnownPeers:
@@ -547,3 +549,36 @@ def test_the_document_says_how_a_proof_is_made() -> None:
         (last, b"dialer welcome " + words),
     ):
         assert msgpack.unpackb(body)[-1] == hmac.new(SECRET, what + b"\0" + openings, "sha256").digest()
+
+
+# ------------------------------------------------------------------------------------------ several secrets
+
+
+OLD, NEW = b"the old one, as long", b"the new one, as long"
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "proved"),
+    [
+        ((OLD,), (OLD, NEW), OLD),
+        ((OLD, NEW), (OLD,), OLD),
+        ((OLD, NEW), (NEW, OLD), OLD),
+        ((NEW, OLD), (OLD, NEW), NEW),
+        ((NEW,), (NEW, OLD), NEW),
+    ],
+)
+def test_a_secret_is_changed_without_two_that_do_not_understand_each_other(
+    one: tuple[bytes, ...], two: tuple[bytes, ...], proved: bytes
+) -> None:
+    """Whatever stands between two steps of it: whoever has the one, has it as well as the other, and first or last."""
+    for dialing, accepting in ((one, two), (two, one)):
+        dialer, acceptor = shake(terms(ONE, secrets=lambda s=dialing: s), terms(TWO, secrets=lambda s=accepting: s))
+        assert dialer.introduced is not None and acceptor.introduced is not None
+        assert dialer.introduced.secret == acceptor.introduced.secret == dialing[0]
+        assert proved in (*dialing, *accepting) and repr(proved) not in repr(dialer.introduced)
+
+
+def test_what_only_one_side_takes_is_refused() -> None:
+    dialer, acceptor = shake(terms(ONE, secrets=lambda: (OLD,)), terms(TWO, secrets=lambda: (NEW,)))
+    assert dialer.refusal is not None and acceptor.refusal is not None
+    assert acceptor.refusal.reason == "secret"

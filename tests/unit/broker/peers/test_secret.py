@@ -3,8 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
-from sandq.broker.peers.secret import LEAST_BYTES, MOST_BYTES, read_secret
+from sandq.broker.peers.secret import CHECK_S, LEAST_BYTES, MOST_BYTES, Secrets, follow_secrets, read_secrets
 from sandq.model.errors import StartupError
 
 
@@ -17,25 +19,80 @@ def secret_file(path: Path, content: bytes, mode: int = 0o600) -> Path:
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
 def test_the_secret_is_what_stands_between_white_space(tmp_path: Path, mode: int) -> None:
     path = secret_file(tmp_path / "secret", b"  0123456789 abcdef\r\n\n", mode)
-    assert read_secret(path) == b"0123456789 abcdef"
-    assert len(read_secret(secret_file(tmp_path / "bytes", b"\xff" * LEAST_BYTES))) == LEAST_BYTES
+    assert read_secrets(path) == (b"0123456789 abcdef",)
+    assert read_secrets(secret_file(tmp_path / "bytes", b"\xff" * LEAST_BYTES)) == (b"\xff" * LEAST_BYTES,)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o644])
 def test_nobody_else_may_read_it(tmp_path: Path, mode: int) -> None:
     path = secret_file(tmp_path / "secret", b"0123456789abcdef", mode)
     with pytest.raises(StartupError, match=rf"cluster.secret_file .*secret is open to others .*{mode:o}.*chmod 600"):
-        read_secret(path)
+        read_secrets(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"0123456789abcde\n\n\n\n", b" " * 100, b"x" * (MOST_BYTES + 1)])
 def test_too_short_or_too_long(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(StartupError, match=r"must hold 16 to 4096 bytes") as caught:
-        read_secret(secret_file(tmp_path / "secret", content))
+        read_secrets(secret_file(tmp_path / "secret", content))
     assert not content.strip() or content.strip().decode() not in caught.value.message
 
 
 def test_missing_or_no_file(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(StartupError, match=r"cluster.secret_file .* cannot be read"):
-            read_secret(path)
+            read_secrets(path)
+
+
+OLD, NEW = b"the old one, as long", b"the new one, as long"
+
+
+def test_several_have_a_line_between_them(tmp_path: Path) -> None:
+    lines = b"two lines\nof one secret"
+    path = secret_file(tmp_path / "secret", NEW + b"\n---\r\n\n" + OLD + b"\n--- \n" + lines + b"\n---\n" + NEW)
+    assert read_secrets(path) == (NEW, OLD, lines)
+    for content, why in (
+        (b"\n---\n".join([OLD + bytes([65 + at]) for at in range(5)]), "holds 5 secrets: 4 at most"),
+        (OLD + b"\n---\nshort", "secret 2 of cluster.secret_file .* must hold 16 to 4096 bytes"),
+        (OLD + b"\n---\n", "secret 2 of"),
+    ):
+        with pytest.raises(StartupError, match=why):
+            read_secrets(secret_file(path, content))
+
+
+def test_a_file_is_read_again_when_it_is_another_one(tmp_path: Path) -> None:
+    path = secret_file(tmp_path / "secret", OLD)
+    secrets = Secrets(path)
+    assert not secrets.look() and secrets.current == (OLD,)
+    secret_file(path, OLD + b"\n---\n" + NEW)
+    assert secrets.look() and secrets.current == (OLD, NEW)
+    secret_file(path, OLD + b" \n---\n" + NEW + b"\n")
+    assert not secrets.look(), "they are the same"
+    secret_file(path, b"short")
+    with pytest.raises(StartupError, match="16 to 4096"):
+        secrets.look()
+    assert not secrets.look() and secrets.current == (OLD, NEW)
+    path.unlink()
+    with pytest.raises(StartupError, match="cannot be read"):
+        secrets.look()
+    secret_file(path, NEW)
+    assert secrets.look() and secrets.current == (NEW,)
+
+
+async def test_who_follows_is_told(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    path = secret_file(tmp_path / "secret", OLD)
+    secrets, told, has_told = Secrets(path), list[tuple[bytes, ...]](), trio.Event()
+
+    def on_change() -> None:
+        told.append(secrets.current)
+        has_told.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow_secrets, secrets, on_change)
+        await trio.sleep(2.5 * CHECK_S)
+        secret_file(path, b"short")
+        await trio.sleep(2.5 * CHECK_S)
+        assert not told, "it goes on with those of before"
+        secret_file(path, NEW)
+        await has_told.wait()
+        assert told == [(NEW,)]
+        nursery.cancel_scope.cancel()

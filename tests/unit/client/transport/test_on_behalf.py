@@ -40,7 +40,7 @@ def with_gateway(run: Any, server: FakeServer, body: Any) -> None:
         async with anyio.create_task_group() as tasks:
             server.add_topic("t")
             await server.start(tasks)
-            options = Options(**QUICK, gateway_secret=SECRET)
+            options = Options(**QUICK, gateway_secret=lambda: SECRET)
             async with connect_with(options, (server.address,), "gateway") as client:
                 await body(client)
             tasks.cancel_scope.cancel()

@@ -92,7 +92,7 @@ def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], name: str) -> None:
-    info = SimpleNamespace(waiting=lambda: None, add_hint=None, gateway_keys=(), node_id="node1")
+    info = SimpleNamespace(waiting=lambda: None, add_hint=None, gateway_keys=tuple, node_id="node1")
     door = Door()
     session = ClientSession(Twin(came), door, info)  # type: ignore[arg-type]
     session.greeted = True
@@ -116,7 +116,7 @@ def test_what_goes_through_all_partitions_is_as_much_work(name: str) -> None:
     def work_of(partitions: int) -> int:
         broker, door = Twin([]), Door()
         broker.partitions = partitions
-        info = SimpleNamespace(waiting=lambda: None, add_hint=None, gateway_keys=(), node_id="node1")
+        info = SimpleNamespace(waiting=lambda: None, add_hint=None, gateway_keys=tuple, node_id="node1")
         session = ClientSession(broker, door, info)  # type: ignore[arg-type]
         session.greeted = True
         before = door.turn.left
