@@ -60,6 +60,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict $(PACKAGES)
 	$(BIN)/pytest -q tests/unit/test_floors.py
+	$(BIN)/python -m tests.support.audit_dependencies
 
 # make bench BENCH="--group small"; python -m benchmarks --help says what else there is.
 bench: $(SPARK_STAMP)
