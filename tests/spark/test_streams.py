@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.functions import window
 
 from sandq.spark.jobs.archive import STARTS
 from sandq.testing import Broker
@@ -49,19 +51,83 @@ class Run:
 
 def test_a_stream_goes_on_from_its_checkpoint(spark: Any, node: Broker, tmp_path: Path) -> None:
     node.create_topic("t", partitions=2)
-    fill(node, "t", range(500))
+    for begin in range(0, 500, 50):
+        fill(node, "t", range(begin, begin + 50))
+        node.advance("1s")
     fill(node, "t", range(500, 600), delay="1h")
     node.advance("1m")
     run = Run(spark, node, tmp_path, subscribe="t", maxOffsetsPerTrigger=200)
     batches = run.once()
     assert run.got() == [*range(500)]
-    assert 3 <= len(batches) <= 5 and max(batch.numInputRows for batch in batches) <= 202
+    assert 3 <= len(batches) <= 7 and max(batch.numInputRows for batch in batches) <= 202
     assert run.once() == []
     node.advance("2h")
     fill(node, "t", range(600, 700))
     node.advance("1m")
     run.once()
     assert run.got() == [*range(700)]
+
+
+def test_a_limit_leaves_nothing_behind_the_watermark(spark: Any, node: Broker, tmp_path: Path) -> None:
+    """One partition has messages over all the time, the other one in the last second of it."""
+    node.create_topic("t", partitions=2)
+    begin = node.now()
+    with node.client() as client, client.producer("t") as producer:
+        for number in range(200):
+            producer.send(b"%d" % number, partition=0, deliver_at=begin + timedelta(milliseconds=50 * number))
+            at = begin + timedelta(seconds=9, milliseconds=5 * number)
+            producer.send(b"%d" % number, partition=1, deliver_at=at)
+    node.advance("1m")
+    counts: dict[Any, int] = {}
+
+    def note(frame: Any, number: int) -> None:
+        counts.update({row.window.start: row["count"] for row in frame.collect()})
+
+    rows = reading(spark.readStream, node, subscribe="t", maxOffsetsPerTrigger=60).load()
+    windows = rows.withWatermark("deliver_at", "1 second").groupBy(window("deliver_at", "1 second")).count()
+    query = (
+        windows.writeStream.outputMode("update")
+        .foreachBatch(note)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        assert query.awaitTermination(PATIENCE_S)
+        batches = [progress for progress in query.recentProgress if progress.numInputRows]
+    finally:
+        query.stop()
+    dropped = [operator.numRowsDroppedByWatermark for batch in batches for operator in batch.stateOperators]
+    assert sum(counts.values()) == 400 and not any(dropped)
+    assert len(batches) >= 5, "there was something to hold back"
+
+
+def test_an_idle_stream_makes_no_micro_batches(spark: Any, node: Broker, tmp_path: Path) -> None:
+    node.create_topic("t", partitions=2)
+    fill(node, "t", range(10))
+    node.advance("1m")
+    numbers: list[int] = []
+    frame = reading(spark.readStream, node, subscribe="t").load()
+    query = (
+        frame.writeStream.foreachBatch(lambda rows, number: numbers.append(number))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        assert numbers == [0]
+        node.advance("1h")
+        query.processAllAvailable()
+        node.advance("1h")
+        query.processAllAvailable()
+        assert numbers == [0]
+        fill(node, "t", range(10, 20))
+        node.advance("1m")
+        query.processAllAvailable()
+        assert numbers == [0, 1]
+    finally:
+        query.stop()
 
 
 def test_a_failed_first_batch_loses_nothing(spark: Any, node: Broker, tmp_path: Path) -> None:

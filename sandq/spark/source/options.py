@@ -9,6 +9,7 @@
     startingTimestamp         an instant: RFC 3339 or epoch milliseconds; instead of startingOffsets
     endingTimestamp           likewise, excluded; not for streams
     maxOffsetsPerTrigger      messages of one micro-batch, about; for streams only
+    minOffsetsPerTrigger      with fewer a micro-batch waits, for maxTriggerDelay at most; for streams only
     minPartitions             tasks at least
     failOnDataLoss            true: an error when data was trimmed before it was read; false: a warning
     includeHeaders            true: the column `headers`
@@ -67,7 +68,7 @@ OPTIONS: Final = (
     SERVERS,
     *("subscribe", "subscribePattern", "assign"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss"),
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "failOnDataLoss"),
     *("includeHeaders", "includeRaw", "includeRank"),
     *("view", "holdName", "holdTtl"),
 )
@@ -80,6 +81,8 @@ _TOPICS: Final = OPTIONS[1:4]
 _BOUNDS: Final = OPTIONS[4:8]
 _ENDINGS: Final = {"endingOffsets", "endingTimestamp"}
 _OF_STREAMS: Final = ("holdName", "holdTtl")
+_TRIGGERS: Final = ("minOffsetsPerTrigger", "maxTriggerDelay")
+TRIGGER_DELAY_MOST_MS: Final = 7 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,8 @@ class SourceOptions:
     starting: Bound = Bound(EARLIEST)
     ending: Bound = Bound(LATEST)
     max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int = 1
+    max_trigger_delay_ms: int = 900_000
     min_partitions: int = 1
     fail_on_data_loss: bool = True
     extra: Extra = PLAIN
@@ -154,6 +159,9 @@ class SourceOptions:
         if self.max_offsets_per_trigger is not None:
             mistakes.append("maxOffsetsPerTrigger: it is for streams; endingOffsets bounds a batch")
         mistakes += [f"{name}: it is for streams; a batch holds nothing" for name in _OF_STREAMS if name in self.given]
+        mistakes += [
+            f"{name}: it is for streams; a batch waits for nothing" for name in _TRIGGERS if name in self.given
+        ]
         if self.view == LATEST_VALUES:
             told = [name for name in (*_BOUNDS, "minPartitions") if name in self.given]
             mistakes += [f"{name}: the latest values are read whole, a task for each partition" for name in told]
@@ -168,6 +176,9 @@ class SourceOptions:
             mistakes.append("endingOffsets and endingTimestamp: a stream has no end; they are for spark.read")
         if self.view != LOG:
             mistakes.append(f"view: a stream reads the log; {self.view!r} is for spark.read, as it stands at a moment")
+        most = self.max_offsets_per_trigger
+        if most is not None and self.min_offsets_per_trigger > most:
+            mistakes.append(f"minOffsetsPerTrigger: {self.min_offsets_per_trigger} is more than maxOffsetsPerTrigger")
         _SOURCE.refuse(mistakes)
 
 
@@ -184,6 +195,12 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         ending=_bound(texts, "ending", LATEST),
         max_offsets_per_trigger=texts.one(
             "maxOffsetsPerTrigger", whole_number(OFFSETS_MAX), default.max_offsets_per_trigger
+        ),
+        min_offsets_per_trigger=texts.one(
+            "minOffsetsPerTrigger", whole_number(OFFSETS_MAX), default.min_offsets_per_trigger
+        ),
+        max_trigger_delay_ms=texts.one(
+            "maxTriggerDelay", duration_within(1, TRIGGER_DELAY_MOST_MS), default.max_trigger_delay_ms
         ),
         min_partitions=texts.one("minPartitions", whole_number(TASKS_MAX), default.min_partitions),
         fail_on_data_loss=texts.one("failOnDataLoss", truth, default.fail_on_data_loss),

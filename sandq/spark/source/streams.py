@@ -45,6 +45,9 @@ _HELP: Final = (
 )
 STEPS_MAX: Final = 1000
 """Questions about one partition until a micro-batch has as many messages as it may."""
+CUTS_MAX: Final = 8
+"""How often an instant is looked for at which a micro-batch may end; one after which less than a tenth of what it may
+have is missing is good enough."""
 
 
 class Stream:
@@ -61,6 +64,8 @@ class Stream:
         """The end that was looked for last, by what the brokers said then."""
         self._gone: set[Place] = set()
         """What has been warned of."""
+        self._triggered_at = -float("inf")
+        """When there was a micro-batch last."""
         self.closed: Positions | None = None
         """How far everything was closed when that was last looked at."""
 
@@ -75,7 +80,8 @@ class Stream:
         return Positions(found, f"spark-{secrets.token_hex(HOLD_BYTES)}", _epochs(replies))
 
     def latest(self, start: Positions, limit: int | None) -> Positions:
-        """Where the micro-batch from `start` on ends: after `limit` messages, about, or with all that is closed.
+        """Where the micro-batch from `start` on ends: at one instant in all partitions, after `limit` messages, about,
+        or with all that is closed. `start` itself: there is nothing new, or not enough yet to be worth one.
 
         HistoryGone: a topic is gone that was not read to its end, or a partition's clock was set back since (a warning,
         with failOnDataLoss=false).
@@ -92,13 +98,35 @@ class Stream:
         self.closed = Positions({place: closed_end(reply) for place, reply in replies.items()})
         ends = {place: self._end(place, cursors[place], reply) for place, reply in replies.items()}
         self._check_lost(start, Positions(ends))
-        counts = {place: reply.messages for place, reply in replies.items() if cursors[place] < ends[place]}
-        if limit is not None and sum(counts.values()) > limit:
-            ends |= self._limited(places, cursors, ends, counts, limit)
-        # What is gone keeps its cursor: should it be asked for again, it is not read again.
+        firsts = {
+            place: reply.first
+            for place, reply in replies.items()
+            if reply.first is not None and cursors[place] < ends[place] and reply.first < ends[place]
+        }
+        counts = {place: replies[place].messages for place in firsts}
         epochs = {**start.clock_epochs, **_epochs(replies)}
+        is_as_before = cursors.keys() <= start.cursors.keys() and epochs == {**start.clock_epochs}
+        # What was trimmed before it was read is told by who reads there.
+        is_whole = all(reply.trimmed < cursors[place] for place, reply in replies.items())
+        if is_as_before and is_whole and self._may_wait(sum(counts.values())):
+            return start
+        if limit is not None and sum(counts.values()) > limit:
+            ends = self._limited(places, cursors, ends, firsts, limit)
+        self._triggered_at = self._clock()
+        # What is gone keeps its cursor: should it be asked for again, it is not read again.
         self._found = Positions({**start.cursors, **ends}, start.hold, epochs)
         return self._found
+
+    def _may_wait(self, messages: int) -> bool:
+        """Whether no micro-batch is made, with so many messages. A first one is: it writes the hold's name down."""
+        if not self._is_written_down:
+            return False
+        if not messages:
+            return True
+        options = self._options
+        if messages >= options.min_offsets_per_trigger or self._target is not None:
+            return False
+        return self._clock() - self._triggered_at < options.max_trigger_delay_ms / 1000
 
     def aim(self) -> None:
         """From now on nothing behind what is closed at this moment is read (Trigger.AvailableNow)."""
@@ -195,25 +223,68 @@ class Stream:
         places: Mapping[Place, Found],
         cursors: Mapping[Place, bytes],
         ends: Mapping[Place, bytes],
-        counts: Mapping[Place, int],
+        firsts: Mapping[Place, bytes],
         limit: int,
     ) -> dict[Place, bytes]:
-        """Ends that leave `limit` messages, each partition its share of what is there, and one at least."""
-        total = sum(counts.values())
+        """Ends that leave about `limit` messages: one instant in all partitions. So event time rises alike in all of
+        them, and nothing comes later than a watermark that others have raised. What is due in the first instant goes
+        whole, however much that is. `firsts`: of those partitions that have something."""
+        at_ms = min(map(offset_model.deliver_ms, firsts.values())) + 1
+        last_ms = min(offset_model.deliver_ms(ends[place]) for place in ends if cursors[place] < ends[place])
+        at, left = {place: cursors[place] for place in firsts}, limit
+        for _ in range(CUTS_MAX):
+            counts = self._counts(places, at, _cut(ends, last_ms), firsts)
+            total = sum(counts.values())
+            if total <= left:
+                at_ms = max(at_ms, last_ms)
+                break
+            shares = {place: max(1, left * count // total) for place, count in counts.items() if count}
+            found_ms = min(last_ms, *self._reached(places, at, ends, shares))
+            if found_ms <= at_ms:
+                break
+            at_ms, reached = found_ms, _cut(ends, found_ms)
+            left -= sum(self._counts(places, at, reached, firsts).values())
+            if left <= limit // 10:
+                break
+            at |= {place: max(at[place], reached[place]) for place in at}
+        return {place: max(cursors[place], end) for place, end in _cut(ends, at_ms).items()}
 
-        def end_of(place: Place) -> bytes:
-            share = max(1, limit * counts[place] // total)
-            cursor = cursors[place]
+    def _counts(
+        self,
+        places: Mapping[Place, Found],
+        starts: Mapping[Place, bytes],
+        ends: Mapping[Place, bytes],
+        firsts: Mapping[Place, bytes],
+    ) -> dict[Place, int]:
+        """Messages between these, about."""
+        asked = [place for place in firsts if starts[place] < ends[place]]
+
+        def count(place: Place) -> int:
+            return self._brokers.measure(place, places[place].topic, starts[place], ends[place]).messages
+
+        return dict(zip(asked, self._brokers.all(count, asked), strict=True))
+
+    def _reached(
+        self,
+        places: Mapping[Place, Found],
+        starts: Mapping[Place, bytes],
+        ends: Mapping[Place, bytes],
+        shares: Mapping[Place, int],
+    ) -> list[int]:
+        """The instant (epoch ms) at which each partition has its share of messages."""
+
+        def instant_of(place: Place) -> int:
+            share, cursor = shares[place], starts[place]
             for _ in range(STEPS_MAX):
                 reply = self._brokers.measure(place, places[place].topic, cursor, ends[place], share)
                 if reply.next is None:
-                    return ends[place]
+                    return offset_model.deliver_ms(ends[place])
                 cursor, share = reply.next, share - reply.messages
                 if share <= 0:
                     break
-            return cursor
+            return offset_model.deliver_ms(cursor)
 
-        return dict(zip(counts, self._brokers.all(end_of, counts), strict=True))
+        return self._brokers.all(instant_of, shares)
 
     def _check_epochs(
         self, noted: Positions, places: Mapping[Place, Found], replies: Mapping[Place, MeasureReply]
@@ -259,6 +330,12 @@ class Stream:
             except SandqError as error:
                 log.warning("topic %r: what is to be read is not held: %s. %s", topic, error.message, _HELP)
         self._held_at = self._clock()
+
+
+def _cut(ends: Mapping[Place, bytes], at_ms: int) -> dict[Place, bytes]:
+    """These ends, and none behind an instant."""
+    instant = offset_model.pack(at_ms, 0, 0, 0)
+    return {place: min(end, instant) for place, end in ends.items()}
 
 
 def _epochs(replies: Mapping[Place, MeasureReply]) -> dict[Place, int]:

@@ -35,6 +35,8 @@ class FakeLog:
     rows: list[bytes] = field(default_factory=list)
     trimmed: bytes = offsets.FIRST
     clock_epoch: int = 0
+    behind_ms: int = 0
+    """It is not closed so far as the others are."""
 
 
 @dataclass
@@ -94,7 +96,8 @@ class FakeBrokers:
         self, place: Place, topic: str, start: bytes, end: bytes | None, most: int | None = None, pending: bool = False
     ) -> MeasureReply:
         log = self.topics[topic].logs[place.partition]
-        stop = offsets.LAST if pending else instant(self.closed_ms)
+        closed_ms = self.closed_ms - log.behind_ms
+        stop = offsets.LAST if pending else instant(closed_ms)
         stop = stop if end is None else min(stop, end)
         rows = [row for row in log.rows if start <= row < stop]
         count = len(rows)
@@ -102,7 +105,7 @@ class FakeBrokers:
         if most is not None and count > most:
             count = min(most, self.step)
             following = offsets.behind(rows[count - 1])
-        closed_ms = MS + self.closed_ms
+        closed_ms += MS
         first = rows[0] if rows else None
         return MeasureReply(first, following, count, closed_ms, log.trimmed, place.number, log.clock_epoch)
 

@@ -49,6 +49,8 @@ def test_of_reads() -> None:
         "includeHeaders": _word(options.extra.headers),
         "includeRaw": _word(options.extra.raw),
         "includeRank": _word(options.extra.rank),
+        "minOffsetsPerTrigger": _word(options.min_offsets_per_trigger),
+        "maxTriggerDelay": format_duration(options.max_trigger_delay_ms),
         "minPartitions": _word(options.min_partitions),
         "failOnDataLoss": _word(options.fail_on_data_loss),
         "holdTtl": format_duration(options.hold_ttl_ms),

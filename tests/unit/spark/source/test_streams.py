@@ -103,20 +103,118 @@ def test_every_message_is_in_one_batch(brokers: FakeBrokers, seed: int) -> None:
         tasks = reader.tasks(position, end)
         assert tasks == stream(brokers, **options).tasks(position, end), "the same again"
         rows = rows_of(brokers, tasks)
-        assert limit is None or len(rows) <= limit + len(end.cursors)
+        instants = {offsets.deliver_ms(row) for _, row in rows}
+        assert limit is None or len(rows) <= limit or len(instants) == 1, "what is due in one instant goes whole"
         got += rows
         position = end
         assert rounds < 2000
     assert len(got) == len(set(got)) == added
 
 
-def test_a_share_for_each_partition(brokers: FakeBrokers) -> None:
+def test_what_is_due_in_one_instant_goes_whole(brokers: FakeBrokers) -> None:
     brokers.append("t", 10, 900, 0)
     brokers.append("t", 10, 100, 1)
+    brokers.append("t", 11, 5, 1)
     reader = stream(brokers)
     start = reader.initial()
-    tasks = reader.tasks(start, reader.latest(start, 100))
-    assert [len(rows_of(brokers, [task])) for task in tasks] == [90, 10]
+    middle = reader.latest(start, 100)
+    assert cursors(middle) == [instant(11), instant(11)]
+    assert len(rows_of(brokers, reader.tasks(start, middle))) == 1000
+    assert len(rows_of(brokers, reader.tasks(middle, reader.latest(middle, 100)))) == 5
+
+
+@pytest.mark.parametrize("step", [7, 1000])
+def test_all_partitions_are_cut_at_one_instant(brokers: FakeBrokers, step: int) -> None:
+    """One has its messages over all the time, one in the last tenth of it: by shares of what is there, the watermark
+    that the second one raises would throw away most of the first."""
+    brokers.step = step
+    for ms in range(1000):
+        brokers.append("t", ms, 20, 0)
+    for ms in range(900, 1000):
+        brokers.append("t", ms, 20, 1)
+    reader, limit = stream(brokers), 6000
+    start = reader.initial()
+    got, sizes = 0, []
+    while got < 22_000:
+        end = reader.latest(start, limit)
+        rows = rows_of(brokers, reader.tasks(start, end))
+        assert len(set(cursors(end))) == 1 and rows, "event time rises alike in all of them"
+        sizes.append(len(rows))
+        got += len(rows)
+        start = end
+    assert got == 22_000
+    assert max(sizes) <= limit and min(sizes[:-1]) >= 0.9 * limit, sizes
+
+
+def test_a_partition_that_is_not_closed_so_far_is_not_overtaken(brokers: FakeBrokers) -> None:
+    """What may still come to lie there is not behind what was read of the others."""
+    for ms in range(0, 1000, 10):
+        brokers.append("t", ms, 10, 0)
+    brokers.topics["t"].logs[1].behind_ms = 700
+    reader = stream(brokers)
+    start = reader.initial()
+    assert cursors(reader.latest(start, 999)) == [instant(300), instant(300)]
+
+
+def test_an_idle_stream_idles(brokers: FakeBrokers) -> None:
+    brokers.append("t", 10, 3)
+    reader = stream(brokers, holdName="mine", holdTtl="10s")
+    start = reader.initial()
+    end = reader.latest(start, None)
+    assert len(rows_of(brokers, reader.tasks(start, end))) == 3
+    held = brokers.held
+    brokers.closed_ms = 5000
+    assert reader.latest(end, None) == end == reader.latest(end, 10), "Spark makes no micro-batch of that"
+    brokers.append("t", 4000)
+    after = reader.latest(end, None)
+    assert len(rows_of(brokers, reader.tasks(end, after))) == 1 and cursors(after) == [instant(5000)] * 2
+    assert brokers.held == held
+
+
+def test_the_hold_of_an_idle_stream_is_renewed(brokers: FakeBrokers) -> None:
+    clock = Clock()
+    reader = stream(brokers, clock, holdName="mine", holdTtl="10s")
+    start = reader.initial()
+    end = reader.latest(start, None)
+    reader.tasks(start, end)
+    held = brokers.held
+    for _ in range(10):
+        clock.now += 1
+        assert reader.latest(end, None) == end
+    assert brokers.held == held + 10
+
+
+def test_a_micro_batch_waits_until_it_is_worth_one(brokers: FakeBrokers) -> None:
+    clock = Clock()
+    reader = stream(brokers, clock, minOffsetsPerTrigger=10, maxTriggerDelay="1m")
+    start = reader.initial()
+    end = reader.latest(start, None)
+    reader.tasks(start, end)
+    brokers.append("t", 1001, 9)
+    brokers.closed_ms = 2000
+    clock.now += 59
+    assert reader.latest(end, None) == end
+    brokers.append("t", 1002, 1, 1)
+    after = reader.latest(end, None)
+    assert len(rows_of(brokers, reader.tasks(end, after))) == 10
+    brokers.append("t", 2001, 1)
+    brokers.closed_ms = 3000
+    clock.now += 59
+    assert reader.latest(after, None) == after
+    clock.now += 1
+    assert reader.latest(after, None) != after, "it has waited long enough"
+
+
+def test_a_stream_that_is_to_end_waits_for_nothing(brokers: FakeBrokers) -> None:
+    brokers.append("t", 10, 3)
+    reader = stream(brokers, minOffsetsPerTrigger=10)
+    start = reader.latest(reader.initial(), None)
+    reader.tasks(start, start)
+    brokers.append("t", 1001, 3)
+    brokers.closed_ms = 2000
+    assert reader.latest(start, None) == start
+    reader.aim()
+    assert reader.latest(start, None) != start
 
 
 def test_nothing_behind_what_was_there_when_it_began(brokers: FakeBrokers) -> None:
