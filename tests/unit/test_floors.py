@@ -24,6 +24,7 @@ FLOORS = {
     "sandq.gossip": 1,
     "sandq.schedules": 1,
     "sandq.storage": 2,
+    "sandq.tls": 2,
     "sandq.raft": 3,
     "sandq.membership": 4,
     "sandq.broker": 4,
