@@ -124,7 +124,7 @@ def for_node(pair: Pair) -> Iterator[str]:
 def for_client(pair: Pair) -> str:
     """How a command uses it."""
     ca = pair.certificate.parent / f"{CA}.pem"
-    return f"sandctl --ca {ca} --cert {pair.certificate} --key {pair.key} cluster status"
+    return f"sandctl --ca {ca} --cert {pair.certificate} --cert-key {pair.key} cluster status"
 
 
 def _open_ca(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:

@@ -32,6 +32,7 @@ FLOORS = {
     "sandq.server.http": 5,
     "sandq.push": 5,
     "sandq.node": 6,
+    "sandq.node_tls": 6,
     "sandq.tools": 6,
     "sandq.cli": 6,
     "sandq.__main__": 6,
@@ -62,7 +63,7 @@ CLIENT = "sandq.client"
 CLIENT_DOORS = {
     "sandq.client",
     *(f"sandq.client.{part}" for part in ("admin", "consumer", "kv", "producer", "transport")),
-    *(f"sandq.client.{module}" for module in ("json_format", "options", "positions", "signals")),
+    *(f"sandq.client.{module}" for module in ("json_format", "options", "positions", "signals", "tls")),
     "sandq.client.schedules",
 }
 BEHIND_THE_DOORS = ("sandq.client", "sandq.sync", "sandq.testing")
