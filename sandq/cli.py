@@ -155,6 +155,94 @@ def http(context: click.Context, servers: tuple[str, ...], listen: str | None, c
 
 
 @main.group()
+def certs() -> None:
+    """Make certificates for TLS: an authority of your own, and those of nodes and clients.
+
+    \b
+      sandq certs ca --out certs
+      sandq certs node node1 --host 10.0.0.1 --ca certs --out certs
+      sandq certs client billing --ca certs --out certs
+
+    Who has an authority already issues them there: a node's certificate has its id and its hosts for names, and may
+    serve and ask (serverAuth, clientAuth).
+    """
+
+
+_OUT = click.option(
+    "--out", required=True, metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="Where files go."
+)
+_CA = click.option(
+    "--ca", required=True, metavar="DIR", type=click.Path(file_okay=False, path_type=Path), help="Where the CA is."
+)
+_FORCE = click.option("--force", is_flag=True, help="Replace what is there.")
+
+
+@certs.command("ca")
+@click.option("--name", default="sandq", show_default=True, help="What it is called.")
+@click.option("--days", default=3650, show_default=True, help="How long it is valid.")
+@_OUT
+@_FORCE
+def certs_ca(name: str, days: int, out: Path, force: bool) -> None:
+    """Make an authority: ca.pem, for everybody, and ca-key.pem, for nobody else.
+
+    \b
+      sandq certs ca --out certs
+
+    Who has the key can be any node and any client. It is needed to issue certificates only: keep it off the nodes.
+    """
+    from sandq.tools import certs as tool
+
+    with _errors():
+        pair = tool.make_ca(out, name=name, days=days, force=force)
+        click.echo(f"{pair.certificate}: the authority; give it to nodes and clients")
+        click.echo(f"{pair.key}: its key; keep it where nobody else is")
+
+
+@certs.command("node")
+@click.argument("node_id", metavar="NODE_ID")
+@click.option("--host", "hosts", metavar="HOST", multiple=True, help="By which it is reached; once for each.")
+@click.option("--days", default=365, show_default=True, help="How long it is valid.")
+@_CA
+@_OUT
+@_FORCE
+def certs_node(node_id: str, hosts: tuple[str, ...], days: int, ca: Path, out: Path, force: bool) -> None:
+    """Issue the certificate of the node that node.id names.
+
+    \b
+      sandq certs node node1 --host node1.example --host 10.0.0.1 --ca certs --out certs
+
+    It is for that id, these hosts, and loopback. A running node reads what replaces its files within seconds.
+    """
+    from sandq.tools import certs as tool
+
+    with _errors():
+        pair = tool.make_node(node_id, hosts, ca, out, days=days, force=force)
+        click.echo(f"{pair.certificate} and {pair.key}: for the configuration of {node_id}:")
+        for line in tool.for_node(pair):
+            click.echo(line)
+
+
+@certs.command("client")
+@click.argument("name", metavar="NAME")
+@click.option("--days", default=365, show_default=True, help="How long it is valid.")
+@_CA
+@_OUT
+@_FORCE
+def certs_client(name: str, days: int, ca: Path, out: Path, force: bool) -> None:
+    """Issue the certificate of a client: NAME is who it is.
+
+    \b
+      sandq certs client billing --ca certs --out certs
+    """
+    from sandq.tools import certs as tool
+
+    with _errors():
+        pair = tool.make_client(name, ca, out, days=days, force=force)
+        click.echo(f"{pair.certificate} and {pair.key}: for {name}:")
+        click.echo(tool.for_client(pair))
+
+
+@main.group()
 def wal() -> None:
     """Look at a node's write-ahead log."""
 

@@ -57,6 +57,7 @@ from sandq.broker.signals import Signal
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
+from sandq.client.tls import ClientTls
 from sandq.gossip.tags import judge_of, node_tags
 from sandq.membership.discovery import Discovery
 from sandq.model.auto_create import AutoCreate
@@ -65,6 +66,7 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError, StorageFailed
 from sandq.model.features import KNOWN, Levels
 from sandq.model.limits import Limits
+from sandq.node_tls import NodeTls
 from sandq.push.pusher import Pusher, pushing, tls_of
 from sandq.schedules.zones import data_version
 from sandq.server import logs, open_files
@@ -172,6 +174,7 @@ class _Parts:
     broker: Broker
     sender: Sender
     push_tls: ssl.SSLContext | None
+    tls: NodeTls | None
 
 
 @contextlib.asynccontextmanager
@@ -198,6 +201,7 @@ async def _running(
     secrets = Secrets(secret_file) if secret_file is not None else None
     gateway_secrets = Secrets(gateway_file, GATEWAY_SETTING) if gateway_file is not None else None
     push_tls = tls_of(config.push.ca_file)
+    tls = NodeTls.of(config)
     clock = clock or GuardedClock(max_drift_ms=config.clock.max_drift_ms, slew_ppm=config.clock.slew_ppm)
     config = config.model_copy(update={"limits": open_files.within(config.limits)})
     this_node = ThisNode(
@@ -359,6 +363,7 @@ async def _running(
                     broker,
                     sender,
                     push_tls,
+                    tls,
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
@@ -423,6 +428,10 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         await serving.start(discovery.run)
         serving.start_soon(member.directory.follow)
         _follow_secrets(parts, discovery, serving)
+        tls = parts.tls
+        if tls is not None:
+            serving.start_soon(tls.certificates.follow)
+        inside = None if tls is None else tls.inside()
         waits = cluster.waits
         if not waits:
             await _take_part(member, broker, serving)
@@ -435,6 +444,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             sandq.__version__,
             parts.push_tls,
             grace_s=config.shutdown_grace_ms / 1000,
+            nodes_tls=inside,
         )
         info = ServerInfo(
             sandq.__version__,
@@ -470,7 +480,16 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory
         server = ClientServer(
-            session, broker.limits, str(web_address or ""), clients, gate, request_timeout_s, memory, parts.sender
+            session,
+            broker.limits,
+            str(web_address or ""),
+            clients,
+            gate,
+            request_timeout_s,
+            memory,
+            parts.sender,
+            None if tls is None else tls.client_port,
+            config.tls.client_name,
         )
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
@@ -485,6 +504,8 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             web,
             str(server_address),
             lambda: parts.gateway_keys.first,
+            tls,
+            inside,
         ):
             if waits:
                 await _take_part(member, broker, serving)
@@ -660,6 +681,8 @@ def _serving_http(
     listeners: list[trio.SocketListener],
     server: str,
     gateway_secret: Callable[[], bytes],
+    tls: NodeTls | None,
+    inside: ClientTls | None,
 ) -> contextlib.AbstractAsyncContextManager[None]:
     if not listeners:
         return contextlib.nullcontext()
@@ -685,7 +708,9 @@ def _serving_http(
     from sandq.server.http.serve import HttpSettings
 
     origins = frozenset(config.http.allowed_origins)
-    settings = HttpSettings(frozenset(names), origins, (server,), sandq.__version__, gateway_secret=gateway_secret)
+    settings = HttpSettings(
+        frozenset(names), origins, (server,), sandq.__version__, gateway_secret=gateway_secret, nodes_tls=inside
+    )
     return serve_http(listeners, settings, limits, node, metrics.http_requests.observe, memory.http)
 
 

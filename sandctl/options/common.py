@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +23,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 SERVERS_VARIABLE = "SANDCTL_SERVERS"
+TLS_PREFIX = "SANDCTL_"
 DEFAULT_SERVERS = ("127.0.0.1:7170",)
 OUTPUTS = ("table", "json", "jsonl")
 
@@ -49,6 +50,10 @@ class Settings:
     output: str = "table"
     timeout_s: float | None = None
     """What each request may take; None: see `CONNECT_S` and what follows it."""
+    tls: bool | None = None
+    """Whether by TLS; None: with one of these files, or as the environment says."""
+    files: dict[str, str] = field(default_factory=dict)
+    """By the name of their option: ca, cert, key."""
 
     @property
     def deadlines_s(self) -> tuple[float, float, float]:
@@ -81,6 +86,17 @@ def _keep_timeout(context: click.Context, parameter: click.Parameter, value: tim
     context.find_root().ensure_object(Settings).timeout_s = value.total_seconds()
 
 
+def _keep_tls(context: click.Context, parameter: click.Parameter, value: bool | None) -> None:
+    if value is not None:
+        context.find_root().ensure_object(Settings).tls = value
+
+
+def _keep_file(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        assert parameter.name is not None
+        context.find_root().ensure_object(Settings).files[parameter.name.removesuffix("_file")] = value
+
+
 def common_options(command: F) -> F:
     """`--server`, `--output` and `--timeout`, before or after the command's name."""
     return timeout_option(options_of_all(command))
@@ -100,7 +116,8 @@ def timeout_option(command: F) -> F:
 
 
 def options_of_all(command: F) -> F:
-    """`--server` and `--output`, before or after the command's name."""
+    """`--server`, `--output` and those of TLS, before or after the command's name."""
+    command = tls_options(command)
     command = click.option(
         "-o",
         "--output",
@@ -120,6 +137,31 @@ def options_of_all(command: F) -> F:
     )(command)
 
 
+def tls_options(command: F) -> F:
+    """`--tls`, `--ca`, `--cert` and `--cert-key`, before or after the command's name: `--key` is a message's."""
+    for name, what in (
+        ("cert-key", "The key of that certificate, unless it is in the same file."),
+        ("cert", "The certificate that says who you are, PEM."),
+        ("ca", "The authority that issued the nodes' certificates, PEM; with it TLS is spoken."),
+    ):
+        command = click.option(
+            f"--{name}",
+            f"{name.removeprefix('cert-')}_file",
+            metavar="FILE",
+            callback=_keep_file,
+            expose_value=False,
+            help=f"{what} Default: {TLS_PREFIX}{name.removeprefix('cert-').upper()}.",
+        )(command)
+    return click.option(
+        "--tls/--no-tls",
+        "tls",
+        default=None,
+        callback=_keep_tls,
+        expose_value=False,
+        help=f"Speak TLS, and trust whom this machine does; or speak none. Default: {TLS_PREFIX}TLS=1, or with a file.",
+    )(command)
+
+
 def servers() -> tuple[str, ...]:
     """The option's, the environment's (comma separated), or the default."""
     given = settings().servers
@@ -134,10 +176,14 @@ async def connected() -> AsyncIterator[Client]:
     """A client; CannotConnect when there is none to be had within a few seconds."""
     from sandq.client import connect_with
     from sandq.client.options import Options
+    from sandq.client.tls import tls_of
     from sandq.errors import ProtocolError, Retriable, WrongPort
 
-    connect_s, request_s, delivery_s = settings().deadlines_s
-    options = Options(connect_timeout_s=connect_s, timeout_s=request_s, delivery_timeout_s=delivery_s)
+    given = settings()
+    connect_s, request_s, delivery_s = given.deadlines_s
+    ca, cert, key = (given.files.get(name) for name in ("ca", "cert", "key"))
+    tls = tls_of(given.tls, ca, cert, key, os.environ, TLS_PREFIX)
+    options = Options(connect_timeout_s=connect_s, timeout_s=request_s, delivery_timeout_s=delivery_s, tls=tls)
     async with AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(connect_with(options, servers(), "sandctl"))

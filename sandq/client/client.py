@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final, NoReturn
@@ -29,6 +31,7 @@ from sandq.client.producer.producer import Producer
 from sandq.client.producer.validation import Headers, Value
 from sandq.client.schedules.schedules import Schedules
 from sandq.client.timeouts import seconds_of, timed_read
+from sandq.client.tls import tls_of
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import RequestBatcher
 from sandq.client.transport.requests import used_topic
@@ -372,6 +375,10 @@ async def connect(
     name: str = CLIENT_NAME,
     timeout: Duration = DEFAULTS.timeout_s,
     delivery_timeout: Duration = DEFAULTS.delivery_timeout_s,
+    tls: bool | ssl.SSLContext | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
 ) -> AsyncIterator[Client]:
     """`async with sandq.connect() as client:`, under trio or asyncio.
 
@@ -379,12 +386,17 @@ async def connect(
     found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or
     a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself,
     for as long as it is open. Everything that it runs ends with the block.
+
+    `tls=True` speaks TLS, and so does who names a file (PEM): `ca`, whom to trust (none: whom the machine does), `cert`
+    and `key`, who the client is. They are read again when they change. `tls` may be an `ssl.SSLContext` of your own.
+    What is not said, the environment says: SANDQ_TLS=1, SANDQ_CA, SANDQ_CERT, SANDQ_KEY; `tls=False` speaks none.
     """
     timeout_s = seconds_of("timeout", timeout)
     options = Options(
         connect_timeout_s=timeout_s,
         timeout_s=timeout_s,
         delivery_timeout_s=seconds_of("delivery_timeout", delivery_timeout),
+        tls=tls_of(tls, ca, cert, key, os.environ),
     )
     async with connect_with(options, servers, name) as client:
         yield client

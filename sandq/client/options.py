@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from sandq.client.tls import ClientTls
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.limits import FIXED
 from sandq.model.ports import CLIENT_PORT, DEFAULT_SERVER
@@ -25,6 +26,8 @@ class Options:
     starts_alone: bool = False
     # Of a gateway, which tells nodes for whom it asks: proves to them that it may.
     gateway_secret: Callable[[], bytes] | None = None
+    # None: it speaks no TLS.
+    tls: ClientTls | None = None
     # A produce or a queued ack is tried again for this long; then it fails with the last error.
     delivery_timeout_s: float = 120.0
 

@@ -25,6 +25,8 @@ from sandq.model.errors import ConfigError
 __all__ = ["Address", "NodeConfig", "environment_names", "load_config"]
 
 ENV_PREFIX = "SANDQ_"
+OF_CLIENTS = frozenset(("SANDQ_CA", "SANDQ_CERT", "SANDQ_KEY", "SANDQ_TLS"))
+"""What `sandq.connect` reads of the environment, which a node may share with a client."""
 
 _Keys = tuple[str | int, ...]
 
@@ -125,7 +127,7 @@ class _Draft:
         """Lay the variables over the values."""
         known = _known_names()
         for variable in sorted(environ):
-            if not variable.startswith(ENV_PREFIX):
+            if not variable.startswith(ENV_PREFIX) or variable in OF_CLIENTS:
                 continue
             path = known.get(variable)
             if path is None:

@@ -10,6 +10,7 @@
     security {authentication, insecure, certificate_identities}   see config_security
     jwt      {issuer, audience, keys_file, ...}               see config_security
     audit    {enabled, file_bytes, files}                     see config_security
+    tls      {cert_file, key_file, ca_file, client, http, peer, client_certificates, client_name}   see config_tls
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
@@ -41,6 +42,7 @@ from sandq.model.auto_create import AutoCreateSection
 from sandq.model.config_gossip import GossipSection, SerfSection
 from sandq.model.config_push import PushSection
 from sandq.model.config_security import AuditSection, JwtSection, SecuritySection
+from sandq.model.config_tls import TlsSection
 from sandq.model.config_types import Address as Address
 from sandq.model.config_types import (
     FilePath,
@@ -259,6 +261,7 @@ class NodeConfig(schema.Section):
     security: SecuritySection = SecuritySection()
     jwt: JwtSection = Field(default=JwtSection(), validate_default=True)
     audit: AuditSection = AuditSection()
+    tls: TlsSection = TlsSection()
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
     health: HealthSection = HealthSection()

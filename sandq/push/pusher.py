@@ -21,6 +21,7 @@ from sandq.broker.signals import Signal
 from sandq.broker.stats import SECONDS, Histogram
 from sandq.client import Client, connect_with
 from sandq.client.options import Options
+from sandq.client.tls import ClientTls
 from sandq.model.errors import SandqError, StartupError
 from sandq.model.push import shown
 from sandq.model.push_targets import PushRules
@@ -58,9 +59,11 @@ class Pusher:
         tls: ssl.SSLContext | None = None,
         resolve: Resolve | None = None,
         grace_s: float = GRACE_S,
+        nodes_tls: ClientTls | None = None,
     ) -> None:
         """`server`: the client port of this node. `tls`: None trusts whom the machine does. `grace_s`: how long the
-        node may take to stop; requests have no longer to end."""
+        node may take to stop; requests have no longer to end. `nodes_tls`: how it speaks to client ports."""
+        self._options = Options(starts_alone=True, tls=nodes_tls)
         self._broker = broker
         self._node = node
         self._server = server
@@ -111,7 +114,7 @@ class Pusher:
     async def _push(self) -> None:
         http = HttpClient(self._rules, self._tls, self._resolve)
         try:
-            async with connect_with(Options(starts_alone=True), (self._server,), CLIENT_NAME) as client:
+            async with connect_with(self._options, (self._server,), CLIENT_NAME) as client:
                 await self._reconcile(client, http)
         finally:
             http.close()

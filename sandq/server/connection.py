@@ -108,9 +108,14 @@ class Connection:
         request_timeout_s: float = math.inf,
         memory: MemoryBudget | None = None,
         transform: Transform | None = None,
+        certificate_name: str | None = None,
     ) -> None:
         """`request_timeout_s`: for a request that takes a while, beyond what it asks to wait. `memory`: of the node.
-        `transform`: what is made of all bytes; None: nothing."""
+        `transform`: what is made of all bytes; None: nothing. `certificate_name`: of the client's certificate."""
+        self.certificate_name = certificate_name
+        """Who the client is by its certificate; None: it has shown none, or it names nobody."""
+        self.is_encrypted = transform is not None
+        """Whether what is said cannot be read on its way."""
         self._request_timeout_s = request_timeout_s
         self._stream = stream
         self._fd = stream.socket.fileno()

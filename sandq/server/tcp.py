@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -14,8 +15,9 @@ import trio
 
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.model.caller import ANONYMOUS, Caller
+from sandq.model.config_tls import SUBJECT
 from sandq.model.config_types import is_loopback
-from sandq.model.errors import Overloaded, SandqError, StartupError
+from sandq.model.errors import Overloaded, SandqError, StartupError, WrongPort
 from sandq.model.limits import Limits
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import encode_error
@@ -24,10 +26,21 @@ from sandq.server.connection import Connection, Gate
 from sandq.server.places import Places
 from sandq.server.sender import Sender
 from sandq.server.session_protocol import Session
+from sandq.tls.names import client_name
+from sandq.tls.port import PLAIN, TlsPort
+from sandq.tls.session import TlsSession
 
 SPARE_PLACES: Final = 64
 """Beyond the limit, for clients on the node's own machine: its HTTP process, other gateways there, sandctl."""
 _REMEDY: Final = "close some, or raise limits.connections of the node; it is worth another try in a moment"
+
+_TLS_REMEDY: Final = (
+    "give sandq.connect ca, the file of the authority that issued the node's certificate, or sandctl --ca FILE (--tls "
+    "where the machine trusts it)"
+)
+FRAME_HEAD: Final = b"\0"
+"""With that begins every frame of less than 16 MiB, and nothing that people speak."""
+LAST_WORDS_S: Final = 1.0
 
 log = structlog.get_logger("sandq.server")
 
@@ -62,7 +75,12 @@ class ClientServer:
         request_timeout_s: float = math.inf,
         memory: MemoryBudget | None = None,
         sender: Sender | None = None,
+        tls: TlsPort | None = None,
+        client_name: str = SUBJECT,
     ) -> None:
+        """`tls`: None: it speaks none. `client_name`: what of a client's certificate is its name."""
+        self._tls = tls
+        self._client_name = client_name
         self._memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
         self._request_timeout_s = request_timeout_s
         self._gate = gate
@@ -96,6 +114,26 @@ class ClientServer:
         structlog.contextvars.bind_contextvars(
             connection=stats.accepted, principal=caller.principal, peer=caller.address
         )
+        try:
+            session = None if self._tls is None else await self._tls.greet(stream, source)
+        except SandqError as error:
+            stats.errors[error.code] += 1
+            log.debug("a client was not let in", code=error.code, error=error.message)
+            await self._turn_away(stream, error)
+        else:
+            await self._carry(stream, caller, session, has_place)
+        finally:
+            if has_place:
+                self._places.give(source)
+            log.debug("a client has gone")
+
+    async def _carry(
+        self, stream: trio.SocketStream, caller: Caller, session: TlsSession | None, has_place: bool
+    ) -> None:
+        stats = self._stats
+        if not has_place and not self._has_spare_place():  # others may have come during the handshake
+            await trio.aclose_forcefully(stream)
+            return
         connection = Connection(
             stream,
             self._sender,
@@ -106,11 +144,13 @@ class ClientServer:
             caller,
             self._request_timeout_s,
             self._memory,
+            session,
+            None if session is None else client_name(session.certificate, self._client_name),
         )
         stats.open.add(connection)
         if not has_place:
             self._spare[connection] = None
-        log.debug("a client has connected")
+        log.debug("a client has connected", tls=None if session is None else session.version)
         try:
             await connection.run(self._make_session)
         except Exception:
@@ -120,11 +160,29 @@ class ClientServer:
                 log.exception("a connection ended with an unexpected error", not_logged_before=held_back)
         finally:
             stats.open.discard(connection)
-            if has_place:
-                self._places.give(source)
-            else:
-                self._spare.pop(connection, None)
-            log.debug("a client has gone")
+            self._spare.pop(connection, None)
+
+    async def _turn_away(self, stream: trio.SocketStream, error: SandqError) -> None:
+        """Tell who speaks plain what to do: who fails at TLS was told by TLS."""
+        try:
+            if isinstance(error, WrongPort):
+                with trio.move_on_after(LAST_WORDS_S), suppress(OSError, trio.BrokenResourceError):
+                    head = await stream.socket.recv(1, socket.MSG_PEEK)
+                    await stream.send_all(self._requires_tls(head))
+                    await stream.send_eof()
+                    while await stream.receive_some(4096):
+                        pass  # what is left unread would take the answer away from the client
+        finally:
+            await trio.aclose_forcefully(stream)
+
+    def _requires_tls(self, head: bytes) -> bytes:
+        if head == FRAME_HEAD:
+            return encode_error(0, WrongPort(f"this port requires TLS: {_TLS_REMEDY}", speaks=PLAIN))
+        text = f"This is sandq's client port, and requires TLS: {_TLS_REMEDY}.\n"
+        if self._http_address:
+            text += f"HTTP belongs to {self._http_address} on this node.\n"
+        head_lines = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
+        return f"{head_lines}Connection: close\r\n\r\n{text}".encode()
 
     def _has_spare_place(self) -> bool:
         """Whether there is a spare place, if need be that of another connection, which is ended."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import ssl
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -221,14 +222,20 @@ def connect(
     name: str = CLIENT_NAME,
     timeout: Duration = DEFAULTS.timeout_s,
     delivery_timeout: Duration = DEFAULTS.delivery_timeout_s,
+    tls: bool | ssl.SSLContext | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
 ) -> Client:
     """`with sandq.sync.connect() as client:`; or keep it, and `close()` it.
 
     `servers`: "host:port", any node of the cluster or several to try (none: the one on this machine); the others are
     found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or
     a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself.
+    `tls`, `ca`, `cert`, `key`: as of `sandq.connect`.
     """
-    thread = _Thread(servers, name, timeout, delivery_timeout)
+    options = {"timeout": timeout, "delivery_timeout": delivery_timeout, "tls": tls, "ca": ca, "cert": cert, "key": key}
+    thread = _Thread(servers, name, options)
     inner, pump = thread.start()
     portal = Portal(pump)
     # Not of the client: its messages, producers, ... need the thread as well, and all of them have the bridge.
@@ -239,8 +246,8 @@ def connect(
 class _Thread:
     """The thread in which the async client lives."""
 
-    def __init__(self, servers: tuple[str, ...], name: str, timeout: Duration, delivery_timeout: Duration) -> None:
-        self._arguments = (servers, name, timeout, delivery_timeout)
+    def __init__(self, servers: tuple[str, ...], name: str, options: Mapping[str, Any]) -> None:
+        self._arguments = (servers, name, options)
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="sandq-client", daemon=True)
         self._ready: Future[tuple[AsyncClient, Pump]] = Future()
@@ -290,13 +297,13 @@ class _Thread:
                 self._ready.set_exception(error)
 
     async def _main(self) -> None:
-        servers, name, timeout, delivery_timeout = self._arguments
+        servers, name, options = self._arguments
         with anyio.CancelScope() as self._scope:
             self._pump = pump = Pump()
             if self._at_once:
                 return  # whoever started it has gone already
             async with (
-                async_connect(*servers, name=name, timeout=timeout, delivery_timeout=delivery_timeout) as client,
+                async_connect(*servers, name=name, **options) as client,
                 anyio.create_task_group() as tasks,
             ):
                 await tasks.start(pump.run)

@@ -24,6 +24,7 @@ FLOORS = {
     "sandq.gossip": 1,
     "sandq.schedules": 1,
     "sandq.storage": 2,
+    "sandq.tls": 2,
     "sandq.raft": 3,
     "sandq.membership": 4,
     "sandq.broker": 4,
@@ -31,6 +32,7 @@ FLOORS = {
     "sandq.server.http": 5,
     "sandq.push": 5,
     "sandq.node": 6,
+    "sandq.node_tls": 6,
     "sandq.tools": 6,
     "sandq.cli": 6,
     "sandq.__main__": 6,
@@ -61,7 +63,7 @@ CLIENT = "sandq.client"
 CLIENT_DOORS = {
     "sandq.client",
     *(f"sandq.client.{part}" for part in ("admin", "consumer", "kv", "producer", "transport")),
-    *(f"sandq.client.{module}" for module in ("json_format", "options", "positions", "signals")),
+    *(f"sandq.client.{module}" for module in ("json_format", "options", "positions", "signals", "tls")),
     "sandq.client.schedules",
 }
 BEHIND_THE_DOORS = ("sandq.client", "sandq.sync", "sandq.testing")

@@ -16,16 +16,19 @@ import logging
 import math
 import os
 import secrets
+import ssl
 from collections.abc import Callable
 from typing import Protocol
 
 import anyio
 import anyio.abc
+from anyio.streams.tls import TLSStream
 
 from sandq.client.options import Options, again
 from sandq.client.signals import Signal
+from sandq.client.tls import ClientTls, refusal_of, speaks_no_tls
 from sandq.client.transport.on_behalf import OURSELVES
-from sandq.model.errors import ClosedError, ConnectionLost, Forbidden, ProtocolError, SandqError, TimedOut
+from sandq.model.errors import ClosedError, ConnectionLost, Forbidden, ProtocolError, SandqError, TimedOut, WrongPort
 from sandq.model.limits import DEFAULT
 from sandq.protocol.frames import PROTOCOL_VERSION, Frame, FrameReader, Type, decode_error
 from sandq.protocol.proofs import NONCE_BYTES, prove_gateway
@@ -88,12 +91,15 @@ class Connection:
         stream: anyio.abc.ByteStream | None = None
         try:
             with anyio.fail_after(timeout_s):
-                stream = await anyio.connect_tcp(host, port)
+                stream = await _connected(host, port, options.tls)
                 connection = cls(stream, address, options)
                 await connection._say_hello(client_name)
                 return connection
         except TimeoutError:
             error: SandqError = ConnectionLost(f"cannot connect to {address}: no answer in {timeout_s:.3g} s")
+        except ssl.SSLError as problem:
+            kind = WrongPort if speaks_no_tls(problem) else ConnectionLost
+            error = kind(f"cannot connect to {address}: {refusal_of(problem)}")
         except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError) as problem:
             error = ConnectionLost(f"cannot connect to {address}: {_why(problem)}")
         except SandqError as problem:
@@ -395,8 +401,24 @@ class _Clock:
             self._error_ms, self._sampled_at = error_ms, now
 
 
+async def _connected(host: str, port: int, tls: ClientTls | None) -> anyio.abc.ByteStream:
+    stream = await anyio.connect_tcp(host, port)
+    if tls is None:
+        return stream
+    try:
+        # Frames say themselves where they end: nobody waits for the words that end TLS.
+        return await TLSStream.wrap(
+            stream, hostname=tls.name_of(host), ssl_context=tls.context(), standard_compatible=False
+        )
+    except BaseException:
+        await anyio.aclose_forcefully(stream)
+        raise
+
+
 def _why(problem: BaseException) -> str:
     """What went wrong, in words; the system's reason stands in the cause of anyio's errors."""
+    if isinstance(problem, ssl.SSLError):
+        return refusal_of(problem)
     if isinstance(problem, anyio.EndOfStream):
         return "it closed the connection"
     cause: BaseException = problem.__cause__ or problem

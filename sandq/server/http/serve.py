@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from sandq.broker.memory_budget import SOURCE_SHARE, Account
 from sandq.client import Client, connect_with
 from sandq.client.options import Options
+from sandq.client.tls import ClientTls
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app
 from sandq.server.http.bounds import GATEWAY_S
@@ -33,6 +34,8 @@ class HttpSettings:
     """Whether it serves also before any of them answers."""
     gateway_secret: Callable[[], bytes] | None = None
     """Proves to nodes that they may believe for whom it asks; None: its requests count as its own."""
+    nodes_tls: ClientTls | None = None
+    """How it speaks to these; None: no TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ async def running_app(
         connect_timeout_s=settings.timeout_s,
         starts_alone=settings.starts_alone,
         gateway_secret=settings.gateway_secret,
+        tls=settings.nodes_tls,
         # What callers have in bodies is bounded by the account, by address: in a smaller buffer one would keep others
         # waiting.
         buffer_bytes=int(account.share_bytes),

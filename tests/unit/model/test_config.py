@@ -152,7 +152,7 @@ def test_every_key_has_its_variable() -> None:
     names = environment_names()
     assert {"SANDQ_NODE__ID", "SANDQ_LISTEN__GOSSIP", "SANDQ_CLUSTER__REASSIGN_AFTER"} <= set(names)
     assert {"SANDQ_LIMITS__CONNECTIONS", "SANDQ_SHUTDOWN_GRACE", "SANDQ_DELIVERY__LEASE_AHEAD"} <= set(names)
-    assert len(names) == len(set(names)) == 72 + len(DEFAULT.__dataclass_fields__)
+    assert len(names) == len(set(names)) == 80 + len(DEFAULT.__dataclass_fields__)
 
 
 def test_what_is_wrong_in_the_environment() -> None:
@@ -224,7 +224,7 @@ def test_every_mistake_has_its_place(write) -> None:  # type: ignore[no-untyped-
         "bad.yaml:14:10: storage: a mapping of keys is expected, not 7",
         "bad.yaml:16:18: delivery.lease_ahead: 51ms is not within 0s to 50ms",
         "bad.yaml:17:1: metrics: unknown key; known are audit, auto_create_topics, clock, cluster, delivery, gossip, "
-        "health, http, jwt, limits, listen, node, push, security, serf, shutdown_grace, storage",
+        "health, http, jwt, limits, listen, node, push, security, serf, shutdown_grace, storage, tls",
     ]
 
 
@@ -366,3 +366,39 @@ auto_create_topics:
     assert "ttl: 'soon' is not a duration" in found[2] and "tenants: unknown key" in found[2]
     (words,) = mistakes(None, {"SANDQ_AUTO_CREATE_TOPICS__SETTINGS": "ttl"})
     assert words.endswith("auto_create_topics.settings: a mapping of settings is expected, as {ttl: 1d}")
+
+
+CERTIFIED = "{bootstrap: true}\ntls: {cert_file: a.pem, key_file: a-key.pem, ca_file: ca.pem"
+
+
+def test_tls_is_required_where_there_is_a_certificate(write) -> None:  # type: ignore[no-untyped-def]
+    assert not load_config(None, {}).tls.is_on
+    tls = load_config(write(f"cluster: {CERTIFIED}}}"), {}).tls
+    assert (tls.client, tls.http, tls.peer, tls.client_certificates) == ("require", "require", "require", "off")
+    said = ", client: off, http: accept, peer: send, client_certificates: accept, client_name: san}"
+    tls = load_config(write(f"cluster: {CERTIFIED}{said}"), {"SANDQ_TLS__PEER": "off"}).tls
+    assert (tls.client, tls.http, tls.peer, tls.client_certificates) == ("off", "accept", "off", "accept")
+    assert tls.is_on and tls.client_name == "san"
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("{client: require}", "tls.client: require needs cert_file and key_file, the certificate of this node"),
+        ("{cert_file: a, key_file: b}", "tls.peer: require needs ca_file"),
+        ("{cert_file: a, peer: off}", "tls.client: require needs key_file"),
+        ("{key_file: b}", "tls.key_file: is the key of no certificate: say cert_file, too"),
+        ("{client: send}", "tls.client: 'send' is none of off, accept, require"),
+        ("{peer: on}", "tls.peer: 'true' is none of off, accept, send, require"),
+        ("{client_certificates: require}", "tls.client_certificates: require needs ca_file"),
+        ("{ca_file: c, client_certificates: accept}", "tls.client_certificates: accept needs TLS"),
+        ("{client_name: dn}", "tls.client_name: 'dn' is none of subject, san"),
+    ],
+)
+def test_mistakes_about_tls(write, section: str, said: str) -> None:  # type: ignore[no-untyped-def]
+    found = mistakes(write(f"{FOUND}tls: {section}"))
+    assert any(said in line for line in found), found
+
+
+def test_what_clients_read_of_the_environment_is_no_mistake() -> None:
+    load_config(None, {f"SANDQ_{name}": "x" for name in ("CA", "CERT", "KEY", "TLS")})

@@ -41,8 +41,9 @@ def default_of(key: str) -> Any:
 
 def is_allowed(key: str, value: str) -> bool:
     """Whether the schema takes it; what then no longer fits to other keys is no matter of this one."""
+    files = [name for name in ("cert_file", "key_file", "ca_file") if key.startswith("tls.") and key != f"tls.{name}"]
     try:
-        load_config(None, {variable(key): value})
+        load_config(None, {**{variable(f"tls.{name}"): "x.pem" for name in files}, variable(key): value})
     except ConfigError as error:
         return not any(f"environment {variable(key)}:" in line for line in error.details["mistakes"])
     return True

@@ -1,0 +1,229 @@
+"""`sandq certs`: an authority of one's own, and the certificates of nodes and clients that it issues.
+
+Keys are ECDSA P-256, and readable by their owner alone. Nothing is replaced unless that is asked for; then it is
+replaced at once, and running nodes read it within seconds.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from sandq.model.errors import Conflict, InvalidRequest, StartupError
+from sandq.model.names import check_name
+
+CA: Final = "ca"
+CA_DAYS: Final = 3650
+DAYS: Final = 365
+DAYS_MOST: Final = 36_500
+BACKDATED: Final = datetime.timedelta(hours=1)
+"""Clocks of other machines may be behind."""
+LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+NAME_CHARS: Final = 64
+"""Of a common name, X.509 allows no more."""
+HOSTS_MOST: Final = 100
+FILE_MODE: Final = 0o644
+KEY_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+
+
+class Pair(NamedTuple):
+    """The files of a certificate and its key."""
+
+    certificate: Path
+    key: Path
+
+
+def files_of(directory: Path, name: str) -> Pair:
+    """Where the certificate of a name, and its key, are."""
+    return Pair(directory / f"{name}.pem", directory / f"{name}-key.pem")
+
+
+def make_ca(out: Path, *, name: str = "sandq", days: int = CA_DAYS, force: bool = False) -> Pair:
+    """Make an authority. Raises Conflict when there is one already, InvalidRequest, StartupError."""
+    pair = files_of(out, CA)
+    _check_free(pair, force, "whoever trusts it would trust none of its certificates any more")
+    _check_days(days)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _subject(name)
+    builder = _builder(subject, key.public_key(), days).issuer_name(subject)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(issues=True), critical=True)
+    _write(pair, builder.sign(key, hashes.SHA256()), key)
+    return pair
+
+
+def make_node(
+    node_id: str, hosts: Sequence[str], ca: Path, out: Path, *, days: int = DAYS, force: bool = False
+) -> Pair:
+    """Issue the certificate of a node, for its id, these hosts and loopback. Raises as `make_ca`, and InvalidName."""
+    check_name("node", node_id)
+    if len(hosts) > HOSTS_MOST:
+        raise InvalidRequest(f"{len(hosts)} hosts: {HOSTS_MOST} at most")
+    names = [x509.DNSName(node_id), *(_host(host) for host in dict.fromkeys((*hosts, *LOOPBACK)) if host != node_id)]
+    usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return _issue(node_id, names, usage, ca, out, days, force)
+
+
+def make_client(name: str, ca: Path, out: Path, *, days: int = DAYS, force: bool = False) -> Pair:
+    """Issue the certificate of a client, which is its common name. Raises as `make_ca`."""
+    return _issue(name, [], [ExtendedKeyUsageOID.CLIENT_AUTH], ca, out, days, force)
+
+
+def _issue(
+    name: str,
+    alternatives: Sequence[x509.GeneralName],
+    usage: Sequence[x509.ObjectIdentifier],
+    ca: Path,
+    out: Path,
+    days: int,
+    force: bool,
+) -> Pair:
+    if name == CA or "/" in name or name in (".", ".."):
+        raise InvalidRequest(f"{name!r:.80} cannot be the name of a certificate here: its files are called so")
+    pair = files_of(out, name)
+    _check_free(pair, force, "a new one is issued with --force")
+    _check_days(days)
+    authority, authority_key = _open_ca(ca)
+    key = ec.generate_private_key(ec.SECP256R1())
+    # Who a node is, the names say that it is issued for.
+    subject = _subject(name[:NAME_CHARS] if alternatives else name)
+    builder = _builder(subject, key.public_key(), days, authority.not_valid_after_utc)
+    builder = builder.issuer_name(authority.subject)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(issues=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    builder = builder.add_extension(issuer, critical=False)
+    if alternatives:
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    _write(pair, builder.sign(authority_key, hashes.SHA256()), key)
+    beside = out / f"{CA}.pem"
+    if not beside.exists():  # that who uses the pair has it all in one place
+        _put(beside, authority.public_bytes(serialization.Encoding.PEM), FILE_MODE)
+    return pair
+
+
+def for_node(pair: Pair) -> Iterator[str]:
+    """What the configuration of the node says then."""
+    yield "tls:"
+    yield f"  cert_file: {pair.certificate.absolute()}"
+    yield f"  key_file: {pair.key.absolute()}"
+    yield f"  ca_file: {(pair.certificate.parent / f'{CA}.pem').absolute()}"
+
+
+def for_client(pair: Pair) -> str:
+    """How a command uses it."""
+    ca = pair.certificate.parent / f"{CA}.pem"
+    return f"sandctl --ca {ca} --cert {pair.certificate} --cert-key {pair.key} cluster status"
+
+
+def _open_ca(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    pair = files_of(directory, CA)
+    try:
+        certificate = x509.load_pem_x509_certificate(pair.certificate.read_bytes())
+        key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
+    except OSError as error:
+        raise StartupError(
+            f"{error.filename} cannot be read: {error.strerror or error}; an authority is made by: sandq certs ca "
+            f"--out {directory}"
+        ) from None
+    except (ValueError, TypeError):
+        raise StartupError(f"{directory}: {CA}.pem and {CA}-key.pem are no certificate and its key, in PEM") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise StartupError(f"{pair.key} is not the key of {pair.certificate}")
+    if certificate.not_valid_after_utc <= datetime.datetime.now(datetime.UTC):
+        raise StartupError(f"{pair.certificate} has ended: make a new authority")
+    return certificate, key
+
+
+def _builder(
+    subject: x509.Name, key: ec.EllipticCurvePublicKey, days: int, latest: datetime.datetime | None = None
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    ends = now + datetime.timedelta(days=days)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(ends if latest is None else min(ends, latest))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, issues: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not issues,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=issues,
+        crl_sign=issues,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _subject(name: str) -> x509.Name:
+    if not 1 <= len(name) <= NAME_CHARS or not name.isprintable():
+        raise InvalidRequest(f"a name in a certificate has 1 to {NAME_CHARS} printable characters, not {name!r:.80}")
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        pass
+    try:
+        if not host or any(char in host for char in "/:@ \t\n"):
+            raise ValueError
+        return x509.DNSName(host)
+    except ValueError:
+        raise InvalidRequest(f"{host!r:.80} is no host: a name or an IP address, without a port, is expected") from None
+
+
+def _check_days(days: int) -> None:
+    if not 1 <= days <= DAYS_MOST:
+        raise InvalidRequest(f"--days {days} is not within 1 to {DAYS_MOST}")
+
+
+def _check_free(pair: Pair, force: bool, why: str) -> None:
+    there = next((path for path in pair if path.exists()), None)
+    if there is not None and not force:
+        raise Conflict(f"{there} is there already and is not replaced: {why}")
+
+
+def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    _put(pair.key, key.private_bytes(encoding, form, serialization.NoEncryption()), KEY_MODE)
+    _put(pair.certificate, certificate.public_bytes(encoding), FILE_MODE)
+
+
+def _put(path: Path, content: bytes, mode: int) -> None:
+    """Write a file as a whole, with its mode from the first moment on."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
+        beside.unlink(missing_ok=True)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise StartupError(f"{path} cannot be written: {error.strerror or error}") from None

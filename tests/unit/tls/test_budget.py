@@ -1,0 +1,78 @@
+"""What handshakes may cost: those of one source wait for each other, and others hardly for them."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from sandq.model.errors import Overloaded
+from sandq.tls import budget
+from sandq.tls.budget import BURST_S, SHARE, SOURCE_HANDSHAKES, SOURCE_SHARE, Handshakes
+
+STEP_S = 0.002
+
+
+async def shake(handshakes: Handshakes, source: str, ended: list[tuple[str, float]]) -> None:
+    async with handshakes.place(source):
+        await handshakes.turn(source)
+        handshakes.spent(source, STEP_S)
+    ended.append((source, trio.current_time()))
+
+
+async def many(handshakes: Handshakes, source: str, count: int, ended: list[tuple[str, float]]) -> None:
+    for _ in range(count):
+        await shake(handshakes, source, ended)
+
+
+async def test_all_have_a_part_of_a_core(autojump_clock: trio.testing.MockClock) -> None:
+    handshakes, ended = Handshakes(), []  # type: ignore[var-annotated]
+    began_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(many, handshakes, f"s{number}", 100, ended)
+    took_s = trio.current_time() - began_s
+    assert handshakes.cpu_s == pytest.approx(2000 * STEP_S)
+    assert took_s == pytest.approx((2000 * STEP_S - BURST_S) / SHARE, rel=0.05)
+    assert not handshakes.under_way
+
+
+async def test_one_source_has_half_and_others_go_between(autojump_clock: trio.testing.MockClock) -> None:
+    handshakes, ended = Handshakes(), []  # type: ignore[var-annotated]
+    async with trio.open_nursery() as nursery:
+        for _ in range(SOURCE_HANDSHAKES):
+            nursery.start_soon(many, handshakes, "flood", 5, ended)
+        await trio.sleep(1)  # its burst is spent
+        began_s = trio.current_time()
+        await shake(handshakes, "other", ended)
+        assert trio.current_time() - began_s <= STEP_S / SHARE
+    took_s = ended[-1][1]
+    total_s = SOURCE_HANDSHAKES * 5 * STEP_S
+    assert took_s >= (total_s - BURST_S) / (SHARE * SOURCE_SHARE) - STEP_S
+
+
+async def test_more_than_so_many_at_once_are_refused(autojump_clock: trio.testing.MockClock) -> None:
+    handshakes = Handshakes()
+
+    async def hold(source: str) -> None:
+        async with handshakes.place(source):
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(SOURCE_HANDSHAKES):
+            nursery.start_soon(hold, "flood")
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Overloaded):
+            async with handshakes.place("flood"):
+                raise AssertionError
+        async with handshakes.place("other"):
+            assert handshakes.under_way == SOURCE_HANDSHAKES + 1
+        nursery.cancel_scope.cancel()
+    assert handshakes.refused == 1 and not handshakes.under_way
+
+
+async def test_sources_that_have_gone_are_forgotten(autojump_clock: trio.testing.MockClock) -> None:
+    handshakes, ended = Handshakes(), []  # type: ignore[var-annotated]
+    for number in range(3 * budget.HANDSHAKES):
+        await shake(handshakes, f"s{number}", ended)
+        await trio.sleep(1)
+    assert len(handshakes._lines) <= 2 * budget.HANDSHAKES + 1

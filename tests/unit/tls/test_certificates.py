@@ -1,0 +1,116 @@
+"""The certificates of a node: what can be used, what cannot and why, and what changes while it runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from structlog.testing import capture_logs
+
+from sandq.model.config_tls import SAN, SUBJECT, TlsSection
+from sandq.model.errors import StartupError
+from sandq.tls.certificates import Certificates
+from sandq.tls.names import client_name, is_of_host, is_of_node
+from sandq.tools.certs import Pair
+from tests.support.certificates import Authority
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca")
+
+
+def settings(pair: Pair, ca: Path | None, **more: str) -> TlsSection:
+    values = {"cert_file": str(pair.certificate), "key_file": str(pair.key), **more}
+    return TlsSection(**values, **({"ca_file": str(ca)} if ca is not None else {"peer": "off"}))  # type: ignore[arg-type]
+
+
+def test_files_that_change_are_read_again(authority: Authority) -> None:
+    certificates = Certificates(settings(authority.node("node1"), authority.ca))
+    first = certificates.loaded
+    assert not certificates.look() and certificates.loaded is first
+    authority.node("node1", "other.example", force=True)
+    assert certificates.look() and certificates.reloads == 1
+    assert certificates.loaded.client is not first.client
+    assert is_of_host(certificates.loaded.chain[0], "other.example")
+    os.utime(authority.ca)  # touched, and the same
+    assert not certificates.look() and certificates.reloads == 1
+
+
+def test_a_half_written_pair_changes_nothing(authority: Authority) -> None:
+    pair = authority.node("node1")
+    certificates = Certificates(settings(pair, authority.ca))
+    first = certificates.loaded
+    other = authority.node("node2")
+    pair.certificate.write_bytes(other.certificate.read_bytes())
+    with capture_logs() as logs:
+        assert not certificates.look() and not certificates.look()
+    assert certificates.loaded is first and "is not the key of the first certificate" in (certificates.error or "")
+    assert [entry["log_level"] for entry in logs] == ["error"]  # once
+    pair.key.write_bytes(other.key.read_bytes())
+    assert certificates.look() and certificates.error is None
+    assert is_of_node(certificates.loaded.chain[0], "node2")
+
+
+def test_a_file_that_is_away_is_missed_and_found_again(authority: Authority) -> None:
+    pair = authority.node("node1")
+    certificates = Certificates(settings(pair, authority.ca))
+    kept = pair.certificate.read_bytes()
+    pair.certificate.unlink()
+    assert not certificates.look() and "cannot be read" in (certificates.error or "")
+    pair.certificate.write_bytes(kept)
+    assert not certificates.look() and certificates.error is None  # it is what is used
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda pair, ca: pair.key.chmod(0o640), "is open to others than its owner (mode 640): chmod 600"),
+        (lambda pair, ca: pair.key.unlink(), "tls.key_file"),
+        (lambda pair, ca: pair.certificate.write_text("x"), "holds no certificates: PEM is expected"),
+        (lambda pair, ca: ca.write_text(""), "tls.ca_file"),
+        (lambda pair, ca: pair.key.write_text("x"), "tls.key_file"),
+        (lambda pair, ca: pair.certificate.write_bytes(ca.read_bytes()), "is not the key of the first certificate"),
+    ],
+)
+def test_what_cannot_be_used(authority: Authority, spoil, said: str) -> None:  # type: ignore[no-untyped-def]
+    pair = authority.node("node1")
+    spoil(pair, authority.ca)
+    with pytest.raises(StartupError, match=r".") as caught:
+        Certificates(settings(pair, authority.ca))
+    assert said in caught.value.message
+
+
+def test_which_name_is_checked_of_it(authority: Authority) -> None:
+    certificates = Certificates(settings(authority.issue("n", [x509.DNSName("n1.example")]), None))
+    assert certificates.name_for("127.0.0.1", "n1.example", "node1") == "n1.example"
+    assert certificates.name_for("127.0.0.1", "node1") == "127.0.0.1"
+    assert dict(certificates.ends()).keys() == {"cert_file"}
+
+
+def test_names_of_clients(authority: Authority) -> None:
+    def of(*names: x509.GeneralName, subject: str = "Ada L") -> list[str | None]:
+        pair = authority.issue(subject.replace("/", "_"), names)
+        found = x509.load_pem_x509_certificate(pair.certificate.read_bytes())
+        return [client_name(found, SUBJECT), client_name(found, SAN)]
+
+    assert of() == ["Ada L", None]
+    uri = x509.UniformResourceIdentifier("spiffe://prod/billing")
+    assert of(uri, x509.DNSName("b")) == ["Ada L", "spiffe://prod/billing"]
+    assert of(x509.RFC822Name("ada@example.com")) == ["Ada L", "ada@example.com"]
+    assert of(subject="a\nb") == [None, None]
+    assert client_name(None, SUBJECT) is None
+
+
+def test_a_certificate_without_usage_is_no_nodes(authority: Authority) -> None:
+    pair = authority.issue("node1", [x509.DNSName("node1")], usage=None)
+    assert not is_of_node(x509.load_pem_x509_certificate(pair.certificate.read_bytes()), "node1")
+
+
+def test_wildcards(authority: Authority) -> None:
+    pair = authority.issue("w", [x509.DNSName("*.example.com")])
+    found = x509.load_pem_x509_certificate(pair.certificate.read_bytes())
+    assert is_of_host(found, "a.example.com")
+    assert not any(is_of_host(found, host) for host in ("example.com", "a.b.example.com", ".example.com", "com"))
