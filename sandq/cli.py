@@ -311,6 +311,9 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
             host, port = serving.http
             http = f"http://{f'[{host}]' if ':' in host else host}:{port}"
             say(f"HTTP: {http}")
+        for what in config.exposed:
+            say(f"INSECURE: {what}")
+            log.warning("this node is open to anybody", what=what, remedy="docs/security.md")
         collect_rarely()
         log.info("ready", data_dir=str(serving.data_dir), clients=clients, http=http)
         started.append(True)

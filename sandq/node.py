@@ -469,13 +469,14 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             pusher.rows,
             parts.node_log.memory,
             lambda: parts.gateway_keys.current,
+            config.exposed,
         )
 
         def session(connection: Connection) -> ClientSession:
             return ClientSession(broker, connection, info)
 
         clients = ClientStats()
-        about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir)
+        about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
         metrics = Metrics(broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher)
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory

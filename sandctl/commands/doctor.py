@@ -123,6 +123,8 @@ def _nodes(info: Mapping[str, Any]) -> Iterator[Finding]:
         if info.get(name):
             more = "" if info[name] is True else f": {info[name]}"
             yield Finding("nodes", "failed", f"{info['node']} says {name.replace('_', ' ')}{more}", todo)
+    for port in info.get("exposed") or ():
+        yield Finding("nodes", "warning", f"{info['node']} is open to anybody: {port}", "docs/security.md")
     for one in info.get("different") or ():
         where = f"partition {one['partition']} of {one['topic']}"
         nodes = ", ".join(one["nodes"])

@@ -42,7 +42,7 @@ from sandq.model.auto_create import AutoCreateSection
 from sandq.model.config_gossip import GossipSection, SerfSection
 from sandq.model.config_push import PushSection
 from sandq.model.config_security import AuditSection, JwtSection, SecuritySection
-from sandq.model.config_tls import TlsSection
+from sandq.model.config_tls import REQUIRE, TlsSection
 from sandq.model.config_types import Address as Address
 from sandq.model.config_types import (
     FilePath,
@@ -258,10 +258,11 @@ class NodeConfig(schema.Section):
     serf: SerfSection = SerfSection()
     http: HttpSection = HttpSection()
     push: PushSection = Field(default=PushSection(), validate_default=True)
-    security: SecuritySection = SecuritySection()
+    tls: TlsSection = TlsSection()
+    # Behind all that its validator looks at.
+    security: SecuritySection = Field(default=SecuritySection(), validate_default=True)
     jwt: JwtSection = Field(default=JwtSection(), validate_default=True)
     audit: AuditSection = AuditSection()
-    tls: TlsSection = TlsSection()
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
     health: HealthSection = HealthSection()
@@ -287,7 +288,7 @@ class NodeConfig(schema.Section):
         if listen is None or cluster.secret_file is not None:
             return cluster
         # What other names stand for, only the machine knows.
-        if listen.peer.host.lower() != "localhost" and not is_loopback(listen.peer.host):
+        if is_beyond(listen.peer.host):
             raise schema.mistake(
                 f"listen.peer on {listen.peer.host} needs secret_file, the secret that all nodes share; "
                 "without one, listen on 127.0.0.1"
@@ -302,7 +303,7 @@ class NodeConfig(schema.Section):
             return gossip
         host = listen.gossip.host
         keys = gossip.keys_file is not None or cluster.secret_file is not None
-        if not keys and host.lower() != "localhost" and not is_loopback(host):
+        if not keys and is_beyond(host):
             raise schema.mistake(
                 f"listen.gossip on {host} needs cluster.secret_file (keys are made of it) or gossip.keys_file; "
                 "in a network that anybody may write to who is in it, say gossip.encrypt: false"
@@ -317,7 +318,51 @@ class NodeConfig(schema.Section):
             raise schema.mistake(f"peers are the other nodes, and {node.id} is this one")
         return cluster
 
+    @field_validator("security")
+    @classmethod
+    def _secure_beyond_this_machine(cls, security: SecuritySection, info: ValidationInfo) -> SecuritySection:
+        data = info.data
+        if security.insecure or not data.keys() >= {"listen", "cluster", "gossip", "tls"}:
+            return security
+        open_ports = _exposed(data["listen"], data["cluster"], data["gossip"], data["tls"], security)
+        if open_ports:
+            raise schema.mistake(
+                f"{'; '.join(open_ports)}. Turn on what is missing (docs/security.md), or, in a network that nobody "
+                "else reaches, say security.insecure: true"
+            )
+        return security
+
+    @property
+    def exposed(self) -> list[str]:
+        """What of this node is open to others than this machine, without TLS or authentication: a text for each."""
+        return _exposed(self.listen, self.cluster, self.gossip, self.tls, self.security)
+
     @property
     def advertise_host(self) -> str:
         """The host under which clients and peers reach this node."""
         return self.node.advertise_host or self.listen.client.host
+
+
+def is_beyond(host: str) -> bool:
+    """Whether what listens there can be reached from other machines; what names stand for, only the machine knows."""
+    return host.lower() != "localhost" and not is_loopback(host)
+
+
+def _exposed(
+    listen: ListenSection, cluster: ClusterSection, gossip: GossipSection, tls: TlsSection, security: SecuritySection
+) -> list[str]:
+    ports = {"client": (listen.client, tls.client), "http": (listen.http, tls.http)}
+    if cluster.peers or cluster.membership != "static":
+        ports["peer"] = listen.peer, tls.peer
+    found = []
+    for name, (address, mode) in ports.items():
+        if address is None or not is_beyond(address.host):
+            continue
+        missing = [] if mode == REQUIRE else [f"TLS (tls.{name}: require)"]
+        if name != "peer" and security.authentication != "require":
+            missing.append("authentication (security.authentication: require)")
+        if missing:
+            found.append(f"listen.{name} on {address.host} without {' and '.join(missing)}")
+    if cluster.membership == "gossip" and not gossip.encrypt and is_beyond(listen.gossip.host):
+        found.append(f"listen.gossip on {listen.gossip.host} without encryption (gossip.encrypt: true)")
+    return found

@@ -86,6 +86,8 @@ class ServerInfo:
     memory: MemoryBudget
     gateway_keys: Callable[[], Sequence[bytes]] = tuple
     """Any of these proves to this node that a client is a gateway."""
+    exposed: Sequence[str] = ()
+    """What of this node is open to others than its machine, without TLS or authentication."""
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
     request_rates: RequestRates = field(default_factory=RequestRates)
 
@@ -138,6 +140,7 @@ class ServerInfo:
             "others": others,
             "topics": len(broker.catalog.topics),
             "clock_alarm": broker.clock.alarm,
+            "exposed": list(self.exposed),
             "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
             "stalled": self.health.stalled,
             "no_room": self.health.no_room,

@@ -13,6 +13,8 @@ import sandq
 from sandq.broker.peers.secret import CHECK_S, Secrets
 from sandq.client.options import parse_server
 from sandq.model.config import Address, NodeConfig
+from sandq.model.config_schema import is_beyond
+from sandq.model.config_tls import REQUIRE
 from sandq.model.errors import InvalidRequest, StartupError
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
@@ -31,6 +33,12 @@ def serve_gateway(
 ) -> None:
     """Serve until SIGINT or SIGTERM. Raises SandqError: an option is wrong, or the port is taken."""
     host, port = _address(listen, config)
+    is_open = is_beyond(host) and config.tls.http != REQUIRE
+    if is_open and not config.security.insecure:
+        raise StartupError(
+            f"HTTP on {host} without TLS: say tls.http: require, with a certificate (docs/security.md), or, in a "
+            "network that nobody else reaches, security.insecure: true (SANDQ_SECURITY__INSECURE=true)"
+        )
     if not servers:
         raise InvalidRequest("--server: at least one HOST:PORT is expected")
     for server in servers:
@@ -61,6 +69,9 @@ def serve_gateway(
             collect_rarely()
             say(f"sandq {sandq.__version__}: HTTP for {', '.join(servers)}")
             say(f"HTTP: {address}")
+            if is_open:
+                say(f"INSECURE: HTTP on {host} without TLS")
+                log.warning("this gateway is open to anybody", host=host, remedy="docs/security.md")
             log.info("ready", servers=servers, http=address)
 
         async def until_told() -> None:

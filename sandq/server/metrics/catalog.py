@@ -37,6 +37,7 @@ NODE: Final = (
     Metric("sandq_replicas_compared_total", COUNTER, (), "Partitions led here whose replicas were found the same."),
     Metric("sandq_no_room", GAUGE, (), "1: the disk is nearly full, and no new messages are taken."),
     Metric("sandq_no_progress_seconds", GAUGE, ("work",), "For how long work that is under way has not got on."),
+    Metric("sandq_insecure", GAUGE, (), "1: it listens beyond this machine without TLS or authentication."),
     Metric("sandq_feature_level", GAUGE, (), "The feature level that the cluster has come to."),
     Metric("sandq_clock_drift_seconds", GAUGE, (), "The wall clock, less the guarded clock."),
     Metric(

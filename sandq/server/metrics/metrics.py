@@ -81,6 +81,8 @@ class About:
     node: str
     cluster: str
     data_dir: Path
+    is_insecure: bool = False
+    """It listens beyond its machine without TLS or authentication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,7 @@ class Metrics:
         told.value("sandq_no_room", self._health.no_room is not None)
         for work, age_s in self._health.ages_s.items():
             told.value("sandq_no_progress_seconds", age_s, told.labels("sandq_no_progress_seconds", work))
+        told.value("sandq_insecure", about.is_insecure)
         if self._broker.node_log.feature_level is not None:
             told.value("sandq_feature_level", self._broker.node_log.feature_level)
         told.value("sandq_clock_drift_seconds", seen.clock.drift_ms / 1000)

@@ -46,6 +46,7 @@ class NodeProcess:
             "SANDQ_LISTEN__HTTP": "none",
             "SANDQ_LISTEN__PEER": f"{host}:0",
             "SANDQ_LISTEN__GOSSIP": f"{host}:0",
+            "SANDQ_SECURITY__INSECURE": "false" if host == "127.0.0.1" else "true",
             "PYTHONPATH": str(ROOT),
             **environ,
         }

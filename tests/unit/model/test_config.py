@@ -23,6 +23,7 @@ storage: {segment_bytes: 16MiB, checkpoint_bytes: 1048576, checkpoint_interval: 
 clock: {max_drift: 250ms, slew_ppm: 100}
 limits: {connections: 50, message_bytes: 1 MiB}
 delivery: {lease_ahead: 0}
+security: {insecure: true}
 shutdown_grace: 1.5
 """
 
@@ -90,7 +91,62 @@ def test_peers_beyond_this_machine_need_a_secret(write) -> None:  # type: ignore
         assert found.startswith(
             f"bad.yaml:2:10: cluster: listen.peer on {host.strip('[]')} needs secret_file, the secret"
         )
-        load_config(write(text + ", secret_file: ./secret}"), {})
+        assert found.startswith("bad.yaml:2:10") and len(mistakes(write(text + ", secret_file: ./secret}"))) == 1
+        load_config(write(text + ", secret_file: ./secret}\nsecurity: {insecure: true}"), {})
+
+
+TLS = "tls: {cert_file: c, key_file: k, ca_file: a"
+OPEN = "listen: {client: '10.0.0.1:1', http: '10.0.0.1:2', peer: '10.0.0.1:3', gossip: '10.0.0.1:4'}\n" + (
+    "cluster: {bootstrap: true, secret_file: s}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            OPEN,
+            [
+                "listen.client on 10.0.0.1 without TLS (tls.client: require) and authentication "
+                "(security.authentication: require)",
+                "listen.http on 10.0.0.1 without TLS (tls.http: require) and authentication "
+                "(security.authentication: require)",
+                "listen.peer on 10.0.0.1 without TLS (tls.peer: require)",
+            ],
+        ),
+        (
+            OPEN + TLS + "}\nsecurity: {authentication: accept}",
+            [
+                "listen.client on 10.0.0.1 without authentication (security.authentication: require)",
+                "listen.http on 10.0.0.1 without authentication (security.authentication: require)",
+            ],
+        ),
+        (
+            OPEN + TLS + ", client: accept, peer: send}\nsecurity: {authentication: require}",
+            [
+                "listen.client on 10.0.0.1 without TLS (tls.client: require)",
+                "listen.peer on 10.0.0.1 without TLS (tls.peer: require)",
+            ],
+        ),
+        (OPEN + TLS + "}\nsecurity: {authentication: require}", []),
+        ("listen: {client: 'localhost:1', http: '[::1]:2'}\ncluster: {bootstrap: true}", []),
+    ],
+)
+def test_a_node_that_others_reach_is_secured_or_says_that_it_is_not(write, text: str, says: list[str]) -> None:  # type: ignore[no-untyped-def]
+    found = mistakes(write(text)) if says else []
+    assert len(found) == bool(says)
+    for line in found:
+        assert "; ".join(says) in line and "security.insecure: true" in line
+    insecure = text.replace("authentication:", "insecure: true, authentication:")
+    config = load_config(write(insecure if "security" in text else text + "\nsecurity: {insecure: true}"), {})
+    assert config.exposed == says
+
+
+def test_gossip_in_the_clear_beyond_this_machine_is_insecure(write) -> None:  # type: ignore[no-untyped-def]
+    text = FOUND + "listen: {gossip: '10.0.0.1:4'}\ngossip: {encrypt: false}\n"
+    (found,) = mistakes(write(text))
+    assert "listen.gossip on 10.0.0.1 without encryption (gossip.encrypt: true)" in found
+    assert load_config(write(text + "security: {insecure: true}"), {}).exposed
 
 
 @pytest.mark.parametrize(
