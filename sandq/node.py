@@ -219,6 +219,7 @@ async def _running(
         identity=this_node.identity,
         peers={peer.id: peer.peer for peer in config.cluster.peers},
         known=known,
+        tls=None if tls is None else tls.peers,
     )
     clocks = ClockKeeper(clock, links.send, lambda: node_log.nodes)
     stats = NodeStats()

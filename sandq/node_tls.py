@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sandq.broker.peers.peer_tls import PeerTls
 from sandq.client.tls import ClientTls
 from sandq.model.config import NodeConfig
 from sandq.model.config_tls import OFF, REQUIRE
@@ -32,6 +33,12 @@ class NodeTls:
     def http_port(self) -> TlsPort | None:
         """Of HTTP, in the node."""
         return self._port(self._config.tls.http, "http")
+
+    @property
+    def peers(self) -> PeerTls | None:
+        """Between nodes."""
+        mode = self._config.tls.peer
+        return None if mode == OFF else PeerTls(mode, self.certificates, self.handshakes)
 
     def _port(self, mode: str, which: str) -> TlsPort | None:
         if mode == OFF:

@@ -34,16 +34,22 @@ async def speaks_tls(stream: trio.SocketStream) -> bool:
     It is for the caller to limit how long that may take."""
     try:
         head = await stream.socket.recv(1, socket.MSG_PEEK)
-    except OSError as error:
-        raise ConnectionLost(f"the connection broke: {error.strerror or error}") from None
+    except (OSError, trio.ClosedResourceError) as error:
+        raise ConnectionLost(f"the connection broke: {error}") from None
     if not head:
         raise ConnectionLost("the connection was closed before anything was said")
     return bool(head[0] == FIRST_BYTE)
 
 
-async def let_in(stream: trio.SocketStream, context: ssl.SSLContext, handshakes: Handshakes, source: str) -> TlsSession:
-    """Shake hands with who connected. Raises TlsError, Overloaded, and ConnectionLost (it took too long, too)."""
+async def let_in(
+    stream: trio.SocketStream, context: ssl.SSLContext, handshakes: Handshakes | None, source: str
+) -> TlsSession:
+    """Shake hands with who connected. `handshakes`: whom it waits for; None: for nobody. Raises TlsError, Overloaded,
+    and ConnectionLost (it took too long, too)."""
     session = TlsSession(context, is_server=True)
+    if handshakes is None:
+        await _greet(stream, session, None, source)
+        return session
     try:
         with trio.fail_after(HANDSHAKE_S):
             async with handshakes.place(source):

@@ -54,6 +54,8 @@ REMEDIES: Final = {
     "node": "check node.id and cluster.peers of both nodes",
     "purpose": "check that both nodes have different ids, the same in every cluster.peers",
     "secret": "let cluster.secret_file hold the same on all nodes",
+    "tls": "see tls.peer of both nodes: off and accept first, then send, then require, on all; and their certificates",
+    "certificate": "let each node have a certificate with its node.id among the DNS names: sandq certs node",
     "place": "set cluster.secret_file on all nodes, or let them listen on and name loopback addresses",
     "cluster-uuid": "one of the two has the data of another cluster: check node.data_dir",
     "store": "give it back its data directory, or remove the node and add it anew",
@@ -146,19 +148,24 @@ def dial(terms: Terms, nonce: bytes, to: str, purpose: str) -> Steps:
     return Introduced(peer, purpose, proofs.welcome("dialer", was_known, terms.identity().cluster_uuid), proofs.secret)
 
 
-def accept(terms: Terms, nonce: bytes) -> Steps:
-    """The side that was connected to. `nonce`: as for `dial`."""
+def accept(terms: Terms, nonce: bytes, is_certified: Callable[[str], bool] | None = None) -> Steps:
+    """The side that was connected to. `nonce`: as for `dial`. `is_certified`: whether the certificate that the other
+    side has shown is that of a node; None: the connection has none."""
     hello = yield b""
     theirs = _Opening.parse(hello, "hello")
     try:
-        return (yield from _accept(terms, nonce, hello, theirs))
+        return (yield from _accept(terms, nonce, hello, theirs, is_certified))
     except Refusal as refusal:
         refusal.claimed_id = theirs.identity.node_id
         raise
 
 
-def _accept(terms: Terms, nonce: bytes, hello: bytes, theirs: _Opening) -> Steps:
+def _accept(
+    terms: Terms, nonce: bytes, hello: bytes, theirs: _Opening, is_certified: Callable[[str], bool] | None
+) -> Steps:
     own, peer_id = terms.identity(), theirs.identity.node_id
+    if is_certified is not None and not is_certified(peer_id):
+        raise Refusal("certificate", f"the certificate that was shown is not that of {peer_id}")
     _check_place(terms, own, theirs)
     if theirs.purpose == LINK and peer_id > own.node_id:
         raise Refusal("purpose", f"of two nodes the one with the smaller id dials, and {peer_id} has the greater one")

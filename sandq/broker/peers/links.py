@@ -38,6 +38,7 @@ from sandq.broker.peers.handshake import (
     dial,
 )
 from sandq.broker.peers.link import PING_S, SILENCE_S, PeerLink
+from sandq.broker.peers.peer_tls import PeerTls
 from sandq.broker.peers.stream import PeerStream
 from sandq.model.config_schema import Address, is_loopback
 from sandq.model.errors import ConnectionLost, NotFound, Overloaded, SandqError
@@ -100,7 +101,9 @@ class PeerLinks:
         known: KnownPeers,
         ping_s: float = PING_S,
         silence_s: float = SILENCE_S,
+        tls: PeerTls | None = None,
     ) -> None:
+        self._tls = tls
         self._peers = dict(peers)
         self._terms = Terms(cluster, secrets or (lambda: (b"",)), identity, self._peers, known)
         self._this_machine_only = secrets is None
@@ -251,13 +254,16 @@ class PeerLinks:
         try:
             with trio.fail_after(CONNECT_S):
                 await self._check_place(address)
-                stream = PeerStream(await trio.open_tcp_stream(*address))
+                socket_stream = await trio.open_tcp_stream(*address)
         except trio.TooSlowError:
             raise ConnectionLost(f"cannot connect to {node_id} at {address}: no answer in {CONNECT_S:g} s") from None
         except (OSError, UnicodeError) as error:
             raise ConnectionLost(f"cannot connect to {node_id} at {address}: {error}") from None
+        stream = PeerStream(socket_stream)
         try:
             with _in_time(HANDSHAKE_S):
+                if self._tls is not None:
+                    await self._tls.reach(stream, socket_stream, node_id)
                 steps = dial(self._terms, secrets.token_bytes(NONCE_BYTES), node_id, purpose)
                 introduced = await shake_hands(stream, steps)
             await self._remember(introduced)
@@ -294,7 +300,7 @@ class PeerLinks:
         try:
             introduced = None
             with self._door.place(host) as place:
-                introduced = await self._greet(stream, host)
+                introduced = await self._greet(stream, socket_stream, host, place.is_known)
             if introduced is None and place.is_lost:
                 self._tell(STRANGER, Overloaded("too many connections that are not introduced: the oldest is closed"))
                 return None
@@ -309,18 +315,26 @@ class PeerLinks:
             self._tell(claimed_id if claimed_id in self._peers else STRANGER, error)
         return None
 
-    async def _greet(self, stream: PeerStream, host: str) -> Introduced | None:
+    async def _greet(
+        self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
+    ) -> Introduced | None:
         """Shake hands; None with who speaks another protocol. Raises Refusal, ConnectionLost."""
         with _in_time(HANDSHAKE_S):
             if self._this_machine_only and not is_loopback(host):
                 await refuse(stream, _far(host))
+            is_certified, tls = None, self._tls
+            if tls is not None:
+                with _in_time(FIRST_FRAME_S):
+                    is_certified = await tls.let_in(stream, socket_stream, host, is_known)
             with _in_time(FIRST_FRAME_S):
                 head = await stream.peek(wrong_protocol.HEAD_BYTES)
                 if not self._wrong_protocol(head):
                     await stream.peek_frame(HANDSHAKE_BYTES)
             if await self._turned_away(stream, head):
                 return None
-            return await shake_hands(stream, accept(self._terms, secrets.token_bytes(NONCE_BYTES)))
+            if tls is not None and tls.is_required and is_certified is None:
+                await refuse(stream, Refusal("tls", "this node requires TLS of its peers"))
+            return await shake_hands(stream, accept(self._terms, secrets.token_bytes(NONCE_BYTES), is_certified))
 
     def _note_source(self, node_id: str, host: str) -> None:
         """A peer was linked from there."""

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgpack
 import trio
 
 from sandq.model.errors import ConnectionLost, FrameTooLarge, ProtocolError
+from sandq.tls.stream import TlsStream
 
 FRAME_BYTES: Final = 64 << 20
 """The body of a frame, at most. RAFT frames are the largest: less than `raft_frames.FRAME_BYTES` of messages, then one
@@ -69,7 +71,7 @@ class PeerStream:
     """Whoever waits too long (`silence_s` without a byte, in either direction) gets ConnectionLost, as does whoever
     uses a connection that has ended. One task may send while another one receives.
 
-    The stream may be any of trio's, whatever it makes of the bytes (`trio.SSLStream`): frames are cut again.
+    The stream may be any of trio's, whatever it makes of the bytes (`TlsStream`): frames are cut again.
     """
 
     def __init__(self, stream: trio.abc.Stream, silence_s: float = BULK_SILENCE_S) -> None:
@@ -82,6 +84,11 @@ class PeerStream:
         """Of the body that was received last."""
         self._stream = stream
         self._kept = bytearray()
+
+    def secure(self, stream: TlsStream) -> None:
+        """From now on what is said goes through this one, over the same socket; nothing was received before."""
+        assert not self._kept
+        self._stream = stream
 
     async def send(self, value: Any) -> None:
         """Send a frame."""
@@ -115,18 +122,26 @@ class PeerStream:
     async def send_bytes(self, data: bytes) -> None:
         """Send what is a frame, or several, already."""
         view = memoryview(data)
-        for start in range(self._send_at_once(view), len(view), PIECE_BYTES):
-            with trio.move_on_after(self.silence_s) as scope:
-                try:
-                    await self._stream.send_all(view[start : start + PIECE_BYTES])
-                except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                    raise ConnectionLost(f"the connection broke: {error}") from None
-            if scope.cancelled_caught:
-                raise ConnectionLost(f"the peer took nothing for {self.silence_s:g} s")
+        sent = self._send_at_once(view)
+        if isinstance(self._stream, TlsStream) and self._stream.is_stuck:
+            await self._send_in_time(self._stream.flush)
+        for start in range(sent, len(view), PIECE_BYTES):
+            await self._send_in_time(partial(self._stream.send_all, view[start : start + PIECE_BYTES]))
+
+    async def _send_in_time(self, send: Callable[[], Awaitable[None]]) -> None:
+        with trio.move_on_after(self.silence_s) as scope:
+            try:
+                await send()
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise ConnectionLost(f"the connection broke: {error}") from None
+        if scope.cancelled_caught:
+            raise ConnectionLost(f"the peer took nothing for {self.silence_s:g} s")
 
     def _send_at_once(self, view: memoryview) -> int:
         """Send what the socket takes now, of the first piece; how many bytes. Most frames are small, and that is one
         call into the system, where trio's way takes ten times that. What goes wrong is met again by who goes on."""
+        if isinstance(self._stream, TlsStream):
+            return self._stream.send_now(view[:PIECE_BYTES])
         if not isinstance(self._stream, trio.SocketStream):
             return 0
         try:

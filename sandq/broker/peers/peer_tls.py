@@ -1,0 +1,64 @@
+"""TLS between nodes: both sides show certificates of the cluster's authorities, and each is checked to be that of the
+node which the other side says it is. What the handshake of nodes proves, it proves inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from sandq.broker.peers.handshake import Refusal
+from sandq.broker.peers.stream import PeerStream
+from sandq.model.config_tls import ACCEPT, REQUIRE
+from sandq.model.errors import Overloaded
+from sandq.model.sources import source_of
+from sandq.tls.budget import Handshakes
+from sandq.tls.certificates import Certificates
+from sandq.tls.names import is_of_node
+from sandq.tls.session import TlsError
+from sandq.tls.stream import TlsStream, let_in, reach, speaks_tls
+
+
+class PeerTls:
+    """`mode`: `accept`, `send` or `require`."""
+
+    def __init__(self, mode: str, certificates: Certificates, handshakes: Handshakes) -> None:
+        self.mode = mode
+        self._certificates = certificates
+        self._handshakes = handshakes
+
+    @property
+    def is_required(self) -> bool:
+        """Whether who speaks plain is refused."""
+        return self.mode == REQUIRE
+
+    async def reach(self, stream: PeerStream, socket_stream: trio.SocketStream, node_id: str) -> None:
+        """Shake hands with a node that was dialled, if that is done by TLS. Raises Refusal, ConnectionLost."""
+        if self.mode == ACCEPT:
+            return
+        try:
+            session = await reach(socket_stream, self._certificates.loaded.dial)
+        except TlsError as error:
+            raise Refusal("tls", f"TLS with {node_id} fails: {error.message}") from None
+        if not is_of_node(session.certificate, node_id):
+            raise Refusal("certificate", f"the certificate that is shown there is not that of {node_id}")
+        stream.secure(TlsStream(socket_stream, session))
+
+    async def let_in(
+        self, stream: PeerStream, socket_stream: trio.SocketStream, host: str, is_known: bool
+    ) -> Callable[[str], bool] | None:
+        """Shake hands with who connected, if it does so: whether its certificate is that of a node; None: it speaks
+        plain. `is_known`: it comes from where a peer is, and does not wait for strangers. Raises Refusal,
+        ConnectionLost, Overloaded."""
+        if not await speaks_tls(socket_stream):
+            return None
+        handshakes = None if is_known else self._handshakes
+        try:
+            session = await let_in(socket_stream, self._certificates.loaded.peer, handshakes, source_of(host))
+        except TlsError as error:
+            raise Refusal("tls", f"TLS fails: {error.message}") from None
+        except Overloaded as error:
+            raise Refusal("tls", error.message) from None
+        stream.secure(TlsStream(socket_stream, session))
+        certificate = session.certificate
+        return lambda node_id: is_of_node(certificate, node_id)
