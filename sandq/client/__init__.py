@@ -12,6 +12,7 @@ offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wi
 
 from __future__ import annotations
 
+from sandq.client.admin.access import Identity, NewToken, Whoami
 from sandq.client.admin.admin import Forecast
 from sandq.client.client import Client, cluster_of, connect, connect_with
 from sandq.client.consumer.chosen_topics import Topics, pattern
@@ -73,6 +74,7 @@ __all__ = [
     "Forecast",
     "Handler",
     "Held",
+    "Identity",
     "JobResult",
     "Keys",
     "LeasedMessage",
@@ -81,6 +83,7 @@ __all__ = [
     "Message",
     "MessageBatch",
     "Messages",
+    "NewToken",
     "Occurrence",
     "Offset",
     "Outgoing",
@@ -99,6 +102,7 @@ __all__ = [
     "TopicRecord",
     "Topics",
     "Watch",
+    "Whoami",
     "cluster_of",
     "connect",
     "connect_with",

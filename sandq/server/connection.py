@@ -592,6 +592,9 @@ class Connection:
                 with self._not_counted():
                     await self._own.until_answered()
             if reader.buffered_bytes:
+                if reader.wanted_bytes > HELLO_BYTES and not self._session.greeted:
+                    self.send_error(0, ProtocolError(f"a frame of more than {HELLO_BYTES} bytes before it is let in"))
+                    return
                 await self._expect(reader)
 
     async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:
