@@ -138,6 +138,11 @@ COMMANDS = {
         "cluster",
         "Look at the cluster, found it, drain and remove nodes; clocks.",
     ),
+    "audit": Later(
+        "sandctl.commands.audit",
+        "audit",
+        "See who did what to the cluster, and who was refused it.",
+    ),
     "doctor": Later(
         "sandctl.commands.doctor",
         "doctor",

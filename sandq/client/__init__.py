@@ -13,6 +13,7 @@ offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wi
 from __future__ import annotations
 
 from sandq.client.admin.admin import Forecast
+from sandq.client.admin.audit import AuditPage
 from sandq.client.client import Client, cluster_of, connect, connect_with
 from sandq.client.consumer.chosen_topics import Topics, pattern
 from sandq.client.consumer.end_rules import Dead, Retry
@@ -58,6 +59,7 @@ def offset_time_ms(offset: str) -> int:
 
 __all__ = [
     "Attempt",
+    "AuditPage",
     "BatchSettlement",
     "Change",
     "Client",

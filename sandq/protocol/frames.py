@@ -130,6 +130,8 @@ class Type(IntEnum):
     SCHEDULE_GET = 82
     SCHEDULE_LIST = 83
     SCHEDULE_PREVIEW = 84
+    AUDIT_LIST = 103
+    AUDIT_NOTE = 104
     ERROR = 255
 
 

@@ -396,3 +396,13 @@ class ClockReset(Answer):
 
 class Health(Answer):
     status: str
+
+
+class Audit(Answer):
+    lines: list[dict[str, Any]] = Field(
+        description="The oldest first: `time`, `node`, `principal`, `peer`, `gateway`, `request`, `about`, `result`, "
+        "`request_id`."
+    )
+    position: str = Field(description="`after` of the next request: what is written from now on.")
+    lost: dict[str, int] = Field(description="By node: lines that could not be kept since it started.")
+    missing: dict[str, str] = Field(description="By node: why nothing is told of it.")

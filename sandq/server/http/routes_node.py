@@ -10,6 +10,7 @@ from fastapi import Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from sandq.client.admin import partition_rows
+from sandq.protocol.requests_audit import LINES_MOST
 from sandq.server.http import answers, bodies
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.problems import problem
@@ -94,6 +95,26 @@ async def remove(request: Request, node: NodeName) -> Found:
     a partition would have no majority without it."""
     await gateway_of(request).client.admin.remove_node(node)
     return {"node": node, "standing": "removing"}
+
+
+@router.get(
+    "/audit",
+    operation_id="listAudit",
+    tags=CLUSTER,
+    response_model=answers.Audit,
+    summary="Who did what, and who was refused it",
+)
+async def audit(
+    request: Request,
+    last: Annotated[int, Query(ge=1, le=LINES_MOST, description="So many lines.")] = 100,
+    after: Annotated[
+        str | None, Query(description="The `position` of an earlier answer: what each node has written since.")
+    ] = None,
+    node: Annotated[str | None, Query(description="Only the log of this node.")] = None,
+) -> Found:
+    """The audit logs of all nodes that can be reached, the oldest line first."""
+    admin = gateway_of(request).client.admin
+    return (await while_connected(request, lambda: admin.audit(last, after=after, node=node)))._asdict()
 
 
 @router.get(
