@@ -21,6 +21,9 @@ class Topic(Answer):
     leaders: list[str | None] = Field(description="By partition: the node that leads it.")
     settings: dict[str, Any]
     group_limits: dict[str, Any] = Field(default={}, description="Of groups that have limits, by group.")
+    owner: str | None = Field(
+        default=None, description="The principal that created it, and for whose quota it counts, where there is one."
+    )
     warnings: list[str] = Field(description="What may not be meant so: two replicas do not survive one node.")
 
 
