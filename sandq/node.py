@@ -20,6 +20,9 @@ import structlog
 import trio
 
 import sandq
+from sandq.broker.access.authenticator import Authenticator
+from sandq.broker.access.identities import Identities
+from sandq.broker.access.jwt_tokens import JwtVerifier
 from sandq.broker.bootstrap.bootstrap import Bootstrap, way_of
 from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.broker import Broker
@@ -50,7 +53,7 @@ from sandq.broker.peers.secret import read_secret
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.applier import Published
 from sandq.broker.replication.inbox import Inbox
-from sandq.broker.replication.node_log import Hooks, NodeLog
+from sandq.broker.replication.node_log import METADATA_GROUP, Hooks, NodeLog
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.signals import Signal
@@ -109,6 +112,7 @@ class Serving:
     broker: Broker
     metrics: Metrics
     digests: ReplicaDigests
+    identities: Identities
     restart: trio.Event
     """Set when the node takes nothing more for want of room, and would again if it were started anew."""
 
@@ -173,6 +177,7 @@ class _Parts:
     broker: Broker
     sender: Sender
     push_tls: ssl.SSLContext | None
+    authenticator: Authenticator
 
 
 @contextlib.asynccontextmanager
@@ -358,6 +363,7 @@ async def _running(
                     broker,
                     sender,
                     push_tls,
+                    _authenticator(config, node_log, catalog, clock),
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
@@ -378,6 +384,24 @@ async def _running(
     finally:
         if ended:
             stores.close()
+
+
+def _authenticator(config: NodeConfig, node_log: NodeLog, catalog: Catalog, clock: GuardedClock) -> Authenticator:
+    """Raises StartupError."""
+
+    def is_alone() -> bool:
+        metadata = node_log.metadata
+        return metadata.group.is_only_voter and metadata.ready
+
+    return Authenticator(
+        config.security.authentication,
+        lambda: node_log.metadata.status if METADATA_GROUP in node_log.hosts else None,
+        catalog.catch_up,
+        is_alone,
+        clock.now_ms,
+        JwtVerifier(config.jwt, clock.now_ms) if config.jwt.issuer is not None else None,
+        takes_certificates=config.security.certificate_identities,
+    )
 
 
 def _leave_behind(abandon: Callable[[], None] | None) -> None:
@@ -446,7 +470,11 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             this_node.own.store_uuid,
             advertised,
             port,
-            {**dataclasses.asdict(broker.limits), "credit_least": -broker.limits.credit_max},
+            {
+                **dataclasses.asdict(broker.limits),
+                "credit_least": -broker.limits.credit_max,
+                "authentication": parts.authenticator.mode,
+            },
             broker,
             broker.up,
             discovery.membership.members,
@@ -460,6 +488,8 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             TopicRecords(broker.routes),
             pusher.rows,
             parts.node_log.memory,
+            parts.authenticator,
+            Identities(broker.administration, lambda: broker.metadata),
             parts.gateway_keys,
             audit=audit,
         )
@@ -496,7 +526,15 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             serving.start_soon(parts.sweeper.sweep)
             async with pushing(pusher):
                 yield Serving(
-                    host, port, web_address, parts.data_dir, broker, metrics, parts.digests, parts.health.restart
+                    host,
+                    port,
+                    web_address,
+                    parts.data_dir,
+                    broker,
+                    metrics,
+                    parts.digests,
+                    info.identities,
+                    parts.health.restart,
                 )
                 await cluster.hand_over(parts.clocks, parts.health)
             await discovery.leave()

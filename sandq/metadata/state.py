@@ -39,8 +39,8 @@ from sandq.model.errors import (
 )
 from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import FIXED
-from sandq.model.quotas import Quota
 from sandq.model.members import member_id, own_member
+from sandq.model.quotas import Quota
 
 STATE_KEY = b"s"
 _VERSION = 1

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import structlog
 import trio
 
+from sandq.broker.access.authenticator import Login
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import SHARED_WORK, Turn
@@ -53,7 +54,7 @@ SEND_STALL_S = 30.0
 CROWDED_STALL_S = 2.0
 """... and for so long, while others get no answers because there is too much that is not taken."""
 HELLO_S = 10.0
-HELLO_BYTES = 4096
+HELLO_BYTES = 8192
 """The first frame, in bytes."""
 FRAME_S = 10.0
 FRAME_BYTES_PER_S = 512 << 10
@@ -131,6 +132,10 @@ class Connection:
         memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
         self._memory = memory
         # What is answered is answered in other tasks, too.
+        self.login: Login | None = None
+        """What lets it in, if it has shown something that says who it is."""
+        self.certificate_name: str | None = None
+        """That of the certificate by which the client proved itself, in TLS."""
         self._own = CallerRequests(caller, memory, limits, log.bind(**structlog.contextvars.get_contextvars()))
         self._callers: WeakValueDictionary[Caller, CallerRequests] = WeakValueDictionary()
         """Those on whose behalf a gateway has requests under way, and the last one."""
@@ -359,6 +364,12 @@ class Connection:
     def caller(self) -> Caller:
         """Who asks for what this task works on."""
         return self._asking.caller
+
+    def log_in(self, caller: Caller, login: Login | None) -> None:
+        """It is known by now who asks by this connection itself. For who reads it."""
+        self.login, own = login, self._own
+        own.caller, own.log = caller, own.log.bind(principal=caller.principal)
+        structlog.contextvars.bind_contextvars(principal=caller.principal)
 
     def ask_for(self, caller: Caller | None) -> None:
         """What follows is asked on behalf of a caller; None: for this connection itself. For who reads it."""

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from sandq.broker.access.authenticator import Authenticator
+from sandq.broker.access.identities import Identities
 from sandq.broker.broker import Broker
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
@@ -21,6 +23,7 @@ from sandq.model.members import node_of
 from sandq.model.membership import Member
 from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
 from sandq.server.audit.audit_log import AuditLog
+from sandq.server.failed_logins import FailedLogins
 from sandq.server.request_rates import RequestRates
 from sandq.server.topic_records import TopicRecords
 
@@ -85,12 +88,15 @@ class ServerInfo:
     pushes: Callable[[str], list[dict[str, Any]]]
     """The groups of a topic that are pushed, and how that goes here."""
     memory: MemoryBudget
+    authenticator: Authenticator
+    identities: Identities
     gateway_keys: Sequence[bytes] = ()
     """Any of these proves to this node that a client is a gateway."""
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
     audit: AuditLog | None = None
     """None: nothing is noted."""
     request_rates: RequestRates = field(default_factory=RequestRates)
+    failed_logins: FailedLogins = field(default_factory=FailedLogins)
 
     def nodes(self) -> list[list[Any]]:
         """[node id, host, port] of each, as METADATA carries it."""

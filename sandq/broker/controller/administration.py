@@ -664,6 +664,19 @@ class Administration:
                         topic=topic.name,
                     )
 
+    # -- anything else --------------------------------------------------------------------------------------------
+
+    async def change(self, command: Callable[[MetadataView], m.Command], level: int) -> Any:
+        """Change metadata as `command` says of what it is by then; what the command gives. `level`: the feature level
+        that it needs. Raises Conflict below that, what `command` raises, and what refuses the command."""
+        self._check_ready()
+        self._node_log.check_level(level)
+
+        async def change() -> Any:
+            return await self._change(command(self._view))
+
+        return await self._whole(change)
+
     # -- how ------------------------------------------------------------------------------------------------------
 
     async def _change(self, command: m.Command) -> Any:

@@ -15,6 +15,7 @@ ACTS: Final = frozenset(
         *(Type.HOLD, Type.DEAD_REDRIVE, Type.DEAD_PURGE),
         *(Type.CLUSTER_INIT, Type.CLUSTER_CLOCK, Type.NODE_CHANGE, Type.TRANSFER, Type.REBUILD, Type.CLOCK_RESET),
         *(Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE),
+        *(Type.IDENTITY_PUT, Type.IDENTITY_DELETE, Type.ROLE_PUT, Type.ROLE_DELETE),
     }
 )
 """Requests that change what is managed, the cluster, or who may use it."""
@@ -23,10 +24,12 @@ FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCH
 _SHOWN: Final = frozenset(
     {
         *("topic", "name", "group", "partition", "node", "action", "kind", "partitions", "replicas", "paused"),
-        *("principal", "role", "grants", "expires_ms", "quota"),
+        *("principal", "grants", "is_new"),
     }
 )
 """Fields that say what a request is about."""
+_CHANGES: Final = ("grants", "add", "remove", "expires_ms", "quota")
+"""What is said of the changes of an identity; not what it shows."""
 
 
 def is_act(frame: Frame) -> bool:
@@ -53,4 +56,7 @@ def about(frame: Frame) -> dict[str, Any]:
     for field, value in zip(request.shape.fields, frame[2:], strict=False):
         if field.name in _SHOWN and value is not None and isinstance(value, str | int | list | dict):
             found["topic" if field.name == "name" and is_of_topics else field.name] = value
+    changes = frame[4] if kind == Type.IDENTITY_PUT and len(frame) > 4 else None
+    if isinstance(changes, dict):
+        found |= {name: changes[name] for name in _CHANGES if name in changes}
     return found

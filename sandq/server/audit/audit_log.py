@@ -232,4 +232,6 @@ def _shown(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return [_shown(one) for one in value[:LIST_ITEMS]] + (["…"] if len(value) > LIST_ITEMS else [])
+    if isinstance(value, dict):
+        return {_short(str(name)): _shown(one) for name, one in list(value.items())[:LIST_ITEMS]}
     return _short(str(value))

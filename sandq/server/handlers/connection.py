@@ -18,7 +18,8 @@ PATTERN_CHARS: Final = 16
 """Of a pattern, that cost as much to make out as a topic to look at."""
 
 
-def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
+async def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
+    await at.entrance.hello(request)
     info, cluster_uuid = at.info, at.info.cluster_uuid
     challenge = at.gateway_proof.challenge(request.options, cluster_uuid)
     return info.version, info.node_id, cluster_uuid, info.limits, at.broker.clock.now_ms(), *challenge
@@ -61,10 +62,10 @@ async def _names(at: Context, request: TopicNames) -> list[str]:
 
 
 ROUTES = (
-    told(Hello, _hello),
+    sliced(Hello, _hello),
     sliced(Metadata, _metadata),
     sliced(TopicNames, _names),
-    told(Prove, lambda at, request: at.gateway_proof.check(request.proof)),
+    told(Prove, lambda at, request: at.entrance.prove(request)),
     framed(OnBehalf, _on_behalf),
     told(Ping, lambda at, request: at.broker.clock.now_ms()),
 )

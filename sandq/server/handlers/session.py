@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from sandq.broker.broker import Broker
-from sandq.model.errors import InvalidRequest, ProtocolError
+from sandq.model.errors import InvalidRequest, ProtocolError, Unauthenticated, Unavailable
 from sandq.protocol.frames import RESERVED, Frame, LargeFrame, Type
 from sandq.protocol.request import unknown_request
 from sandq.server.audit.acts import ACTS, is_act
@@ -14,6 +14,7 @@ from sandq.server.audit.requests import RequestAudit
 from sandq.server.client_stats import Mark
 from sandq.server.connection import Connection
 from sandq.server.handlers import (
+    access,
     audit,
     cluster,
     connection,
@@ -31,7 +32,20 @@ from sandq.server.info import ServerInfo
 from sandq.server.request_rates import RATED
 from sandq.server.startup_gate import StartupGate
 
-_SUBJECTS: Final = (connection, produce, consume, messages, schedules, keys, jobs, groups, topics, cluster, audit)
+_SUBJECTS: Final = (
+    connection,
+    produce,
+    consume,
+    messages,
+    schedules,
+    keys,
+    jobs,
+    groups,
+    topics,
+    cluster,
+    access,
+    audit,
+)
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES
 }
@@ -62,8 +76,7 @@ class ClientSession:
         if kind != _PRODUCE:
             self._flush_produces()
         if not self.greeted:
-            self._greet(frame)
-            return None
+            return self._greet(frame)
         handler = self._startup_gate.handlers.get(kind)
         if handler is None:
             handler = self._startup_gate.look_again(kind)
@@ -83,11 +96,18 @@ class ClientSession:
     ) -> int:
         return self._gather(frames, first, most, requests, mark)
 
-    def _greet(self, frame: Frame) -> None:
-        if frame[0] != Type.HELLO:
-            raise ProtocolError(f"a connection begins with HELLO, not with a frame of type {frame[0]}")
-        HANDLERS[Type.HELLO](self._context, frame)
-        self.greeted = True
+    async def _greet(self, frame: Frame) -> None:
+        entrance, kind = self._context.entrance, Type.PROVE if self._context.entrance.must_prove else Type.HELLO
+        if frame[0] != kind:
+            begins = "a connection begins" if kind == Type.HELLO else "a gateway goes on after HELLO"
+            raise ProtocolError(f"{begins} with {kind.name}, not with a frame of type {frame[0]}")
+        try:
+            rest = HANDLERS[kind](self._context, frame)
+            if rest is not None:
+                await rest
+        except (Unauthenticated, Unavailable) as error:
+            await entrance.refused(error)
+        self.greeted = entrance.is_in
 
     def handled(self) -> None:
         self._flush_produces()

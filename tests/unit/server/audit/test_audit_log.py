@@ -219,11 +219,15 @@ async def test_secrets_and_messages_are_never_noted() -> None:
     requests.begin(push, CALLER)
     requests.begin([Type.MOVE, 10, "orders", 0, [[b"key-secret", 1, False]], b"value-secret"], CALLER)
     requests.begin([Type.SCHEDULE_PUT, 11, "orders", 0, [["n", None, {"every": "1h"}, b"value-secret", None]]], CALLER)
-    for number in (9, 10, 11):
+    changes = {"secret_hash": b"secret_hash_of_a_token", "add": ["produce:a.*"], "quota": {"topics": 3}}
+    requests.begin([Type.IDENTITY_PUT, 12, "token:app", False, changes], CALLER)
+    for number in (9, 10, 11, 12):
         requests.answered(number)
     await audit.close()
-    assert len(files.lines) == 3
+    assert len(files.lines) == 4
     assert b"secret" not in files.data
+    about = {"principal": "token:app", "is_new": False, "add": ["produce:a.*"], "quota": {"topics": 3}}
+    assert files.lines[3]["about"] == about
 
 
 def test_to_look_at_the_clock_is_no_act() -> None:
