@@ -27,6 +27,7 @@ from sandq.model.errors import (
     InvalidRequest,
     NotFound,
     SandqError,
+    Unauthenticated,
     Unavailable,
     UnknownTopic,
 )
@@ -58,6 +59,8 @@ class Cluster:
         self._wanted: dict[str, str | None] = {}  # topics to be asked for, in order, and whom to ask first
         self._serial = 0
         self._unanswered: SandqError | None = None
+        self.refused: Unauthenticated | None = None
+        """Why the node that was tried last does not let this client in."""
         self._changed = Signal()
         self._refresh_now = Signal()
         self._closed = False
@@ -271,9 +274,14 @@ class Cluster:
 
     async def _open(self, address: Address, timeout_s: float) -> Connection:
         host, port = address
-        connection = await Connection.open(
-            host, port, client_name=self._client_name, timeout_s=timeout_s, options=self.options
-        )
+        try:
+            connection = await Connection.open(
+                host, port, client_name=self._client_name, timeout_s=timeout_s, options=self.options
+            )
+        except Unauthenticated as error:
+            self.refused = error
+            raise
+        self.refused = None
         uuid = connection.hello.cluster_uuid
         if self.cluster_uuid and uuid != self.cluster_uuid:
             connection.close()

@@ -10,8 +10,10 @@ from fastapi import Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from sandq.client.admin import partition_rows
+from sandq.model.access import Right
 from sandq.protocol.requests_audit import LINES_MOST
 from sandq.server.http import answers, bodies
+from sandq.server.http.caller import access_of
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.problems import problem
 from sandq.server.http.strict import router_of
@@ -127,8 +129,12 @@ async def audit(
 async def partitions(
     request: Request, topic: Annotated[str | None, Query(description="Only those of this topic.")] = None
 ) -> Found:
-    admin = gateway_of(request).client.admin
-    return {"partitions": await while_connected(request, lambda: partition_rows(admin, topic))}
+    """Of topics on which whoever asks has some right."""
+    admin, access = gateway_of(request).client.admin, access_of(request)
+    if topic is not None and access is not None and not access.sees(topic):
+        raise access.refusal(Right.READ, topic)
+    rows = await while_connected(request, lambda: partition_rows(admin, topic))
+    return {"partitions": [row for row in rows if access is None or access.sees(str(row["topic"]))]}
 
 
 @router.post(
