@@ -150,6 +150,11 @@ COMMANDS = {
     "role": Later(
         "sandctl.commands.roles", "role", "Look at roles, which are named lists of grants; make and delete them."
     ),
+    "audit": Later(
+        "sandctl.commands.audit",
+        "audit",
+        "See who did what to the cluster, and who was refused it.",
+    ),
     "doctor": Later(
         "sandctl.commands.doctor",
         "doctor",

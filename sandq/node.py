@@ -72,6 +72,8 @@ from sandq.model.limits import Limits
 from sandq.push.pusher import Pusher, pushing, tls_of
 from sandq.schedules.zones import data_version
 from sandq.server import logs, open_files
+from sandq.server.audit.audit_log import AuditLog
+from sandq.server.audit.files import AuditFiles
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
 from sandq.server.gateway_proof import gateway_keys
@@ -95,6 +97,7 @@ LOCK_NAME = "lock"
 STORES_NAME = "stores.level"
 _REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where this node itself connects to what listens everywhere."""
+AUDIT_NAME = "audit"
 SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would let one busy thread hold up the others for as long."""
 
@@ -426,7 +429,11 @@ def _close_log(node_log: NodeLog, clean: bool) -> None:
 @contextlib.asynccontextmanager
 async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
     config, broker, this_node = parts.config, parts.broker, parts.this_node
-    async with _listening(config) as (listeners, web, between), trio.open_nursery() as serving:
+    async with (
+        _audit(parts) as audit,
+        _listening(config) as (listeners, web, between),
+        trio.open_nursery() as serving,
+    ):
         host, port = listeners[0].socket.getsockname()[:2]
         advertised = config.node.advertise_host or host
         addresses = {"client": str(Address(advertised, port))}
@@ -489,6 +496,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             Logins(parts.authenticator, parts.timers.at),
             Identities(broker.administration, lambda: broker.metadata),
             parts.gateway_keys,
+            audit=audit,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -496,7 +504,9 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
 
         clients = ClientStats()
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir)
-        metrics = Metrics(broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher)
+        metrics = Metrics(
+            broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher, audit
+        )
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory
         server = ClientServer(
@@ -538,6 +548,18 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
                 await cluster.hand_over(parts.clocks, parts.health)
             await discovery.leave()
         serving.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _audit(parts: _Parts) -> AsyncIterator[AuditLog]:
+    """The audit log; what was noted is written when the block ends."""
+    kept = parts.config.audit
+    files = AuditFiles(parts.data_dir / AUDIT_NAME, kept.file_bytes, kept.files) if kept.enabled else None
+    audit = AuditLog(parts.this_node.name, files, parts.broker.clock.now_ms)
+    try:
+        yield audit
+    finally:
+        await audit.close()
 
 
 def _discovery(parts: _Parts, addresses: dict[str, str]) -> Discovery:

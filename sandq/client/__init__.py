@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from sandq.client.admin.access import Identity, NewToken, Whoami
 from sandq.client.admin.admin import Forecast
+from sandq.client.admin.audit import AuditPage
 from sandq.client.client import Client, cluster_of, connect, connect_with
 from sandq.client.consumer.chosen_topics import Topics, pattern
 from sandq.client.consumer.end_rules import Dead, Retry
@@ -59,6 +60,7 @@ def offset_time_ms(offset: str) -> int:
 
 __all__ = [
     "Attempt",
+    "AuditPage",
     "BatchSettlement",
     "Change",
     "Client",

@@ -137,6 +137,8 @@ class Type(IntEnum):
     ROLE_PUT = 100
     ROLE_DELETE = 101
     ROLE_LIST = 102
+    AUDIT_LIST = 103
+    AUDIT_NOTE = 104
     ERROR = 255
 
 

@@ -32,6 +32,7 @@ from sandq.model.errors import (
 from sandq.model.limits import Limits
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
+from sandq.server.audit.requests import RequestAudit
 from sandq.server.caller_requests import BEGUN_WORK, GRANTED_BYTES, CallerRequests, asking
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.send_queue import SendQueue
@@ -120,6 +121,8 @@ class Connection:
         self._stats = stats if stats is not None else ClientStats()
         self.add_hint: Callable[[SandqError], None] = lambda error: None
         """Adds to an error what its receiver may want to know; set by the session."""
+        self.audit = RequestAudit(None)
+        """Told what becomes of requests; set by the session."""
         self.turn = Turn()
         """What is done for the requests of this connection as they come."""
         self._requests: dict[int, Mark] = {}
@@ -280,6 +283,8 @@ class Connection:
     def reply(self, request_id: int, frame: Answer) -> None:
         """Answer a request."""
         mark = self._requests.pop(request_id, None)
+        if self.audit.acts:
+            self.audit.answered(request_id)
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
             mark[4].count(-mark[3])
@@ -289,6 +294,9 @@ class Connection:
         """Answer several requests."""
         now_s, own, answered_bytes = time.perf_counter(), self._own, 0
         pop = self._requests.pop
+        if self.audit.acts:
+            for request_id in request_ids:
+                self.audit.answered(request_id)
         marks = [pop(request_id, None) for request_id in request_ids]
         mark = marks[0] if marks else None
         if mark is not None and marks.count(mark) == len(marks):  # they came together
@@ -317,6 +325,8 @@ class Connection:
             self._stats.errors[error.code] += 1
         self.turn.left -= REFUSAL_WORK
         self._tell(request_id, mark, error)
+        asks = self._own if mark is None else mark[5]
+        self.audit.failed(request_id, "connection" if mark is None else mark[1], asks.caller, error)
         self.add_hint(error)
         self.send(encode_error(request_id, error))
         let_go(error)
@@ -488,6 +498,7 @@ class Connection:
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
+            self.audit.end()
             self._incoming.give_back(self._reserved_bytes)
             self._reserved_bytes = 0
             for asks in (self._own, *self._callers.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -20,7 +21,9 @@ SOURCES: Final = 4096
 class FailedLogins:
     """Those of one node."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+        """`clock`: monotonic, in seconds."""
+        self._clock = clock
         self._sources: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """By source: how many may fail at once, and when that was looked at."""
         self.count = 0
@@ -28,7 +31,7 @@ class FailedLogins:
     def pause_s(self, source: str) -> float:
         """Note that one failed; how long its answer is to wait, in seconds."""
         self.count += 1
-        now_s = trio.current_time()
+        now_s = self._clock()
         left, since_s = self._sources.pop(source, (FAILED_LOGINS_BURST, now_s))
         left = min(FAILED_LOGINS_BURST, left + (now_s - since_s) * FAILED_LOGINS_PER_S) - 1
         self._sources[source] = (max(left, -PAUSE_S * FAILED_LOGINS_PER_S), now_s)

@@ -23,6 +23,7 @@ from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
 from sandq.model.membership import Member
 from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
+from sandq.server.audit.audit_log import AuditLog
 from sandq.server.failed_logins import FailedLogins
 from sandq.server.logins import Logins
 from sandq.server.request_rates import RequestRates
@@ -94,6 +95,8 @@ class ServerInfo:
     gateway_keys: Sequence[bytes] = ()
     """Any of these proves to this node that a client is a gateway."""
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
+    audit: AuditLog | None = None
+    """None: nothing is noted."""
     request_rates: RequestRates = field(default_factory=RequestRates)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
 

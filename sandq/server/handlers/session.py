@@ -9,10 +9,13 @@ from sandq.broker.broker import Broker
 from sandq.model.errors import InvalidRequest, ProtocolError, Unauthenticated, Unavailable
 from sandq.protocol.frames import RESERVED, Frame, LargeFrame, Type
 from sandq.protocol.request import unknown_request
+from sandq.server.audit.acts import ACTS, is_act
+from sandq.server.audit.requests import RequestAudit
 from sandq.server.client_stats import Mark
 from sandq.server.connection import Connection
 from sandq.server.handlers import (
     access,
+    audit,
     cluster,
     connection,
     consume,
@@ -30,7 +33,20 @@ from sandq.server.info import ServerInfo
 from sandq.server.request_rates import RATED
 from sandq.server.startup_gate import StartupGate
 
-_SUBJECTS: Final = (connection, produce, consume, messages, schedules, keys, jobs, groups, topics, cluster, access)
+_SUBJECTS: Final = (
+    connection,
+    produce,
+    consume,
+    messages,
+    schedules,
+    keys,
+    jobs,
+    groups,
+    topics,
+    cluster,
+    access,
+    audit,
+)
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES
 }
@@ -48,6 +64,7 @@ class ClientSession:
     def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
         self.greeted = False
         connection.add_hint = info.add_hint
+        connection.audit = RequestAudit(info.audit)
         self._context = Context(broker, connection, info)
         self._flush_produces = self._context.produces.flush
         self._gather = self._context.produces.gather
@@ -71,6 +88,9 @@ class ClientSession:
             if kind in RESERVED:
                 raise InvalidRequest(f"requests of type {kind} are not implemented by this version")
             raise InvalidRequest(unknown_request(kind))
+        if kind in ACTS and is_act(frame):
+            connection = self._context.connection
+            connection.audit.begin(frame, connection.caller)
         if kind in _RATED:
             self._context.check_rate(frame[2] if len(frame) > 2 else None)
         return handler(self._context, frame)

@@ -31,12 +31,20 @@ of them."""
 
 @asynccontextmanager
 async def gateway(
-    server: str, limits: Limits, deadlines: Deadlines = PATIENT, secret: bytes | None = None
+    server: str,
+    limits: Limits,
+    deadlines: Deadlines = PATIENT,
+    secret: bytes | None = None,
+    *,
+    timeout_s: float = PATIENCE_S,
+    starts_alone: bool = False,
 ) -> AsyncIterator[Address]:
     """Where it serves, inside the block; `server`: the client port of a node; `secret`: shared with it."""
     listeners = bind("127.0.0.1", 0)
     address = Address(*listeners[0].getsockname()[:2])
-    settings = HttpSettings(frozenset(), frozenset(), (server,), "0.0.0", PATIENCE_S, gateway_secret=secret)
+    settings = HttpSettings(
+        frozenset(), frozenset(), (server,), "0.0.0", timeout_s, starts_alone, gateway_secret=secret
+    )
     ready, ended = trio.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
     stops: list[tuple[BlockingPortal, anyio.Event]] = []
