@@ -20,6 +20,10 @@ import structlog
 import trio
 
 import sandq
+from sandq.broker.access.authenticator import Authenticator
+from sandq.broker.access.first_token import give_first_token
+from sandq.broker.access.identities import Identities
+from sandq.broker.access.jwt_tokens import JwtVerifier
 from sandq.broker.bootstrap.bootstrap import Bootstrap, way_of
 from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.broker import Broker
@@ -50,7 +54,7 @@ from sandq.broker.peers.secret import Secrets, follow_secrets
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.applier import Published
 from sandq.broker.replication.inbox import Inbox
-from sandq.broker.replication.node_log import Hooks, NodeLog
+from sandq.broker.replication.node_log import METADATA_GROUP, Hooks, NodeLog
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.signals import Signal
@@ -70,6 +74,8 @@ from sandq.node_tls import NodeTls
 from sandq.push.pusher import Pusher, pushing, tls_of
 from sandq.schedules.zones import data_version
 from sandq.server import logs, open_files
+from sandq.server.audit.audit_log import AuditLog
+from sandq.server.audit.files import AuditFiles
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
 from sandq.server.gateway_proof import SETTING as GATEWAY_SETTING
@@ -78,6 +84,7 @@ from sandq.server.handlers.session import ClientSession
 from sandq.server.http.supervisor import Supervisor, launch_on, serve_http_apart
 from sandq.server.http.worker_pipe import Begin
 from sandq.server.info import NodeState, ServerInfo
+from sandq.server.logins import Logins
 from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.sender import Sender
 from sandq.server.tcp import ClientServer, listen
@@ -93,6 +100,7 @@ LOCK_NAME = "lock"
 STORES_NAME = "stores.level"
 _REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where this node itself connects to what listens everywhere."""
+AUDIT_NAME = "audit"
 SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms would let one busy thread hold up the others for as long."""
 
@@ -109,6 +117,7 @@ class Serving:
     broker: Broker
     metrics: Metrics
     digests: ReplicaDigests
+    identities: Identities
     restart: trio.Event
     """Set when the node takes nothing more for want of room, and would again if it were started anew."""
 
@@ -175,6 +184,8 @@ class _Parts:
     sender: Sender
     push_tls: ssl.SSLContext | None
     tls: NodeTls | None
+    timers: Timers
+    authenticator: Authenticator
 
 
 @contextlib.asynccontextmanager
@@ -365,6 +376,8 @@ async def _running(
                     sender,
                     push_tls,
                     tls,
+                    timers,
+                    _authenticator(config, node_log, catalog, clock),
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
@@ -385,6 +398,24 @@ async def _running(
     finally:
         if ended:
             stores.close()
+
+
+def _authenticator(config: NodeConfig, node_log: NodeLog, catalog: Catalog, clock: GuardedClock) -> Authenticator:
+    """Raises StartupError."""
+
+    def is_alone() -> bool:
+        metadata = node_log.metadata
+        return metadata.group.is_only_voter and metadata.ready
+
+    return Authenticator(
+        config.security.authentication,
+        lambda: node_log.metadata.status if METADATA_GROUP in node_log.hosts else None,
+        catalog.catch_up,
+        is_alone,
+        clock.now_ms,
+        JwtVerifier(config.jwt, clock.now_ms) if config.jwt.issuer is not None else None,
+        takes_certificates=config.security.certificate_identities,
+    )
 
 
 def _leave_behind(abandon: Callable[[], None] | None) -> None:
@@ -408,7 +439,11 @@ def _close_log(node_log: NodeLog, clean: bool) -> None:
 @contextlib.asynccontextmanager
 async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
     config, broker, this_node = parts.config, parts.broker, parts.this_node
-    async with _listening(config) as (listeners, web, between), trio.open_nursery() as serving:
+    async with (
+        _audit(parts) as audit,
+        _listening(config) as (listeners, web, between),
+        trio.open_nursery() as serving,
+    ):
         host, port = listeners[0].socket.getsockname()[:2]
         advertised = config.node.advertise_host or host
         addresses = {"client": str(Address(advertised, port))}
@@ -446,6 +481,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             parts.push_tls,
             grace_s=config.shutdown_grace_ms / 1000,
             nodes_tls=inside,
+            gateway_secret=lambda: parts.gateway_keys.first,
         )
         info = ServerInfo(
             sandq.__version__,
@@ -455,7 +491,11 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             this_node.own.store_uuid,
             advertised,
             port,
-            {**dataclasses.asdict(broker.limits), "credit_least": -broker.limits.credit_max},
+            {
+                **dataclasses.asdict(broker.limits),
+                "credit_least": -broker.limits.credit_max,
+                "authentication": parts.authenticator.mode,
+            },
             broker,
             broker.up,
             discovery.membership.members,
@@ -469,8 +509,11 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             TopicRecords(broker.routes),
             pusher.rows,
             parts.node_log.memory,
+            Logins(parts.authenticator, parts.timers.at),
+            Identities(broker.administration, lambda: broker.metadata),
             lambda: parts.gateway_keys.current,
             config.exposed,
+            audit=audit,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -478,7 +521,9 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
 
         clients = ClientStats()
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
-        metrics = Metrics(broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher)
+        metrics = Metrics(
+            broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher, audit
+        )
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory
         server = ClientServer(
@@ -512,9 +557,21 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             if waits:
                 await _take_part(member, broker, serving)
             serving.start_soon(parts.sweeper.sweep)
+            metadata = broker.metadata_host
+            serving.start_soon(info.logins.run, metadata)
+            mode, files = parts.authenticator.mode, parts.files
+            serving.start_soon(give_first_token, mode, metadata, info.identities, parts.runner, files, parts.data_dir)
             async with pushing(pusher):
                 yield Serving(
-                    host, port, web_address, parts.data_dir, broker, metrics, parts.digests, parts.health.restart
+                    host,
+                    port,
+                    web_address,
+                    parts.data_dir,
+                    broker,
+                    metrics,
+                    parts.digests,
+                    info.identities,
+                    parts.health.restart,
                 )
                 await cluster.hand_over(parts.clocks, parts.health)
             await discovery.leave()
@@ -532,6 +589,18 @@ def _follow_secrets(parts: _Parts, discovery: Discovery, serving: trio.Nursery) 
         serving.start_soon(follow_secrets, parts.secrets, on_change)
     if parts.gateway_secrets is not None:
         serving.start_soon(follow_secrets, parts.gateway_secrets, lambda: None)
+
+
+@contextlib.asynccontextmanager
+async def _audit(parts: _Parts) -> AsyncIterator[AuditLog]:
+    """The audit log; what was noted is written when the block ends."""
+    kept = parts.config.audit
+    files = AuditFiles(parts.data_dir / AUDIT_NAME, kept.file_bytes, kept.files) if kept.enabled else None
+    audit = AuditLog(parts.this_node.name, files, parts.broker.clock.now_ms)
+    try:
+        yield audit
+    finally:
+        await audit.close()
 
 
 def _discovery(parts: _Parts, addresses: dict[str, str]) -> Discovery:

@@ -221,6 +221,7 @@ def _row(record: TopicRecord) -> dict[str, Any]:
         "partition_count": len(record.partitions),
         "initial_partitions": record.initial_partitions,
         "replicas": record.replicas,
+        **({"owner": record.owner} if record.owner is not None else {}),
         "lease": format_duration(lease_ms) if isinstance(lease_ms, int) else None,
         "max_attempts": settings.get("max_attempts"),
         "without_leader": sum(1 for row in record.partitions if row.leader is None),

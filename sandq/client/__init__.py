@@ -12,7 +12,9 @@ offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wi
 
 from __future__ import annotations
 
+from sandq.client.admin.access import Identity, NewToken, Whoami
 from sandq.client.admin.admin import Forecast
+from sandq.client.admin.audit import AuditPage
 from sandq.client.client import Client, cluster_of, connect, connect_with
 from sandq.client.consumer.chosen_topics import Topics, pattern
 from sandq.client.consumer.end_rules import Dead, Retry
@@ -58,6 +60,7 @@ def offset_time_ms(offset: str) -> int:
 
 __all__ = [
     "Attempt",
+    "AuditPage",
     "BatchSettlement",
     "Change",
     "Client",
@@ -73,6 +76,7 @@ __all__ = [
     "Forecast",
     "Handler",
     "Held",
+    "Identity",
     "JobResult",
     "Keys",
     "LeasedMessage",
@@ -81,6 +85,7 @@ __all__ = [
     "Message",
     "MessageBatch",
     "Messages",
+    "NewToken",
     "Occurrence",
     "Offset",
     "Outgoing",
@@ -99,6 +104,7 @@ __all__ = [
     "TopicRecord",
     "Topics",
     "Watch",
+    "Whoami",
     "cluster_of",
     "connect",
     "connect_with",

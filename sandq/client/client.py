@@ -24,7 +24,7 @@ from sandq.client.kv.keys import Keys
 from sandq.client.messages.dead_letters import DeadLetters
 from sandq.client.messages.fetch import Fetched, Stretch, measure, read_page
 from sandq.client.messages.messages import Messages, check_limit
-from sandq.client.options import DEFAULTS, Options, parse_server
+from sandq.client.options import DEFAULTS, Options, Token, parse_server
 from sandq.client.positions import Point, Start
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
@@ -33,6 +33,7 @@ from sandq.client.schedules.schedules import Schedules
 from sandq.client.timeouts import seconds_of, timed_read
 from sandq.client.tls import tls_of
 from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.credentials import token_or_environment
 from sandq.client.transport.request_batcher import RequestBatcher
 from sandq.client.transport.requests import used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, TimedOut
@@ -379,6 +380,8 @@ async def connect(
     ca: str | os.PathLike[str] | None = None,
     cert: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
+    token: Token | None = None,
+    insecure: bool = False,
 ) -> AsyncIterator[Client]:
     """`async with sandq.connect() as client:`, under trio or asyncio.
 
@@ -390,6 +393,9 @@ async def connect(
     `tls=True` speaks TLS, and so does who names a file (PEM): `ca`, whom to trust (none: whom the machine does), `cert`
     and `key`, who the client is. They are read again when they change. `tls` may be an `ssl.SSLContext` of your own.
     What is not said, the environment says: SANDQ_TLS=1, SANDQ_CA, SANDQ_CERT, SANDQ_KEY; `tls=False` speaks none.
+    `token`: says who this is, text or a function (plain or async) that gives it for each connection; None: what the
+    environment says (`SANDQ_TOKEN`, or a file, `SANDQ_TOKEN_FILE`). It is not sent in the clear to another machine
+    unless `insecure`. Unauthenticated: no node lets this client in.
     """
     timeout_s = seconds_of("timeout", timeout)
     options = Options(
@@ -397,6 +403,8 @@ async def connect(
         timeout_s=timeout_s,
         delivery_timeout_s=seconds_of("delivery_timeout", delivery_timeout),
         tls=tls_of(tls, ca, cert, key, os.environ),
+        token=token_or_environment(token),
+        insecure=insecure,
     )
     async with connect_with(options, servers, name) as client:
         yield client

@@ -285,6 +285,7 @@ def topic_json(record: TopicRecord) -> dict[str, Any]:
         "leaders": [row.leader for row in record.partitions],
         "settings": settings_json(record.settings, record.kind),
         **({"group_limits": limits} if (limits := group_limits_json(record.settings)) else {}),
+        **({"owner": record.owner} if record.owner is not None else {}),
         "warnings": record.warnings,
     }
 

@@ -35,6 +35,8 @@ class _Command:
     feature_level: ClassVar[int] = FIRST_LEVEL
     """The cluster's level from which on it may be proposed."""
     takes_space: ClassVar[bool] = False
+    optional: ClassVar[int] = 0
+    """So many of its last fields are left out where they are None: older versions do not know them."""
 
     @property
     def needs_space(self) -> bool:
@@ -65,17 +67,22 @@ class RegisterNode(_Command):
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic(_Command):
-    """`placement`: for each partition the ids of the nodes that hold it. `settings`: a settings record."""
+    """`placement`: for each partition the ids of the nodes that hold it. `settings`: a settings record. `owner`: the
+    principal whose quota it counts for; refused when that has no room for it."""
 
     type: ClassVar[int] = 2
+    optional: ClassVar[int] = 1
     name: str
     kind: str
     replicas: int
     placement: Sequence[Sequence[str]]
     settings: dict[str, Any]
+    owner: str | None = None
 
     @property
     def needed_level(self) -> int:
+        if self.owner is not None:
+            return IDENTITIES_LEVEL
         if AUTO_CREATED in self.settings:
             return AUTO_CREATE_LEVEL
         level = level_of(self.settings)
@@ -260,13 +267,23 @@ Command = (
 _CLASSES: dict[int, type[Any]] = {c.type: c for c in Command.__args__}
 
 
+def _fields(command: Command) -> list[Any]:
+    """What is written of a command."""
+    found = [getattr(command, each.name) for each in fields(command)]
+    for _ in range(command.optional):
+        if found[-1] is not None:
+            break
+        found.pop()
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     now_ms: int
     commands: Sequence[Command]
 
     def encode(self) -> bytes:
-        commands = [(c.type, *(getattr(c, each.name) for each in fields(c))) for c in self.commands]
+        commands = [(c.type, *_fields(c)) for c in self.commands]
         body: bytes = msgpack.packb((ENTRY_VERSION, self.now_ms, commands))
         return body
 

@@ -80,6 +80,8 @@ class Topic:
     partitions: tuple[Partition, ...]
     first_settings: dict[str, Any]
     """Those it was created with: each replica begins with them, whenever that is, and learns of others by its log."""
+    owner: str | None = None
+    """The principal that created it, for whose quota it counts."""
 
     def row(self) -> bytes:
         """Without its partitions, which have rows of their own."""
@@ -92,15 +94,17 @@ class Topic:
                 self.settings,
                 self.created_ms,
                 self.first_settings,
+                *(() if self.owner is None else (self.owner,)),
             )
         )
         return row
 
     @classmethod
     def load(cls, name: str, row: bytes, partitions: Mapping[int, Partition]) -> Topic:
-        number, kind, initial, replicas, settings, created_ms, first_settings = msgpack.unpackb(row)
+        number, kind, initial, replicas, settings, created_ms, first_settings, *rest = msgpack.unpackb(row)
         placed = tuple([partition for _, partition in sorted(partitions.items())])
-        return cls(name, number, kind, initial, replicas, settings, created_ms, placed, first_settings)
+        owner = rest[0] if rest else None
+        return cls(name, number, kind, initial, replicas, settings, created_ms, placed, first_settings, owner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ Rows (relative to the metadata store), values msgpack. PERSISTED::
     "r" name        [grant, ...] of a role
     "s"             [version=1, applied_index, next_topic, next_group, next_incarnation, cluster uuid | nil,
                      [node id, ...] that all is spread evenly over, feature level]
-    "t" name        [number, kind, initial_partitions, replicas, settings, created_ms, settings it was created with]
+    "t" name        [number, kind, initial_partitions, replicas, settings, created_ms, settings it was created with,
+                     its owner (left out: nobody)]
     "x" node id     [incarnation, [store uuid, ...]] of a node that was removed
 
 Before v0.2.0 rows had no feature levels at their ends: level 1 is meant.
@@ -27,10 +28,19 @@ import msgpack
 from sandq.metadata import commands as c
 from sandq.metadata.records import DRAINING, IN, REMOVING, IdentityRecord, NodeRecord, Partition, RemovedNode, Topic
 from sandq.model.access import parse_grant
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, StartupError, TopicExists, UnknownTopic
+from sandq.model.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    StartupError,
+    TopicExists,
+    UnknownTopic,
+)
 from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import FIXED
 from sandq.model.members import member_id, own_member
+from sandq.model.quotas import Quota
 
 STATE_KEY = b"s"
 _VERSION = 1
@@ -125,7 +135,7 @@ class MetadataState:
         for command in entry.commands:
             try:
                 results.append(self._apply(command, entry.now_ms, put))
-            except (NotFound, Conflict, InvalidRequest) as refusal:
+            except (NotFound, Conflict, InvalidRequest, QuotaExceeded) as refusal:
                 results.append(refusal)
         self.applied_index = index
         return results
@@ -266,6 +276,7 @@ class MetadataState:
         if command.name in self.topics:
             raise TopicExists(f"there is a topic {command.name!r} already", topic=command.name)
         self._check_registered(command.name, command.placement)
+        self._check_quota(command.owner, 1, len(command.placement))
         topic = Topic(
             command.name,
             self._next_topic,
@@ -276,6 +287,7 @@ class MetadataState:
             now_ms,
             self._found(command.placement),
             command.settings,
+            command.owner,
         )
         self._next_topic += 1
         return self._put_topic(topic, topic.partitions, put)
@@ -284,6 +296,18 @@ class MetadataState:
         unknown = sorted({node for nodes in placement for node in nodes} - self.nodes.keys())
         if unknown:
             raise InvalidRequest(f"topic {name!r} is placed on {unknown[0]!r}, which is not registered")
+
+    def _check_quota(self, owner: str | None, topics: int, partitions: int) -> None:
+        """Raise QuotaExceeded unless an owner may have so many more."""
+        record = self.identities.get(owner) if owner is not None else None
+        if owner is None or record is None or not record.quota:
+            return
+        quota = Quota.of(record.quota)
+        owned = [topic for topic in self.topics.values() if topic.owner == owner]
+        there = sum([len(topic.partitions) for topic in owned])
+        if topics:
+            quota.check("topics", owner, len(owned) + topics)
+        quota.check("partitions", owner, there + partitions)
 
     def _found(self, placement: Sequence[Sequence[str]]) -> tuple[Partition, ...]:
         partitions = []
@@ -303,6 +327,8 @@ class MetadataState:
         if command.added and command.partitions != len(topic.partitions):
             raise Conflict(f"topic {command.name!r} has {len(topic.partitions)} partitions by now", topic=command.name)
         self._check_registered(command.name, command.added)
+        if command.added:
+            self._check_quota(topic.owner, 0, len(command.added))
         added = self._found(command.added)
         partitions = (*topic.partitions, *added)
         changed = replace(topic, settings=command.settings, replicas=command.replicas, partitions=partitions)

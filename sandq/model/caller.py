@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from sandq.model.access import Access
 
 ANONYMOUS: Final = "anonymous"
 
@@ -15,12 +17,13 @@ class Caller:
 
     `principal`: a name for rights, quotas and audit, "anonymous" as long as nobody has to say who they are. `address`:
     where the connection comes from, "host:port", or of who asks a gateway, which says the host alone. `gateway`: where
-    its connection comes from, if one asks.
+    its connection comes from, if one asks. `access`: what it may do; None: everything.
     """
 
     principal: str
     address: str
     gateway: str = ""
+    access: Access | None = field(default=None, compare=False, repr=False)
 
     @property
     def line(self) -> str:

@@ -14,7 +14,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, Final, get_origin
 
 from pydantic import ValidationError
 
@@ -25,7 +25,7 @@ from sandq.model.errors import ConfigError
 __all__ = ["Address", "NodeConfig", "environment_names", "load_config"]
 
 ENV_PREFIX = "SANDQ_"
-OF_CLIENTS = frozenset(("SANDQ_CA", "SANDQ_CERT", "SANDQ_KEY", "SANDQ_TLS"))
+OF_CLIENTS: Final = frozenset({f"{ENV_PREFIX}{name}" for name in ("TOKEN", "TOKEN_FILE", "TLS", "CA", "CERT", "KEY")})
 """What `sandq.connect` reads of the environment, which a node may share with a client."""
 
 _Keys = tuple[str | int, ...]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, QuotaExceeded
 from sandq.model.times import duration_ms
 
 _MOST: Final = (1 << 53) - 1
@@ -60,6 +60,20 @@ class Quota:
         if mistakes:
             raise InvalidRequest("; ".join(mistakes))
         return self.of(record)
+
+    def check(self, name: str, principal: str, count: int) -> None:
+        """Raise QuotaExceeded unless a principal may have so many of what does not go away by itself."""
+        most = getattr(self, name)
+        if most is not None and count > most:
+            refusal = QuotaExceeded(
+                f"{principal} would have {count:,} {name.replace('_', ' ')}, and its quota is {most:,} ({name}): have "
+                "less, or have the quota raised by somebody with the right 'security'",
+                quota=name,
+                maximum=most,
+                principal=principal,
+            )
+            refusal.retriable = False  # it does not help to wait
+            raise refusal
 
 
 NAMES: Final = tuple(field.name for field in fields(Quota))

@@ -121,13 +121,16 @@ class TopicRecord(NamedTuple):
     initial_partitions: int
     replicas: int
     settings: Mapping[str, Any]
+    owner: str | None = None
+    """The principal that created it, and for whose quota it counts; None: nobody who had to say who it is."""
 
     @classmethod
     def from_map(cls, record: object) -> TopicRecord:
         """ProtocolError unless it is a topic record."""
         try:
             assert isinstance(record, dict)
-            found = cls._make([record[name] for name in cls._fields])
+            found = cls._make([*[record[name] for name in cls._fields[:-1]], record.get("owner")])
+            assert found.owner is None or type(found.owner) is str
             partitions = [Partition.of(row) for row in found.partitions]
         except (AssertionError, KeyError, TypeError, ValueError):
             raise ProtocolError(f"not a topic record: {str(record)[:200]}") from None
@@ -143,7 +146,8 @@ class TopicRecord(NamedTuple):
 
     def to_map(self) -> dict[str, Any]:
         """What goes on the wire."""
-        return self._asdict() | {"partitions": [[*row[:3], list(row.nodes), row.moving] for row in self.partitions]}
+        said = {name: value for name, value in self._asdict().items() if name != "owner" or value is not None}
+        return said | {"partitions": [[*row[:3], list(row.nodes), row.moving] for row in self.partitions]}
 
 
 _METADATA = _shape("METADATA reply", Field("nodes", list), Field("topics", list))

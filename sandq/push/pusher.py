@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import resource
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -60,10 +60,12 @@ class Pusher:
         resolve: Resolve | None = None,
         grace_s: float = GRACE_S,
         nodes_tls: ClientTls | None = None,
+        gateway_secret: Callable[[], bytes] | None = None,
     ) -> None:
-        """`server`: the client port of this node. `tls`: None trusts whom the machine does. `grace_s`: how long the
-        node may take to stop; requests have no longer to end. `nodes_tls`: how it speaks to client ports."""
-        self._options = Options(starts_alone=True, tls=nodes_tls)
+        """`server`: the client port of this node. `gateway_secret`: proves to it that this is a part of it, and
+        `nodes_tls` is how it speaks to it. `tls`: None trusts whom the machine does. `grace_s`: how long the node may
+        take to stop; requests have no longer to end."""
+        self._options = Options(starts_alone=True, tls=nodes_tls, gateway_secret=gateway_secret)
         self._broker = broker
         self._node = node
         self._server = server

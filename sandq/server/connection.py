@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import structlog
 import trio
 
+from sandq.broker.access.authenticator import Login
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.turns import SHARED_WORK, Turn
@@ -31,6 +32,7 @@ from sandq.model.errors import (
 from sandq.model.limits import Limits
 from sandq.model.sources import source_of_caller
 from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, Type, encode_error
+from sandq.server.audit.requests import RequestAudit
 from sandq.server.caller_requests import BEGUN_WORK, GRANTED_BYTES, CallerRequests, asking
 from sandq.server.client_stats import OURS, ClientStats, Mark
 from sandq.server.send_queue import SendQueue
@@ -52,7 +54,7 @@ SEND_STALL_S = 30.0
 CROWDED_STALL_S = 2.0
 """... and for so long, while others get no answers because there is too much that is not taken."""
 HELLO_S = 10.0
-HELLO_BYTES = 4096
+HELLO_BYTES = 8192
 """The first frame, in bytes."""
 FRAME_S = 10.0
 FRAME_BYTES_PER_S = 512 << 10
@@ -124,6 +126,8 @@ class Connection:
         self._stats = stats if stats is not None else ClientStats()
         self.add_hint: Callable[[SandqError], None] = lambda error: None
         """Adds to an error what its receiver may want to know; set by the session."""
+        self.audit = RequestAudit(None)
+        """Told what becomes of requests; set by the session."""
         self.turn = Turn()
         """What is done for the requests of this connection as they come."""
         self._requests: dict[int, Mark] = {}
@@ -133,6 +137,8 @@ class Connection:
         memory = memory if memory is not None else MemoryBudget(limits.memory_bytes)
         self._memory = memory
         # What is answered is answered in other tasks, too.
+        self.login: Login | None = None
+        """What lets it in, if it has shown something that says who it is."""
         self._own = CallerRequests(caller, memory, limits, log.bind(**structlog.contextvars.get_contextvars()))
         self._callers: WeakValueDictionary[Caller, CallerRequests] = WeakValueDictionary()
         """Those on whose behalf a gateway has requests under way, and the last one."""
@@ -280,6 +286,8 @@ class Connection:
     def reply(self, request_id: int, frame: Answer) -> None:
         """Answer a request."""
         mark = self._requests.pop(request_id, None)
+        if self.audit.acts:
+            self.audit.answered(request_id)
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
             mark[4].count(-mark[3])
@@ -289,6 +297,9 @@ class Connection:
         """Answer several requests."""
         now_s, own, answered_bytes = time.perf_counter(), self._own, 0
         pop = self._requests.pop
+        if self.audit.acts:
+            for request_id in request_ids:
+                self.audit.answered(request_id)
         marks = [pop(request_id, None) for request_id in request_ids]
         mark = marks[0] if marks else None
         if mark is not None and marks.count(mark) == len(marks):  # they came together
@@ -317,6 +328,8 @@ class Connection:
             self._stats.errors[error.code] += 1
         self.turn.left -= REFUSAL_WORK
         self._tell(request_id, mark, error)
+        asks = self._own if mark is None else mark[5]
+        self.audit.failed(request_id, "connection" if mark is None else mark[1], asks.caller, error)
         self.add_hint(error)
         self.send(encode_error(request_id, error))
         let_go(error)
@@ -354,6 +367,12 @@ class Connection:
     def caller(self) -> Caller:
         """Who asks for what this task works on."""
         return self._asking.caller
+
+    def log_in(self, caller: Caller, login: Login | None) -> None:
+        """It is known by now who asks by this connection itself. For who reads it."""
+        self.login, own = login, self._own
+        own.caller, own.log = caller, own.log.bind(principal=caller.principal)
+        structlog.contextvars.bind_contextvars(principal=caller.principal)
 
     def ask_for(self, caller: Caller | None) -> None:
         """What follows is asked on behalf of a caller; None: for this connection itself. For who reads it."""
@@ -482,6 +501,7 @@ class Connection:
                 nursery.cancel_scope.cancel()
         finally:
             self.open = False
+            self.audit.end()
             self._incoming.give_back(self._reserved_bytes)
             self._reserved_bytes = 0
             for asks in (self._own, *self._callers.values()):
@@ -586,6 +606,9 @@ class Connection:
                 with self._not_counted():
                     await self._own.until_answered()
             if reader.buffered_bytes:
+                if reader.wanted_bytes > HELLO_BYTES and not self._session.greeted:
+                    self.send_error(0, ProtocolError(f"a frame of more than {HELLO_BYTES} bytes before it is let in"))
+                    return
                 await self._expect(reader)
 
     async def _handle(self, frames: list[Frame | LargeFrame], came_at: float, came_bytes: int) -> None:

@@ -43,7 +43,7 @@ class TopicRecords:
 
     async def _encode(self, record: Topic, turn: Turn) -> bytes:
         packer, leader = msgpack.Packer(autoreset=False), self._routes.leader
-        packer.pack_map_header(7)
+        packer.pack_map_header(7 if record.owner is None else 8)
 
         def member(name: str, value: Any) -> None:
             packer.pack(name)
@@ -61,6 +61,8 @@ class TopicRecords:
         member("replicas", record.replicas)
         # What was made of itself is no setting: who copies a topic by what is told of it could not say so.
         member("settings", {name: value for name, value in record.settings.items() if name != AUTO_CREATED})
+        if record.owner is not None:
+            member("owner", record.owner)
         encoded: bytes = packer.bytes()
         return encoded
 

@@ -130,6 +130,7 @@ class EmbeddedNode:
             "LISTEN__CLIENT": "127.0.0.1:0",
             "LISTEN__HTTP": "127.0.0.1:0" if self._options.http else "none",
             "HTTP__WORKERS": "0",
+            "AUDIT__ENABLED": "false",
             # It is alone, and stays it.
             "CLUSTER__MEMBERSHIP": "static",
             "STORAGE__SEGMENT_BYTES": str(SEGMENT_BYTES),

@@ -384,6 +384,18 @@ ABUSES: dict[str, Abuse] = {
     "previews": floods(Type.SCHEDULE_PREVIEW, "s", {"cron": "0 0 29 2 MON#5"}, None, 1000, count=5),
     "measures": floods(Type.MEASURE, "t", 0, offsets.FIRST, None, None, True),
     "holds": asks(lambda n: [(Type.HOLD, "t", 0, f"h{n}", offsets.FIRST, 1000)]),
+    "identities that come and go": asks(
+        lambda n: [
+            (Type.ROLE_PUT, f"r{n}", ["read:t*"] * 100),
+            (Type.IDENTITY_PUT, f"token:i{n}", True, {"grants": [f"r{n}"], "secret_hash": 2 * _id(n)}),
+            (Type.IDENTITY_LIST, None, 100),
+            (Type.ROLE_LIST, None, 100),
+            (Type.IDENTIFY, "sandq_nothing", None),
+            (Type.IDENTITY_DELETE, f"token:i{n - 3}"),
+            (Type.ROLE_DELETE, f"r{n - 3}"),
+        ],
+        rounds=4,
+    ),
     "groups that come and go": asks(
         lambda n: [
             (Type.LEASE, "t", f"g{n}", "c", 1, 0, None, "latest", False),
@@ -508,6 +520,13 @@ ABUSED: dict[Type, str] = {
     Type.TRANSFER: "what is for those who run it",
     Type.REBUILD: "what is for those who run it",
     Type.CLOCK_RESET: "what is for those who run it",
+    **dict.fromkeys(
+        (
+            *(Type.IDENTIFY, Type.IDENTITY_PUT, Type.IDENTITY_DELETE, Type.IDENTITY_LIST),
+            *(Type.ROLE_PUT, Type.ROLE_DELETE, Type.ROLE_LIST),
+        ),
+        "identities that come and go",
+    ),
     Type.KV_GET: "get, never read",
     Type.KV_SCAN: "scan, never read",
     Type.KV_WATCH: "watch, never read",

@@ -23,7 +23,7 @@ from sandq.metadata.planning import candidates, slots
 from sandq.metadata.records import DRAINING, IN, REMOVING, NodeRecord, Partition, Topic
 from sandq.metadata.state import holds
 from sandq.model.auto_create import NO_AUTO_CREATE, AutoCreate
-from sandq.model.caller import Caller
+from sandq.model.caller import ANONYMOUS, NODE, Caller
 from sandq.model.errors import (
     Conflict,
     InvalidRequest,
@@ -43,6 +43,7 @@ from sandq.model.features import (
     AUTO_CREATE_LEVEL,
     ENDS_LEVEL,
     GROUP_LIMIT_LEVEL,
+    IDENTITIES_LEVEL,
     KEY_LIMIT_LEVEL,
     OUTBOX_LEVEL,
     PUSH_LEVEL,
@@ -161,7 +162,7 @@ class Administration:
         async def create() -> Topic:
             if name in self._view.topics:
                 raise TopicExists(f"there is a topic {name!r} already", topic=name)
-            topic = await self._create(name, kind, partitions, replicas, record)
+            topic = await self._create(name, kind, partitions, replicas, record, caller)
             log.info("topic created", topic=name, partitions=partitions, replicas=replicas)
             return topic
 
@@ -182,14 +183,22 @@ class Administration:
         self._node_log.check_level(level_of(record))
         return record
 
-    async def _create(self, name: str, kind: str, partitions: int, replicas: int, record: dict[str, Any]) -> Topic:
+    async def _create(
+        self, name: str, kind: str, partitions: int, replicas: int, record: dict[str, Any], caller: Caller
+    ) -> Topic:
         self._find_dead_letter_topic(name, record)
         self._check_total("topics", len(self._view.topics) + 1)
         self._check_room(partitions)
         placement = await self._place(partitions, replicas)
-        topic: Topic = await self._change(m.CreateTopic(name, kind, replicas, placement, record))
+        topic: Topic = await self._change(m.CreateTopic(name, kind, replicas, placement, record, self._owner(caller)))
         await self._until_led(topic)
         return topic
+
+    def _owner(self, caller: Caller) -> str | None:
+        """Who owns what a caller creates; None: nobody that may have a quota, or the cluster knows no owners yet."""
+        if caller.principal in (ANONYMOUS, NODE.principal) or self._view.feature_level < IDENTITIES_LEVEL:
+            return None
+        return caller.principal
 
     async def ensure_topic(self, request: TopicEnsure, caller: Caller) -> Topic:
         """The topic of this name, made as the configuration of this node says if there is none: once, however many ask
@@ -228,7 +237,7 @@ class Administration:
                 name, auto_create.kind, auto_create.partitions, auto_create.replicas, auto_create.settings
             )
             record = {**self._checked(wanted), AUTO_CREATED: True}
-            topic = await self._create(name, wanted.kind, wanted.partitions, wanted.replicas, record)
+            topic = await self._create(name, wanted.kind, wanted.partitions, wanted.replicas, record, caller)
             self.auto_created += 1
             log.info(
                 "topic created, for it is used",
@@ -654,6 +663,19 @@ class Administration:
                         node=node.node_id,
                         topic=topic.name,
                     )
+
+    # -- anything else --------------------------------------------------------------------------------------------
+
+    async def change(self, command: Callable[[MetadataView], m.Command], level: int) -> Any:
+        """Change metadata as `command` says of what it is by then; what the command gives. `level`: the feature level
+        that it needs. Raises Conflict below that, what `command` raises, and what refuses the command."""
+        self._check_ready()
+        self._node_log.check_level(level)
+
+        async def change() -> Any:
+            return await self._change(command(self._view))
+
+        return await self._whole(change)
 
     # -- how ------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Unpack
 
+from sandq.client.admin import audit
+from sandq.client.admin.access import AccessAdmin
 from sandq.client.admin.pushes import together
 from sandq.client.admin.settings import GroupSettings, TopicSettings
 from sandq.client.arguments import suggesting
@@ -20,10 +22,12 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import ask_topic, call, call_leader, each, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import (
+    Conflict,
     InvalidRequest,
     InvalidSetting,
     NotFound,
     ProtocolError,
+    Retriable,
     SandqError,
     UnknownGroup,
     UnknownPartition,
@@ -66,6 +70,7 @@ from sandq.protocol.requests_admin import (
     TopicUpdate,
     Transfer,
 )
+from sandq.protocol.requests_audit import AuditList
 from sandq.protocol.requests_messages import BUCKETS_MAX, UNITS
 from sandq.protocol.requests_messages import Forecast as ForecastRequest
 
@@ -95,7 +100,7 @@ log = logging.getLogger("sandq.client")
 
 
 @suggesting
-class Admin:
+class Admin(AccessAdmin):
     """`client.admin`. A request is tried again within the client's `timeout` where that is safe."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -402,6 +407,37 @@ class Admin:
             address = _address_of(node, (await self.cluster()).get("nodes"))
             self._cluster.introduce(node, address)
         return _map(await call(self._cluster, ClusterInfo(), node_id=node))
+
+    @timed_read
+    async def audit(
+        self, last: int = 100, *, after: str | None = None, node: str | None = None, timeout: Duration | None = None
+    ) -> audit.AuditPage:
+        """The last lines of the audit logs of all nodes, or of one: who did what, and who was refused it. `after`: the
+        `position` of an earlier answer: up to `last` lines of each node that were written since.
+
+        Conflict when a node that is asked by its name keeps none; of several nodes `missing` says why nothing is told
+        of one.
+        """
+        audit.check_last(last)
+        positions = audit.positions_of(after)
+        rows: list[dict[str, Any]] = (await self.cluster()).get("nodes") or []
+        up = {str(row.get("node")) for row in rows if row.get("up")}
+        told: dict[str, audit.NodeLines] = {}
+        missing: dict[str, str] = {}
+        for name in [str(row.get("node")) for row in rows] if node is None else [check_name("node", node)]:
+            if node is None and name not in up:
+                missing[name] = "it cannot be reached"
+                continue
+            try:
+                if not self._cluster.knows(name):
+                    self._cluster.introduce(name, _address_of(name, rows))
+                request = AuditList(last, positions.get(name))
+                told[name] = audit.told_by(await call(self._cluster, request, node_id=name))
+            except (Conflict, Retriable, NotFound) as error:
+                if node is not None:
+                    raise
+                missing[name] = error.message
+        return audit.together(told, positions, missing, None if after else last)
 
     @timed_change
     async def drain_node(self, node: str, *, undo: bool = False, timeout: Duration | None = None) -> None:

@@ -6,6 +6,6 @@ What is exported is for programs that send requests of their own, to the cluster
 from __future__ import annotations
 
 from sandq.client.transport.cluster import Cluster
-from sandq.client.transport.requests import call_leader, each
+from sandq.client.transport.requests import call, call_leader, each
 
-__all__ = ["Cluster", "call_leader", "each"]
+__all__ = ["Cluster", "call", "call_leader", "each"]

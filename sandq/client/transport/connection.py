@@ -18,7 +18,7 @@ import os
 import secrets
 import ssl
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
@@ -27,6 +27,7 @@ from anyio.streams.tls import TLSStream
 from sandq.client.options import Options, again
 from sandq.client.signals import Signal
 from sandq.client.tls import ClientTls, refusal_of, speaks_no_tls
+from sandq.client.transport.credentials import check_clear, token_of
 from sandq.client.transport.on_behalf import OURSELVES
 from sandq.model.errors import ClosedError, ConnectionLost, Forbidden, ProtocolError, SandqError, TimedOut, WrongPort
 from sandq.model.limits import DEFAULT
@@ -117,7 +118,12 @@ class Connection:
         gateway_secret = self._options.gateway_secret
         secret = None if gateway_secret is None else gateway_secret()
         nonce = b"" if secret is None else secrets.token_bytes(NONCE_BYTES)
-        options = {"gateway": nonce} if nonce else {}
+        options: dict[str, Any] = {"gateway": nonce} if nonce else {}
+        token = await token_of(self._options.token)
+        if token is not None:
+            remote = self._stream.extra(anyio.abc.SocketAttribute.remote_address, None)
+            check_clear(token, remote, self._options, is_encrypted=isinstance(self._stream, TLSStream))
+            options["token"] = token
         self.hello = hello = HelloReply.parse(await self._ask_first(Hello(PROTOCOL_VERSION, client_name, options)))
         self._clock.note(hello.now_ms, sent_at)
         if secret is not None and hello.challenge is not None:

@@ -18,7 +18,8 @@ PATTERN_CHARS: Final = 16
 """Of a pattern, that cost as much to make out as a topic to look at."""
 
 
-def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
+async def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
+    await at.entrance.hello(request)
     info, cluster_uuid = at.info, at.info.cluster_uuid
     challenge = at.gateway_proof.challenge(request.options, cluster_uuid)
     return info.version, info.node_id, cluster_uuid, info.limits, at.broker.clock.now_ms(), *challenge
@@ -38,9 +39,12 @@ def _on_behalf(at: Context, frame: Frame) -> None:
 
 async def _metadata(at: Context, request: Metadata) -> Packed:
     names, broker, turn = request.topics, at.broker, at.connection.turn
+    access = at.caller.access
     records = []
     for name in [*broker.catalog.topics] if names is None else dict.fromkeys(names):
         await turn.spend(TOPIC_WORK)
+        if names is None and access is not None and not access.sees(name):
+            continue
         if names is not None or name in broker.catalog.topics:  # it may have been deleted since the turn before
             records.append(await at.info.topics.encoded(broker.topic(name).record, turn))
     return Packed((msgpack.packb(at.info.nodes()), PackedArray(len(records), records)))
@@ -49,10 +53,10 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
 async def _names(at: Context, request: TopicNames) -> list[str]:
     turn = at.connection.turn
     await turn.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
-    pattern = TopicPattern(request.patterns)
+    pattern, access = TopicPattern(request.patterns), at.caller.access
     found = []
     for name in sorted(at.broker.catalog.topics):
-        if pattern.matches(name):
+        if pattern.matches(name) and (access is None or access.sees(name)):
             found.append(name)
             if len(found) == request.most:
                 break
@@ -61,10 +65,10 @@ async def _names(at: Context, request: TopicNames) -> list[str]:
 
 
 ROUTES = (
-    told(Hello, _hello),
+    sliced(Hello, _hello),
     sliced(Metadata, _metadata),
     sliced(TopicNames, _names),
-    told(Prove, lambda at, request: at.gateway_proof.check(request.proof)),
+    told(Prove, lambda at, request: at.entrance.prove(request)),
     framed(OnBehalf, _on_behalf),
     told(Ping, lambda at, request: at.broker.clock.now_ms()),
 )

@@ -29,6 +29,7 @@ from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
 from sandq.protocol.requests import Produce
 from sandq.server.connection import Answer, Connection
+from sandq.server.entrance import Entrance
 from sandq.server.gateway_proof import GatewayProof
 from sandq.server.info import ServerInfo
 from sandq.server.kv_get_coalescer import KvGetCoalescer
@@ -46,6 +47,11 @@ class Context:
         self.connection = connection
         self.info = info
         self.gateway_proof = GatewayProof(info.gateway_keys(), info.node_id)
+        self.entrance = Entrance(
+            connection, self.gateway_proof, info.logins, info.failed_logins, broker.clock.now_ms, info.waiting
+        )
+        self.lease_topics: dict[int, str] = {}
+        """Of partitions of which leases were settled here, by Raft group."""
         self.queries = MessageQueries(broker, connection)
         self.schedules = ScheduleQueries(broker, connection)
         self.kv_queries = KvQueries(broker, connection)

@@ -6,22 +6,53 @@ from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from sandq.broker.broker import Broker
-from sandq.model.errors import InvalidRequest, ProtocolError
+from sandq.model.errors import InvalidRequest, ProtocolError, Unauthenticated, Unavailable
 from sandq.protocol.frames import RESERVED, Frame, LargeFrame, Type
 from sandq.protocol.request import unknown_request
+from sandq.server.audit.acts import ACTS, is_act
+from sandq.server.audit.requests import RequestAudit
 from sandq.server.client_stats import Mark
 from sandq.server.connection import Connection
-from sandq.server.handlers import cluster, connection, consume, groups, jobs, keys, messages, produce, schedules, topics
+from sandq.server.handlers import (
+    access,
+    audit,
+    cluster,
+    connection,
+    consume,
+    groups,
+    jobs,
+    keys,
+    messages,
+    produce,
+    schedules,
+    topics,
+)
+from sandq.server.handlers.rights import guarded
 from sandq.server.handlers.routes import Context, Handler
 from sandq.server.info import ServerInfo
 from sandq.server.request_rates import RATED
 from sandq.server.startup_gate import StartupGate
 
-_SUBJECTS: Final = (connection, produce, consume, messages, schedules, keys, jobs, groups, topics, cluster)
+_SUBJECTS: Final = (
+    connection,
+    produce,
+    consume,
+    messages,
+    schedules,
+    keys,
+    jobs,
+    groups,
+    topics,
+    cluster,
+    access,
+    audit,
+)
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES
 }
 """What becomes of every request there is, by frame type."""
+GUARDED: Final = guarded(HANDLERS)
+"""The same, for who is held to something."""
 _PRODUCE: Final = int(Type.PRODUCE)
 _RATED: Final = RATED - {_PRODUCE}
 """Those are counted as they are handed on, together."""
@@ -33,9 +64,11 @@ class ClientSession:
     def __init__(self, broker: Broker, connection: Connection, info: ServerInfo) -> None:
         self.greeted = False
         connection.add_hint = info.add_hint
+        connection.audit = RequestAudit(info.audit)
         self._context = Context(broker, connection, info)
         self._flush_produces = self._context.produces.flush
         self._gather = self._context.produces.gather
+        self._waiting = info.waiting
         self._startup_gate = StartupGate(HANDLERS, info.waiting)
 
     @property
@@ -47,8 +80,7 @@ class ClientSession:
         if kind != _PRODUCE:
             self._flush_produces()
         if not self.greeted:
-            self._greet(frame)
-            return None
+            return self._greet(frame)
         handler = self._startup_gate.handlers.get(kind)
         if handler is None:
             handler = self._startup_gate.look_again(kind)
@@ -56,6 +88,9 @@ class ClientSession:
             if kind in RESERVED:
                 raise InvalidRequest(f"requests of type {kind} are not implemented by this version")
             raise InvalidRequest(unknown_request(kind))
+        if kind in ACTS and is_act(frame):
+            connection = self._context.connection
+            connection.audit.begin(frame, connection.caller)
         if kind in _RATED:
             self._context.check_rate(frame[2] if len(frame) > 2 else None)
         return handler(self._context, frame)
@@ -65,11 +100,20 @@ class ClientSession:
     ) -> int:
         return self._gather(frames, first, most, requests, mark)
 
-    def _greet(self, frame: Frame) -> None:
-        if frame[0] != Type.HELLO:
-            raise ProtocolError(f"a connection begins with HELLO, not with a frame of type {frame[0]}")
-        HANDLERS[Type.HELLO](self._context, frame)
-        self.greeted = True
+    async def _greet(self, frame: Frame) -> None:
+        entrance, kind = self._context.entrance, Type.PROVE if self._context.entrance.must_prove else Type.HELLO
+        if frame[0] != kind:
+            begins = "a connection begins" if kind == Type.HELLO else "a gateway goes on after HELLO"
+            raise ProtocolError(f"{begins} with {kind.name}, not with a frame of type {frame[0]}")
+        try:
+            rest = HANDLERS[kind](self._context, frame)
+            if rest is not None:
+                await rest
+        except (Unauthenticated, Unavailable) as error:
+            await entrance.refused(error)
+        if entrance.access is not None:
+            self._startup_gate = StartupGate(GUARDED, self._waiting)
+        self.greeted = entrance.is_in
 
     def handled(self) -> None:
         self._flush_produces()
@@ -79,4 +123,5 @@ class ClientSession:
         self._context.subscriptions.notify_room()
 
     async def closed(self) -> None:
+        self._context.entrance.gone()
         await self._context.subscriptions.close()

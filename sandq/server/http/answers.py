@@ -21,6 +21,9 @@ class Topic(Answer):
     leaders: list[str | None] = Field(description="By partition: the node that leads it.")
     settings: dict[str, Any]
     group_limits: dict[str, Any] = Field(default={}, description="Of groups that have limits, by group.")
+    owner: str | None = Field(
+        default=None, description="The principal that created it, and for whose quota it counts, where there is one."
+    )
     warnings: list[str] = Field(description="What may not be meant so: two replicas do not survive one node.")
 
 
@@ -396,3 +399,13 @@ class ClockReset(Answer):
 
 class Health(Answer):
     status: str
+
+
+class Audit(Answer):
+    lines: list[dict[str, Any]] = Field(
+        description="The oldest first: `time`, `node`, `principal`, `peer`, `gateway`, `request`, `about`, `result`, "
+        "`request_id`."
+    )
+    position: str = Field(description="`after` of the next request: what is written from now on.")
+    lost: dict[str, int] = Field(description="By node: lines that could not be kept since it started.")
+    missing: dict[str, str] = Field(description="By node: why nothing is told of it.")

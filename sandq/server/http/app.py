@@ -23,9 +23,12 @@ from sandq.server.http import (
     routes_schedules,
     routes_topics,
 )
+from sandq.server.http.audit_notes import AuditNotes
+from sandq.server.http.caller import guard_route
 from sandq.server.http.gateway import Gateway
 from sandq.server.http.guards import Guard, Observe, Rules
 from sandq.server.http.hot_routes import HotRoutes
+from sandq.server.http.logins import HttpLogins
 from sandq.server.http.openapi import completed
 from sandq.server.http.request_rates import RateGate
 from sandq.server.request_rates import RequestRates
@@ -38,8 +41,10 @@ Bodies are JSON, whatever their content type says. Errors are `application/probl
 """
 
 
-def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Account) -> Any:
-    """The ASGI application of a node; `account` is of what requests take."""
+def create_app(
+    gateway: Gateway, rules: Rules, observe: Observe, account: Account, notes: AuditNotes | None = None
+) -> Any:
+    """The ASGI application of a node; `account` is of what requests take, `notes` takes what is refused."""
     app = _application(gateway.version)
     hot = HotRoutes(app, [route for route in app.state.routes if route.endpoint in _HOT])
     of_node = {"gateway": gateway, "reading": anyio.CapacityLimiter(1)}
@@ -63,7 +68,7 @@ def create_app(gateway: Gateway, rules: Rules, observe: Observe, account: Accoun
             allow_headers=["*"],
             expose_headers=["etag", "retry-after", "sandq-stale-ms", "x-request-id"],
         )
-    return Guard(inner, rules, observe, account)
+    return Guard(inner, rules, observe, account, HttpLogins(gateway.client), notes)
 
 
 @cache
@@ -84,6 +89,8 @@ def _application(version: str) -> FastAPI:
     problems.install(app)
     modules = (routes_groups, routes_push, routes_keys, routes_schedules, routes_messages, routes_topics, routes_node)
     app.state.routes = [route for module in modules for route in module.router.routes]
+    for route in app.state.routes:
+        guard_route(route)
     app.router.routes.extend(app.state.routes)  # `include_router` would make each of them a second time
     make_schema = app.openapi
 

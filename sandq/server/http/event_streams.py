@@ -109,7 +109,10 @@ class _EventStream(Response):
     async def _serve(self, send: Send, hold: Hold) -> None:
         # Unavailable: the server stops, and the client may settle elsewhere what it has.
         with suppress(Unavailable):
-            await while_connected(self._request, lambda: self._send_all(send, hold))
+            try:
+                await while_connected(self._request, lambda: self._send_all(send, hold))
+            except problems.Revoked as error:
+                await send({"type": "http.response.body", "body": _error_event(error), "more_body": True})
         self._has_gone = False
 
     async def _send_all(self, send: Send, hold: Hold) -> None:
@@ -125,8 +128,7 @@ class _EventStream(Response):
                 if not await self._more():
                     await say(_HEARTBEAT)
         except SandqError as error:
-            said = {"code": error.code, "detail": error.message, "retriable": error.retriable}
-            await say(b"event: error\ndata: %b\n\n" % _json(said))
+            await say(_error_event(error))
 
     async def _send_unsent(self, say: Callable[[bytes], Awaitable[None]], hold: Hold) -> None:
         unsent = self._unsent
@@ -160,6 +162,11 @@ class _EventStream(Response):
 
 def _event(message: LeasedMessage) -> bytes:
     return b"id: %b\ndata: %b\n\n" % (_json(message.held._asdict()), _json(message_json(message)))
+
+
+def _error_event(error: SandqError) -> bytes:
+    said = {"code": error.code, "detail": error.message, "retriable": error.retriable}
+    return b"event: error\ndata: %b\n\n" % _json(said)
 
 
 def _json(said: dict[str, Any]) -> bytes:

@@ -11,7 +11,8 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from sandq.client import Client
-from sandq.model.errors import Unavailable
+from sandq.model.errors import SandqError, Unavailable
+from sandq.server.http.caller import caller_of
 from sandq.server.http.guards import WAIT_APART
 from sandq.server.http.in_flight import OpenStreams
 
@@ -78,9 +79,18 @@ async def while_connected(request: Request, work: Callable[[], Awaitable[T]]) ->
         await gateway_of(request).ending.wait()
         tasks.cancel_scope.cancel()
 
+    async def revoked() -> None:
+        try:
+            await caller.until_revoked()  # type: ignore[union-attr]
+        except SandqError as error:
+            errors.append(error)
+            tasks.cancel_scope.cancel()
+
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
         tasks.start_soon(end)
+        if (caller := caller_of(request)) is not None:
+            tasks.start_soon(revoked)
         tasks.start_soon(do)
     if errors:
         raise errors[0]

@@ -9,11 +9,11 @@ import ipaddress
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Final
+from typing import Final, Protocol
 
 import anyio
 import structlog
@@ -22,9 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandq.broker.memory_budget import Account, SourceShare
 from sandq.client import on_behalf_of
-from sandq.model.errors import Overloaded
+from sandq.model.errors import Overloaded, SandqError
 from sandq.model.sources import source_of
 from sandq.server.http import problems
+from sandq.server.http.audit_notes import AuditNotes
+from sandq.server.http.caller import CALLER, NOTES, HttpCaller
+from sandq.server.http.rights import is_open
 from sandq.server.places import Places
 
 log = structlog.get_logger("sandq.http")
@@ -73,6 +76,18 @@ Hold = Callable[[int], None]
 """Told how many bytes were read of an answer without an end, and are not sent yet."""
 
 
+CERTIFICATE: Final = "certificate_name"
+"""Of a connection's state: the name in the certificate that its client showed."""
+
+
+class Logins(Protocol):
+    """Says who asks."""
+
+    async def caller(self, headers: Mapping[bytes, bytes], certificate: str | None, source: str) -> HttpCaller | None:
+        """None: nobody in particular, who may do everything. Raises SandqError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """`hosts`: names by which this node may be called, beside its addresses; `origins`: pages of other sites that may
@@ -90,8 +105,17 @@ class Rules:
 class Refused(Exception):
     """A request that no route gets to see."""
 
-    def __init__(self, status: int, code: str, detail: str, *, retriable: bool = False) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        retriable: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(detail)
+        self.headers = headers or {}
         self.status = status
         self.code = code
         self.detail = detail
@@ -101,8 +125,19 @@ class Refused(Exception):
 class Guard:
     """The outermost of the application."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, observe: Observe, account: Account) -> None:
-        """`account`: of what requests take."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: Rules,
+        observe: Observe,
+        account: Account,
+        logins: Logins | None = None,
+        notes: AuditNotes | None = None,
+    ) -> None:
+        """`account`: of what requests take. `logins` says who asks; None: everybody may do everything. `notes` takes
+        what is refused."""
+        self._logins = logins
+        self._notes = notes
         self._account = account
         self._app = app
         self._rules = rules
@@ -135,7 +170,7 @@ class Guard:
             # A task of its own serves each request: what it is called needs no taking back.
             structlog.contextvars.bind_contextvars(request_id=exchange.request_id)
             with on_behalf_of(asker):
-                await self._handle(scope, headers, exchange, has_place)
+                await self._handle(scope, headers, exchange, has_place, (asker, source))
         finally:
             if has_place:
                 self._under_way.give(source)
@@ -161,22 +196,26 @@ class Guard:
             self._under_way.add(source)
             waiting.give(source)
 
-    async def _handle(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange, has_place: bool) -> None:
+    async def _handle(
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        exchange: _Exchange,
+        has_place: bool,
+        origin: tuple[str, str],
+    ) -> None:
+        """`origin`: on behalf of which address nodes are asked, and whose limits it has."""
         try:
             self._check(scope, headers, has_place)
-            is_carrying, path = scope["method"] in _CARRYING, scope["path"]
-            carries = is_carrying and _CARRIES.fullmatch(path) is not None
-            has_schedules = is_carrying and _CARRIES_SCHEDULES.fullmatch(path) is not None
-            await self._read_body(exchange, headers, carries or has_schedules)
-            if not carries and scope["path"] not in ALWAYS_ANSWERED:
-                await exchange.reserve_answer()
-            if exchange.only_head:
-                scope["method"] = "GET"
-            scope["headers"] = [
-                *((name, value) for name, value in scope["headers"] if name != b"content-type"),
-                (b"content-type", b"application/json"),
-            ]
-            await self._app(scope, exchange.receive, exchange.send)
+            if self._logins is None or is_open(scope["path"]) or _is_preflight(scope, headers):
+                await self._pass_on(scope, headers, exchange)
+                return
+            caller = await self._log_in(self._logins, scope, headers, origin)
+            if caller is None:
+                await self._pass_on(scope, headers, exchange)
+                return
+            with on_behalf_of(origin[0], caller.principal):
+                await self._pass_on(scope, headers, exchange)
         except Refused as refused:
             await exchange.refuse(scope, refused)
         except ClientDisconnect:
@@ -189,6 +228,43 @@ class Guard:
                 await exchange.refuse(scope, Refused(500, "INTERNAL", problems.FAULT))
             elif exchange.status != 500:
                 raise  # half of the answer is out: the server closes the connection
+
+    async def _log_in(
+        self, logins: Logins, scope: Scope, headers: dict[bytes, bytes], origin: tuple[str, str]
+    ) -> HttpCaller | None:
+        """Find out who asks, and note it in the state of the request. Raises Refused."""
+        state, (asker, source) = scope["state"], origin
+        request_id: str = state["request_id"]
+        try:
+            caller = await logins.caller(headers, state.get(CERTIFICATE), source)
+        except SandqError as error:
+            if error.http_status == 401 and self._notes is not None and b"authorization" not in headers:
+                # What a node did not get to see; of the others it has noted the failure itself.
+                self._notes.refused(asker, None, scope["method"], error, request_id)
+            status = 503 if error.http_status == 421 else error.http_status
+            challenge = {"www-authenticate": "Bearer"} if status == 401 else None
+            raise Refused(status, error.code, error.message, retriable=error.retriable, headers=challenge) from None
+        state[CALLER] = caller
+        if caller is not None and caller.access is not None and (notes := self._notes) is not None:
+            principal = caller.principal
+            state[NOTES] = lambda call, error: notes.refused(asker, principal, call, error, request_id)
+        return caller
+
+    async def _pass_on(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange) -> None:
+        """Read the body, and let the application answer. Raises Refused."""
+        is_carrying, path = scope["method"] in _CARRYING, scope["path"]
+        carries = is_carrying and _CARRIES.fullmatch(path) is not None
+        has_schedules = is_carrying and _CARRIES_SCHEDULES.fullmatch(path) is not None
+        await self._read_body(exchange, headers, carries or has_schedules)
+        if not carries and scope["path"] not in ALWAYS_ANSWERED:
+            await exchange.reserve_answer()
+        if exchange.only_head:
+            scope["method"] = "GET"
+        scope["headers"] = [
+            *((name, value) for name, value in scope["headers"] if name != b"content-type"),
+            (b"content-type", b"application/json"),
+        ]
+        await self._app(scope, exchange.receive, exchange.send)
 
     async def _read_body(self, exchange: _Exchange, headers: dict[bytes, bytes], carries: bool) -> None:
         rules = self._rules
@@ -369,6 +445,7 @@ class _Exchange:
         response = problems.problem(
             self.request_id, refused.status, refused.code, refused.detail, retriable=refused.retriable
         )
+        response.headers.update(refused.headers)
         # The body may not be read: the connection cannot be used for another request.
         response.headers["connection"] = "close"
         async with anyio.create_task_group() as tasks:
@@ -380,6 +457,11 @@ class _Exchange:
     async def _throw_away(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a page of another site asks what it may ask: that shows nothing that says who it is."""
+    return scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:

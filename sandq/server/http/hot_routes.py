@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sandq.model.errors import SandqError, TooLarge
 from sandq.server.http import problems
+from sandq.server.http.caller import refusal
 from sandq.server.http.strict import THREAD_BYTES, read_json
 
 _NAME = re.compile(r"{(\w+)}")
@@ -41,6 +42,10 @@ class HotRoutes:
         body = _meant(route, message or {})
         if body is not None:
             scope.update({"app": self._app, "route": route, "path_params": names})
+            refused = refusal(route, scope, names)
+            if refused is not None:
+                await problems.of_error(Request(scope, receive), refused)(scope, receive, send)
+                return
             response = await _answer(route, Request(scope, receive), {**names, "body": body})
             await response(scope, receive, send)
             return

@@ -12,8 +12,15 @@ from typing import Any
 
 from sandq.server.http.examples import BODIES
 from sandq.server.http.problems import MEDIA_TYPE
+from sandq.server.http.rights import is_open
 
 _PROBLEM = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+SCHEME = "token"
+_BEARER = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "A token of sandq's (`sandctl token create`), or one of the issuer in the configuration.",
+}
 _FORMATS = {"integer": "int64", "number": "double"}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OF_SCHEMAS = ("anyOf", "oneOf", "allOf")
@@ -25,10 +32,20 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
         _tidy(schema)
-    for path in document["paths"].values():
-        for operation in path.values():
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
             _complete(operation, schemas)
+            _secure(operation, is_open(path))
+    document["components"]["securitySchemes"] = {SCHEME: _BEARER}
     return document
+
+
+def _secure(operation: dict[str, Any], is_for_everybody: bool) -> None:
+    """Say what an operation takes to know who asks: nothing at all is taken, too, where nobody has to say it."""
+    operation["security"] = [] if is_for_everybody else [{SCHEME: []}, {}]
+    if not is_for_everybody:
+        operation["responses"].setdefault("401", {"description": "Nobody knows who asks.", "content": _PROBLEM})
+        operation["responses"].setdefault("403", {"description": "Who asks has no right to it.", "content": _PROBLEM})
 
 
 def _complete(operation: dict[str, Any], schemas: dict[str, Any]) -> None:

@@ -27,7 +27,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from sandq.model.errors import CODES, InvalidRequest, InvalidSetting, SandqError, Throttled, VersionChanged, let_go
+from sandq.model.errors import (
+    CODES,
+    InvalidRequest,
+    InvalidSetting,
+    SandqError,
+    Unauthenticated,
+    Unavailable,
+    VersionChanged,
+    let_go,
+)
 from sandq.model.offsets import to_text
 from sandq.server.http.second_look import also_wrong
 
@@ -43,6 +52,18 @@ _NAMED = re.compile(r"(?:(messages|schedules)\.(\d+): )?([a-z_]+(?:\.[\w-]+)*): 
 """How what sandq refuses names the part of a request that is wrong."""
 _QUOTED = re.compile(r"'([^']*)'")
 _PARTS = {"UNKNOWN_TOPIC": "topic", "UNKNOWN_GROUP": "group", "UNKNOWN_PARTITION": "partition"}
+
+
+class Revoked(Unauthenticated):
+    """Whoever asks shows nothing that lets it in, or not any more. Other errors of this code are about this server."""
+
+
+def not_let_in(error: Unauthenticated) -> Unavailable:
+    """Return what whoever asks is told where the cluster does not take this server for a gateway."""
+    return Unavailable(
+        "the cluster lets nobody in who does not say who it is, and does not take this server for a gateway: give it "
+        f"and all nodes the same http.gateway_secret_file ({error.message})"
+    )
 
 
 class Mistake(BaseModel):
@@ -112,6 +133,8 @@ def problem(
 
 def of_error(request: Request, error: SandqError) -> Response:
     """The response to what sandq refused."""
+    if isinstance(error, Unauthenticated) and not isinstance(error, Revoked):
+        error = not_let_in(error)
     known = (*Problem.model_fields, "mistakes")
     details = {name: value for name, value in error.details.items() if name not in known}
     details["errors"] = mistakes_of(request, error)
@@ -120,7 +143,9 @@ def of_error(request: Request, error: SandqError) -> Response:
     response = problem(
         request.state.request_id, status, error.code, error.message, retriable=error.retriable, more=details
     )
-    if isinstance(error, Throttled):
+    if isinstance(error, Revoked):
+        response.headers["www-authenticate"] = "Bearer"
+    if "retry_after_ms" in details:
         response.headers["retry-after"] = retry_after(error)
     version = details.get("version")
     if isinstance(error, VersionChanged) and version is not None:
@@ -129,7 +154,7 @@ def of_error(request: Request, error: SandqError) -> Response:
     return response
 
 
-def retry_after(error: Throttled) -> str:
+def retry_after(error: SandqError) -> str:
     """When to ask again, in whole seconds."""
     wait_ms = error.details.get("retry_after_ms")
     return str(max(math.ceil(wait_ms / 1000), 1) if isinstance(wait_ms, int) else 1)

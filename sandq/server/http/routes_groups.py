@@ -18,9 +18,11 @@ from sandq.client.json_format import (
     settings_json,
     when,
 )
+from sandq.model.access import Right
 from sandq.model.errors import InvalidRequest, LeaseLost, UnknownGroup
 from sandq.model.times import duration_ms
 from sandq.server.http import answers, bodies
+from sandq.server.http.caller import authorize
 from sandq.server.http.event_streams import EVENTS, IN_FLIGHT_DEFAULT, Wanted, event_stream
 from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
@@ -102,6 +104,8 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
     """409 LEASE_LOST when the lease of one had ended: `lost` names those, `settled` counts the others. With `then`
     each of these messages arrives exactly once, once this is answered with 200; otherwise none was sent, and nothing
     acked. (409 CONFLICT when all of it had been acked before, without them.)"""
+    for target in {one.topic or topic for one in body.then or ()}:
+        authorize(request, Right.PRODUCE, target)
     held = body.held()
     then = None if body.then is None else [one.outgoing() for one in body.then]
     leases = gateway_of(request).client.leases(topic, group)

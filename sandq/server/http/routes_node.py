@@ -10,7 +10,10 @@ from fastapi import Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from sandq.client.admin import partition_rows
+from sandq.model.access import Right
+from sandq.protocol.requests_audit import LINES_MOST
 from sandq.server.http import answers, bodies
+from sandq.server.http.caller import access_of
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.problems import problem
 from sandq.server.http.strict import router_of
@@ -97,6 +100,26 @@ async def remove(request: Request, node: NodeName) -> Found:
 
 
 @router.get(
+    "/audit",
+    operation_id="listAudit",
+    tags=CLUSTER,
+    response_model=answers.Audit,
+    summary="Who did what, and who was refused it",
+)
+async def audit(
+    request: Request,
+    last: Annotated[int, Query(ge=1, le=LINES_MOST, description="So many lines.")] = 100,
+    after: Annotated[
+        str | None, Query(description="The `position` of an earlier answer: what each node has written since.")
+    ] = None,
+    node: Annotated[str | None, Query(description="Only the log of this node.")] = None,
+) -> Found:
+    """The audit logs of all nodes that can be reached, the oldest line first."""
+    admin = gateway_of(request).client.admin
+    return (await while_connected(request, lambda: admin.audit(last, after=after, node=node)))._asdict()
+
+
+@router.get(
     "/cluster/partitions",
     operation_id="listPartitions",
     tags=CLUSTER,
@@ -106,8 +129,12 @@ async def remove(request: Request, node: NodeName) -> Found:
 async def partitions(
     request: Request, topic: Annotated[str | None, Query(description="Only those of this topic.")] = None
 ) -> Found:
-    admin = gateway_of(request).client.admin
-    return {"partitions": await while_connected(request, lambda: partition_rows(admin, topic))}
+    """Of topics on which whoever asks has some right."""
+    admin, access = gateway_of(request).client.admin, access_of(request)
+    if topic is not None and access is not None and not access.sees(topic):
+        raise access.refusal(Right.READ, topic)
+    rows = await while_connected(request, lambda: partition_rows(admin, topic))
+    return {"partitions": [row for row in rows if access is None or access.sees(str(row["topic"]))]}
 
 
 @router.post(

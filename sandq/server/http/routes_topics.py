@@ -8,9 +8,12 @@ from typing import Annotated, Any, Literal
 from fastapi import Path, Query, Request
 
 from sandq.client.json_format import topic_json, when
+from sandq.model.access import Right
 from sandq.model.errors import InvalidSetting
+from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.protocol.requests_messages import BUCKETS_MAX
 from sandq.server.http import answers, bodies
+from sandq.server.http.caller import access_of, authorize
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.strict import router_of
 
@@ -23,9 +26,11 @@ TopicName = Annotated[str, Path(description="The topic's name.")]
 )
 async def create(request: Request, body: bodies.TopicCreate) -> Found:
     """409 TOPIC_EXISTS when there is one of this name."""
+    authorize(request, Right.MANAGE, body.name)
     client = gateway_of(request).client
     partitions, replicas = body.counts()
     settings = settings_of(body.settings)
+    _authorize_dead_letters(request, settings)
     record = await client.admin.create_topic(
         body.name, kind=body.kind, partitions=partitions or 1, replicas=replicas or 1, **settings
     )
@@ -34,8 +39,9 @@ async def create(request: Request, body: bodies.TopicCreate) -> Found:
 
 @router.get("/topics", operation_id="listTopics", response_model=answers.Topics, summary="All topics, by name")
 async def list_(request: Request) -> Found:
-    records = await gateway_of(request).client.admin.list_topics()
-    return {"topics": [topic_json(record) for record in records]}
+    """Those on which whoever asks has some right."""
+    records, access = await gateway_of(request).client.admin.list_topics(), access_of(request)
+    return {"topics": [topic_json(record) for record in records if access is None or access.sees(record.name)]}
 
 
 @router.get(
@@ -57,6 +63,7 @@ async def update(request: Request, topic: TopicName, body: bodies.TopicUpdate) -
     go after the answer: `/cluster/partitions` shows it."""
     partitions, replicas = body.counts()
     settings = settings_of(body.settings)
+    _authorize_dead_letters(request, settings)
     admin = gateway_of(request).client.admin
     return topic_json(await admin.update_topic(topic, partitions=partitions, replicas=replicas, **settings))
 
@@ -102,6 +109,13 @@ async def forecast(
         **{"now": when(found.now_ms), "unit": unit, "buckets": shown(found.buckets), "later": found.later},
         **{"scheduled": shown(found.scheduled), "complete": found.is_complete},
     }
+
+
+def _authorize_dead_letters(request: Request, settings: dict[str, Any]) -> None:
+    """Whoever says where dead letters go sends them there."""
+    target = settings.get(DEAD_LETTER_TOPIC)
+    if isinstance(target, str):
+        authorize(request, Right.PRODUCE, target)
 
 
 def settings_of(settings: dict[str, Any]) -> dict[str, Any]:

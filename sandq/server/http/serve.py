@@ -15,6 +15,7 @@ from sandq.client.options import Options
 from sandq.client.tls import ClientTls
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app
+from sandq.server.http.audit_notes import AuditNotes
 from sandq.server.http.bounds import GATEWAY_S
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
@@ -73,5 +74,9 @@ async def running_app(
     ending = anyio.Event()
     async with connect_with(options, settings.servers, "sandq-http") as client:
         gateway = Gateway(client, node, settings.version, ending, limits.http_stream_messages)
-        app = create_app(gateway, rules, observe, account)
-        yield RunningApp(app, client, ending)
+        notes = AuditNotes(client)
+        app = create_app(gateway, rules, observe, account, notes)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(notes.run)
+            yield RunningApp(app, client, ending)
+            tasks.cancel_scope.cancel()

@@ -50,6 +50,13 @@ NODE: Final = (
     Metric("sandq_clock_median_offset_seconds", GAUGE, (), "The median of the peers' clocks, less this node's."),
     Metric("sandq_event_loop_stall_seconds", HISTOGRAM, (), "How late the event loop came to a task that was due."),
     Metric("sandq_log_lines_dropped_total", COUNTER, (), "Lines of the log that could not be written."),
+    Metric("sandq_audit_lines_total", COUNTER, (), "Lines of the audit log that were written."),
+    Metric(
+        "sandq_audit_lines_lost_total",
+        COUNTER,
+        (),
+        "Lines of the audit log that could not be written, or were too many.",
+    ),
     Metric("sandq_memory_limit_bytes", GAUGE, (), "What everything that may grow may take, together."),
     Metric("sandq_memory_share_bytes", GAUGE, ("account",), "Of it, the share of each account."),
     Metric("sandq_memory_bytes", GAUGE, ("account",), "What each account holds."),

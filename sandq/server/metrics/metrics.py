@@ -36,6 +36,7 @@ from sandq.push.pump import PushCounts
 from sandq.push.pusher import Pusher
 from sandq.schedules import zones
 from sandq.server import logs
+from sandq.server.audit.audit_log import AuditLog
 from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
 from sandq.server.metrics.http_requests import HttpRequests
@@ -115,6 +116,7 @@ class Metrics:
         about: About,
         members: Callable[[], Seen],
         pusher: Pusher | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self._broker = broker
@@ -126,6 +128,7 @@ class Metrics:
         self._about = about
         self._members = members
         self._pusher = pusher
+        self._audit = audit
         self._board = Board(broker.limits.metric_topics, broker.limits.metric_groups)
         self._stalls = Histogram(SECONDS)
         self._came_due: dict[int, tuple[Any, int, int]] = {}
@@ -282,6 +285,9 @@ class Metrics:
             told.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
         told.histogram("sandq_event_loop_stall_seconds", self._stalls)
         told.value("sandq_log_lines_dropped_total", logs.lines_dropped())
+        if self._audit is not None:
+            told.value("sandq_audit_lines_total", self._audit.written)
+            told.value("sandq_audit_lines_lost_total", self._audit.lost)
         memory = self._broker.node_log.memory
         told.value("sandq_memory_limit_bytes", memory.limit_bytes)
         for account, (share_bytes, held_bytes) in seen.memory.items():

@@ -31,7 +31,13 @@ of them."""
 
 @asynccontextmanager
 async def gateway(
-    server: str, limits: Limits, deadlines: Deadlines = PATIENT, secret: bytes | None = None
+    server: str,
+    limits: Limits,
+    deadlines: Deadlines = PATIENT,
+    secret: bytes | None = None,
+    *,
+    timeout_s: float = PATIENCE_S,
+    starts_alone: bool = False,
 ) -> AsyncIterator[Address]:
     """Where it serves, inside the block; `server`: the client port of a node; `secret`: shared with it."""
     listeners = bind("127.0.0.1", 0)
@@ -41,7 +47,8 @@ async def gateway(
         frozenset(),
         (server,),
         "0.0.0",
-        PATIENCE_S,
+        timeout_s,
+        starts_alone,
         gateway_secret=None if secret is None else lambda: secret,
     )
     ready, ended = trio.Event(), trio.Event()

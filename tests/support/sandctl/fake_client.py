@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from click.testing import Result
 
-from sandq.client import Forecast, Held, TopicRecord
+from sandq.client import AuditPage, Forecast, Held, TopicRecord
 from sandq.client.messages.stored_message import Attempt, DeadLetter, DeadOutcome, JobResult, StoredMessage
 from sandq.model import offsets
 from sandq.model.batch import headers_pack
@@ -94,6 +94,7 @@ class FakeClient:
         self.groups: list[dict[str, Any]] = []
         self.pushes: list[dict[str, Any]] = []
         self.stats: list[dict[str, Any]] = []
+        self.audit = AuditPage([], "", {}, {})
         self.info: dict[str, Any] = {"node": "n1", "nodes": [{"node": "n1", "up": True}]}
         self.topics: list[TopicRecord] = []
         self.biography: dict[str, Any] = {}
@@ -252,6 +253,12 @@ class FakeAdmin:
 
     async def cluster(self) -> dict[str, Any]:
         return self._client.info
+
+    async def audit(self, last: int, *, after: str | None = None, node: str | None = None) -> AuditPage:
+        self._client.note("audit", last=last, after=after, node=node)
+        if after is not None:
+            raise KeyboardInterrupt
+        return self._client.audit
 
     async def list_topics(self) -> list[TopicRecord]:
         return self._client.topics

@@ -6,7 +6,16 @@ import pytest
 from sandq.metadata import commands as m
 from sandq.metadata.records import Partition, Topic
 from sandq.metadata.state import MetadataState
-from sandq.model.errors import Conflict, Corruption, InvalidRequest, NotFound, StartupError, TopicExists, UnknownTopic
+from sandq.model.errors import (
+    Conflict,
+    Corruption,
+    InvalidRequest,
+    NotFound,
+    QuotaExceeded,
+    StartupError,
+    TopicExists,
+    UnknownTopic,
+)
 from sandq.model.features import Levels
 from sandq.model.limits import FIXED
 from sandq.tools.wal.decode import command_record
@@ -391,3 +400,56 @@ def test_hashes_of_tokens_are_in_no_text_of_command_and_record() -> None:
     [record] = table.apply(identity())
     assert repr(HASH) not in repr(identity()) + repr(record)
     assert HASH.hex() not in str(command_record(identity(), values=True))
+
+
+# -- owners ------------------------------------------------------------------------------------------------------------
+
+
+def owned(name: str, partitions: int = 1, owner: str | None = "token:app") -> m.CreateTopic:
+    return m.CreateTopic(name, "timer", 1, [["n1"]] * partitions, {}, owner)
+
+
+def test_a_quota_bounds_the_topics_and_partitions_of_an_owner() -> None:
+    table = Table()
+    table.apply(identity(quota={"topics": 2, "partitions": 5}), identity("token:other", quota={}))
+    made = table.apply(owned("a", 2), owned("b", 4), owned("b", 3), owned("c"), owned("c", 9, "token:other"))
+    assert [type(result) for result in made] == [Topic, QuotaExceeded, Topic, QuotaExceeded, Topic]
+    assert isinstance(made[1], QuotaExceeded) and isinstance(made[3], QuotaExceeded)
+    assert made[1].details == {"quota": "partitions", "maximum": 5, "principal": "token:app"}
+    assert made[3].details["quota"] == "topics"
+    [refusal] = table.apply(m.UpdateTopic("a", {}, 1, 2, [["n1"]]))
+    assert isinstance(refusal, QuotaExceeded)
+    [_, changed] = table.apply(m.DeleteTopic("b"), m.UpdateTopic("a", {}, 1, 2, [["n1"]]))
+    assert isinstance(changed, Topic) and changed.owner == "token:app"
+
+
+def test_a_refused_topic_takes_no_numbers() -> None:
+    table, other = Table(), Table()
+    for one in (table, other):
+        one.apply(identity(quota={"topics": 0}))
+    table.apply(owned("a"))
+    assert table.create("b") == other.create("b")
+
+
+def test_an_owner_is_kept() -> None:
+    table = Table()
+    table.apply(owned("a"), owned("b", 1, None))
+    loaded = MetadataState.load(list(table.rows.items()))
+    assert loaded.topics == table.state.topics
+    assert [topic.owner for topic in loaded.topics.values()] == ["token:app", None]
+
+
+def test_what_nobody_owns_is_written_as_before_there_were_owners() -> None:
+    assert owned("a").needed_level == 15
+    assert owned("a", 1, None).needed_level == 1
+    entry = msgpack.unpackb(m.Entry(T, [owned("a", 1, None), owned("b")]).encode())
+    assert [len(command) for command in entry[2]] == [6, 7]
+    table = Table()
+    table.create("t")
+    assert len(msgpack.unpackb(table.rows[b"tt"])) == 7
+
+
+def test_an_owner_without_an_identity_has_no_quota() -> None:
+    table = Table()
+    [made] = table.apply(owned("a", 3, "jwt:somebody"))
+    assert isinstance(made, Topic) and made.owner == "jwt:somebody"

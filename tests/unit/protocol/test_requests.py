@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
 from sandq.model.offsets import PLACE_MAX, pack
 from sandq.model.piece import LeasedPieces, Piece
-from sandq.protocol import requests, requests_admin, requests_keys
+from sandq.protocol import requests, requests_access, requests_admin, requests_keys
 from sandq.protocol import requests_log as log
 from sandq.protocol import requests_messages as messages
 from sandq.protocol import requests_schedules as schedules
@@ -124,6 +124,14 @@ EVERY: list[tuple[int, Any]] = [
     (Type.GROUP_PUSH, requests_admin.GroupPush("t", "g", {"url": "https://x/", "secrets": ["s"]})),
     (Type.GROUP_PUSH, requests_admin.GroupPush("t", "g", None)),
     (Type.PUSH_LIST, requests_admin.PushList("t")),
+    (Type.IDENTIFY, requests_access.Identify("sandq_x", None)),
+    (Type.IDENTIFY, requests_access.Identify(None, "app")),
+    (Type.IDENTITY_PUT, requests_access.IdentityPut("token:a", True, {"grants": ["read"], "secret_hash": BASE * 2})),
+    (Type.IDENTITY_DELETE, requests_access.IdentityDelete("token:a")),
+    (Type.IDENTITY_LIST, requests_access.IdentityList(None, 100)),
+    (Type.ROLE_PUT, requests_access.RolePut("r", ["read:a.*"])),
+    (Type.ROLE_DELETE, requests_access.RoleDelete("r")),
+    (Type.ROLE_LIST, requests_access.RoleList("a", 1)),
     (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", None, 1000, None, False)),
     (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", "lease_expired", 1, BASE, True)),
     (Type.DEAD_LIST, requests_admin.DeadList("t", 0, "g", None, 1, None, True, 5, 2**48 - 1, "e" * 1024, b"")),

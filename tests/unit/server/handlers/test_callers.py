@@ -13,7 +13,9 @@ import trio
 from sandq.broker.turns import Turn
 from sandq.model.caller import Caller
 from sandq.protocol import requests as r
+from sandq.protocol import requests_access as access
 from sandq.protocol import requests_admin as admin
+from sandq.protocol.requests_audit import AuditList, AuditNote
 from sandq.protocol.requests_keys import KvGet
 from sandq.server.handlers import routes
 from sandq.server.handlers.session import HANDLERS, ClientSession
@@ -23,7 +25,7 @@ from tests.support.protocol_document import EXAMPLES, KINDS, decode, parsed
 CALLER = Caller("ada", "192.0.2.7:4711")
 NOT_ASKED = {r.Hello, r.Prove, r.OnBehalf, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo,
              admin.ClusterClock, admin.ClusterInit, admin.PushList,
-             r.TopicNames}  # fmt: skip
+             r.TopicNames, access.Identify, access.IdentityList, access.RoleList, AuditList, AuditNote}  # fmt: skip
 """Requests that the server answers of what it knows, or that are about what this connection has."""
 ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
 
@@ -40,6 +42,7 @@ class Twin:
         self.partitions = 1
         self.administration = self
         self.catalog = SimpleNamespace(topics={})
+        self.clock = SimpleNamespace(now_ms=lambda: 0)
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
     def check_places(self, request: Any, keys: Any) -> None:
@@ -82,6 +85,19 @@ class Door:
         raise error
 
 
+def info_of(identities: Twin) -> SimpleNamespace:
+    return SimpleNamespace(
+        waiting=lambda: None,
+        add_hint=None,
+        gateway_keys=(),
+        node_id="node1",
+        logins=SimpleNamespace(authenticator=None),
+        failed_logins=None,
+        identities=identities,
+        audit=None,
+    )
+
+
 @pytest.fixture
 def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
     came: list[tuple[Any, Any]] = []
@@ -92,7 +108,7 @@ def came(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, Any]]]:
 
 @pytest.mark.parametrize("name", ASKED)
 async def test_a_request_arrives_with_its_caller(came: list[tuple[Any, Any]], name: str) -> None:
-    info = SimpleNamespace(waiting=lambda: None, add_hint=None, gateway_keys=tuple, node_id="node1")
+    info = info_of(Twin(came))
     door = Door()
     session = ClientSession(Twin(came), door, info)  # type: ignore[arg-type]
     session.greeted = True
@@ -116,7 +132,7 @@ def test_what_goes_through_all_partitions_is_as_much_work(name: str) -> None:
     def work_of(partitions: int) -> int:
         broker, door = Twin([]), Door()
         broker.partitions = partitions
-        info = SimpleNamespace(waiting=lambda: None, add_hint=None, gateway_keys=tuple, node_id="node1")
+        info = info_of(broker)
         session = ClientSession(broker, door, info)  # type: ignore[arg-type]
         session.greeted = True
         before = door.turn.left

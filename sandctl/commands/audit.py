@@ -1,0 +1,108 @@
+"""`sandctl audit`: who did what to the cluster, and who was refused it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from sandctl.options.common import common_options, run
+from sandctl.output.escaping import one_line
+from sandctl.output.printing import Printer
+from sandctl.output.results import say, show_rows, text_of
+
+if TYPE_CHECKING:
+    from sandq.client import Client
+
+LOOK_S: Final = 1.0
+"""How often nodes are asked for more."""
+_LAST_MOST: Final = 1000
+_COLUMNS = {
+    "time": "TIME",
+    "node": "NODE",
+    "principal": "PRINCIPAL",
+    "peer": "PEER",
+    "request": "REQUEST",
+    "about": "ABOUT",
+    "result": "RESULT",
+}
+
+
+@click.command()
+@click.option(
+    "--last",
+    type=click.IntRange(1, _LAST_MOST),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="So many lines, of those that there are.",
+)
+@click.option("--follow", is_flag=True, help="Go on with those that come, until it is interrupted.")
+@click.option("--node", metavar="NODE", help="Only the log of this node.")
+@common_options
+def audit(last: int, follow: bool, node: str | None) -> None:
+    """Print the audit logs of all nodes: who did what, from where, to what, and what became of it; who was refused
+    something; who failed to say who they are.
+
+    \b
+      sandctl audit
+      sandctl audit --last 1000 -o jsonl
+      sandctl audit --follow
+
+    RESULT is ok or the code of an error; NO_ANSWER: the connection ended before there was one. What is about
+    `lines_lost` says how many lines of that node are missing there.
+    """
+    if not follow:
+
+        async def look(client: Client) -> None:
+            page = await client.admin.audit(last, node=node)
+            show_rows([_row(line) for line in page.lines], _COLUMNS)
+            _tell(page.lost, page.missing)
+
+        run(look)
+        return
+    begun = False
+
+    async def work(client: Client) -> None:
+        import anyio
+
+        nonlocal begun
+        printer = Printer()
+        try:
+            page = await client.admin.audit(last, node=node)
+            _tell(page.lost, page.missing)
+            begun = True
+            while True:
+                for line in page.lines:
+                    await printer.show(partial(dict, line), partial(_text, line))
+                await anyio.sleep(LOOK_S)
+                page = await client.admin.audit(_LAST_MOST, after=page.position, node=node)
+        finally:
+            await printer.close()
+
+    try:
+        run(work, waits=True)
+    except KeyboardInterrupt:
+        if not begun:
+            raise
+
+
+def _row(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {**line, "about": line.get("about", {"lost": line["lost"]} if "lost" in line else None)}
+
+
+def _text(line: Mapping[str, Any]) -> bytes:
+    row = _row(line)
+    return ("  ".join(one_line(text_of(row.get(name))) for name in _COLUMNS) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _tell(lost: Mapping[str, int], missing: Mapping[str, str]) -> None:
+    for node, count in lost.items():
+        say(
+            f"sandctl: {node} has lost {count:,} lines since it started: there were too many, or its disk failed",
+            err=True,
+        )
+    for node, why in missing.items():
+        say(f"sandctl: nothing is told of {node}: {why}", err=True)

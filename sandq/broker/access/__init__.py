@@ -1,0 +1,1 @@
+"""Who asks, and what that one may do."""

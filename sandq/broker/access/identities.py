@@ -1,0 +1,154 @@
+"""Identities and roles made, changed and forgotten, by the node that leads the metadata; and their lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import structlog
+
+from sandq.broker.controller.administration import Administration
+from sandq.broker.replication.replica import MetadataView
+from sandq.metadata import commands as m
+from sandq.metadata.records import IdentityRecord
+from sandq.model.access import check_grants, check_role
+from sandq.model.caller import Caller
+from sandq.model.errors import InvalidRequest, NotFound
+from sandq.model.limits import FIXED
+from sandq.model.principals import HASH_BYTES, TOKEN, check_principal, kind_of
+from sandq.model.quotas import Quota
+from sandq.model.times import TIME_MAX_MS
+from sandq.protocol.requests_access import (
+    IdentityDelete,
+    IdentityList,
+    IdentityPut,
+    RoleDelete,
+    RoleList,
+    RolePut,
+)
+
+log = structlog.get_logger("sandq.access")
+
+CHANGES: Final = ("grants", "add", "remove", "secret_hash", "expires_ms", "quota", "note")
+"""What may be said of an identity."""
+
+
+class Identities:
+    """All raise as `Administration` does; Conflict while not every node of the cluster knows of identities."""
+
+    def __init__(self, administration: Administration, view: Callable[[], MetadataView]) -> None:
+        self._administration = administration
+        self._view = view
+
+    async def put(self, request: IdentityPut, caller: Caller) -> dict[str, Any]:
+        """Make an identity, or change one; what it is then. Raises InvalidRequest; Conflict when a new one is there
+        already; NotFound when there is none to change."""
+        principal = check_principal(request.principal)
+
+        def command(view: MetadataView) -> m.Command:
+            old = view.identities.get(principal)
+            if old is None and not request.is_new:
+                raise NotFound(f"there is no identity {principal!r}", principal=principal)
+            changes, is_new = request.changes, request.is_new
+            if is_new and old is not None and old.secret_hash is not None:
+                # The same token is asked for once more by who has not seen the answer.
+                is_new = old.secret_hash != changes.get("secret_hash")
+            return _changed(principal, is_new, old, changes, view.roles)
+
+        record: IdentityRecord = await self._administration.change(command, m.PutIdentity.feature_level)
+        log.info("identity made" if request.is_new else "identity changed", identity=principal, by=caller.principal)
+        return row_of(record)
+
+    async def delete(self, request: IdentityDelete, caller: Caller) -> None:
+        """Forget an identity. Raises NotFound."""
+        forget = m.DeleteIdentity(request.principal)
+        await self._administration.change(lambda view: forget, forget.feature_level)
+        log.info("identity forgotten", identity=request.principal, by=caller.principal)
+
+    def page(self, request: IdentityList) -> list[dict[str, Any]]:
+        """Return some identities, in order, without what they show."""
+        identities = self._view().identities
+        return [row_of(identities[name]) for name in _page(sorted(identities), request.after, request.limit)]
+
+    async def put_role(self, request: RolePut, caller: Caller) -> None:
+        """Make a role, or give it other grants. Raises InvalidName, InvalidRequest."""
+        name, grants = check_role(request.name), check_grants(request.grants, None)
+        keep = m.PutRole(name, grants)
+        await self._administration.change(lambda view: keep, keep.feature_level)
+        log.info("role made or changed", role=name, by=caller.principal)
+
+    async def delete_role(self, request: RoleDelete, caller: Caller) -> None:
+        """Forget a role. Raises NotFound; Conflict while identities have it."""
+        forget = m.DeleteRole(request.name)
+        await self._administration.change(lambda view: forget, forget.feature_level)
+        log.info("role forgotten", role=request.name, by=caller.principal)
+
+    def roles(self, request: RoleList) -> list[list[Any]]:
+        """Return some roles that somebody made, in order, with their grants."""
+        roles = self._view().roles
+        return [[name, list(roles[name])] for name in _page(sorted(roles), request.after, request.limit)]
+
+
+def row_of(record: IdentityRecord) -> dict[str, Any]:
+    """Return an identity as it is shown: nothing of what it shows itself."""
+    return {
+        "principal": record.principal,
+        "grants": list(record.grants),
+        "created_ms": record.created_ms,
+        "expires_ms": record.expires_ms,
+        "quota": dict(record.quota),
+        "note": record.note,
+    }
+
+
+def _page(names: Sequence[str], after: str | None, limit: int) -> list[str]:
+    return [name for name in names if after is None or name > after][:limit]
+
+
+def _changed(
+    principal: str,
+    is_new: bool,
+    old: IdentityRecord | None,
+    changes: Mapping[str, Any],
+    roles: Mapping[str, Sequence[str]],
+) -> m.PutIdentity:
+    """What keeps an identity with these changes. Raises InvalidRequest."""
+    unknown = [name for name in changes if name not in CHANGES]
+    if unknown:
+        raise InvalidRequest(f"{str(unknown[0])[:40]}: no such field of an identity; there are {', '.join(CHANGES)}")
+    grants = changes.get("grants", list(old.grants) if old is not None else [])
+    if "grants" in changes or is_new:
+        grants = check_grants(grants, roles) if grants or (is_new and "add" not in changes) else []
+    if "add" in changes:
+        grants = [*dict.fromkeys([*grants, *check_grants(changes["add"], roles)])]
+        if len(grants) > FIXED.grants:
+            raise InvalidRequest(f"grants: {len(grants)}, and an identity has {FIXED.grants} at most")
+    if "remove" in changes:
+        grants = _without(grants, changes["remove"])
+    secret_hash = changes.get("secret_hash", old.secret_hash if old is not None else None)
+    if secret_hash is not None and (type(secret_hash) is not bytes or len(secret_hash) != HASH_BYTES):
+        raise InvalidRequest(f"secret_hash: {HASH_BYTES} bytes are expected, the SHA-256 of the token")
+    if (secret_hash is not None) != (kind_of(principal) == TOKEN):
+        raise InvalidRequest("secret_hash: a token has one, and what is no token has none")
+    expires_ms = changes.get("expires_ms", old.expires_ms if old is not None else None)
+    if expires_ms is not None and (type(expires_ms) is not int or not 0 <= expires_ms <= TIME_MAX_MS):
+        raise InvalidRequest("expires_ms: an instant in milliseconds is expected, or nil")
+    quota = changes.get("quota", {})
+    if not isinstance(quota, dict):
+        raise InvalidRequest("quota: a map is expected")
+    kept = Quota.of(old.quota if old is not None else {}).changed(quota).record()
+    note = changes.get("note", old.note if old is not None else "")
+    if not isinstance(note, str) or len(note) > FIXED.note_chars:
+        raise InvalidRequest(f"note: text of {FIXED.note_chars} characters at most is expected")
+    return m.PutIdentity(principal, is_new, grants, secret_hash, expires_ms, kept, note)
+
+
+def _without(grants: Sequence[str], remove: Any) -> list[str]:
+    """Grants but these, each of which must be there: a typing error would leave what was to be taken away."""
+    if not isinstance(remove, list):
+        raise InvalidRequest("remove: a list of grants is expected")
+    absent = [grant for grant in remove if grant not in grants]
+    if absent:
+        has = ", ".join(grants) or "none"
+        raise InvalidRequest(f"remove: it has no grant {str(absent[0])[:80]!r}; it has {has[:300]}")
+    return [grant for grant in grants if grant not in remove]

@@ -1,0 +1,231 @@
+"""Check tokens of an outside issuer (JWT): who signed them, whom they are for, until when they hold.
+
+Keys are those of a file, or of a URL that is asked again once they are old, or a token names a key that is not among
+them, and not more often than every `FETCH_LEAST_S`. Only algorithms by which nobody makes a token who can check one are
+taken, whatever a token says of itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jwt
+import structlog
+import trio
+
+from sandq.model.access import parse_grant
+from sandq.model.config_security import JwtSection
+from sandq.model.errors import InvalidRequest, StartupError, Unauthenticated, Unavailable
+from sandq.model.limits import FIXED
+from sandq.model.principals import JWT, principal_of
+
+log = structlog.get_logger("sandq.access")
+
+KEYS_BYTES: Final = 1 << 20
+"""Of a file, or an answer, with keys."""
+KEYS: Final = 100
+"""That are looked at, of one set."""
+FETCH_S: Final = 5.0
+"""For the issuer to give its keys."""
+FETCH_LEAST_S: Final = 30.0
+KEPT_S: Final = 600.0
+"""Keys are asked for again when they are older, ..."""
+STALE_S: Final = 86_400.0
+"""... and those that there are hold for so long, while nobody answers."""
+CHECKED: Final = 1000
+"""Tokens that were checked, and need not be again."""
+_CLAIMS: Final = ("exp", "sub", "iss", "aud")
+
+
+class Claims(NamedTuple):
+    """What a token says."""
+
+    subject: str
+    grants: tuple[str, ...]
+    expires_ms: int
+    """With what clocks may differ."""
+
+
+class JwtVerifier:
+    """Tokens of one issuer. `fetch(url)` gives what stands there, in a thread; it may raise OSError or ValueError."""
+
+    def __init__(self, config: JwtSection, now_ms: Callable[[], int], fetch: Callable[[str], bytes] | None = None):
+        """Raises StartupError when there is something wrong with the file of keys."""
+        assert config.issuer is not None
+        self._config = config
+        self._now_ms = now_ms
+        self._fetch = fetch or _fetch
+        self._keys: dict[str | None, list[Any]] = {}
+        """By key id; None: those without."""
+        self._fetched_s = self._tried_s = -FETCH_LEAST_S
+        self._one = trio.Lock()
+        self._checked: OrderedDict[bytes, Claims] = OrderedDict()
+        if config.keys_file is not None:
+            try:
+                self._keys = _read_keys(_read(config.keys_file))
+            except (OSError, ValueError) as error:
+                raise StartupError(f"jwt.keys_file {config.keys_file}: {error}") from None
+
+    async def claims(self, text: str) -> Claims:
+        """Return what a token says. Raises Unauthenticated; Unavailable while nobody gives the issuer's keys."""
+        digest = hashlib.sha256(text.encode()).digest()
+        claims = self._checked.get(digest)
+        if claims is None:
+            claims = await self._check(text)
+            self._checked[digest] = claims
+            if len(self._checked) > CHECKED:
+                self._checked.popitem(last=False)
+        if claims.expires_ms <= self._now_ms():
+            raise Unauthenticated(f"the token of {principal_of(JWT, claims.subject)} expired: get a new one")
+        return claims
+
+    async def _check(self, text: str) -> Claims:
+        try:
+            head = jwt.get_unverified_header(text)
+        except jwt.PyJWTError as error:
+            raise _refused(error) from None
+        algorithm, key_id = head.get("alg"), head.get("kid")
+        if algorithm not in self._config.algorithms:
+            raise Unauthenticated(f"the token is signed by {str(algorithm)[:20]!r}: jwt.algorithms has it not")
+        keys = await self._keys_of(key_id if isinstance(key_id, str) else None)
+        problem: Exception = jwt.InvalidTokenError("the issuer has no such key")
+        for key in keys:
+            try:
+                said = jwt.decode(
+                    text,
+                    key,
+                    algorithms=[algorithm],
+                    audience=self._config.audience,
+                    issuer=self._config.issuer,
+                    leeway=self._config.leeway_ms / 1000,
+                    # Time is that of this node, which is not the machine's where that has jumped.
+                    options={"require": list(_CLAIMS), "verify_exp": False, "verify_nbf": False, "verify_iat": False},
+                )
+            except (jwt.PyJWTError, TypeError, ValueError) as error:
+                problem = error
+                continue
+            return self._claims(said)
+        raise _refused(problem)
+
+    def _claims(self, said: dict[str, Any]) -> Claims:
+        subject, expires, begins = said["sub"], said["exp"], said.get("nbf", 0)
+        if not isinstance(subject, str) or not subject.isprintable() or not subject:
+            raise Unauthenticated("the token's subject (sub) is no text that can be shown")
+        if len(principal_of(JWT, subject)) > FIXED.principal_chars:
+            raise Unauthenticated(f"the token's subject has more than {FIXED.principal_chars} characters")
+        if not _is_time(expires) or not _is_time(begins):
+            raise Unauthenticated("the token's times (exp, nbf) are no seconds since 1970")
+        if begins * 1000 > self._now_ms() + self._config.leeway_ms:
+            raise Unauthenticated("the token holds from a later time on (nbf)")
+        claim = self._config.grants_claim
+        grants = said.get(claim, [])
+        if not isinstance(grants, list) or len(grants) > FIXED.grants:
+            raise Unauthenticated(f"the token's claim {claim} is no list of {FIXED.grants} grants at most")
+        try:
+            for grant in grants:
+                parse_grant(grant)
+        except InvalidRequest as error:
+            raise Unauthenticated(f"the token's claim {claim}: {error.message}") from None
+        return Claims(subject, tuple(grants), int(expires * 1000) + self._config.leeway_ms)
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    async def _keys_of(self, key_id: str | None) -> list[Any]:
+        url = self._config.jwks_url
+        if url is not None:
+            age_s = trio.current_time() - self._fetched_s
+            if age_s > KEPT_S or not self._named(key_id):
+                await self._renew(url)
+            if trio.current_time() - self._fetched_s > STALE_S or not self._keys:
+                raise Unavailable(f"the keys of issuer {self._config.issuer} cannot be had at present (jwt.jwks_url)")
+        return self._named(key_id)
+
+    def _named(self, key_id: str | None) -> list[Any]:
+        if key_id is None:
+            return [key for keys in self._keys.values() for key in keys][:KEYS]
+        return [*self._keys.get(key_id, ()), *self._keys.get(None, ())]
+
+    async def _renew(self, url: str) -> None:
+        """Ask for the keys, unless that was done a moment ago: what there is stays when nobody answers."""
+        async with self._one:
+            if trio.current_time() - self._tried_s < FETCH_LEAST_S:
+                return
+            self._tried_s = trio.current_time()
+            try:
+                with trio.fail_after(FETCH_S):
+                    text = await trio.to_thread.run_sync(self._fetch, url, abandon_on_cancel=True)
+                keys = _read_keys(text)
+            except (OSError, ValueError, trio.TooSlowError) as error:
+                log.warning("the keys of the issuer of tokens could not be read", url=url, error=str(error)[:200])
+                return
+            self._keys, self._fetched_s = keys, self._tried_s
+            self._checked.clear()  # one may have been taken out
+
+
+def _refused(error: Exception) -> Unauthenticated:
+    return Unauthenticated(f"the token is refused: {str(error)[:200] or type(error).__name__}")
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 1 << 40  # type: ignore[operator]
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(KEYS_BYTES + 1)
+    if len(content) > KEYS_BYTES:
+        raise ValueError(f"it has more than {KEYS_BYTES} bytes")
+    return content
+
+
+def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
+    """Public keys in PEM, or in a JWKS, by key id. Raises ValueError."""
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    keys: dict[str | None, list[Any]] = {}
+    if b"-----BEGIN" in content:
+        if b"PRIVATE KEY" in content:
+            raise ValueError("it holds a private key: give the public one")
+        for part in content.split(b"-----END")[:-1]:
+            begin = part.index(b"-----BEGIN")
+            kind = part[begin + len(b"-----BEGIN") :].split(b"-----")[0]
+            keys.setdefault(None, []).append(load_pem_public_key(part[begin:] + b"-----END" + kind + b"-----\n"))
+        return keys
+    try:
+        rows = json.loads(content)["keys"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError("it is neither PEM nor a set of keys (JWKS)") from None
+    if not isinstance(rows, list) or len(rows) > KEYS:
+        raise ValueError(f"a set of keys has a list of {KEYS} keys at most")
+    for row in rows:
+        if not isinstance(row, dict) or row.get("use", "sig") != "sig" or row.get("kty") == "oct":
+            continue
+        try:
+            key = jwt.PyJWK.from_dict(row)
+        except jwt.PyJWTError:
+            continue  # of a kind that is not known here
+        keys.setdefault(row.get("kid") if isinstance(row.get("kid"), str) else None, []).append(key.key)
+    if not keys:
+        raise ValueError("it has no key that signs")
+    return keys
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _fetch(url: str) -> bytes:
+    """What stands at an https URL. Raises OSError, ValueError."""
+    opener = urllib.request.build_opener(_NoRedirects)
+    with opener.open(url, timeout=FETCH_S) as answer:
+        content: bytes = answer.read(KEYS_BYTES + 1)
+    if len(content) > KEYS_BYTES:
+        raise ValueError(f"the answer has more than {KEYS_BYTES} bytes")
+    return content

@@ -1,0 +1,62 @@
+"""Which requests are noted in the audit log, and what of them: never a value, a key, a header or a secret."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sandq.protocol.frames import Frame, Type
+from sandq.protocol.request import REQUESTS
+
+ACTS: Final = frozenset(
+    {
+        *(Type.MOVE, Type.CANCEL, Type.JOB_START, Type.JOB_STOP),
+        *(Type.TOPIC_CREATE, Type.TOPIC_DELETE, Type.TOPIC_UPDATE),
+        *(Type.GROUP_SEEK, Type.GROUP_DELETE, Type.GROUP_UPDATE, Type.GROUP_PAUSE, Type.GROUP_LIMIT, Type.GROUP_PUSH),
+        *(Type.HOLD, Type.DEAD_REDRIVE, Type.DEAD_PURGE),
+        *(Type.CLUSTER_INIT, Type.CLUSTER_CLOCK, Type.NODE_CHANGE, Type.TRANSFER, Type.REBUILD, Type.CLOCK_RESET),
+        *(Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE),
+        *(Type.IDENTITY_PUT, Type.IDENTITY_DELETE, Type.ROLE_PUT, Type.ROLE_DELETE),
+    }
+)
+"""Requests that change what is managed, the cluster, or who may use it."""
+FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD})
+"""Of these, what applications may ask for again and again."""
+_SHOWN: Final = frozenset(
+    {
+        *("topic", "name", "group", "partition", "node", "action", "kind", "partitions", "replicas", "paused"),
+        *("principal", "grants", "is_new"),
+    }
+)
+"""Fields that say what a request is about."""
+_CHANGES: Final = ("grants", "add", "remove", "expires_ms", "quota")
+"""What is said of the changes of an identity; not what it shows."""
+
+
+def is_act(frame: Frame) -> bool:
+    """Whether a request is noted, besides when it is refused."""
+    return frame[0] in ACTS and not (frame[0] == Type.CLUSTER_CLOCK and frame[2:3] == ["show"])
+
+
+def name_of(kind: int) -> str:
+    """What a type of requests is called, in metrics and logs, too."""
+    try:
+        return Type(kind).name.lower()
+    except ValueError:
+        return str(kind)
+
+
+def about(frame: Frame) -> dict[str, Any]:
+    """What a request is about. It may be of any form yet."""
+    kind = frame[0]
+    request = REQUESTS.get(kind)
+    if request is None:
+        return {}
+    is_of_topics = name_of(kind).startswith("topic_")
+    found = {}
+    for field, value in zip(request.shape.fields, frame[2:], strict=False):
+        if field.name in _SHOWN and value is not None and isinstance(value, str | int | list | dict):
+            found["topic" if field.name == "name" and is_of_topics else field.name] = value
+    changes = frame[4] if kind == Type.IDENTITY_PUT and len(frame) > 4 else None
+    if isinstance(changes, dict):
+        found |= {name: changes[name] for name in _CHANGES if name in changes}
+    return found

@@ -1,0 +1,166 @@
+"""Files of the audit log: `audit-0000000001.jsonl` and on, lines of JSON. The last one is written to, the oldest goes.
+
+A *position* is text, `number of a file:bytes of it`: what stands there and behind it was written later.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sandq.model.errors import InvalidRequest
+
+_NAME: Final = re.compile(r"audit-([0-9]{10})\.jsonl")
+_POSITION: Final = re.compile(r"([0-9]{1,10}):([0-9]{1,12})")
+_CHUNK_BYTES: Final = 64 << 10
+READ_BYTES: Final = 2 << 20
+"""Of lines that are read at once, about."""
+_MODE, _DIRECTORY_MODE = 0o600, 0o700
+
+
+class AuditFiles:
+    """Those of one node. One thread appends; any may read."""
+
+    def __init__(self, directory: Path, file_bytes: int, files: int) -> None:
+        """`file_bytes`: from so many on another file is begun; `files`: so many are kept."""
+        self._directory = directory
+        self._file_bytes = file_bytes
+        self._files = files
+        self._fd: int | None = None
+        self._number = 0
+        self._size = 0
+        self._is_torn = False
+        """The file ends within a line: the disk was full, or the node was killed."""
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes) -> None:
+        """Write whole lines. Raises OSError: some of them may not be there."""
+        try:
+            if self._fd is None:
+                self._open()
+            if self._size and self._size + len(data) > self._file_bytes:
+                self._begin_another()
+            assert self._fd is not None
+            rest = memoryview(b"\n" + data if self._is_torn else data)
+            while rest:
+                written = os.write(self._fd, rest)
+                self._size += written
+                self._is_torn = True
+                rest = rest[written:]
+            self._is_torn = False
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file that is written to; `append` opens it again."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with suppress(OSError):
+                os.close(fd)
+
+    def _open(self) -> None:
+        self._directory.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
+        self._begin(max(self._numbers(), default=1))
+
+    def _begin(self, number: int) -> None:
+        fd = os.open(self._path(number), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        self._fd, self._number, self._size = fd, number, os.fstat(fd).st_size
+        self._is_torn = bool(self._size) and os.pread(fd, 1, self._size - 1) != b"\n"
+
+    def _begin_another(self) -> None:
+        self.close()
+        self._begin(self._number + 1)
+        for number in self._numbers()[: -self._files]:
+            with suppress(OSError):
+                self._path(number).unlink()
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"audit-{number:010d}.jsonl"
+
+    def _numbers(self) -> list[int]:
+        try:
+            names = os.listdir(self._directory)
+        except FileNotFoundError:
+            return []
+        return sorted([int(found[1]) for name in names if (found := _NAME.fullmatch(name)) is not None])
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def last(self, most: int) -> tuple[list[bytes], str]:
+        """The last lines, the oldest first, and the position behind them. Raises OSError."""
+        lines: list[bytes] = []
+        position = "0:0"
+        for number in reversed(self._numbers()):
+            found, end = self._tail(number, most - len(lines))
+            if position == "0:0":
+                position = f"{number}:{end}"
+            lines[:0] = found
+            if len(lines) >= most:
+                break
+        return lines, position
+
+    def _tail(self, number: int, most: int) -> tuple[list[bytes], int]:
+        """The last whole lines of a file, and where they end."""
+        try:
+            fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # it went meanwhile
+            return [], 0
+        try:
+            start = size = os.fstat(fd).st_size
+            data = b""
+            while start and data.count(b"\n") <= most and len(data) < READ_BYTES:
+                start = max(start - _CHUNK_BYTES, 0)
+                data = os.pread(fd, min(_CHUNK_BYTES, size - start - len(data)), start) + data
+        finally:
+            os.close(fd)
+        end = data.rfind(b"\n") + 1
+        lines = data[:end].splitlines()
+        if start and lines:
+            del lines[0]  # only its end may be there
+        return lines[-most:], start + end
+
+    def after(self, position: str, most: int) -> tuple[list[bytes], str]:
+        """Lines from a position on, and the position behind them; from the oldest on where what stood there is gone.
+        Raises InvalidRequest, OSError."""
+        number, offset = parse_position(position)
+        numbers = self._numbers()
+        if numbers and number > numbers[-1]:
+            number, offset = 0, 0  # of files that are gone
+        lines: list[bytes] = []
+        for other in [other for other in numbers if other >= number]:
+            begin = offset if other == number else 0
+            found, end = self._read(other, begin, most - len(lines))
+            lines += found
+            position = f"{other}:{end}"
+            if len(lines) >= most:
+                break
+        return lines, position
+
+    def _read(self, number: int, start: int, most: int) -> tuple[list[bytes], int]:
+        try:
+            fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return [], start
+        try:
+            if start > os.fstat(fd).st_size:
+                start = 0
+            data = os.pread(fd, READ_BYTES, start)
+        finally:
+            os.close(fd)
+        lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)[:most]
+        return [line.rstrip(b"\r\n") for line in lines], start + sum(map(len, lines))
+
+
+def parse_position(text: str) -> tuple[int, int]:
+    """The file, and the bytes of it. Raises InvalidRequest."""
+    found = _POSITION.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(
+            f"after: {text[:40]!r} is no position in an audit log; leave it out, or give one that was told"
+        )
+    return int(found[1]), int(found[2])

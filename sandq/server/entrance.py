@@ -1,0 +1,163 @@
+"""Let a connection in: find out who it is, by what HELLO shows and by a gateway's proof, and what it is held to.
+
+off      everybody may do everything; a principal is noted where something that says who it is was shown
+accept   who shows something is held to it; others are anonymous, and may do everything
+require  who shows nothing is not let in; a gateway must prove itself before it says anything else
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import trio
+
+from sandq.broker.access.authenticator import REQUIRE, Login
+from sandq.broker.timers import Timer
+from sandq.model.access import Access, Grant, Right
+from sandq.model.caller import ANONYMOUS, NODE, Caller, host_of
+from sandq.model.config_types import is_loopback
+from sandq.model.errors import Forbidden, InvalidRequest, SandqError, Unauthenticated, Unavailable
+from sandq.model.principals import TOKEN_CHARS
+from sandq.model.sources import source_of_caller
+from sandq.protocol.requests import Hello, Prove
+from sandq.server.connection import Connection
+from sandq.server.failed_logins import FailedLogins
+from sandq.server.gateway_proof import OPTION, GatewayProof
+from sandq.server.logins import Logins
+
+TOKEN_OPTION: Final = "token"
+"""Of HELLO."""
+_FOUNDERS: Final = Access(ANONYMOUS, [Grant(Right.CLUSTER)])
+"""What who is on the machine of a node may do while that belongs to no cluster, and so knows nobody."""
+FOUNDED_MS: Final = 200
+"""Who founds a cluster has so long to be answered, again and again, before it is to say who it is."""
+
+
+class Entrance:
+    """Of one connection."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        proof: GatewayProof,
+        logins: Logins,
+        failed: FailedLogins,
+        now_ms: Callable[[], int],
+        waiting: Callable[[], str | None],
+    ) -> None:
+        """`waiting`: why the node belongs to no cluster yet; None once it does."""
+        self._connection = connection
+        self._authenticator = logins.authenticator
+        self._logins = logins
+        self._now_ms = now_ms
+        self._timer: Timer | None = None
+        self._proof = proof
+        self._failed = failed
+        self._waiting = waiting
+        self._is_founder = False
+        """It was let in because there was no cluster yet."""
+        self.must_prove = False
+        """It may only prove to be a gateway."""
+        self.is_in = False
+        self.access: Access | None = None
+        """What is asked by this connection is held to; None: to nothing."""
+
+    # -- coming in ------------------------------------------------------------------------------------------------
+
+    async def hello(self, request: Hello) -> None:
+        """Find out who says HELLO. Raises Unauthenticated, Unavailable: the connection is to end."""
+        token = request.options.get(TOKEN_OPTION)
+        if token is not None and (type(token) is not str or not 0 < len(token) <= TOKEN_CHARS):
+            raise InvalidRequest(f"HELLO field 3 (options): {TOKEN_OPTION} must be text of 1..{TOKEN_CHARS} characters")
+        is_required = self._authenticator.mode == REQUIRE
+        if is_required and token is None and request.options.get(OPTION) is not None:
+            self.must_prove = True
+            return
+        if self._waiting() is not None and (is_required or token is not None):
+            self._let_founder_in()
+            return
+        login = await self._authenticator.identify(token, self._connection.certificate_name)
+        if login is None and is_required:
+            raise Unauthenticated(
+                "this cluster lets nobody in who does not say who it is: give a token (connect(token=...), "
+                "SANDQ_TOKEN, sandctl --token-file), or a client certificate that it knows"
+            )
+        if login is not None:
+            self._use(login)
+        self.is_in = True
+
+    def _let_founder_in(self) -> None:
+        caller = self._connection.caller
+        if not is_loopback(host_of(caller)):
+            raise Unavailable(f"this node belongs to no cluster yet, and cannot say who is who: {self._waiting()}")
+        self._is_founder = self.is_in = True
+        self.access = _FOUNDERS
+        self._logins.add(self)
+        self._connection.log_in(replace(caller, access=_FOUNDERS), None)
+
+    def _use(self, login: Login) -> None:
+        caller, access = self._connection.caller, self._authenticator.access_of(login)
+        self.access = access
+        self._logins.add(self)
+        self._wake_at(login.expires_ms)
+        self._connection.log_in(replace(caller, principal=login.principal, access=access), login)
+
+    def prove(self, request: Prove) -> None:
+        """Take a gateway's proof: then it is as the node itself. Raises Forbidden, ProtocolError; Unauthenticated
+        where it is let in by that alone."""
+        try:
+            self._proof.check(request.proof)
+        except Forbidden as error:
+            if not self.must_prove:
+                raise
+            raise Unauthenticated(f"this cluster requires authentication: {error.message}") from None
+        self.must_prove, self.is_in, self._is_founder, self.access = False, True, False, None
+        connection = self._connection
+        connection.log_in(Caller(NODE.principal, connection.address), None)
+
+    async def refused(self, error: SandqError) -> None:
+        """End the connection of who was not let in: soon, unless many came from there."""
+        if isinstance(error, Unauthenticated):
+            await trio.sleep(self._failed.pause_s(source_of_caller(self._connection.caller)))
+        self._connection.end(error)
+        # What came behind it is not looked at.
+        await trio.lowlevel.checkpoint()
+
+    # -- while it is in -------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """End the connection if what lets it in, or what it may do, has changed."""
+        connection, login = self._connection, self._connection.login
+        if self._is_founder and self._waiting() is None:
+            if connection.requests:  # that founded the cluster, maybe
+                self._wake_at(self._now_ms() + FOUNDED_MS)
+            else:
+                self._end(Unavailable("this node belongs to a cluster now: connect again"))
+        if login is None:
+            return
+        try:
+            now = self._authenticator.again(login)
+        except SandqError as error:
+            self._end(error)
+            return
+        if self.access is not None and now.access.grants != login.access.grants:
+            self._end(Unavailable(f"the rights of {login.principal} have changed: connect again"))
+        elif now != login:
+            connection.login = now
+            self._wake_at(now.expires_ms)
+
+    def _end(self, error: SandqError) -> None:
+        self.gone()
+        self._connection.end(error)
+
+    def _wake_at(self, at_ms: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at_ms is None else self._logins.at(at_ms, self.look)
+
+    def gone(self) -> None:
+        """The connection has gone, or is about to."""
+        self._logins.discard(self)
+        self._wake_at(None)

@@ -1,0 +1,72 @@
+"""Tell nodes what a gateway refused: their audit logs have it. A bounded queue, and one request after the other."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Any, Final, NamedTuple
+
+import anyio
+import structlog
+
+from sandq.client import Client, cluster_of, on_behalf_of
+from sandq.client.transport import call
+from sandq.model.errors import SandqError
+from sandq.protocol.requests_audit import TEXT_CHARS, AuditNote
+
+log = structlog.get_logger("sandq.http")
+
+QUEUED: Final = 200
+"""Notes that wait for a node; more are counted, and told with the next one."""
+TRY_S: Final = 5.0
+_TOLD: Final = ("right", "topic", "group")
+
+
+class _Note(NamedTuple):
+    address: str
+    principal: str | None
+    note: AuditNote
+
+
+class AuditNotes:
+    """Those of one server."""
+
+    def __init__(self, client: Client) -> None:
+        self._cluster = cluster_of(client)
+        self._queue: deque[_Note] = deque()
+        self._came = anyio.Event()
+        self._lost = 0
+
+    def refused(self, address: str, principal: str | None, call: str, error: SandqError, request_id: str) -> None:
+        """Have it noted that something was refused. Waits for nothing."""
+        about: dict[str, Any] = {
+            name: str(error.details[name])[:TEXT_CHARS] for name in _TOLD if error.details.get(name) is not None
+        }
+        if len(self._queue) >= QUEUED:
+            self._lost += 1
+            return
+        if self._lost:
+            about["lost"], self._lost = self._lost, 0
+        note = AuditNote(call[:TEXT_CHARS], about, error.code[:40], request_id[:TEXT_CHARS])
+        self._queue.append(_Note(address, principal, note))
+        self._came.set()
+
+    async def run(self) -> None:
+        """Tell nodes, until it is cancelled."""
+        failed_s = -math.inf
+        while True:
+            if not self._queue:
+                self._came = anyio.Event()
+                await self._came.wait()
+            address, principal, note = self._queue.popleft()
+            why = "no answer"
+            with anyio.move_on_after(TRY_S), on_behalf_of(address, principal):
+                try:
+                    await call(self._cluster, note)
+                    continue
+                except SandqError as error:
+                    why = error.message
+            self._lost += 1
+            if anyio.current_time() - failed_s > 60:
+                failed_s = anyio.current_time()
+                log.warning("no node notes what was refused here", error=why)

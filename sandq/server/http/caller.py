@@ -1,0 +1,98 @@
+"""Who asks over HTTP, and what it may do: what guards and routes ask."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sandq.model.access import Access, Right
+from sandq.model.errors import Forbidden, SandqError
+from sandq.model.quotas import Quota
+from sandq.server.http import problems
+from sandq.server.http.rights import NEEDS, UNKNOWN, Needs
+
+CALLER: Final = "caller"
+"""Of a request's state: an `HttpCaller`; None, or missing: whoever asks may do everything."""
+NOTES: Final = "notes"
+"""Of a request's state: takes refusals for the audit log."""
+
+
+Notes = Callable[[str, SandqError], None]
+"""Takes what was refused, for the audit log: method and route, and why."""
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCaller:
+    """Who asks. `access`: what it is held to; None: nothing. `until_revoked` waits until it is not who it was any more,
+    and raises why."""
+
+    principal: str
+    access: Access | None
+    quota: Quota
+    until_revoked: Callable[[], Awaitable[None]] = field(default=_nothing, repr=False, compare=False)
+
+
+def caller_of(request: Request) -> HttpCaller | None:
+    """Return who asks, if it is held to something, or shows who it is."""
+    caller: HttpCaller | None = request.scope["state"].get(CALLER)
+    return caller
+
+
+def access_of(request: Request) -> Access | None:
+    """Return what who asks may do; None: everything."""
+    caller = caller_of(request)
+    return None if caller is None else caller.access
+
+
+def authorize(request: Request, right: Right, topic: str | None, group: str | None = None) -> None:
+    """Raise Forbidden unless who asks has a right on what its body names. The right of the path was looked at."""
+    access = access_of(request)
+    if access is not None and not access.allows(right, topic, group):
+        raise _noted(request.scope, access.refusal(right, topic, group))
+
+
+def refusal(route: Any, scope: Scope, names: dict[str, Any]) -> Forbidden | None:
+    """Return why a route is not for who asks; it is noted then."""
+    caller = scope["state"].get(CALLER)
+    if caller is None or caller.access is None:
+        return None
+    error = needs_of(route).refusal(caller.access, names)
+    return None if error is None else _noted(scope, error)
+
+
+def needs_of(route: Any) -> Needs:
+    """Return what a route needs."""
+    (method,) = route.methods - {"HEAD"}
+    return NEEDS.get((method, route.path), UNKNOWN)
+
+
+def guard_route(route: APIRoute) -> None:
+    """Have a route ask for what it needs before it looks at anything."""
+    inner: ASGIApp = route.app
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        refused = refusal(route, scope, scope["path_params"])
+        if refused is not None:
+            await problems.of_error(Request(scope, receive), refused)(scope, receive, send)
+            return
+        await inner(scope, receive, send)
+
+    route.app = guarded
+
+
+def _noted(scope: Scope, error: Forbidden) -> Forbidden:
+    notes: Notes | None = scope["state"].get(NOTES)
+    route = scope.get("route")
+    if notes is not None:
+        path = getattr(route, "path", scope["path"])
+        notes(f"{scope['method']} {path}", error)
+    return error

@@ -1,0 +1,163 @@
+"""Find out who asks over HTTP: nodes say it (IDENTIFY), and what they said is believed for half a second.
+
+off      whoever shows nothing may do everything, as may others; a wrong token is refused all the same
+accept   who shows something is held to it
+require  who shows nothing is not let in
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+import anyio
+
+from sandq.client import Client, cluster_of
+from sandq.client.transport import call
+from sandq.model.config_security import AUTHENTICATION
+from sandq.model.errors import SandqError, Unauthenticated, Unavailable
+from sandq.model.principals import TOKEN_CHARS
+from sandq.model.quotas import Quota
+from sandq.protocol.requests import Ping
+from sandq.protocol.requests_access import Identify, IdentifyReply
+from sandq.server.failed_logins import FailedLogins
+from sandq.server.http.caller import HttpCaller
+from sandq.server.http.problems import Revoked, not_let_in
+
+OFF, ACCEPT, REQUIRE = range(len(AUTHENTICATION))
+KEPT_S: Final = 0.5
+"""What a node said is believed for so long; and so often it is looked whether who waits is still let in."""
+KEPT: Final = 10_000
+"""Of those that were let in; of more, who was asked for longest ago is asked for again."""
+PATIENCE_S: Final = 10.0
+"""Who waits, or is sent a stream, stays for so long while no node says who it is."""
+_SCHEME: Final = b"bearer "
+_LIMIT: Final = "authentication"
+
+
+class HttpLogins:
+    """Those of one server. `client` reaches the cluster, and has proved to be a gateway where that is needed."""
+
+    def __init__(self, client: Client, clock: Callable[[], float] = anyio.current_time) -> None:
+        self._cluster = cluster_of(client)
+        self._clock = clock
+        self._mode: int | None = None
+        self._mode_until_s = 0.0
+        self._kept: dict[bytes, tuple[HttpCaller | None, float]] = {}
+        """By SHA-256 of what was shown: who that is, and until when it is believed."""
+        self._asking: dict[bytes, anyio.Event] = {}
+        self._failed = FailedLogins(clock)
+
+    @property
+    def mode(self) -> int | None:
+        """The strictest that a node which is connected has; None: none was yet."""
+        now_s = self._clock()
+        if now_s >= self._mode_until_s:
+            found = [int(one.hello.limits.get(_LIMIT, OFF)) for one in self._cluster.connections()]
+            if found:
+                self._mode, self._mode_until_s = max(found), now_s + KEPT_S
+        return self._mode
+
+    async def caller(self, headers: Mapping[bytes, bytes], certificate: str | None, source: str) -> HttpCaller | None:
+        """Return who asks; None: nobody in particular, who may do everything. Raises Revoked; Unavailable while no
+        node says who it is."""
+        shown = headers.get(b"authorization")
+        mode = self.mode
+        if shown is None and certificate is None and mode is not None and mode != REQUIRE:
+            return None
+        if mode is None:
+            if self._cluster.refused is not None:
+                raise not_let_in(self._cluster.refused)
+            await self._until_connected()
+            return await self.caller(headers, certificate, source)
+        token = None if shown is None else _token_of(shown)
+        if token is None and certificate is None:
+            raise Revoked(
+                "this cluster lets nobody in who does not say who it is: send a token (Authorization: Bearer ...)"
+            )
+        try:
+            return await self._identified(token, certificate)
+        except Revoked:
+            await anyio.sleep(self._failed.pause_s(source))
+            raise
+
+    async def _until_connected(self) -> None:
+        """Wait for a node. Raises Unavailable."""
+        try:
+            await call(self._cluster, Ping())
+        except Unavailable as error:
+            raise error if (refused := self._cluster.refused) is None else not_let_in(refused) from None
+        if self.mode is None:
+            raise Unavailable("no node of the cluster is connected; ask again in a moment")
+
+    async def _identified(self, token: str | None, certificate: str | None) -> HttpCaller | None:
+        shown = f"t{token}" if token is not None else f"c{certificate}"
+        key = hashlib.sha256(shown.encode("utf-8", "surrogateescape")).digest()
+        while True:
+            known = self._kept.get(key)
+            if known is not None and self._clock() < known[1]:
+                return known[0]
+            other = self._asking.get(key)
+            if other is None:
+                break
+            await other.wait()
+        event = self._asking[key] = anyio.Event()
+        try:
+            caller = await self._ask(token, certificate)
+            self._keep(key, caller)
+            return caller
+        except BaseException:
+            self._kept.pop(key, None)
+            raise
+        finally:
+            del self._asking[key]
+            event.set()
+
+    async def _ask(self, token: str | None, certificate: str | None) -> HttpCaller | None:
+        if (refused := self._cluster.refused) is not None and not self._cluster.connections():
+            raise not_let_in(refused)
+        try:
+            reply = IdentifyReply.parse(await call(self._cluster, Identify(token, certificate)))
+        except Unauthenticated as error:
+            if token is None and self._mode != REQUIRE:
+                return None  # certificates may be shown before they are known here
+            raise Revoked(error.message, **error.details) from None
+        until_revoked = partial(self._until_revoked, token, certificate, reply.grants)
+        return HttpCaller(reply.principal, reply.access, Quota.of(reply.quota), until_revoked)
+
+    def _keep(self, key: bytes, caller: HttpCaller | None) -> None:
+        self._kept.pop(key, None)
+        if len(self._kept) >= KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = caller, self._clock() + KEPT_S
+
+    async def _until_revoked(self, token: str | None, certificate: str | None, grants: object) -> None:
+        """Wait until who waits for something is not let in any more, or may do something else. Raises Revoked,
+        Unavailable."""
+        known_s = self._clock()
+        while True:
+            await anyio.sleep(KEPT_S)
+            try:
+                caller = await self._identified(token, certificate)
+            except Revoked:
+                raise
+            except SandqError as error:
+                if self._clock() - known_s > PATIENCE_S:
+                    raise Unavailable(f"nobody says who you are at present: {error.message}") from None
+                continue
+            known_s = self._clock()
+            now = None if caller is None or caller.access is None else [str(one) for one in caller.access.grants]
+            if now != grants:
+                raise Unavailable("what you may do has changed: ask again")
+
+
+def _token_of(header: bytes) -> str:
+    """The token in a header. Raises Revoked."""
+    if header[: len(_SCHEME)].lower() != _SCHEME or not header[len(_SCHEME) :].strip():
+        raise Revoked("Authorization: only Bearer, and a token behind it, is known here")
+    token = header[len(_SCHEME) :].strip().decode("latin-1")
+    if len(token) > TOKEN_CHARS:
+        raise Revoked(f"the token is longer than any ({TOKEN_CHARS} characters)")
+    return token

@@ -1,0 +1,127 @@
+"""What each route needs: one table, so that nothing is let through that nobody thought of.
+
+A route that is not in it needs the right `security`. Where a body names another topic (a topic that is made, messages
+that an ack sends, where dead letters go), its route asks once more (`caller.authorize`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from sandq.model.access import Access, Right
+from sandq.model.errors import Forbidden
+
+OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/docs"})
+"""For everybody, without a look at what they show ..."""
+OPEN_BELOW: Final = "/docs/"
+"""... as is what begins so."""
+
+
+class Needs(NamedTuple):
+    """What whoever asks a route needs, each of these rights, on what the path names. `rights` is empty: to be known is
+    enough; what is answered shows only what may be seen, or the body says what is needed."""
+
+    rights: tuple[Right, ...]
+    is_of_topic: bool = False
+    is_of_group: bool = False
+
+    def refusal(self, access: Access, names: Mapping[str, Any]) -> Forbidden | None:
+        """Return why it is not let through. `names`: of the path."""
+        topic = names.get("topic") if self.is_of_topic else None
+        group = names.get("group") if self.is_of_group else None
+        for right in self.rights:
+            if not access.allows(right, topic, group):
+                return access.refusal(right, topic, group)
+        return None
+
+
+_P, _C, _R, _M = Right.PRODUCE, Right.CONSUME, Right.READ, Right.MANAGE
+KNOWN: Final = Needs(())
+OPEN: Final = KNOWN
+"""Of paths that are open anyway."""
+UNKNOWN: Final = Needs((Right.SECURITY,))
+_TOPIC: Final = "/topics/{topic}"
+_GROUP: Final = f"{_TOPIC}/groups/{{group}}"
+_SCHEDULE: Final = f"{_TOPIC}/schedules/{{name}}"
+
+
+def _topic(*rights: Right) -> Needs:
+    return Needs(rights, is_of_topic=True)
+
+
+def _group(*rights: Right) -> Needs:
+    return Needs(rights, is_of_topic=True, is_of_group=True)
+
+
+_CLUSTER: Final = Needs((Right.CLUSTER,))
+NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
+    # Topics. What is made is in the body.
+    ("POST", "/topics"): KNOWN,
+    ("GET", "/topics"): KNOWN,
+    ("GET", _TOPIC): _topic(_R),
+    ("PATCH", _TOPIC): _topic(_M),
+    ("DELETE", _TOPIC): _topic(_M),
+    ("POST", f"{_TOPIC}/purge"): _topic(_M),
+    ("GET", f"{_TOPIC}/forecast"): _topic(_R),
+    # Messages.
+    ("POST", _TOPIC): _topic(_P),
+    ("POST", f"{_TOPIC}/{{partition:int}}"): _topic(_P),
+    ("GET", f"{_TOPIC}/{{partition:int}}"): _topic(_R),
+    ("GET", f"{_TOPIC}/messages"): _topic(_R),
+    ("DELETE", f"{_TOPIC}/messages"): _topic(_M),
+    ("PATCH", f"{_TOPIC}/messages"): _topic(_M),
+    ("GET", f"{_TOPIC}/messages/{{message}}"): _topic(_R),
+    ("GET", f"{_TOPIC}/messages/{{message}}/why"): _topic(_R),
+    ("PATCH", f"{_TOPIC}/messages/{{message}}"): _topic(_M),
+    ("DELETE", f"{_TOPIC}/messages/{{message}}"): _topic(_M),
+    # Keys.
+    ("GET", f"{_TOPIC}/keys"): _topic(_R),
+    ("GET", f"{_TOPIC}/keys/{{key:key}}"): _topic(_R),
+    ("PUT", f"{_TOPIC}/keys/{{key:key}}"): _topic(_P),
+    ("DELETE", f"{_TOPIC}/keys/{{key:key}}"): _topic(_P),
+    ("GET", f"{_TOPIC}/changes"): _topic(_R),
+    # Groups.
+    ("GET", f"{_TOPIC}/groups"): _topic(_R),
+    ("GET", _GROUP): _group(_R),
+    ("PATCH", _GROUP): _group(_M),
+    ("DELETE", _GROUP): _group(_M),
+    **{("POST", f"{_GROUP}/{what}"): _group(_M) for what in ("pause", "resume", "seek", "dead/redrive", "dead/purge")},
+    **{("POST", f"{_GROUP}/{what}"): _group(_C) for what in ("lease", "ack", "nack", "dead", "extend")},
+    ("PUT", f"{_GROUP}/limits"): _group(_M),
+    ("GET", f"{_GROUP}/stream"): _group(_C),
+    ("GET", f"{_GROUP}/dead"): _group(_R),
+    # Who says where messages go gets them.
+    ("PUT", f"{_GROUP}/push"): _group(_M, _C),
+    ("DELETE", f"{_GROUP}/push"): _group(_M),
+    ("GET", f"{_GROUP}/push"): _group(_R),
+    ("GET", f"{_TOPIC}/pushes"): _topic(_R),
+    # Schedules.
+    ("GET", f"{_TOPIC}/schedules"): _topic(_R),
+    ("POST", f"{_TOPIC}/schedules"): _topic(_M),
+    ("GET", _SCHEDULE): _topic(_R),
+    ("PATCH", _SCHEDULE): _topic(_M),
+    ("DELETE", _SCHEDULE): _topic(_M),
+    ("GET", f"{_SCHEDULE}/next"): _topic(_R),
+    **{("POST", f"{_SCHEDULE}/{what}"): _topic(_M) for what in ("pause", "resume", "trigger")},
+    ("POST", "/schedules/preview"): KNOWN,
+    # The cluster.
+    ("GET", "/cluster"): KNOWN,
+    ("GET", "/cluster/nodes"): KNOWN,
+    ("GET", "/cluster/partitions"): KNOWN,
+    ("GET", "/cluster/clock"): KNOWN,
+    **{
+        ("POST", f"/cluster/{what}"): _CLUSTER
+        for what in ("init", "transfer", "rebuild", "nodes/{node}/drain", "clock/accept", "clock/reset")
+    },
+    ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
+    ("GET", "/audit"): Needs((Right.SECURITY,)),
+    # The node.
+    ("GET", "/metrics"): KNOWN,
+    **{("GET", path): OPEN for path in ("/healthz", "/readyz", "/", "/docs", "/docs/start.js", "/docs/{asset}")},
+}
+
+
+def is_open(path: str) -> bool:
+    """Whether a path is for everybody."""
+    return path in OPEN_PATHS or path.startswith(OPEN_BELOW)

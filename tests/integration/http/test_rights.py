@@ -1,0 +1,301 @@
+"""Who asks over HTTP is held to its rights, on every route, and until they are revoked."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from sandq.model.access import ROLES, Access, Right
+from sandq.model.caller import NODE
+from sandq.model.principals import token_hash, token_text
+from sandq.node import Serving, run_node
+from sandq.protocol.requests_access import IdentityDelete, IdentityPut
+from sandq.server.http.app import _application
+from sandq.server.http.caller import needs_of
+from sandq.server.http.rights import NEEDS, UNKNOWN, is_open
+from tests.integration.conftest import until_risen
+from tests.support.nodes.gateway import gateway
+from tests.support.nodes.small_node import small_config
+from tests.support.waiting import PATIENCE_S, until_answer
+
+ROUTES = [(next(iter(route.methods - {"HEAD"})), route.path, route) for route in _application("0").state.routes]
+NAMES = {
+    **{
+        "topic": "billing.bills",
+        "group": "mail",
+        "partition:int": "0",
+        "message": "x",
+        "key:key": "k",
+        "name": "daily",
+    },
+    **{"node": "node1", "asset": "swagger-ui.css"},
+}
+
+
+async def give(node: Serving, name: str, *grants: str, **changes: object) -> str:
+    """A token of this name with these grants."""
+    text = token_text(secrets.token_bytes(32))
+    fields = {"grants": list(grants), "secret_hash": token_hash(text), **changes}
+    await node.identities.put(IdentityPut(f"token:{name}", True, fields), NODE)
+    return text
+
+
+@pytest.fixture
+async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", SECURITY__AUTHENTICATION="require")
+    async with run_node(config) as serving:
+        await until_risen(serving)
+        yield serving
+
+
+@pytest.fixture
+async def web(strict: Serving) -> AsyncIterator[httpx.AsyncClient]:
+    assert strict.http is not None
+    async with httpx.AsyncClient(base_url="http://{}:{}".format(*strict.http), timeout=PATIENCE_S) as client:
+        yield client
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+def filled(path: str) -> str:
+    return re.sub(r"{([^}]+)}", lambda found: NAMES[found[1]], path)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "path", "route"), ROUTES, ids=[f"{method} {path}" for method, path, _ in ROUTES])
+def test_every_route_says_what_it_needs(method: str, path: str, route: Any) -> None:
+    needs = NEEDS[method, path]
+    assert needs.is_of_topic == ("{topic}" in path)
+    assert needs.is_of_group == ("{group}" in path)
+
+
+def test_the_table_has_no_route_that_is_not_there() -> None:
+    assert {(method, path) for method, path, _ in ROUTES} == NEEDS.keys()
+
+
+def test_what_is_not_in_the_table_needs_most() -> None:
+    class Route:
+        methods = frozenset({"POST"})
+        path = "/new"
+
+    assert needs_of(Route()) is UNKNOWN
+    assert UNKNOWN.refusal(Access.of("token:a", ["operator"], {}), {}) is not None
+
+
+# -- every route, with each role ---------------------------------------------------------------------------------------
+
+
+def bodies() -> Iterator[tuple[str, str, Any]]:
+    for method, path, _ in ROUTES:
+        has_body = method in ("POST", "PUT", "PATCH")
+        yield method, path, {"name": "billing.bills"} if path == "/topics" and has_body else {} if has_body else None
+
+
+async def test_every_route_lets_through_who_has_the_right_and_nobody_else(
+    strict: Serving, web: httpx.AsyncClient
+) -> None:
+    tokens = {role: await give(strict, role, role) for role in ROLES}
+    tokens["elsewhere"] = await give(strict, "elsewhere", "writer:shop.*", "manage:shop.*")
+    tokens["team"] = await give(strict, "team", "writer:billing.*", "manage:billing.*")
+    for method, path, body in bodies():
+        if is_open(path):
+            continue
+        address = filled(path)
+        unknown = await web.request(method, address, json=body)
+        assert unknown.status_code == 401 and unknown.headers["www-authenticate"] == "Bearer", (method, path)
+        assert unknown.json()["code"] == "UNAUTHENTICATED"
+        for name, token in tokens.items():
+            if name in ("admin", "operator") and (method, path) not in (("GET", "/audit"),):
+                continue  # it would be done: these are looked at in the table below
+            if path.endswith(("/stream", "/changes")) and name in ("writer", "team"):
+                continue  # it waits
+            answer = await web.request(method, address, json=body, headers=bearer(token))
+            wanted = allowed(name, method, path)
+            told = (name, method, path, answer.status_code, answer.text[:200])
+            assert (answer.status_code != 403) == wanted, told
+            if not wanted:
+                assert answer.json()["code"] == "FORBIDDEN", told
+
+
+def allowed(name: str, method: str, path: str) -> bool:
+    """Whether a route is for who has this token, by the table of rights."""
+    grants = {"elsewhere": ["writer:shop.*", "manage:shop.*"], "team": ["writer:billing.*", "manage:billing.*"]}
+    access = Access.of(name, grants.get(name, [name]), {})
+    names = {"topic": NAMES["topic"], "group": NAMES["group"]}
+    if (method, path) == ("POST", "/topics"):
+        return access.allows(Right.MANAGE, NAMES["topic"])
+    return NEEDS[method, path].refusal(access, names) is None
+
+
+@pytest.mark.parametrize(
+    ("role", "method", "path", "is_allowed"),
+    [
+        ("reader", "GET", "/topics/{topic}/messages", True),
+        ("reader", "POST", "/topics/{topic}", False),
+        ("reader", "POST", "/topics/{topic}/groups/{group}/lease", False),
+        ("writer", "POST", "/topics/{topic}", True),
+        ("writer", "DELETE", "/topics/{topic}/messages", False),
+        ("writer", "PUT", "/topics/{topic}/groups/{group}/push", False),
+        ("operator", "DELETE", "/topics/{topic}", True),
+        ("operator", "PUT", "/topics/{topic}/groups/{group}/push", False),
+        ("operator", "POST", "/cluster/rebuild", True),
+        ("operator", "POST", "/topics/{topic}", False),
+        ("operator", "GET", "/audit", False),
+        ("admin", "GET", "/audit", True),
+        ("admin", "PUT", "/topics/{topic}/groups/{group}/push", True),
+    ],
+)
+def test_roles_do_what_they_are_for(role: str, method: str, path: str, is_allowed: bool) -> None:
+    assert allowed(role, method, path) == is_allowed
+
+
+# -- what bodies name --------------------------------------------------------------------------------------------------
+
+
+async def test_other_topics_in_bodies_are_asked_for(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    team = bearer(await give(strict, "team", "writer:billing.*", "manage:billing.*"))
+    for name in ("billing.bills", "shop.orders"):
+        assert (await web.post("/topics", json={"name": name}, headers=admin)).status_code == 201
+    elsewhere = await web.post("/topics", json={"name": "shop.mine"}, headers=team)
+    assert (elsewhere.status_code, elsewhere.json()["topic"]) == (403, "shop.mine")
+    settings = {"settings": {"dead_letter_topic": "shop.orders"}}
+    dead = await web.patch("/topics/billing.bills", json=settings, headers=team)
+    assert (dead.status_code, dead.json()["topic"], dead.json()["right"]) == (403, "shop.orders", "produce")
+    assert (await web.patch("/topics/billing.bills", json=settings, headers=admin)).status_code == 200
+
+    await web.post("/topics/billing.bills", json={"text": "x"}, headers=team)
+    leased = (await web.post("/topics/billing.bills/groups/g/lease", json={"wait": "5s"}, headers=team)).json()
+    held = {name: leased["messages"][0][name] for name in ("lease_token", "offset")}
+    address = "/topics/billing.bills/groups/g/ack"
+    ack = {**held, "then": [{"topic": "shop.orders", "text": "y"}]}
+    assert (await web.post(address, json=ack, headers=team)).status_code == 403
+    assert (await web.post(address, json={**held, "then": [{"text": "y"}]}, headers=team)).status_code == 200
+    assert await until_answer(lambda: _messages(web, "shop.orders", admin)) == []
+
+
+async def _messages(web: httpx.AsyncClient, topic: str, headers: dict[str, str]) -> Any:
+    return (await web.get(f"/topics/{topic}/messages", headers=headers)).json()["messages"]
+
+
+async def test_lists_show_what_may_be_seen(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    team = bearer(await give(strict, "team", "produce:billing.*"))
+    for name in ("billing.bills", "shop.orders"):
+        await web.post("/topics", json={"name": name}, headers=admin)
+    assert [topic["name"] for topic in (await web.get("/topics", headers=team)).json()["topics"]] == ["billing.bills"]
+    rows = (await web.get("/cluster/partitions", headers=team)).json()["partitions"]
+    assert {row["topic"] for row in rows} == {"billing.bills"}
+    hidden = await web.get("/cluster/partitions", params={"topic": "shop.orders"}, headers=team)
+    nowhere = await web.get("/cluster/partitions", params={"topic": "shop.nothing"}, headers=team)
+    assert hidden.status_code == nowhere.status_code == 403
+
+
+# -- who asks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ["Bearer mistaken", "Basic YTpi", "Bearer", "Bearer " + "x" * 9000])
+async def test_what_says_nothing_is_refused(web: httpx.AsyncClient, header: str) -> None:
+    answer = await web.get("/topics", headers={"authorization": header})
+    assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert "mistaken" not in answer.text
+
+
+async def test_health_and_documents_are_open_and_metrics_are_for_who_is_known(
+    strict: Serving, web: httpx.AsyncClient
+) -> None:
+    for path in ("/healthz", "/readyz", "/openapi.json", "/docs", "/docs/swagger-ui.css"):
+        assert (await web.get(path)).status_code == 200, path
+    assert (await web.get("/metrics")).status_code == 401
+    token = await give(strict, "prometheus", "read:nothing")
+    assert (await web.get("/metrics", headers=bearer(token))).status_code == 200
+
+
+async def test_a_revoked_token_ends_what_waits(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    team = bearer(await give(strict, "team", "consume:t"))
+    async with web.stream("GET", "/topics/t/groups/g/stream", headers=team) as stream:
+        lines = stream.aiter_lines()
+        assert await anext(lines) == "retry: 1000"
+        await strict.identities.delete(IdentityDelete("token:team"), NODE)
+        told = [line async for line in lines]
+    assert "event: error" in told
+    assert any("UNAUTHENTICATED" in line for line in told)
+    waited = await web.post("/topics/t/groups/g/lease", json={"wait": "30s"}, headers=team)
+    assert waited.status_code == 401
+
+
+async def test_a_long_poll_ends_when_rights_change(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    team = bearer(await give(strict, "team", "consume:t"))
+    answers: list[httpx.Response] = []
+
+    async def wait() -> None:
+        answers.append(await web.post("/topics/t/groups/g/lease", json={"wait": "50s"}, headers=team))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await until_answer(lambda: _groups(web, admin), lambda groups: groups)
+        await strict.identities.put(IdentityPut("token:team", False, {"grants": ["read:t"]}), NODE)
+    assert answers[0].status_code == 503 and answers[0].json()["retriable"]
+    assert (await web.post("/topics/t/groups/g/lease", json={"wait": "50s"}, headers=team)).status_code == 403
+
+
+async def _groups(web: httpx.AsyncClient, headers: dict[str, str]) -> Any:
+    return (await web.get("/topics/t/groups", headers=headers)).json()["groups"]
+
+
+async def test_refusals_are_in_the_audit_log(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    team = bearer(await give(strict, "team", "read:t"))
+    refused = await web.delete("/topics/t", headers={**team, "x-request-id": "mine"})
+    assert refused.status_code == 403
+    await web.get("/topics", headers=bearer("sandq_wrong"))
+
+    async def look() -> Any:
+        return (await web.get("/audit", headers=admin)).json()["lines"]
+
+    lines = await until_answer(look, lambda lines: {"FORBIDDEN", "UNAUTHENTICATED"} <= {one["result"] for one in lines})
+    (line,) = [one for one in lines if one["result"] == "FORBIDDEN"]
+    assert (line["principal"], line["request"], line["request_id"]) == ("token:team", "DELETE /topics/{topic}", "mine")
+    assert line["about"] == {"right": "manage", "topic": "t"} and line["peer"] == "127.0.0.1"
+    assert "sandq_wrong" not in str(lines)
+
+
+async def test_who_shows_nothing_may_do_everything_where_it_is_accepted(tmp_path: Path) -> None:
+    config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", SECURITY__AUTHENTICATION="accept")
+    async with run_node(config) as serving:
+        await until_risen(serving)
+        assert serving.http is not None
+        reader = bearer(await give(serving, "reader", "reader"))
+        async with httpx.AsyncClient(base_url="http://{}:{}".format(*serving.http), timeout=PATIENCE_S) as web:
+            assert (await web.post("/topics", json={"name": "t"})).status_code == 201
+            assert (await web.delete("/topics/t", headers=reader)).status_code == 403
+            assert (await web.get("/topics", headers=bearer("wrong"))).status_code == 401
+            assert (await web.delete("/topics/t")).status_code == 204
+
+
+async def test_a_gateway_that_proves_nothing_says_what_to_do(strict: Serving) -> None:
+    token = await give(strict, "boss", "admin")
+    limits = strict.broker.limits
+    where = f"127.0.0.1:{strict.client_port}"
+    async with (
+        gateway(where, limits, timeout_s=1.0, starts_alone=True) as address,
+        httpx.AsyncClient(base_url="http://{}:{}".format(*address), timeout=PATIENCE_S) as web,
+    ):
+        answer = await web.get("/topics", headers=bearer(token))
+        assert answer.status_code == 503
+        assert "gateway_secret_file" in answer.json()["detail"]

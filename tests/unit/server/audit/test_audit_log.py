@@ -1,0 +1,236 @@
+"""To note something never waits or fails; what is lost is counted and told where it is missing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandq.model.caller import Caller
+from sandq.model.errors import Conflict, Forbidden, InvalidRequest, Unauthenticated
+from sandq.protocol.frames import Type
+from sandq.server.audit.acts import is_act
+from sandq.server.audit.audit_log import FREQUENT_PER_S, LINES_LOST, AuditLog
+from sandq.server.audit.files import AuditFiles
+from sandq.server.audit.requests import RequestAudit
+from tests.support.waiting import PATIENCE_S
+
+CALLER = Caller("token:ada", "10.0.0.9:4000")
+
+
+class HandFiles(AuditFiles):
+    """A disk that a test holds up, or has fail."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"), 1000, 1)
+        self.data = b""
+        self.is_full = False
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.is_asked = threading.Event()
+
+    def append(self, data: bytes) -> None:
+        self.is_asked.set()
+        self.goes_on.wait()
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.data += data
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in self.data.splitlines()]
+
+
+def note(audit: AuditLog, request: str = "topic_create", **more: Any) -> None:
+    audit.note(
+        principal="token:ada",
+        peer="10.0.0.9:4000",
+        gateway="",
+        request=request,
+        about={"topic": "t"},
+        result="ok",
+        request_id=7,
+        **more,
+    )
+
+
+def log_of(files: AuditFiles | None, **more: Any) -> AuditLog:
+    return AuditLog("node1", files, lambda: 1_900_000_000_000, **more)
+
+
+async def test_a_line_says_when_who_from_where_what_and_how_it_ended() -> None:
+    files = HandFiles()
+    audit = log_of(files)
+    note(audit)
+    await audit.close()
+    assert files.lines == [
+        {
+            "time": "2030-03-17T17:46:40.000Z",
+            "node": "node1",
+            "principal": "token:ada",
+            "peer": "10.0.0.9:4000",
+            "request": "topic_create",
+            "about": {"topic": "t"},
+            "result": "ok",
+            "request_id": 7,
+        }
+    ]
+    assert audit.written == 1
+
+
+async def test_lines_of_a_full_disk_are_counted_and_told() -> None:
+    files = HandFiles()
+    files.is_full = True
+    audit = log_of(files)
+    for _ in range(3):
+        note(audit)
+    assert audit.until_written(PATIENCE_S)
+    assert audit.lost == 3
+    files.is_full = False
+    note(audit, "topic_delete")
+    await audit.close()
+    assert [(line["request"], line.get("lost")) for line in files.lines] == [(LINES_LOST, 3), ("topic_delete", None)]
+
+
+async def test_a_disk_that_hangs_holds_up_nobody_and_keeps_a_bounded_number() -> None:
+    files = HandFiles()
+    files.goes_on.clear()
+    audit = log_of(files, queued_bytes=2000)
+    note(audit)
+    files.is_asked.wait(PATIENCE_S)
+    for _ in range(100):
+        note(audit)
+    assert 80 < audit.lost < 100
+    files.goes_on.set()
+    assert audit.until_written(PATIENCE_S)
+    note(audit, "last")
+    await audit.close()
+    told = [line["lost"] for line in files.lines if line["request"] == LINES_LOST]
+    assert sum(told) == audit.lost
+    assert files.lines[-1]["request"] == "last"
+
+
+async def test_refusals_push_out_no_acts() -> None:
+    files = HandFiles()
+    audit = log_of(files, second=lambda: 1.0)
+    for _ in range(FREQUENT_PER_S + 5):
+        note(audit, "produce", is_frequent=True)
+    note(audit, "topic_delete")
+    await audit.close()
+    requests = [line["request"] for line in files.lines]
+    assert requests.count("produce") == FREQUENT_PER_S
+    assert requests[-1] == "topic_delete"
+    assert audit.lost == 5
+
+
+async def test_what_is_noted_after_the_end_is_lost() -> None:
+    audit = log_of(HandFiles())
+    await audit.close()
+    note(audit)
+    assert audit.lost == 1
+
+
+async def test_nothing_is_kept_or_read_where_it_is_off() -> None:
+    audit = log_of(None)
+    note(audit)
+    with pytest.raises(Conflict, match=r"audit\.enabled"):
+        await audit.read(1, None)
+    assert audit.lost == 0
+    await audit.close()
+
+
+async def test_long_texts_are_cut() -> None:
+    files = HandFiles()
+    audit = log_of(files)
+    audit.note(
+        principal="p" * 1000,
+        peer="",
+        gateway="g" * 1000,
+        request="identity_put",
+        about={"grants": ["x" * 600] * 50, "quota": {"topics": 1}},
+        result="ok",
+        request_id="r" * 1000,
+    )
+    await audit.close()
+    assert len(files.data) < 8000
+    (line,) = files.lines
+    assert len(line["about"]["grants"]) == 21
+
+
+async def noted(*asked: Any) -> list[tuple[str, dict[str, Any], str]]:
+    """What is noted of what a test does with the requests of a connection."""
+    files = HandFiles()
+    audit = log_of(files)
+    requests = RequestAudit(audit)
+    for do in asked:
+        do(requests)
+    await audit.close()
+    return [(line["request"], line.get("about", {}), line["result"]) for line in files.lines]
+
+
+async def test_an_act_is_noted_when_it_is_answered() -> None:
+    create = [Type.TOPIC_CREATE, 3, "orders", "timer", 1, 1, {"lease": "1m"}]
+    found = await noted(
+        lambda requests: requests.begin(create, CALLER),
+        lambda requests: requests.answered(3),
+        lambda requests: requests.answered(3),
+    )
+    about = {"topic": "orders", "kind": "timer", "partitions": 1, "replicas": 1}
+    assert found == [("topic_create", about, "ok")]
+
+
+async def test_an_act_is_noted_with_its_error() -> None:
+    seek = [Type.GROUP_SEEK, 4, "orders", "billing", "latest"]
+    found = await noted(
+        lambda requests: requests.begin(seek, CALLER),
+        lambda requests: requests.failed(4, "group_seek", CALLER, InvalidRequest("no")),
+    )
+    assert found == [("group_seek", {"topic": "orders", "group": "billing"}, "INVALID")]
+
+
+async def test_an_act_without_an_answer_is_noted_when_the_connection_ends() -> None:
+    remove = [Type.NODE_CHANGE, 5, "node2", "remove"]
+    found = await noted(lambda requests: requests.begin(remove, CALLER), lambda requests: requests.end())
+    assert found == [("node_change", {"node": "node2", "action": "remove"}, "NO_ANSWER")]
+
+
+async def test_every_refusal_and_failed_login_is_noted_and_no_other_error() -> None:
+    refusal = Forbidden("no", right="produce", topic="t", principal="token:ada")
+    found = await noted(
+        lambda requests: requests.failed(6, "produce", CALLER, refusal),
+        lambda requests: requests.failed(7, "hello", CALLER, Unauthenticated("wrong token")),
+        lambda requests: requests.failed(8, "produce", CALLER, InvalidRequest("no")),
+    )
+    assert found == [
+        ("produce", {"right": "produce", "topic": "t"}, "FORBIDDEN"),
+        ("hello", {}, "UNAUTHENTICATED"),
+    ]
+
+
+async def test_secrets_and_messages_are_never_noted() -> None:
+    push = [Type.GROUP_PUSH, 9, "orders", "shop", {"url": "https://x.example", "secrets": ["whsec_secret"]}]
+    files = HandFiles()
+    audit = log_of(files)
+    requests = RequestAudit(audit)
+    requests.begin(push, CALLER)
+    requests.begin([Type.MOVE, 10, "orders", 0, [[b"key-secret", 1, False]], b"value-secret"], CALLER)
+    requests.begin([Type.SCHEDULE_PUT, 11, "orders", 0, [["n", None, {"every": "1h"}, b"value-secret", None]]], CALLER)
+    changes = {"secret_hash": b"secret_hash_of_a_token", "add": ["produce:a.*"], "quota": {"topics": 3}}
+    requests.begin([Type.IDENTITY_PUT, 12, "token:app", False, changes], CALLER)
+    for number in (9, 10, 11, 12):
+        requests.answered(number)
+    await audit.close()
+    assert len(files.lines) == 4
+    assert b"secret" not in files.data
+    about = {"principal": "token:app", "is_new": False, "add": ["produce:a.*"], "quota": {"topics": 3}}
+    assert files.lines[3]["about"] == about
+
+
+def test_to_look_at_the_clock_is_no_act() -> None:
+    assert not is_act([Type.CLUSTER_CLOCK, 1, "show"])
+    assert is_act([Type.CLUSTER_CLOCK, 1, "accept"])
+    assert not is_act([Type.PRODUCE, 1, "t"])
