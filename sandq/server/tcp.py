@@ -166,7 +166,10 @@ class ClientServer:
         """Tell who speaks plain what to do: who fails at TLS was told by TLS."""
         try:
             if isinstance(error, WrongPort):
-                with trio.move_on_after(LAST_WORDS_S), suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                with (
+                    trio.move_on_after(LAST_WORDS_S),
+                    suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError),
+                ):
                     head = await stream.socket.recv(1, socket.MSG_PEEK)
                     await stream.send_all(self._requires_tls(head))
                     await stream.send_eof()
