@@ -302,6 +302,10 @@ class NodeConfig(schema.Section):
             return gossip
         host = listen.gossip.host
         keys = gossip.keys_file is not None or cluster.secret_file is not None
+        if not keys and gossip.encrypt is not True:
+            raise schema.mistake(
+                f"encrypt: {gossip.encrypt} needs keys: cluster.secret_file (keys are made of it) or gossip.keys_file"
+            )
         if not keys and host.lower() != "localhost" and not is_loopback(host):
             raise schema.mistake(
                 f"listen.gossip on {host} needs cluster.secret_file (keys are made of it) or gossip.keys_file; "
