@@ -132,15 +132,18 @@ def recover(config_file: Path | None, lost: tuple[str, ...], dry_run: bool, yes:
 )
 @click.option("--listen", metavar="HOST:PORT", help=f"Where HTTP is served; listen.http ({LOCAL_HOST}:{HTTP_PORT}).")
 @click.option("--config", "config_file", type=_FILE, help="YAML file with its limits, and who may ask.")
+@click.option("--ca", type=_FILE, metavar="FILE", help="Ask nodes by TLS, and trust this authority; tls.ca_file.")
 @click.pass_context
-def http(context: click.Context, servers: tuple[str, ...], listen: str | None, config_file: Path | None) -> None:
+def http(
+    context: click.Context, servers: tuple[str, ...], listen: str | None, config_file: Path | None, ca: Path | None
+) -> None:
     """Serve HTTP for a cluster from a process of its own, until it is told to stop (SIGINT or SIGTERM).
 
     \b
       sandq http --server 10.0.0.1:7170,10.0.0.2:7170 --listen 127.0.0.1:2108
 
     It stores nothing, and there may be as many as are wanted. /healthz and /metrics are its own; it is ready while a
-    node answers it. Of the file, and of the environment (SANDQ_...), it takes listen.http, http, limits.http_...,
+    node answers it. Of the file, and of the environment (SANDQ_...), it takes listen.http, http, tls, limits.http_...,
     limits.memory_bytes and shutdown_grace, with the meaning they have for a node. A node needs none: it serves HTTP
     by itself, or (http.workers: 1) by a process that it starts.
     """
@@ -151,7 +154,7 @@ def http(context: click.Context, servers: tuple[str, ...], listen: str | None, c
     addresses = tuple(server for several in servers for server in several.split(",") if server)
     with _errors():
         config = load_config(config_file or options["config_file"], os.environ, is_node=False)
-        serve_gateway(addresses, listen, config, options["log_format"], options["log_level"])
+        serve_gateway(addresses, listen, config, options["log_format"], options["log_level"], ca)
 
 
 @main.group()
@@ -309,7 +312,8 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
         say(f"clients: {clients}")
         if serving.http is not None:
             host, port = serving.http
-            http = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            scheme = "http" if config.tls.http == "off" else "https"
+            http = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
             say(f"HTTP: {http}")
         for what in config.exposed:
             say(f"INSECURE: {what}")

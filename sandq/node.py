@@ -70,7 +70,7 @@ from sandq.model.config_schema import Address
 from sandq.model.errors import StartupError, StorageFailed
 from sandq.model.features import KNOWN, Levels
 from sandq.model.limits import Limits
-from sandq.node_tls import NodeTls
+from sandq.node_tls import NodeTls, own_hosts, own_names
 from sandq.push.pusher import Pusher, pushing, tls_of
 from sandq.schedules.zones import data_version
 from sandq.server import logs, open_files
@@ -521,8 +521,9 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
 
         clients = ClientStats()
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
+        numbers = None if tls is None else (tls.certificates, tls.handshakes)
         metrics = Metrics(
-            broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher, audit
+            broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher, audit, numbers
         )
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory
@@ -769,6 +770,9 @@ def _serving_http(
             tuple(listener.socket.fileno() for listener in listeners),
             *logs.as_set_up(),
             gateway_secret().hex(),
+            None if tls is None else config.tls.model_dump(mode="json"),
+            own_hosts(config),
+            own_names(config),
         )
         requests, on_restart = metrics.http_requests, metrics.on_http_restart
         supervisor = Supervisor(begin, node, requests, on_restart, launch_on(begin.listeners), gateway_secret)
@@ -782,7 +786,8 @@ def _serving_http(
     settings = HttpSettings(
         frozenset(names), origins, (server,), sandq.__version__, gateway_secret=gateway_secret, nodes_tls=inside
     )
-    return serve_http(listeners, settings, limits, node, metrics.http_requests.observe, memory.http)
+    observe, port = metrics.http_requests.observe, None if tls is None else tls.http_port
+    return serve_http(listeners, settings, limits, node, observe, memory.http, port, config.tls.client_name)
 
 
 async def _checkpoint(runner: Runner, node_log: NodeLog, grace_s: float) -> None:

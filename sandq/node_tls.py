@@ -6,6 +6,7 @@ from sandq.broker.peers.peer_tls import PeerTls
 from sandq.client.tls import ClientTls
 from sandq.model.config import NodeConfig
 from sandq.model.config_tls import OFF, REQUIRE
+from sandq.server.http.nodes_tls import nodes_tls
 from sandq.tls.budget import Handshakes
 from sandq.tls.certificates import Certificates
 from sandq.tls.port import TlsPort
@@ -50,10 +51,14 @@ class NodeTls:
         it is, is checked by the host that is dialled; of its own port by any name that it has."""
         if self._config.tls.client != REQUIRE:
             return None
-        own = {self._config.listen.client.host, self._config.advertise_host, "127.0.0.1", "::1"}
-        names = self._config.advertise_host, self._config.node.id
+        return nodes_tls(self.certificates, own_hosts(self._config), own_names(self._config))
 
-        def name_of(host: str) -> str:
-            return self.certificates.name_for(host, *names) if host in own else host
 
-        return ClientTls(lambda: self.certificates.loaded.inside, name_of=name_of)
+def own_hosts(config: NodeConfig) -> tuple[str, ...]:
+    """Where a node itself finds its client port."""
+    return (config.listen.client.host, config.advertise_host, "127.0.0.1", "::1")
+
+
+def own_names(config: NodeConfig) -> tuple[str, ...]:
+    """What its certificate may be issued for."""
+    return (config.advertise_host, config.node.id)

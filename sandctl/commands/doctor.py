@@ -27,6 +27,9 @@ TRIES = 5
 """Of a batch of an outbox, in about two seconds: then it is told of."""
 LETTERS = 1000
 """Dead letters of a group that are looked at."""
+SOON_DAYS = 30
+"""A certificate that ends so soon is told of."""
+DAY_S = 86_400
 _ERROR_CHARS = 200
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "red"}
 
@@ -46,8 +49,8 @@ class Finding(NamedTuple):
 def doctor(topics: tuple[str, ...]) -> None:
     """Look for what goes wrong in the cluster, and say what to do.
 
-    That is nodes that are down, partitions without a leader, groups that get nothing, receivers of pushes that fail,
-    outboxes that do not move, and dead letters that could not be sent.
+    That is nodes that are down, certificates that end soon, partitions without a leader, groups that get nothing,
+    receivers of pushes that fail, outboxes that do not move, and dead letters that could not be sent.
 
     \b
       sandctl doctor
@@ -73,7 +76,7 @@ def doctor(topics: tuple[str, ...]) -> None:
         async with anyio.create_task_group() as tasks:
             for record in records.values():
                 tasks.start_soon(look, record)
-        all_of_it = [*_nodes(info), *_partitions(records.values())]
+        all_of_it = [*_nodes(info), *_certificates(client.certificate_ends, now_ms()), *_partitions(records.values())]
         all_of_it += [finding for name in sorted(found) for finding in found[name]]
         return all_of_it + _fine(all_of_it, len(records))
 
@@ -130,6 +133,15 @@ def _nodes(info: Mapping[str, Any]) -> Iterator[Finding]:
         nodes = ", ".join(one["nodes"])
         todo = f"sandctl cluster rebuild {one['topic']} {one['partition']} NODE (docs/operations.md)"
         yield Finding("nodes", "failed", f"the replica of {where} at {nodes} is not what the others are", todo)
+
+
+def _certificates(ends_s: Mapping[str, float], at_ms: int) -> Iterator[Finding]:
+    """Of the nodes that were asked, where they speak TLS."""
+    for node, end_s in sorted(ends_s.items()):
+        days = int((end_s - at_ms / 1000) // DAY_S)
+        if days < SOON_DAYS:
+            todo = "replace the files that its tls section names: it reads them within seconds"
+            yield Finding("certificates", "warning", f"that of {node} ends in {counted(days, 'day')}", todo)
 
 
 def _partitions(records: Iterable[TopicRecord]) -> Iterator[Finding]:

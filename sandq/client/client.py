@@ -70,6 +70,12 @@ class Client:
         """What a node accepts, as it says: `message_bytes`, `key_bytes`, ..."""
         return self._cluster.limits
 
+    @property
+    def certificate_ends(self) -> Mapping[str, float]:
+        """When the certificates end of nodes that it is connected to by TLS: node id -> epoch seconds."""
+        found = {one.hello.node_id: one.certificate_ends_s for one in self._cluster.connections()}
+        return {node: ends_s for node, ends_s in found.items() if ends_s is not None}
+
     async def produce(
         self,
         /,

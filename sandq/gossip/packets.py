@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
@@ -51,8 +52,13 @@ class Opened:
 class Packets:
     """`nonce` gives 12 bytes, never the same twice; it is not called without a keyring."""
 
-    def __init__(self, keyring: Keyring | None, nonce: Callable[[], bytes]) -> None:
-        self._keyring = keyring
+    def __init__(
+        self, keyring: Keyring | None, nonce: Callable[[], bytes], *, seals: bool = True, takes_plain: bool = False
+    ) -> None:
+        """`seals`: whether what is sent is encrypted, `takes_plain`: whether what is not is taken, too, where there is
+        a keyring."""
+        self._keyring = keyring if seals else None
+        self._takes_plain = takes_plain
         self._decrypt = None if keyring is None else keyring.open
         self._nonce = nonce
 
@@ -79,7 +85,11 @@ class Packets:
             raise ProtocolError("an empty datagram")
         if data[0] == LABEL:
             raise ProtocolError("the datagram has a label: it is of a cluster with labels, and sandq has none")
-        if self._decrypt is not None:
+        if self._decrypt is not None and self._takes_plain:
+            if data[0] == VERSION:  # so begins an indirect ping, too
+                with suppress(ProtocolError):
+                    data = self._decrypt(data, b"")
+        elif self._decrypt is not None:
             data = self._decrypt(data, b"")
         elif data[0] == VERSION:
             return (yield from _unsure(data))

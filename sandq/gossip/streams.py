@@ -113,8 +113,13 @@ Whole = PushPull | Message
 class Streams:
     """`nonce` gives 12 bytes, never the same twice; it is not called without a keyring."""
 
-    def __init__(self, keyring: Keyring | None, nonce: Callable[[], bytes]) -> None:
+    def __init__(
+        self, keyring: Keyring | None, nonce: Callable[[], bytes], *, seals: bool = True, takes_plain: bool = False
+    ) -> None:
+        """`seals`, `takes_plain`: as of `Packets`."""
         self._keyring = keyring
+        self._seals = seals
+        self._takes_plain = takes_plain
         self._nonce = nonce
 
     def seal(self, message: Whole) -> bytes:
@@ -132,22 +137,22 @@ class Streams:
                 maximum=STREAM_BYTES,
                 size=size,
             )
-        if self._keyring is None:
+        if self._keyring is None or not self._seals:
             return plain
         header = _HEADER.pack(ENCRYPT, OVERHEAD + len(plain))
         return header + (yield from self._keyring.sealing(plain, header, self._nonce()))
 
     def reader(self) -> StreamReader:
         """Reads the other direction."""
-        return StreamReader(self._keyring)
+        return StreamReader(self._keyring, takes_plain=self._takes_plain)
 
 
 class StreamReader:
     """Of one direction of a stream, which is one message."""
 
-    def __init__(self, keyring: Keyring | None) -> None:
+    def __init__(self, keyring: Keyring | None, *, takes_plain: bool = False) -> None:
         self._source = _Source()
-        self._reading = _plain(self._source) if keyring is None else _sealed(self._source, keyring)
+        self._reading = _plain(self._source) if keyring is None else _sealed(self._source, keyring, takes_plain)
         self._ended = False
 
     @property
@@ -312,8 +317,10 @@ class _Source:
             yield MORE
 
 
-def _sealed(source: _Source, keyring: Keyring) -> Reads:
+def _sealed(source: _Source, keyring: Keyring, takes_plain: bool) -> Reads:
     header = yield from source.take(1)
+    if header[0] != ENCRYPT and takes_plain:
+        return (yield from _plain_of(source, header[0]))
     if header[0] != ENCRYPT:
         raise _unexpected(header[0], "and this node has a gossip key: only what is encrypted is read")
     header += yield from source.take(_HEADER.size - 1)
@@ -326,6 +333,10 @@ def _sealed(source: _Source, keyring: Keyring) -> Reads:
 
 def _plain(source: _Source) -> Reads:
     kind = (yield from source.take(1))[0]
+    return (yield from _plain_of(source, kind))
+
+
+def _plain_of(source: _Source, kind: int) -> Reads:
     if kind != COMPRESS:
         return (yield from _message(source, kind))
     fields = yield from source.compressed_fields()

@@ -19,6 +19,7 @@ from sandq.membership.key_file import follow_keys, read_auth, read_keys
 from sandq.membership.serf_backend import SerfMembership
 from sandq.membership.static_backend import StaticMembership
 from sandq.model.config import NodeConfig
+from sandq.model.config_gossip import ACCEPT, SEND
 from sandq.model.config_schema import Address
 from sandq.model.errors import Corruption, SandqError, StartupError, TooLarge
 from sandq.model.membership import Membership, State
@@ -96,6 +97,8 @@ class Discovery:
             tags=self._tags(),
             timing=config.gossip.timing,
             keyring=self._keyring(),
+            seals=config.gossip.encrypt != ACCEPT,
+            takes_plain=config.gossip.encrypt in (ACCEPT, SEND),
             judge=judge,
             seeds=config.cluster.seeds,
             known=self._known(),

@@ -68,6 +68,8 @@ class GossipMembership:
         tags: Mapping[str, str],
         timing: Timing,
         keyring: Keyring | None,
+        seals: bool = True,
+        takes_plain: bool = False,
         judge: Judge,
         seeds: Sequence[Address] = (),
         known: Collection[Address] = (),
@@ -100,8 +102,9 @@ class GossipMembership:
         """Seeds -> when they last answered."""
         self.traffic: Counter[str] = Counter()
         """Datagrams and streams, in and out, and what went wrong with them."""
-        self._packets = Packets(keyring, _nonce)
-        self._streams = Streams(keyring, _nonce)
+        self._modes = {"seals": seals, "takes_plain": takes_plain}
+        self._packets = Packets(keyring, _nonce, **self._modes)
+        self._streams = Streams(keyring, _nonce, **self._modes)
 
     # -- Membership -----------------------------------------------------------------------------------------------
 
@@ -138,8 +141,8 @@ class GossipMembership:
 
     def use_keys(self, keyring: Keyring) -> None:
         """From now on these."""
-        self._packets = Packets(keyring, _nonce)
-        self._streams = Streams(keyring, _nonce)
+        self._packets = Packets(keyring, _nonce, **self._modes)
+        self._streams = Streams(keyring, _nonce, **self._modes)
         if self._core is not None:
             self._core.use_packets(self._packets)
 

@@ -7,22 +7,37 @@ serf     {rpc, auth_file}                                                       
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, PlainValidator, ValidationInfo, field_validator
 
 from sandq.model import schema
 from sandq.model.config_types import Address, FilePath, PeerAddress
 from sandq.model.gossip_timing import PROFILES, Timing
 
 _DAY_MS = 86_400_000
+ACCEPT: Final = "accept"
+SEND: Final = "send"
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def _encryption(value: object) -> bool | str:
+    if isinstance(value, bool):
+        return value
+    word = value.lower() if isinstance(value, str) else str(value)
+    if word in (ACCEPT, SEND):
+        return word
+    if word not in _TRUE + _FALSE:
+        raise schema.mistake(f"{value!r:.60} is none of false, accept, send, true")
+    return word in _TRUE
 
 
 class GossipSection(schema.Section):
     """What is not set is the profile's. See `gossip_timing` for what follows from each."""
 
     profile: Literal["lan", "local", "fast"] = "lan"
-    encrypt: bool = True
+    encrypt: Annotated[bool | str, PlainValidator(_encryption)] = True
+    """`accept` and `send` let in what is plain, too, and are for turning it on; `accept` sends plain."""
     keys_file: FilePath | None = None
     probe_interval_ms: Annotated[int | None, schema.duration(10, 60_000)] = Field(default=None, alias="probe_interval")
     probe_timeout_ms: Annotated[int | None, schema.duration(5, 60_000)] = Field(default=None, alias="probe_timeout")

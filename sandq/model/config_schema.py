@@ -303,6 +303,10 @@ class NodeConfig(schema.Section):
             return gossip
         host = listen.gossip.host
         keys = gossip.keys_file is not None or cluster.secret_file is not None
+        if not keys and gossip.encrypt is not True:
+            raise schema.mistake(
+                f"encrypt: {gossip.encrypt} needs keys: cluster.secret_file (keys are made of it) or gossip.keys_file"
+            )
         if not keys and is_beyond(host):
             raise schema.mistake(
                 f"listen.gossip on {host} needs cluster.secret_file (keys are made of it) or gossip.keys_file; "
@@ -363,6 +367,6 @@ def _exposed(
             missing.append("authentication (security.authentication: require)")
         if missing:
             found.append(f"listen.{name} on {address.host} without {' and '.join(missing)}")
-    if cluster.membership == "gossip" and not gossip.encrypt and is_beyond(listen.gossip.host):
+    if cluster.membership == "gossip" and gossip.encrypt is not True and is_beyond(listen.gossip.host):
         found.append(f"listen.gossip on {listen.gossip.host} without encryption (gossip.encrypt: true)")
     return found

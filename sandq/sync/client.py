@@ -93,6 +93,11 @@ class Client(Wrapper[AsyncClient]):
         """What a node accepts, as it says: `message_bytes`, `key_bytes`, ..."""
         return self._inner.limits
 
+    @property
+    def certificate_ends(self) -> Mapping[str, float]:
+        """When the certificates end of nodes that it is connected to by TLS: node id -> epoch seconds."""
+        return self._portal.do(lambda: self._inner.certificate_ends)
+
     def call(self, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
         """Wait for `work(client)`, done with the async client behind this one, in its event loop."""
         return self._portal.call(lambda: work(self._inner))

@@ -24,6 +24,7 @@ from sandq.model.config_tls import ACCEPT, REQUIRE, TlsSection
 from sandq.model.errors import SandqError, StartupError
 from sandq.storage.secret_file import read_private
 from sandq.tls.names import ends_at, is_of_host
+from sandq.tls.session import TlsError, TlsSession
 
 LOOK_S: Final = 5.0
 """How often it is looked whether the files are others ..."""
@@ -33,6 +34,9 @@ FILE_BYTES: Final = 4 << 20
 """Of certificates: authorities of a whole system have 200 KiB."""
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2, what keeps what was said secret when the key is lost later."""
+
+_GREETINGS: Final = 4
+"""A handshake takes no more turns."""
 
 log = structlog.get_logger("sandq.tls")
 
@@ -242,3 +246,16 @@ def _in_memory(content: bytes) -> Iterator[str]:
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)
+
+
+def trusts_itself(loaded: Loaded) -> str | None:
+    """Why the node's authorities do not trust its own certificate; None: they do. By a handshake with itself."""
+    server, client = TlsSession(loaded.peer, is_server=True), TlsSession(loaded.dial, is_server=False)
+    try:
+        client.greet()
+        for _ in range(_GREETINGS):
+            server.greet(client.words())
+            client.greet(server.words())
+    except TlsError as error:
+        return error.message
+    return None if server.is_open and client.is_open else "the handshake does not end"

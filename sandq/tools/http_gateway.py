@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -12,9 +13,10 @@ import structlog
 import sandq
 from sandq.broker.peers.secret import CHECK_S, Secrets
 from sandq.client.options import parse_server
+from sandq.client.tls import ClientTls
 from sandq.model.config import Address, NodeConfig
 from sandq.model.config_schema import is_beyond
-from sandq.model.config_tls import REQUIRE
+from sandq.model.config_tls import OFF, REQUIRE, TlsSection
 from sandq.model.errors import InvalidRequest, StartupError
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
@@ -23,15 +25,23 @@ from sandq.server.heap import give_back_heap
 from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
+from sandq.server.http.tls_door import TlsDoor
+from sandq.tls.certificates import Certificates
 
 EXIT_AT_ONCE = 130
 """Told a second time to stop."""
 
 
 def serve_gateway(
-    servers: tuple[str, ...], listen: str | None, config: NodeConfig, log_format: str, log_level: str
+    servers: tuple[str, ...],
+    listen: str | None,
+    config: NodeConfig,
+    log_format: str,
+    log_level: str,
+    ca: Path | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. Raises SandqError: an option is wrong, or the port is taken."""
+    """Serve until SIGINT or SIGTERM. `ca`: whom to trust of the nodes, by TLS. Raises SandqError: an option is wrong,
+    or the port is taken."""
     host, port = _address(listen, config)
     is_open = is_beyond(host) and config.tls.http != REQUIRE
     if is_open and not config.security.insecure:
@@ -49,8 +59,15 @@ def serve_gateway(
     secrets = None if secret_file is None else Secrets(secret_file, SETTING)
     gateway_secret = None if secrets is None else lambda: secrets.current[0]
     settings = HttpSettings(
-        names, origins, servers, sandq.__version__, starts_alone=True, gateway_secret=gateway_secret
+        names,
+        origins,
+        servers,
+        sandq.__version__,
+        starts_alone=True,
+        gateway_secret=gateway_secret,
+        nodes_tls=_nodes_tls(config.tls, ca),
     )
+    door = TlsDoor(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None
     deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)
     people = logs.set_up(log_format, log_level, "http")
     log = structlog.get_logger("sandq.http")
@@ -62,7 +79,8 @@ def serve_gateway(
     async def run() -> None:
         listeners = bind(host, port)
         at = listeners[0].getsockname()
-        address = f"http://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}"
+        scheme = "http" if config.tls.http == OFF else "https"
+        address = f"{scheme}://{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}"
         stop = anyio.Event()
 
         def on_ready() -> None:
@@ -94,7 +112,7 @@ def serve_gateway(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_told)
             tasks.start_soon(follow_secrets)
-            await serve_alone(listeners, settings, config.limits, deadlines, stop, on_ready)
+            await serve_alone(listeners, settings, config.limits, deadlines, stop, on_ready, door)
             tasks.cancel_scope.cancel()
 
     try:
@@ -104,6 +122,13 @@ def serve_gateway(
         log.info("stopped")
     finally:
         logs.finish()
+
+
+def _nodes_tls(section: TlsSection, ca: Path | None) -> ClientTls | None:
+    """Nodes are asked by TLS where it is known whom to trust of them, unless the file says otherwise."""
+    is_off = section.cert_file is not None and section.client == OFF
+    trusted = ca or (None if is_off else section.ca_file)
+    return None if trusted is None else ClientTls(ca=trusted, cert=section.cert_file, key=section.key_file)
 
 
 def _address(listen: str | None, config: NodeConfig) -> Address:

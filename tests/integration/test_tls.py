@@ -169,9 +169,9 @@ async def test_what_goes_wrong_in_a_handshake_is_nobody_elses(tmp_path: Path, au
     async with node(tmp_path, authority) as serving, sandq.connect(at(serving), ca=authority.ca) as client:
         for said in (b"\x16\x03\x01\xff\xff", b"\x16\x03\x01\x00\x05hello", b"\x16\x00\x01\x00\x05hello", b"\x16"):
             stream = await trio.open_tcp_stream(HOST, serving.client_port)
-            await stream.send_all(said)
-            await stream.send_eof()
             with suppress(trio.BrokenResourceError):
+                await stream.send_all(said)
+                await stream.send_eof()
                 while await stream.receive_some(1000):
                     pass  # an alert, perhaps
             await stream.aclose()
@@ -237,3 +237,26 @@ def test_a_blocking_client(tmp_path: Path, authority: Authority) -> None:
             client.produce("t", b"x")
 
     trio.run(main)
+
+
+async def test_what_it_tells_prometheus(tmp_path: Path, authority: Authority) -> None:
+    async with node(tmp_path, authority) as serving, sandq.connect(at(serving), ca=authority.ca) as client:
+        await refused(serving, tls=True)
+        await until_holds(lambda: serving.metrics._tls is not None and serving.metrics._tls[1].failed == 1)
+        lines = (await serving.metrics.render())[0].decode().splitlines()
+        told = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+        assert 364 < told['sandq_tls_certificate_expires_seconds{file="cert_file"}'] / 86_400 < 365
+        assert told['sandq_tls_certificate_expires_seconds{file="ca_file"}'] > 0
+        assert (
+            told['sandq_tls_handshakes_total{result="done"}']
+            == told['sandq_tls_handshakes_total{result="failed"}']
+            == 1
+        )
+        assert told["sandq_tls_certificates_unusable"] == 0 < told["sandq_tls_handshake_cpu_seconds_total"]
+        (ends_s,) = client.certificate_ends.values()
+        assert ends_s == certificates_end(authority)
+
+
+def certificates_end(authority: Authority) -> float:
+    found = x509.load_pem_x509_certificate((authority.directory / "node1.pem").read_bytes())
+    return found.not_valid_after_utc.timestamp()

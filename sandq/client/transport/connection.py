@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import anyio
 import anyio.abc
-from anyio.streams.tls import TLSStream
+from anyio.streams.tls import TLSAttribute, TLSStream
 
 from sandq.client.options import Options, again
 from sandq.client.signals import Signal
@@ -66,6 +66,8 @@ class Connection:
         self.listeners: dict[int, Listener] = {}
         self.error: SandqError | None = None
         self.lost = Signal()
+        self.certificate_ends_s: float | None = None
+        """When the certificate of the node ends, in epoch seconds; None: there is no TLS."""
         self._options = options
         self._stream = stream
         self._reader = FrameReader(control_bytes=DEFAULT.frame_bytes)
@@ -94,6 +96,7 @@ class Connection:
             with anyio.fail_after(timeout_s):
                 stream = await _connected(host, port, options.tls)
                 connection = cls(stream, address, options)
+                connection.certificate_ends_s = _ends_s(stream)
                 await connection._say_hello(client_name)
                 return connection
         except TimeoutError:
@@ -419,6 +422,12 @@ async def _connected(host: str, port: int, tls: ClientTls | None) -> anyio.abc.B
     except BaseException:
         await anyio.aclose_forcefully(stream)
         raise
+
+
+def _ends_s(stream: anyio.abc.ByteStream) -> float | None:
+    found = stream.extra(TLSAttribute.peer_certificate, None)
+    ends = found.get("notAfter") if found else None
+    return ssl.cert_time_to_seconds(ends) if isinstance(ends, str) else None
 
 
 def _why(problem: BaseException) -> str:

@@ -19,6 +19,7 @@ from sandq.model.limits import Limits
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.fast_connections import serve_http_fast
 from sandq.server.http.serve import HttpSettings
+from sandq.server.http.tls_door import TlsDoor
 from sandq.server.metrics.catalog import HTTP
 from sandq.server.metrics.http_requests import HttpRequests
 from sandq.server.metrics.text import Exposition
@@ -99,12 +100,13 @@ async def serve_alone(
     deadlines: Deadlines,
     stop: anyio.Event,
     on_ready: Callable[[], None],
+    tls: TlsDoor | None = None,
 ) -> None:
     """Serve on these listeners, and close them, until `stop`, and until what is under way then is done."""
     requests = HttpRequests()
     state = GatewayState(requests)
     account = Account(limits.memory_bytes * HTTP_SHARE)
-    serving = serve_http_fast(listeners, settings, limits, deadlines, state, requests.observe, account)
+    serving = serve_http_fast(listeners, settings, limits, deadlines, state, requests.observe, account, tls)
     async with serving as running, anyio.create_task_group() as watching:
         watching.start_soon(state.run, running.client)
         on_ready()

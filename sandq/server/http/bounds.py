@@ -33,6 +33,11 @@ FULL: Final = (
     b"Content-Length: 45\r\n\r\nthis node has no room for another connection\n"
 )
 """What a connection is told for which there is no place."""
+PLAIN: Final = (
+    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: 72\r\n\r\nthis port requires TLS: ask by https://, and trust the node's authority\n"
+)
+"""What a connection is told that is plain where TLS is required."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr, wrap_app
 
 from sandq.broker.memory_budget import Account
+from sandq.model.config_tls import SUBJECT
+from sandq.model.errors import SandqError, WrongPort
 from sandq.model.limits import Limits
 from sandq.model.sources import source_of
 from sandq.server.http.bounds import (
@@ -43,6 +45,7 @@ from sandq.server.http.bounds import (
     HEAD_S,
     HEADERS_MOST,
     IDLE_S,
+    PLAIN,
     REFUSED_MOST,
     REFUSED_S,
     SEND_BYTES,
@@ -50,9 +53,12 @@ from sandq.server.http.bounds import (
     SPARE_PLACES,
 )
 from sandq.server.http.gateway import Node
-from sandq.server.http.guards import NO_PLACE, Observe
+from sandq.server.http.guards import CERTIFICATE_NAME, IS_ENCRYPTED, NO_PLACE, Observe
 from sandq.server.http.serve import HttpSettings, running_app
 from sandq.server.places import OpenConnections
+from sandq.tls.names import client_name
+from sandq.tls.port import TlsPort
+from sandq.tls.stream import TlsStream
 
 log = structlog.get_logger("sandq.http")
 
@@ -72,8 +78,17 @@ class _Stream:
     def __init__(self, stream: trio.SocketStream, account: Account) -> None:
         """`account`: of what answers take."""
         self.socket = stream.socket
-        self._stream = stream
+        self._stream: trio.SocketStream | TlsStream = stream
         self._account = account
+
+    def secure(self, stream: TlsStream) -> None:
+        """From now on what is said goes through this one."""
+        self._stream = stream
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it is TLS."""
+        return isinstance(self._stream, TlsStream)
 
     async def send_all(self, data: bytes) -> None:
         view = memoryview(data)
@@ -200,7 +215,8 @@ class _Connection(TCPServer):
                 self._task_group = tasks
                 state = ConnectionState(self.state)
                 send = self.protocol_send
-                self.protocol = _Http1(self.app, self.config, self.context, tasks, state, False, client, server, send)
+                is_tls = self.stream.is_encrypted
+                self.protocol = _Http1(self.app, self.config, self.context, tasks, state, is_tls, client, server, send)
                 await self.idle_task.restart(tasks, self._idle_timeout)
                 await self._read_data()
         except OSError:
@@ -266,7 +282,17 @@ class _Connection(TCPServer):
 class HttpServer:
     """Accepts connections up to the limit, see above; one for which there is no place is told so and closed."""
 
-    def __init__(self, app: Any, connections: int, account: Account) -> None:
+    def __init__(
+        self,
+        app: Any,
+        connections: int,
+        account: Account,
+        tls: TlsPort | None = None,
+        client_name_of: str = SUBJECT,
+    ) -> None:
+        """`tls`: None: it speaks none. `client_name_of`: what of a client's certificate is its name."""
+        self._tls = tls
+        self._client_name_of = client_name_of
         self._account = account
         self._app = wrap_app(app, 0, "asgi")
         self._config = _config()
@@ -303,22 +329,32 @@ class HttpServer:
         except OSError:
             await trio.aclose_forcefully(accepted)
             return
-        stream = _Stream(accepted, self._account)
-        has_place, given_up = self._open.add(stream, source_of(address))
+        stream, source = _Stream(accepted, self._account), source_of(address)
+        has_place, given_up = self._open.add(stream, source)
         if given_up is not None:
             await given_up.cut()
         if not has_place:
-            await self._refuse(accepted)
+            await self._refuse(accepted, FULL)
             return
 
         def on_idle(is_idle: bool) -> None:
             self._open.set_idle(stream, is_idle)
 
         try:
-            state = ConnectionState({NO_PLACE: self._open.is_spare(stream)})
+            session = None if self._tls is None else await self._tls.greet(accepted, source)
+            name = None
+            if session is not None:
+                stream.secure(TlsStream(accepted, session))
+                name = client_name(session.certificate, self._client_name_of)
+            known = {CERTIFICATE_NAME: name, IS_ENCRYPTED: session is not None}
+            state = ConnectionState({NO_PLACE: self._open.is_spare(stream), **known})
             of_server = self._app, self._config, self._context
             connection = _Connection(*of_server, state, stream, on_idle=on_idle, small_pieces=self._small_pieces)
             await connection.run()
+        except WrongPort:
+            await self._refuse(accepted, PLAIN)
+        except SandqError as error:
+            log.debug("a client was not let in", error=error.message)
         except Exception:
             # A fault in one connection must not take the others with it; the log has it whole.
             log.exception("an HTTP connection ended with an unexpected error")
@@ -328,12 +364,12 @@ class HttpServer:
                 self._none_left.set()
             await stream.cut()
 
-    async def _refuse(self, accepted: trio.SocketStream) -> None:
+    async def _refuse(self, accepted: trio.SocketStream, answer: bytes) -> None:
         if self._refused < REFUSED_MOST:
             self._refused += 1
             try:
-                with trio.move_on_after(REFUSED_S), suppress(trio.BrokenResourceError):
-                    await accepted.send_all(FULL)
+                with trio.move_on_after(REFUSED_S), suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await accepted.send_all(answer)
                     await accepted.send_eof()
                     while await accepted.receive_some(65_536):
                         pass  # what is left unread would take the answer away from the client
@@ -341,7 +377,7 @@ class HttpServer:
                 self._refused -= 1
         else:
             with suppress(OSError):
-                os.write(accepted.socket.fileno(), FULL)
+                os.write(accepted.socket.fileno(), answer)
         await trio.aclose_forcefully(accepted)
 
 
@@ -353,10 +389,12 @@ async def serve_http(
     node: Node,
     observe: Observe,
     account: Account,
+    tls: TlsPort | None = None,
+    client_name_of: str = SUBJECT,
 ) -> AsyncIterator[None]:
     """Serves inside the block. The client port must be served already: what is asked here is asked there."""
     async with running_app(settings, limits, node, observe, account) as running, trio.open_nursery() as nursery:
-        server = HttpServer(running.app, limits.http_connections, account)
+        server = HttpServer(running.app, limits.http_connections, account, tls, client_name_of)
         nursery.start_soon(server.serve, listeners, running.ending)
         try:
             yield

@@ -14,6 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from email.utils import formatdate
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -26,13 +27,25 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from sandq.broker.memory_budget import Account
+from sandq.model.config_tls import SUBJECT
 from sandq.model.limits import Limits
 from sandq.model.sources import source_of
-from sandq.server.http.bounds import FULL, HEAD_BYTES, HEADERS_MOST, REFUSED_MOST, SEND_BYTES, SPARE_PLACES, Deadlines
+from sandq.server.http.bounds import (
+    FULL,
+    HEAD_BYTES,
+    HEADERS_MOST,
+    PLAIN,
+    REFUSED_MOST,
+    SEND_BYTES,
+    SPARE_PLACES,
+    Deadlines,
+)
 from sandq.server.http.gateway import Node
-from sandq.server.http.guards import NO_PLACE, Observe
+from sandq.server.http.guards import CERTIFICATE_NAME, IS_ENCRYPTED, NO_PLACE, Observe
 from sandq.server.http.serve import HttpSettings, RunningApp, running_app
+from sandq.server.http.tls_door import TlsDoor, certificate_of
 from sandq.server.places import OpenConnections
+from sandq.tls.names import client_name, read
 
 log = structlog.get_logger("sandq.http")
 
@@ -54,7 +67,9 @@ class _Refusal(Exception):
 class _Connection(HttpToolsProtocol):
     """A client's connection. The timer is of one thing at a time: between requests, for a head, or at the end."""
 
-    def __init__(self, server: FastHttpServer) -> None:
+    def __init__(self, server: FastHttpServer, requires_tls: bool = False) -> None:
+        """`requires_tls`: it is told so, and nothing else."""
+        self._requires_tls = requires_tls
         super().__init__(server.config, server.state, {}, asyncio.get_running_loop())
         self._server = server
         self._account = server.account
@@ -101,8 +116,13 @@ class _Connection(HttpToolsProtocol):
         self._has_place, given_up = self._server.open.add(self, source_of(self.client[0]))
         if given_up is not None:
             given_up.transport.abort()
-        if self._has_place:
-            self.app_state = {NO_PLACE: self._server.open.is_spare(self)}
+        if self._has_place and self._requires_tls:
+            self._leave_with(PLAIN)
+        elif self._has_place:
+            shown = certificate_of(transport)
+            name = None if shown is None else client_name(read(shown), self._server.client_name_of)
+            known = {CERTIFICATE_NAME: name, IS_ENCRYPTED: shown is not None}
+            self.app_state = {NO_PLACE: self._server.open.is_spare(self), **known}
             self._end_after(self._deadlines.idle_s)
         elif self._server.refused < REFUSED_MOST:
             self._server.refused += 1
@@ -156,6 +176,8 @@ class _Connection(HttpToolsProtocol):
         self.transport.write(answer)
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        else:
+            self.transport.close()  # TLS reads what is left by itself, until the client has said the last word
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self._deadlines.refused_s, self.transport.abort)
 
@@ -340,7 +362,12 @@ def _refusal_of(error: httptools.HttpParserError) -> _Refusal:
 class FastHttpServer:
     """Accepts connections up to the limit; one for which there is no place is told so and closed."""
 
-    def __init__(self, app: ASGIApp, connections: int, account: Account, deadlines: Deadlines) -> None:
+    def __init__(
+        self, app: ASGIApp, connections: int, account: Account, deadlines: Deadlines, tls: TlsDoor | None = None
+    ) -> None:
+        """`tls`: None: it speaks none."""
+        self._tls = tls
+        self.client_name_of = SUBJECT if tls is None else tls.client_name
         self.app = app
         self.deadlines = deadlines
         self.account = account
@@ -372,13 +399,19 @@ class FastHttpServer:
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
         """Until `ending`, and until what is under way then is done, or its time is over. Closes the listeners."""
-        loop = asyncio.get_running_loop()
+        loop, tls = asyncio.get_running_loop(), self._tls
         servers = [
             await loop.create_server(lambda: _Connection(self), sock=listener, backlog=BACKLOG)
             for listener in listeners
+            if tls is None
         ]
         try:
             async with anyio.create_task_group() as tasks:
+                if tls is not None:
+                    tasks.start_soon(tls.certificates.follow)
+                    for listener in listeners:
+                        listener.listen(BACKLOG)
+                        tasks.start_soon(tls.serve, listener, partial(_Connection, self))
                 tasks.start_soon(self._tell_time)
                 task_status.started()
                 await ending.wait()
@@ -386,6 +419,8 @@ class FastHttpServer:
         finally:
             for server in servers:
                 server.close()
+            for listener in listeners if tls is not None else ():
+                listener.close()
             with anyio.CancelScope(shield=True):
                 await self._end()
 
@@ -430,13 +465,14 @@ async def serve_http_fast(
     node: Node,
     observe: Observe,
     account: Account,
+    tls: TlsDoor | None = None,
 ) -> AsyncIterator[RunningApp]:
     """Serve inside the block; close the listeners at its end, and leave it once what is under way then is done."""
     async with (
         running_app(settings, limits, node, observe, account) as running,
         anyio.create_task_group() as serving,
     ):
-        server = FastHttpServer(running.app, limits.http_connections, account, deadlines)
+        server = FastHttpServer(running.app, limits.http_connections, account, deadlines, tls)
         await serving.start(server.serve, listeners, running.ending)
         try:
             yield running

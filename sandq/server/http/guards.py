@@ -53,6 +53,10 @@ ROOM_S: Final = 10.0
 """A request waits so long for room for that."""
 ALWAYS_ANSWERED = ("/healthz", "/readyz", "/metrics")
 """However many other requests there are."""
+CERTIFICATE_NAME: Final = "certificate_name"
+"""Of a connection: who the client is by its certificate, or None."""
+IS_ENCRYPTED: Final = "is_encrypted"
+"""Of a connection: whether what is said cannot be read on its way."""
 NO_PLACE: Final = "no_place"
 """Of a connection's state: it is one too many, and only these are answered."""
 WAIT_APART: Final = "wait_apart"

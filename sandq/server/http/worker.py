@@ -19,15 +19,19 @@ import structlog
 
 from sandq import __version__
 from sandq.broker.memory_budget import HTTP_SHARE, Account
+from sandq.model.config_tls import OFF, REQUIRE, TlsSection
 from sandq.model.errors import Unavailable
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
 from sandq.server.heap import give_back_heap
 from sandq.server.http.fast_connections import serve_http_fast
+from sandq.server.http.nodes_tls import nodes_tls
 from sandq.server.http.serve import HttpSettings
+from sandq.server.http.tls_door import TlsDoor
 from sandq.server.http.worker_pipe import STALE_S, Begin, NodeInput, encode
 from sandq.server.line_writer import LineWriter
 from sandq.server.metrics.http_requests import HttpRequests
+from sandq.tls.certificates import Certificates
 
 log = structlog.get_logger("sandq.http")
 
@@ -153,6 +157,13 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
 
     told.hand_on(hand_on)
     names, origins = frozenset(begin.names), frozenset(begin.origins)
+    door, inside, certificates = None, None, None
+    if begin.tls is not None:
+        section = TlsSection(**begin.tls)  # type: ignore[arg-type]
+        certificates = Certificates(section)
+        door = TlsDoor(section, certificates) if section.http != OFF else None
+        own = begin.own_hosts, begin.own_names
+        inside = nodes_tls(certificates, *own) if section.client == REQUIRE else None
     settings = HttpSettings(
         names,
         origins,
@@ -161,13 +172,17 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
         begin.timeout_s,
         starts_alone=True,
         gateway_secret=lambda: node.gateway_secret,
+        nodes_tls=inside,
     )
     listeners = [socket.socket(fileno=descriptor) for descriptor in begin.listeners]
-    serving = serve_http_fast(listeners, settings, begin.limits, begin.deadlines, node, requests.observe, account)
-    async with serving:
+    serving = serve_http_fast(listeners, settings, begin.limits, begin.deadlines, node, requests.observe, account, door)
+    async with serving, anyio.create_task_group() as tasks:
+        if certificates is not None and door is None:
+            tasks.start_soon(certificates.follow)
         collect_rarely()
         said.write(encode({"serves": True}).decode())
         await node.stop.wait()
+        tasks.cancel_scope.cancel()
 
 
 def _own_output() -> int:

@@ -54,6 +54,11 @@ class Begin:
     log_level: str
     gateway_secret: str
     """Proves to nodes that it may say for whom it asks; in hexadecimal digits."""
+    tls: Mapping[str, str | None] | None = None
+    """The section of the configuration, where HTTP or nodes' client ports speak it."""
+    own_hosts: tuple[str, ...] = ()
+    own_names: tuple[str, ...] = ()
+    """Where the node's client port is, and what its certificate may be issued for; see `nodes_tls`."""
     stale_s: float = STALE_S
     timeout_s: float = GATEWAY_S
     deadlines: Deadlines = field(default_factory=Deadlines)

@@ -222,4 +222,21 @@ MEMBERS: Final = (
     Metric("sandq_gossip_malformed_total", COUNTER, (), "Messages, and packets, that could not be read or decrypted."),
     Metric("sandq_gossip_stalls_total", COUNTER, (), "Times that gossip was held up for over 250 ms by this node."),
 )
-EVERY: Final = (*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *TENANTS, *STORAGE, *MEMBERS)
+TLS: Final = (
+    Metric(
+        "sandq_tls_certificate_expires_seconds",
+        GAUGE,
+        ("file",),
+        "Until the certificate ends that does so first, of each file.",
+    ),
+    Metric("sandq_tls_certificates_unusable", GAUGE, (), "1: the files hold others than are used, and cannot be used."),
+    Metric("sandq_tls_certificate_reloads_total", COUNTER, (), "Times that others were read while the node ran."),
+    Metric(
+        "sandq_tls_handshakes_total",
+        COUNTER,
+        ("result",),
+        "TLS handshakes of clients, HTTP and peers: done, failed, refused (too many at once).",
+    ),
+    Metric("sandq_tls_handshake_cpu_seconds_total", COUNTER, (), "CPU time that handshakes took, which is bounded."),
+)
+EVERY: Final = (*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *TENANTS, *STORAGE, *MEMBERS, *TLS)

@@ -44,7 +44,10 @@ from sandq.server.metrics.members import tell_members
 from sandq.server.metrics.pushes import tell_pushes
 from sandq.server.metrics.tenants import TenantRows, tell_tenants
 from sandq.server.metrics.text import Exposition
+from sandq.server.metrics.tls import tell_tls
 from sandq.server.metrics.topics import Board, GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
+from sandq.tls.budget import Handshakes
+from sandq.tls.certificates import Certificates
 
 STALL_CHECK_S = 0.1
 REFRESH_S = 5.0
@@ -117,7 +120,9 @@ class Metrics:
         members: Callable[[], Seen],
         pusher: Pusher | None = None,
         audit: AuditLog | None = None,
+        tls: tuple[Certificates, Handshakes] | None = None,
     ) -> None:
+        self._tls = tls
         self.registry = CollectorRegistry()
         self._broker = broker
         self._health = health
@@ -242,6 +247,8 @@ class Metrics:
         if self._pusher is not None:
             told.histogram("sandq_push_request_duration_seconds", self._pusher.durations)
         tell_tenants(self._tenants_seen(seen), groups, self._broker.limits.metric_groups, told)
+        if self._tls is not None:
+            tell_tls(*self._tls, told)
         return told.text(encode(self.registry)), content_type
 
     def _topic_seen(self, topic: OpenTopic) -> TopicSeen:

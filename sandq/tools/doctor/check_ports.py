@@ -6,10 +6,12 @@ import errno
 import http.client
 import json
 import socket
+from functools import partial
 from typing import Any, NamedTuple
 
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
+from sandq.model.config_tls import OFF
 from sandq.tools.doctor.check import Check, failed, ok, warning
 
 ANSWER_S = 2.0
@@ -27,9 +29,10 @@ def check_ports(config: NodeConfig, own_store: str | None, is_running: bool = Fa
     """`own_store`: the store UUID in the data directory, None while there is none. `is_running`: a process uses the
     data directory."""
     listen, cluster = config.listen, config.cluster
-    checks = [_served("client", listen.client, own_store, is_running, node_at_client_port)]
+    ask_client, ask_http = partial(node_at_client_port, config=config), partial(node_at_http_port, config=config)
+    checks = [_served("client", listen.client, own_store, is_running, ask_client)]
     if listen.http is not None:
-        checks.append(_served("http", listen.http, own_store, is_running, node_at_http_port))
+        checks.append(_served("http", listen.http, own_store, is_running, ask_http))
     else:
         checks.append(ok("port http", "none: not served"))
     runs = is_running or "which is running" in checks[0].found
@@ -101,31 +104,47 @@ def bind_error(address: Address, kind: int = socket.SOCK_STREAM) -> OSError | No
     return None
 
 
-def node_at_client_port(address: Address) -> Node | None:
-    """Who speaks sandq's protocol there."""
+def node_at_client_port(address: Address, config: NodeConfig | None = None) -> Node | None:
+    """Who speaks sandq's protocol there; by TLS where the configuration says so."""
     import anyio
 
     from sandq.client import connect_with
     from sandq.client.options import Options
     from sandq.model.errors import SandqError
+    from sandq.node_tls import own_hosts, own_names
+    from sandq.server.http.nodes_tls import nodes_tls
+    from sandq.tls.certificates import Certificates
 
     async def ask() -> Node | None:
-        options = Options(connect_timeout_s=ANSWER_S, timeout_s=ANSWER_S)
+        options = Options(connect_timeout_s=ANSWER_S, timeout_s=ANSWER_S, tls=tls)
         with anyio.move_on_after(2 * ANSWER_S):
             async with connect_with(options, (str(_reached(address)),), "sandq-doctor") as client:
                 return _node(await client.admin.cluster())
         return None
 
     try:
+        tls = None
+        if config is not None and config.tls.client != OFF:
+            tls = nodes_tls(Certificates(config.tls), own_hosts(config), own_names(config))
         return anyio.run(ask, backend="trio")
     except (SandqError, OSError):
         return None
 
 
-def node_at_http_port(address: Address) -> Node | None:
-    """Whose HTTP API is there."""
+def node_at_http_port(address: Address, config: NodeConfig | None = None) -> Node | None:
+    """Whose HTTP API is there; by TLS where the configuration says so."""
     host, port = _reached(address)
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+    if config is not None and config.tls.http != OFF:
+        from sandq.model.errors import StartupError
+        from sandq.tls.certificates import Certificates
+
+        try:
+            context = Certificates(config.tls).loaded.inside
+        except StartupError:
+            return None
+        context.check_hostname = False  # it is known by its store
+        connection = http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=context)
     try:
         connection.request("GET", "/cluster")
         return _node(json.loads(connection.getresponse().read(1 << 20)))

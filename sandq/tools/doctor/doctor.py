@@ -51,6 +51,7 @@ def _of_node(config: NodeConfig) -> Iterator[Check]:
     from sandq.tools.doctor.check_data import DataDirectory
     from sandq.tools.doctor.check_ports import check_ports
     from sandq.tools.doctor.check_security import check_security
+    from sandq.tools.doctor.check_tls import check_tls
 
     data_dir = Path(config.node.data_dir).absolute()
     usable = check_disk.check_data_dir(data_dir)
@@ -63,6 +64,7 @@ def _of_node(config: NodeConfig) -> Iterator[Check]:
         )
         yield check_disk.check_syncs(data_dir)
         yield from data.checks()
+    yield from check_tls(config)
     yield from check_ports(config, data.store_uuid, data.is_running)
     yield from check_security(config)
     yield check_open_files(config.limits)

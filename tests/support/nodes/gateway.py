@@ -12,11 +12,13 @@ import pytest
 import trio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from sandq.client.tls import ClientTls
 from sandq.model.config_types import Address
 from sandq.model.limits import Limits
 from sandq.server.http.alone import bind, serve_alone
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
+from sandq.server.http.tls_door import TlsDoor
 from tests.support.waiting import PATIENCE_S
 
 INSIDE, ALONE = "inside", "alone"
@@ -38,8 +40,11 @@ async def gateway(
     *,
     timeout_s: float = PATIENCE_S,
     starts_alone: bool = False,
+    tls: TlsDoor | None = None,
+    nodes_tls: ClientTls | None = None,
 ) -> AsyncIterator[Address]:
-    """Where it serves, inside the block; `server`: the client port of a node; `secret`: shared with it."""
+    """Where it serves, inside the block; `server`: the client port of a node; `secret`: shared with it; `tls`: how it
+    serves, and `nodes_tls`: how it asks."""
     listeners = bind("127.0.0.1", 0)
     address = Address(*listeners[0].getsockname()[:2])
     settings = HttpSettings(
@@ -50,6 +55,7 @@ async def gateway(
         timeout_s,
         starts_alone,
         gateway_secret=None if secret is None else lambda: secret,
+        nodes_tls=nodes_tls,
     )
     ready, ended = trio.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
@@ -57,7 +63,9 @@ async def gateway(
 
     async def serve(portal: BlockingPortal) -> None:
         stops.append((portal, anyio.Event()))
-        await serve_alone(listeners, settings, limits, deadlines, stops[0][1], lambda: token.run_sync_soon(ready.set))
+        await serve_alone(
+            listeners, settings, limits, deadlines, stops[0][1], lambda: token.run_sync_soon(ready.set), tls
+        )
 
     def run() -> None:
         with start_blocking_portal("asyncio", {"use_uvloop": True}) as portal:

@@ -97,6 +97,7 @@ class FakeClient:
         self.audit = AuditPage([], "", {}, {})
         self.info: dict[str, Any] = {"node": "n1", "nodes": [{"node": "n1", "up": True}]}
         self.topics: list[TopicRecord] = []
+        self.certificate_ends: dict[str, float] = {}
         self.biography: dict[str, Any] = {}
         self.missed: dict[str, str] = {}
         """Details of an error that says that there is no such message."""

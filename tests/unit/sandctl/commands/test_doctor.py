@@ -121,3 +121,14 @@ def test_groups_nodes_and_partitions(offline: Ctl, sick: FakeClient) -> None:
         ("groups", "warning", "a of t gets nothing: it is paused"),
         ("groups", "warning", "a of t: 6 messages ready, and no consumer is connected"),
     ]
+
+
+def test_certificates_that_end_soon(offline: Ctl, sick: FakeClient) -> None:
+    day = 86_400
+    sick.certificate_ends = {"n1": NOW_MS / 1000 + 40 * day, "n2": NOW_MS / 1000 + 29.5 * day, "n3": NOW_MS / 1000 - 5}
+    found = findings(offline)
+    assert [(what, state, text) for what, state, text, _ in found] == [
+        ("certificates", "warning", "that of n2 ends in 29 days"),
+        ("certificates", "warning", "that of n3 ends in -1 days"),
+    ]
+    assert all("tls section" in todo for *_, todo in found)

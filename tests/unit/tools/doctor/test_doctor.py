@@ -270,7 +270,9 @@ def test_ports_that_need_not_be_free(environ: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(("store", "state"), [("mine", "ok"), ("theirs", "failed")])
 def test_a_port_that_a_node_has(stranger: Address, monkeypatch: pytest.MonkeyPatch, store: str, state: str) -> None:
-    monkeypatch.setattr(check_ports, "node_at_client_port", lambda address: check_ports.Node("node9", store))
+    monkeypatch.setattr(
+        check_ports, "node_at_client_port", lambda address, config=None: check_ports.Node("node9", store)
+    )
     with socket.create_server(("127.0.0.1", 0)) as other:
         environ = {
             "SANDQ_LISTEN__CLIENT": str(stranger),

@@ -1,0 +1,18 @@
+"""How HTTP, a client of the cluster, speaks TLS to client ports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sandq.client.tls import ClientTls
+from sandq.tls.certificates import Certificates
+
+
+def nodes_tls(certificates: Certificates, own_hosts: Collection[str], own_names: Sequence[str]) -> ClientTls:
+    """By the certificates of a node. Whose certificate it is that a port shows, is checked by the host that is dialled;
+    at a host of the node's own (`own_hosts`) by whichever of its names its certificate is issued for."""
+
+    def name_of(host: str) -> str:
+        return certificates.name_for(host, *own_names) if host in own_hosts else host
+
+    return ClientTls(lambda: certificates.loaded.inside, name_of=name_of)

@@ -1,0 +1,180 @@
+"""TLS of HTTP, by both servers, and what they ask of a client port that requires it."""
+
+from __future__ import annotations
+
+import dataclasses
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+import trio
+from cryptography import x509
+
+from sandq import node as node_module
+from sandq.client.tls import ClientTls
+from sandq.node import Serving, run_node
+from sandq.server.http.connections import _Connection as Inside
+from sandq.server.http.fast_connections import _Connection as Fast
+from sandq.server.http.tls_door import TlsDoor
+from sandq.server.http.worker_pipe import Begin
+from sandq.tls import certificates
+from sandq.tls.certificates import Certificates
+from tests.support.certificates import Authority
+from tests.support.nodes.gateway import ALONE, INSIDE, PATIENT, gateway
+from tests.support.nodes.small_node import small_config
+from tests.support.waiting import PATIENCE_S
+
+HOST: Final = "127.0.0.1"
+both = pytest.mark.parametrize("where", [INSIDE, ALONE])
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "ca")
+
+
+@asynccontextmanager
+async def serving(directory: Path, authority: Authority, where: str, **more: str) -> AsyncIterator[Serving]:
+    """A node that requires TLS of clients, and its HTTP, in its loop or by a gateway."""
+    pair = authority.issue("node1", [x509.DNSName("node1"), x509.DNSName("localhost")], days=0.5)
+    files = {"CERT_FILE": str(pair.certificate), "KEY_FILE": str(pair.key), "CA_FILE": str(authority.ca)}
+    environ = {f"TLS__{name}": value for name, value in {**files, **more}.items()}
+    at = "none" if where == ALONE else f"{HOST}:0"
+    config = small_config(directory, LISTEN__HTTP=at, **environ)
+    async with run_node(config) as node:
+        if where == INSIDE:
+            yield node
+            return
+        door = TlsDoor(config.tls, Certificates(config.tls))
+        asks = ClientTls(ca=authority.ca, cert=pair.certificate, key=pair.key)
+        server = f"localhost:{node.client_port}"
+        async with gateway(server, config.limits, tls=door, nodes_tls=asks) as address:
+            yield dataclasses.replace(node, http=address)
+
+
+def web(node: Serving, context: ssl.SSLContext | None, **options: Any) -> httpx.AsyncClient:
+    assert node.http is not None
+    scheme = "http" if context is None else "https"
+    options |= {} if context is None else {"verify": context}
+    return httpx.AsyncClient(base_url=f"{scheme}://localhost:{node.http.port}", timeout=PATIENCE_S, **options)
+
+
+def trusting(authority: Authority, name: str | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.ca)
+    if name is not None:
+        pair = authority.client(name)
+        context.load_cert_chain(pair.certificate, pair.key)
+    return context
+
+
+@both
+async def test_requests_go_through(tmp_path: Path, authority: Authority, where: str) -> None:
+    async with serving(tmp_path, authority, where) as node, web(node, trusting(authority)) as client:
+        made = await client.post("/topics", json={"name": "t", "partitions": 2})
+        assert made.status_code == 201, made.text
+        large = "x" * 1_500_000
+        sent = await client.post("/topics/t", json={"value": large})
+        assert sent.is_success, sent.text
+        found = await client.post("/topics/t/groups/g/lease", json={"max": 1, "wait": "5s"})
+        assert large in found.text
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(client.get, "/topics")
+
+
+@both
+async def test_plain_is_told_what_to_do(tmp_path: Path, authority: Authority, where: str) -> None:
+    async with serving(tmp_path, authority, where) as node, web(node, None) as client:
+        answer = await client.get("/topics")
+        assert answer.status_code == 400 and "this port requires TLS: ask by https://" in answer.text
+        with pytest.raises(httpx.ConnectError):
+            async with web(node, ssl.create_default_context()) as strange:
+                await strange.get("/topics")
+        async with web(node, trusting(authority)) as known:
+            assert (await known.get("/topics")).is_success
+
+
+@both
+async def test_both_are_let_in(tmp_path: Path, authority: Authority, where: str) -> None:
+    async with serving(tmp_path, authority, where, HTTP="accept", CLIENT="accept") as node:
+        for context in (None, trusting(authority)):
+            async with web(node, context) as client:
+                assert (await client.get("/topics")).is_success
+
+
+@both
+async def test_a_connection_says_who_it_is(
+    tmp_path: Path, authority: Authority, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[Any] = []
+    run, start = Inside.run, Fast._start_asgi_task
+
+    async def inside(self: Any) -> None:
+        states.append(self.state)
+        await run(self)
+
+    def fast(self: Any, cycle: Any, app: Any) -> None:
+        states.append(cycle.scope["state"])
+        start(self, cycle, app)
+
+    monkeypatch.setattr(Inside, "run", inside)
+    monkeypatch.setattr(Fast, "_start_asgi_task", fast)
+    modes = {"HTTP": "accept", "CLIENT_CERTIFICATES": "accept"}
+    async with serving(tmp_path, authority, where, **modes) as node:
+        for context in (trusting(authority, "ada"), trusting(authority), None):
+            async with web(node, context) as client:
+                assert (await client.get("/topics")).is_success
+    found = [(state["certificate_name"], state["is_encrypted"]) for state in states]
+    assert found == [("ada", True), (None, True), (None, False)]
+
+
+@both
+async def test_clients_with_certificates_alone(tmp_path: Path, authority: Authority, where: str) -> None:
+    async with serving(tmp_path, authority, where, CLIENT_CERTIFICATES="require") as node:
+        async with web(node, trusting(authority, "ada")) as client:
+            assert (await client.get("/topics")).is_success
+        async with web(node, trusting(authority)) as client:
+            with pytest.raises((httpx.TransportError, ssl.SSLError)):
+                await client.get("/topics")
+
+
+@both
+async def test_what_is_renewed_is_used(
+    tmp_path: Path, authority: Authority, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_S", 0.01)
+
+    async def serial(client: httpx.AsyncClient) -> int:
+        async with client.stream("GET", "/topics") as answer:
+            await answer.aread()
+            tls = answer.extensions["network_stream"].get_extra_info("ssl_object")
+            return x509.load_der_x509_certificate(tls.getpeercert(True)).serial_number
+
+    async with serving(tmp_path, authority, where) as node, web(node, trusting(authority)) as kept:
+        first = await serial(kept)
+        authority.node("node1", force=True)
+        found = first
+        while found == first:
+            async with web(node, trusting(authority)) as client:
+                found = await serial(client)
+        assert await serial(kept) == first  # it goes on as it was
+
+
+async def test_by_a_process_of_the_node(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = partial(Begin, stale_s=PATIENCE_S, timeout_s=PATIENCE_S, deadlines=PATIENT)
+    monkeypatch.setattr(node_module, "Begin", begin)
+    pair = authority.node("node1")
+    files = {"CERT_FILE": str(pair.certificate), "KEY_FILE": str(pair.key), "CA_FILE": str(authority.ca)}
+    environ = {f"TLS__{name}": value for name, value in {**files, "CLIENT_CERTIFICATES": "accept"}.items()}
+    config = small_config(tmp_path, LISTEN__HTTP=f"{HOST}:0", HTTP__WORKERS="1", **environ)
+    async with run_node(config) as node, web(node, trusting(authority, "ada")) as client:
+        found = await client.post("/topics", json={"name": "t"})
+        while found.status_code == 503:
+            found = await client.post("/topics", json={"name": "t"})
+        assert found.status_code == 201, found.text
+        assert (await client.get("/readyz")).is_success
