@@ -21,6 +21,7 @@ import trio
 
 import sandq
 from sandq.broker.access.authenticator import Authenticator
+from sandq.broker.access.first_token import give_first_token
 from sandq.broker.access.identities import Identities
 from sandq.broker.access.jwt_tokens import JwtVerifier
 from sandq.broker.bootstrap.bootstrap import Bootstrap, way_of
@@ -80,6 +81,7 @@ from sandq.server.handlers.session import ClientSession
 from sandq.server.http.supervisor import Supervisor, launch_on, serve_http_apart
 from sandq.server.http.worker_pipe import Begin
 from sandq.server.info import NodeState, ServerInfo
+from sandq.server.logins import Logins
 from sandq.server.metrics.metrics import About, Metrics
 from sandq.server.sender import Sender
 from sandq.server.tcp import ClientServer, listen
@@ -177,6 +179,7 @@ class _Parts:
     broker: Broker
     sender: Sender
     push_tls: ssl.SSLContext | None
+    timers: Timers
     authenticator: Authenticator
 
 
@@ -363,6 +366,7 @@ async def _running(
                     broker,
                     sender,
                     push_tls,
+                    timers,
                     _authenticator(config, node_log, catalog, clock),
                 )
                 await nursery.start(runner.run)
@@ -461,6 +465,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             sandq.__version__,
             parts.push_tls,
             grace_s=config.shutdown_grace_ms / 1000,
+            gateway_secret=parts.gateway_keys[0],
         )
         info = ServerInfo(
             sandq.__version__,
@@ -488,7 +493,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             TopicRecords(broker.routes),
             pusher.rows,
             parts.node_log.memory,
-            parts.authenticator,
+            Logins(parts.authenticator, parts.timers.at),
             Identities(broker.administration, lambda: broker.metadata),
             parts.gateway_keys,
             audit=audit,
@@ -524,6 +529,10 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             if waits:
                 await _take_part(member, broker, serving)
             serving.start_soon(parts.sweeper.sweep)
+            metadata = broker.metadata_host
+            serving.start_soon(info.logins.run, metadata)
+            mode, files = parts.authenticator.mode, parts.files
+            serving.start_soon(give_first_token, mode, metadata, info.identities, parts.runner, files, parts.data_dir)
             async with pushing(pusher):
                 yield Serving(
                     host,

@@ -151,6 +151,16 @@ class Catalog:
             raise lost  # it was deleted: the number is given to no other
         raise self._unknown(lost, partial(self.of_group, group, partition))
 
+    def topic_of_group(self, group: int) -> str | None:
+        """The topic of which a Raft group is a partition, as far as is known here."""
+        placed = self.view.places.get(group)
+        if placed is not None:
+            return placed[0]
+        leader = self.by_group.get(group)
+        if leader is None:
+            return None
+        return next((name for name, topic in self.topics.items() if leader in topic.partitions.values()), "")
+
     @property
     def led_here(self) -> list[int]:
         """The groups that this node leads, and may answer for."""

@@ -12,6 +12,7 @@ offsets do. `offset_bytes` and `offset_text` turn it into the 16 bytes of the wi
 
 from __future__ import annotations
 
+from sandq.client.admin.access import Identity, NewToken, Whoami
 from sandq.client.admin.admin import Forecast
 from sandq.client.admin.audit import AuditPage
 from sandq.client.client import Client, cluster_of, connect, connect_with
@@ -75,6 +76,7 @@ __all__ = [
     "Forecast",
     "Handler",
     "Held",
+    "Identity",
     "JobResult",
     "Keys",
     "LeasedMessage",
@@ -83,6 +85,7 @@ __all__ = [
     "Message",
     "MessageBatch",
     "Messages",
+    "NewToken",
     "Occurrence",
     "Offset",
     "Outgoing",
@@ -101,6 +104,7 @@ __all__ = [
     "TopicRecord",
     "Topics",
     "Watch",
+    "Whoami",
     "cluster_of",
     "connect",
     "connect_with",

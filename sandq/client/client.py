@@ -22,7 +22,7 @@ from sandq.client.kv.keys import Keys
 from sandq.client.messages.dead_letters import DeadLetters
 from sandq.client.messages.fetch import Fetched, Stretch, measure, read_page
 from sandq.client.messages.messages import Messages, check_limit
-from sandq.client.options import DEFAULTS, Options, parse_server
+from sandq.client.options import DEFAULTS, Options, Token, parse_server
 from sandq.client.positions import Point, Start
 from sandq.client.producer.batches import Receipt, Receipts
 from sandq.client.producer.producer import Producer
@@ -30,6 +30,7 @@ from sandq.client.producer.validation import Headers, Value
 from sandq.client.schedules.schedules import Schedules
 from sandq.client.timeouts import seconds_of, timed_read
 from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.credentials import token_or_environment
 from sandq.client.transport.request_batcher import RequestBatcher
 from sandq.client.transport.requests import used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, TimedOut
@@ -372,6 +373,8 @@ async def connect(
     name: str = CLIENT_NAME,
     timeout: Duration = DEFAULTS.timeout_s,
     delivery_timeout: Duration = DEFAULTS.delivery_timeout_s,
+    token: Token | None = None,
+    insecure: bool = False,
 ) -> AsyncIterator[Client]:
     """`async with sandq.connect() as client:`, under trio or asyncio.
 
@@ -379,12 +382,18 @@ async def connect(
     found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or
     a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself,
     for as long as it is open. Everything that it runs ends with the block.
+
+    `token`: says who this is, text or a function (plain or async) that gives it for each connection; None: what the
+    environment says (`SANDQ_TOKEN`, or a file, `SANDQ_TOKEN_FILE`). It is not sent in the clear to another machine
+    unless `insecure`. Unauthenticated: no node lets this client in.
     """
     timeout_s = seconds_of("timeout", timeout)
     options = Options(
         connect_timeout_s=timeout_s,
         timeout_s=timeout_s,
         delivery_timeout_s=seconds_of("delivery_timeout", delivery_timeout),
+        token=token_or_environment(token),
+        insecure=insecure,
     )
     async with connect_with(options, servers, name) as client:
         yield client

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.limits import FIXED
 from sandq.model.ports import CLIENT_PORT, DEFAULT_SERVER
 
-__all__ = ["DEFAULTS", "Options", "again", "parse_server"]
+__all__ = ["DEFAULTS", "Options", "Token", "again", "parse_server"]
+
+
+Token = str | Callable[[], str | Awaitable[str]]
+"""A token, or what gives one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,13 @@ class Options:
     # To begin although no server answers yet, and to go on looking for one; requests wait for it.
     starts_alone: bool = False
     # Of a gateway, which tells nodes for whom it asks: proves to them that it may.
-    gateway_secret: bytes | None = None
+    gateway_secret: bytes | None = field(default=None, repr=False)
+    # Says who this is: its text, or what gives it for each connection (it may be async).
+    token: Token | None = field(default=None, repr=False)
+    # Whether the token may be sent in the clear to other machines.
+    insecure: bool = False
+    # Who was not let in comes again after so long: what it shows may be known by then.
+    refused_pause_s: float = 5.0
     # A produce or a queued ack is tried again for this long; then it fails with the last error.
     delivery_timeout_s: float = 120.0
 

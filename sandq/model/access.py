@@ -59,6 +59,8 @@ ANY: Final = "*"
 _SHOWN_CHARS: Final = 80
 _MATCHERS: Final = 4096
 """Compiled patterns that are kept."""
+_ANSWERS: Final = 1024
+"""That are kept, of what one principal may do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ def _matcher(pattern: str) -> re.Pattern[str]:
 class Access:
     """What one principal may do, ready to be asked. Unchanging; another one is made when a grant or a role changes."""
 
-    __slots__ = ("_by_right", "grants", "principal")
+    __slots__ = ("_by_right", "_known", "grants", "principal")
 
     def __init__(self, principal: str, grants: Iterable[Grant]) -> None:
         self.principal = principal
@@ -161,6 +163,8 @@ class Access:
         self._by_right: dict[Right, list[Grant]] = {}
         for grant in self.grants:
             self._by_right.setdefault(grant.right, []).append(grant)
+        self._known: dict[tuple[Right, str | None, str | None], bool] = {}
+        """What was asked before."""
 
     @classmethod
     def of(cls, principal: str, texts: Iterable[str], roles: Mapping[str, Sequence[str]]) -> Access:
@@ -170,6 +174,14 @@ class Access:
     def allows(self, right: Right, topic: str | None = None, group: str | None = None) -> bool:
         """Whether it may be done: to a topic, or by a group of it. What is about no single group needs a grant for
         all of them, what is about no single topic one for all topics."""
+        known = self._known.get((right, topic, group))
+        if known is None:
+            if len(self._known) >= _ANSWERS:
+                self._known.clear()
+            known = self._known[right, topic, group] = self._allows(right, topic, group)
+        return known
+
+    def _allows(self, right: Right, topic: str | None, group: str | None) -> bool:
         for grant in self._by_right.get(right, ()):
             if right not in OF_TOPICS:
                 return True
@@ -178,6 +190,13 @@ class Access:
             if grant.groups == ANY or (group is not None and _matcher(grant.groups).match(group) is not None):
                 return True
         return False
+
+    def allows_some(self, right: Right, topic: str) -> bool:
+        """Whether it may be done to a topic, or by some groups of it."""
+        return any(
+            grant.topics == ANY or _matcher(grant.topics).match(topic) is not None
+            for grant in self._by_right.get(right, ())
+        )
 
     def sees(self, topic: str) -> bool:
         """Whether it has some right on a topic, or on groups of it: then it may know that the topic is there."""

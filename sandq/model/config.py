@@ -14,7 +14,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, Final, get_origin
 
 from pydantic import ValidationError
 
@@ -58,6 +58,10 @@ def load_config(path: str | Path | None, environ: Mapping[str, str], *, is_node:
 def environment_names() -> list[str]:
     """Every variable that `load_config` knows, sorted."""
     return sorted(_known_names())
+
+
+OF_CLIENTS: Final = frozenset({f"{ENV_PREFIX}{name}" for name in ("TOKEN", "TOKEN_FILE", "TLS", "CA", "CERT", "KEY")})
+"""Variables that clients go by."""
 
 
 def _read(path: Path) -> str:
@@ -125,7 +129,7 @@ class _Draft:
         """Lay the variables over the values."""
         known = _known_names()
         for variable in sorted(environ):
-            if not variable.startswith(ENV_PREFIX):
+            if not variable.startswith(ENV_PREFIX) or variable in OF_CLIENTS:
                 continue
             path = known.get(variable)
             if path is None:

@@ -58,13 +58,16 @@ class Pusher:
         tls: ssl.SSLContext | None = None,
         resolve: Resolve | None = None,
         grace_s: float = GRACE_S,
+        gateway_secret: bytes | None = None,
     ) -> None:
-        """`server`: the client port of this node. `tls`: None trusts whom the machine does. `grace_s`: how long the
+        """`server`: the client port of this node. `gateway_secret`: proves to it that this is a part of it.
+        `tls`: None trusts whom the machine does. `grace_s`: how long the
         node may take to stop; requests have no longer to end."""
         self._broker = broker
         self._node = node
         self._server = server
         self._rules = rules
+        self._gateway_secret = gateway_secret
         self._agent = f"sandq/{version}"
         self._tls = tls
         self._resolve = resolve
@@ -110,8 +113,9 @@ class Pusher:
 
     async def _push(self) -> None:
         http = HttpClient(self._rules, self._tls, self._resolve)
+        options = Options(starts_alone=True, gateway_secret=self._gateway_secret)
         try:
-            async with connect_with(Options(starts_alone=True), (self._server,), CLIENT_NAME) as client:
+            async with connect_with(options, (self._server,), CLIENT_NAME) as client:
                 await self._reconcile(client, http)
         finally:
             http.close()

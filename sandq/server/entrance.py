@@ -13,7 +13,8 @@ from typing import Final
 
 import trio
 
-from sandq.broker.access.authenticator import REQUIRE, Authenticator, Login
+from sandq.broker.access.authenticator import REQUIRE, Login
+from sandq.broker.timers import Timer
 from sandq.model.access import Access, Grant, Right
 from sandq.model.caller import ANONYMOUS, NODE, Caller, host_of
 from sandq.model.config_types import is_loopback
@@ -24,11 +25,14 @@ from sandq.protocol.requests import Hello, Prove
 from sandq.server.connection import Connection
 from sandq.server.failed_logins import FailedLogins
 from sandq.server.gateway_proof import OPTION, GatewayProof
+from sandq.server.logins import Logins
 
 TOKEN_OPTION: Final = "token"
 """Of HELLO."""
 _FOUNDERS: Final = Access(ANONYMOUS, [Grant(Right.CLUSTER)])
 """What who is on the machine of a node may do while that belongs to no cluster, and so knows nobody."""
+FOUNDED_MS: Final = 200
+"""Who founds a cluster has so long to be answered, again and again, before it is to say who it is."""
 
 
 class Entrance:
@@ -37,14 +41,18 @@ class Entrance:
     def __init__(
         self,
         connection: Connection,
-        authenticator: Authenticator,
         proof: GatewayProof,
+        logins: Logins,
         failed: FailedLogins,
+        now_ms: Callable[[], int],
         waiting: Callable[[], str | None],
     ) -> None:
         """`waiting`: why the node belongs to no cluster yet; None once it does."""
         self._connection = connection
-        self._authenticator = authenticator
+        self._authenticator = logins.authenticator
+        self._logins = logins
+        self._now_ms = now_ms
+        self._timer: Timer | None = None
         self._proof = proof
         self._failed = failed
         self._waiting = waiting
@@ -53,6 +61,8 @@ class Entrance:
         self.must_prove = False
         """It may only prove to be a gateway."""
         self.is_in = False
+        self.access: Access | None = None
+        """What is asked by this connection is held to; None: to nothing."""
 
     # -- coming in ------------------------------------------------------------------------------------------------
 
@@ -83,10 +93,15 @@ class Entrance:
         if not is_loopback(host_of(caller)):
             raise Unavailable(f"this node belongs to no cluster yet, and cannot say who is who: {self._waiting()}")
         self._is_founder = self.is_in = True
+        self.access = _FOUNDERS
+        self._logins.add(self)
         self._connection.log_in(replace(caller, access=_FOUNDERS), None)
 
     def _use(self, login: Login) -> None:
         caller, access = self._connection.caller, self._authenticator.access_of(login)
+        self.access = access
+        self._logins.add(self)
+        self._wake_at(login.expires_ms)
         self._connection.log_in(replace(caller, principal=login.principal, access=access), login)
 
     def prove(self, request: Prove) -> None:
@@ -98,7 +113,7 @@ class Entrance:
             if not self.must_prove:
                 raise
             raise Unauthenticated(f"this cluster requires authentication: {error.message}") from None
-        self.must_prove, self.is_in, self._is_founder = False, True, False
+        self.must_prove, self.is_in, self._is_founder, self.access = False, True, False, None
         connection = self._connection
         connection.log_in(Caller(NODE.principal, connection.address), None)
 
@@ -116,15 +131,33 @@ class Entrance:
         """End the connection if what lets it in, or what it may do, has changed."""
         connection, login = self._connection, self._connection.login
         if self._is_founder and self._waiting() is None:
-            connection.end(Unavailable("this node belongs to a cluster now: connect again"))
+            if connection.requests:  # that founded the cluster, maybe
+                self._wake_at(self._now_ms() + FOUNDED_MS)
+            else:
+                self._end(Unavailable("this node belongs to a cluster now: connect again"))
         if login is None:
             return
         try:
             now = self._authenticator.again(login)
         except SandqError as error:
-            connection.end(error)
+            self._end(error)
             return
-        if now.access.grants != login.access.grants:
-            connection.end(Unavailable(f"the rights of {login.principal} have changed: connect again"))
+        if self.access is not None and now.access.grants != login.access.grants:
+            self._end(Unavailable(f"the rights of {login.principal} have changed: connect again"))
         elif now != login:
             connection.login = now
+            self._wake_at(now.expires_ms)
+
+    def _end(self, error: SandqError) -> None:
+        self.gone()
+        self._connection.end(error)
+
+    def _wake_at(self, at_ms: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if at_ms is None else self._logins.at(at_ms, self.look)
+
+    def gone(self) -> None:
+        """The connection has gone, or is about to."""
+        self._logins.discard(self)
+        self._wake_at(None)

@@ -17,6 +17,7 @@ from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.replication.replica import MetadataView
 from sandq.broker.turns import Turn
 from sandq.gossip import tags
+from sandq.model.access import Access
 from sandq.model.config_schema import Address
 from sandq.model.errors import NotLeader, SandqError
 from sandq.model.members import node_of
@@ -24,6 +25,7 @@ from sandq.model.membership import Member
 from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
 from sandq.server.audit.audit_log import AuditLog
 from sandq.server.failed_logins import FailedLogins
+from sandq.server.logins import Logins
 from sandq.server.request_rates import RequestRates
 from sandq.server.topic_records import TopicRecords
 
@@ -88,7 +90,7 @@ class ServerInfo:
     pushes: Callable[[str], list[dict[str, Any]]]
     """The groups of a topic that are pushed, and how that goes here."""
     memory: MemoryBudget
-    authenticator: Authenticator
+    logins: Logins
     identities: Identities
     gateway_keys: Sequence[bytes] = ()
     """Any of these proves to this node that a client is a gateway."""
@@ -97,6 +99,11 @@ class ServerInfo:
     """None: nothing is noted."""
     request_rates: RequestRates = field(default_factory=RequestRates)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
+
+    @property
+    def authenticator(self) -> Authenticator:
+        """Says who is who."""
+        return self.logins.authenticator
 
     def nodes(self) -> list[list[Any]]:
         """[node id, host, port] of each, as METADATA carries it."""
@@ -123,8 +130,9 @@ class ServerInfo:
                 if node_id == named:
                     error.details.update(host=host, port=port)
 
-    async def cluster(self, turn: Turn) -> dict[str, Any]:
-        """What CLUSTER_INFO tells; made in turns."""
+    async def cluster(self, turn: Turn, access: Access | None = None) -> dict[str, Any]:
+        """What CLUSTER_INFO tells; made in turns. `access`: of who asks; topics on which it has no right are not
+        told."""
         broker = self.broker
         if self.waiting() is None:
             await self.placed.count(broker.metadata, turn)
@@ -145,14 +153,14 @@ class ServerInfo:
             "moving": self.placed.moving if waiting is None else 0,
             "nodes": nodes,
             "others": others,
-            "topics": len(broker.catalog.topics),
+            "topics": sum(access is None or access.sees(name) for name in broker.catalog.topics),
             "clock_alarm": broker.clock.alarm,
             "storage_failed": broker.node_log.failed.message if broker.node_log.failed else None,
             "stalled": self.health.stalled,
             "no_room": self.health.no_room,
             "damage": self.scrubber.damage,
             "floors_ahead": floors_ahead,
-            "different": [] if waiting is not None else self._different(),
+            "different": [] if waiting is not None else self._different(access),
             "memory": self._memory(),
         }
 
@@ -171,11 +179,15 @@ class ServerInfo:
         accounts = self.memory.accounts.items()
         return [{"account": name, "bytes": held.bytes, "limit": int(held.share_bytes)} for name, held in accounts]
 
-    def _different(self) -> list[dict[str, Any]]:
+    def _different(self, access: Access | None) -> list[dict[str, Any]]:
         """Partitions led here whose replicas are not the same, with the nodes whose replicas are not as they should."""
         places = self.broker.metadata.places
         found = [(places[group], nodes) for group, nodes in self.digests.different.items() if group in places]
-        return [{"topic": topic, "partition": at, "nodes": list(nodes)} for (topic, at), nodes in found]
+        return [
+            {"topic": topic, "partition": at, "nodes": list(nodes)}
+            for (topic, at), nodes in found
+            if access is None or access.sees(topic)
+        ]
 
     def _other_zone_data(self, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         """Nodes by whose zone data a schedule may fire at other times than by this node's."""

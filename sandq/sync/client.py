@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NoReturn, TypeVar
@@ -28,7 +29,7 @@ from sandq.client.consumer.chosen_partitions import Partitions
 from sandq.client.consumer.chosen_topics import Topics
 from sandq.client.consumer.end_rules import Types
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
-from sandq.client.options import DEFAULTS
+from sandq.client.options import DEFAULTS, Token
 from sandq.client.portal import Portal, Pump
 from sandq.client.positions import Start
 from sandq.client.producer.validation import Value
@@ -221,14 +222,26 @@ def connect(
     name: str = CLIENT_NAME,
     timeout: Duration = DEFAULTS.timeout_s,
     delivery_timeout: Duration = DEFAULTS.delivery_timeout_s,
+    token: Token | None = None,
+    insecure: bool = False,
 ) -> Client:
     """`with sandq.sync.connect() as client:`; or keep it, and `close()` it.
 
     `servers`: "host:port", any node of the cluster or several to try (none: the one on this machine); the others are
     found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or
     a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself.
+    `token`, `insecure`: as of `sandq.connect`.
     """
-    thread = _Thread(servers, name, timeout, delivery_timeout)
+    open_client = partial(
+        async_connect,
+        *servers,
+        name=name,
+        timeout=timeout,
+        delivery_timeout=delivery_timeout,
+        token=token,
+        insecure=insecure,
+    )
+    thread = _Thread(open_client)
     inner, pump = thread.start()
     portal = Portal(pump)
     # Not of the client: its messages, producers, ... need the thread as well, and all of them have the bridge.
@@ -239,8 +252,8 @@ def connect(
 class _Thread:
     """The thread in which the async client lives."""
 
-    def __init__(self, servers: tuple[str, ...], name: str, timeout: Duration, delivery_timeout: Duration) -> None:
-        self._arguments = (servers, name, timeout, delivery_timeout)
+    def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[AsyncClient]]) -> None:
+        self._open_client = open_client
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="sandq-client", daemon=True)
         self._ready: Future[tuple[AsyncClient, Pump]] = Future()
@@ -290,13 +303,12 @@ class _Thread:
                 self._ready.set_exception(error)
 
     async def _main(self) -> None:
-        servers, name, timeout, delivery_timeout = self._arguments
         with anyio.CancelScope() as self._scope:
             self._pump = pump = Pump()
             if self._at_once:
                 return  # whoever started it has gone already
             async with (
-                async_connect(*servers, name=name, timeout=timeout, delivery_timeout=delivery_timeout) as client,
+                self._open_client() as client,
                 anyio.create_task_group() as tasks,
             ):
                 await tasks.start(pump.run)

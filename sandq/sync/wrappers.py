@@ -188,6 +188,17 @@ class Admin(Wrapper[AsyncAdmin]):
     remove_node = blocking(AsyncAdmin.remove_node)
     transfer = blocking(AsyncAdmin.transfer)
     rebuild = blocking(AsyncAdmin.rebuild)
+    whoami = blocking(AsyncAdmin.whoami)
+    create_token = blocking(AsyncAdmin.create_token)
+    rotate_token = blocking(AsyncAdmin.rotate_token)
+    revoke_token = blocking(AsyncAdmin.revoke_token)
+    identities = blocking(AsyncAdmin.identities)
+    create_identity = blocking(AsyncAdmin.create_identity)
+    update_identity = blocking(AsyncAdmin.update_identity)
+    delete_identity = blocking(AsyncAdmin.delete_identity)
+    roles = blocking(AsyncAdmin.roles)
+    put_role = blocking(AsyncAdmin.put_role)
+    delete_role = blocking(AsyncAdmin.delete_role)
 
 
 class Messages(Wrapper[AsyncMessages]):

@@ -13,12 +13,21 @@ from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
-from sandq.protocol.requests_access import IdentityPut
+from sandq.protocol.requests_access import IdentityPut, RolePut
 from tests.integration.conftest import until_risen
+from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import Frame, RawClient
 from tests.support.nodes.small_node import small_config
+from tests.support.protocol_document import EXAMPLES, decode
+from tests.support.waiting import PATIENCE_S, until_holds
 
 pytestmark = pytest.mark.usefixtures("node_time")
+
+ANYBODY = {
+    *(Type.HELLO, Type.PROVE, Type.ON_BEHALF, Type.PING, Type.UNSUBSCRIBE, Type.CREDIT),
+    *(Type.TOPIC_NAMES, Type.CLUSTER_INFO, Type.CLUSTER_CLOCK, Type.SCHEDULE_PREVIEW),
+}
+"""Requests that need no right."""
 
 
 @pytest.fixture
@@ -56,4 +65,129 @@ async def test_who_has_a_token_is_told_who_it_is(strict: Serving) -> None:
     _, _, principal, grants, expires_ms, quota = await raw.call(Type.IDENTIFY, None, None)
     assert (principal, expires_ms, quota) == ("token:app", 10**14, {})
     assert sorted(grants) == ["consume:app.*", "produce:app.*", "read:app.*"]
+    await trio.aclose_forcefully(raw.stream)
+
+
+async def test_each_request_of_who_has_no_rights_is_refused(strict: Serving) -> None:
+    token = await give(strict, "app", "read:mine.*")
+    raw, _ = await greet(strict, token=token)
+    answers: dict[str, str] = {}
+    for name in EXAMPLES:
+        kind, _, *fields = decode(name)
+        if kind not in ANYBODY:
+            frame = await raw.call(kind, *fields)
+            answers[name] = frame[2] if frame[0] == Type.ERROR else "done"
+    refused = {name for name, code in answers.items() if code == "FORBIDDEN"}
+    of_leases = {name for name in answers if name.split("-")[0] in ("ack", "nack", "extend")}
+    assert answers.keys() - refused <= of_leases | {"metadata-all"}  # there are no such leases, and no topics
+    await trio.aclose_forcefully(raw.stream)
+
+
+async def test_only_topics_with_some_right_are_told(strict: Serving) -> None:
+    admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
+    for name in ("mine.a", "mine.b", "yours"):
+        await admin.create(name)
+    raw, _ = await greet(strict, token=await give(strict, "app", "produce:mine.*"))
+    topics = (await raw.call(Type.METADATA, None))[3]
+    assert [topic["name"] for topic in topics] == ["mine.a", "mine.b"]
+    assert (await raw.call(Type.TOPIC_NAMES, ["*"], 10))[2] == ["mine.a", "mine.b"]
+    assert (await raw.call(Type.METADATA, ["yours"]))[2] == (await raw.call(Type.METADATA, ["none"]))[2] == "FORBIDDEN"
+    assert (await raw.call(Type.CLUSTER_INFO))[2]["topics"] == 2
+    for one in (raw, admin):
+        await trio.aclose_forcefully(one.stream)
+
+
+async def test_a_revoked_token_ends_a_live_subscription(strict: Serving) -> None:
+    admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
+    await admin.create("t")
+    raw, _ = await greet(strict, token=await give(strict, "app", "writer:t"))
+    assert (await raw.subscribe())[0] == Type.REPLY
+    assert (await admin.call(Type.IDENTITY_DELETE, "token:app"))[0] == Type.REPLY
+    with trio.fail_after(PATIENCE_S):
+        frame = await raw.receive()
+        assert frame[:3] == [Type.ERROR, 0, "UNAUTHENTICATED"]
+        await raw.rest()
+    for one in (raw, admin):
+        await trio.aclose_forcefully(one.stream)
+
+
+async def test_who_may_do_something_else_now_comes_again(strict: Serving) -> None:
+    token = await give(strict, "app", "reader:t")
+    raw, _ = await greet(strict, token=token)
+    await strict.identities.put(IdentityPut("token:app", False, {"add": ["produce:t"], "note": "more"}), NODE)
+    frame = await raw.receive()
+    assert frame[:3] == [Type.ERROR, 0, "UNAVAILABLE"] and frame[4]
+    again, _ = await greet(strict, token=token)
+    grants = (await again.call(Type.IDENTIFY, None, None))[3]
+    assert grants == ["read:t", "produce:t"]
+    await strict.identities.put(IdentityPut("token:app", False, {"note": "the same"}), NODE)
+    assert (await again.call(Type.PING))[0] == Type.REPLY  # that ends nobody
+    for one in (raw, again):
+        await trio.aclose_forcefully(one.stream)
+
+
+async def test_roles_that_change_change_what_those_may_do_that_have_them(strict: Serving) -> None:
+    await strict.identities.put_role(RolePut("team", ["read:t"]), NODE)
+    raw, _ = await greet(strict, token=await give(strict, "app", "team"))
+    await strict.identities.put_role(RolePut("team", ["read:t", "manage:t"]), NODE)
+    assert (await raw.receive())[2] == "UNAVAILABLE"
+    await trio.aclose_forcefully(raw.stream)
+
+
+async def test_a_token_ends_when_it_expires(tmp_path: Path) -> None:
+    hand = HandClock()
+    config = small_config(tmp_path, SECURITY__AUTHENTICATION="require")
+    async with run_node(config, clock=hand.guarded()) as node:
+        await until_risen(node)
+        now_ms = node.broker.clock.now_ms()
+        token = await give(node, "app", "reader", expires_ms=now_ms + 60_000)
+        raw, _ = await greet(node, token=token)
+        hand.forward(61)
+        assert (await raw.receive())[:3] == [Type.ERROR, 0, "UNAUTHENTICATED"]
+        late, answer = await greet(node, token=token)
+        assert answer[2] == "UNAUTHENTICATED" and "expired" in answer[3]
+        for one in (raw, late):
+            await trio.aclose_forcefully(one.stream)
+
+
+async def test_wrong_tokens_and_frames_before_hello_are_refused(strict: Serving) -> None:
+    for options in ({"token": "sandq_" + "x" * 43}, {"token": "no.such.jwt"}):
+        raw, answer = await greet(strict, **options)
+        assert answer[:3] == [Type.ERROR, 0, "UNAUTHENTICATED"]
+        await trio.aclose_forcefully(raw.stream)
+    raw, answer = await greet(strict, token=5)
+    assert answer[2] == "INVALID"
+    assert (await raw.call(Type.PING))[2] == "PROTOCOL"
+    await trio.aclose_forcefully(raw.stream)
+
+
+async def test_a_gateway_does_nothing_before_its_proof(strict: Serving) -> None:
+    raw, answer = await greet(strict, gateway=bytes(32))
+    assert answer[0] == Type.REPLY
+    assert (await raw.call(Type.METADATA, None))[2] == "PROTOCOL"
+    await trio.aclose_forcefully(raw.stream)
+    raw, _ = await greet(strict, gateway=bytes(32))
+    assert (await raw.call(Type.PROVE, bytes(32)))[:3] == [Type.ERROR, 0, "UNAUTHENTICATED"]
+    await trio.aclose_forcefully(raw.stream)
+
+
+async def test_accepting_holds_those_who_show_something(tmp_path: Path) -> None:
+    async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="accept")) as node:
+        await until_risen(node)
+        anybody, _ = await greet(node)
+        assert (await anybody.create("t"))[0] == Type.REPLY
+        held, _ = await greet(node, token=await give(node, "app", "reader:t"))
+        assert (await held.produce(b"x"))[2] == "FORBIDDEN"
+        wrong, answer = await greet(node, token="sandq_wrong")
+        assert answer[2] == "UNAUTHENTICATED"
+        for one in (anybody, held, wrong):
+            await trio.aclose_forcefully(one.stream)
+
+
+async def test_the_first_token_lets_its_owner_do_everything(strict: Serving) -> None:
+    file = strict.data_dir / "admin.token"
+    await until_holds(lambda: "token:admin" in strict.broker.metadata.identities or None)
+    assert file.stat().st_mode & 0o777 == 0o600
+    raw, answer = await greet(strict, token=file.read_text().strip())
+    assert answer[0] == Type.REPLY and (await raw.create("t"))[0] == Type.REPLY
     await trio.aclose_forcefully(raw.stream)

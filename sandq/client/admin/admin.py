@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Unpack
 
 from sandq.client.admin import audit
+from sandq.client.admin.access import AccessAdmin
 from sandq.client.admin.pushes import together
 from sandq.client.admin.settings import GroupSettings, TopicSettings
 from sandq.client.arguments import suggesting
@@ -99,7 +100,7 @@ log = logging.getLogger("sandq.client")
 
 
 @suggesting
-class Admin:
+class Admin(AccessAdmin):
     """`client.admin`. A request is tried again within the client's `timeout` where that is safe."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -24,6 +24,7 @@ from sandq.client.transport.topology import Address, Known, Link
 from sandq.model.errors import (
     ClosedError,
     ConnectionLost,
+    Forbidden,
     InvalidRequest,
     NotFound,
     SandqError,
@@ -36,6 +37,7 @@ from sandq.protocol.requests import Metadata
 
 log = logging.getLogger("sandq.client")
 
+_REFUSALS = 3  # of tokens that are made anew for each connection, before this is what others are told
 _ASK_AGAIN_S = 0.5  # at most: a new leader is there about a second after the old one went
 _ASK_TIMEOUT_S = 1.0  # at first, then doubled: who was asked may stand still, and another node know
 
@@ -59,8 +61,9 @@ class Cluster:
         self._wanted: dict[str, str | None] = {}  # topics to be asked for, in order, and whom to ask first
         self._serial = 0
         self._unanswered: SandqError | None = None
-        self.refused: Unauthenticated | None = None
-        """Why the node that was tried last does not let this client in."""
+        self._refused: SandqError | None = None
+        """Why no node lets this client in; None: one did, the last time."""
+        self._refusals = 0
         self._changed = Signal()
         self._refresh_now = Signal()
         self._closed = False
@@ -108,7 +111,10 @@ class Cluster:
         return known.record if known else None
 
     def missing(self, topic: str) -> SandqError | None:
-        """Why a topic is known not to be there (deleted, never made); None when it is there or not known."""
+        """Why a topic is known not to be there (deleted, never made), or nobody here may use it; None when it is there
+        or not known."""
+        if self.refusal is not None:
+            return self.refusal
         known = self._topics.get(topic)
         return known.error if known else None
 
@@ -228,10 +234,33 @@ class Cluster:
         """Until anything of what is known here changes."""
         await self._changed.wait()
 
+    @property
+    def refusal(self) -> SandqError | None:
+        """Why no node lets this client in; None: one does, or none was reached."""
+        return None if self._refused is None or self.connections() else self._refused
+
     def check_open(self) -> None:
-        """ClosedError once the client is closed."""
+        """ClosedError once the client is closed; Unauthenticated when no node lets it in."""
         if self._closed:
             raise ClosedError("the client is closed")
+        if (refusal := self.refusal) is not None:
+            raise again(refusal)
+
+    def _note_refusal(self, error: Unauthenticated) -> None:
+        """A node does not let this client in. Where the token is made anew for each connection, it may be a moment
+        late."""
+        self._refusals += 1
+        if callable(self.options.token) and self._refusals < _REFUSALS:
+            return
+        self._refused = error
+        if self.options.starts_alone:
+            self._refused = Unavailable(f"the cluster does not let this gateway in: {error.message}")
+        self._notify()
+
+    @property
+    def refused(self) -> SandqError | None:
+        """Why no node lets this client in; None: one did, the last time."""
+        return self._refused
 
     def why(self) -> str:
         """The last errors of the links, and what was answered instead of metadata, for a message."""
@@ -269,7 +298,8 @@ class Cluster:
             if self._links:
                 self._notify()
                 return
-            await anyio.sleep(self.options.back_off_s(attempt))
+            is_refused = self.refusal is not None
+            await anyio.sleep(self.options.refused_pause_s if is_refused else self.options.back_off_s(attempt))
             attempt += 1
 
     async def _open(self, address: Address, timeout_s: float) -> Connection:
@@ -279,9 +309,9 @@ class Cluster:
                 host, port, client_name=self._client_name, timeout_s=timeout_s, options=self.options
             )
         except Unauthenticated as error:
-            self.refused = error
+            self._note_refusal(error)
             raise
-        self.refused = None
+        self._refused, self._refusals = None, 0
         uuid = connection.hello.cluster_uuid
         if self.cluster_uuid and uuid != self.cluster_uuid:
             connection.close()
@@ -329,7 +359,8 @@ class Cluster:
                     self._notify()
                 if anyio.current_time() - started_at > self.options.back_off_max_s:
                     attempt = 0  # it lived: a node that takes connections and drops them is not asked without pause
-                await anyio.sleep(self.options.back_off_s(attempt))
+                is_refused = self.refusal is not None
+                await anyio.sleep(self.options.refused_pause_s if is_refused else self.options.back_off_s(attempt))
                 attempt += 1
 
     async def _reach(self, link: Link) -> Connection | None:
@@ -405,7 +436,7 @@ class Cluster:
             found = [record for record in reply.topics if record.name == topic]
             if not found:
                 raise NotFound(f"the answer about topic {topic!r} does not tell of it")
-        except (NotFound, InvalidRequest) as error:
+        except (NotFound, InvalidRequest, Forbidden) as error:
             return self._know(topic, None, error, asked)
         except SandqError as error:
             log.debug("metadata of topic %s: %s", topic, error)

@@ -17,13 +17,14 @@ import math
 import os
 import secrets
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
 
 from sandq.client.options import Options, again
 from sandq.client.signals import Signal
+from sandq.client.transport.credentials import check_clear, token_of
 from sandq.client.transport.on_behalf import OURSELVES
 from sandq.model.errors import ClosedError, ConnectionLost, Forbidden, ProtocolError, SandqError, TimedOut
 from sandq.model.limits import DEFAULT
@@ -110,7 +111,11 @@ class Connection:
         sent_at = anyio.current_time()
         secret = self._options.gateway_secret
         nonce = b"" if secret is None else secrets.token_bytes(NONCE_BYTES)
-        options = {"gateway": nonce} if nonce else {}
+        options: dict[str, Any] = {"gateway": nonce} if nonce else {}
+        token = await token_of(self._options.token)
+        if token is not None:
+            check_clear(token, self._stream.extra(anyio.abc.SocketAttribute.remote_address, None), self._options)
+            options["token"] = token
         self.hello = hello = HelloReply.parse(await self._ask_first(Hello(PROTOCOL_VERSION, client_name, options)))
         self._clock.note(hello.now_ms, sent_at)
         if secret is not None and hello.challenge is not None:

@@ -39,9 +39,12 @@ def _on_behalf(at: Context, frame: Frame) -> None:
 
 async def _metadata(at: Context, request: Metadata) -> Packed:
     names, broker, turn = request.topics, at.broker, at.connection.turn
+    access = at.caller.access
     records = []
     for name in [*broker.catalog.topics] if names is None else dict.fromkeys(names):
         await turn.spend(TOPIC_WORK)
+        if names is None and access is not None and not access.sees(name):
+            continue
         if names is not None or name in broker.catalog.topics:  # it may have been deleted since the turn before
             records.append(await at.info.topics.encoded(broker.topic(name).record, turn))
     return Packed((msgpack.packb(at.info.nodes()), PackedArray(len(records), records)))
@@ -50,10 +53,10 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
 async def _names(at: Context, request: TopicNames) -> list[str]:
     turn = at.connection.turn
     await turn.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
-    pattern = TopicPattern(request.patterns)
+    pattern, access = TopicPattern(request.patterns), at.caller.access
     found = []
     for name in sorted(at.broker.catalog.topics):
-        if pattern.matches(name):
+        if pattern.matches(name) and (access is None or access.sees(name)):
             found.append(name)
             if len(found) == request.most:
                 break

@@ -47,7 +47,11 @@ class Context:
         self.connection = connection
         self.info = info
         self.gateway_proof = GatewayProof(info.gateway_keys, info.node_id)
-        self.entrance = Entrance(connection, info.authenticator, self.gateway_proof, info.failed_logins, info.waiting)
+        self.entrance = Entrance(
+            connection, self.gateway_proof, info.logins, info.failed_logins, broker.clock.now_ms, info.waiting
+        )
+        self.lease_topics: dict[int, str] = {}
+        """Of partitions of which leases were settled here, by Raft group."""
         self.queries = MessageQueries(broker, connection)
         self.schedules = ScheduleQueries(broker, connection)
         self.kv_queries = KvQueries(broker, connection)

@@ -27,6 +27,7 @@ from sandq.server.handlers import (
     schedules,
     topics,
 )
+from sandq.server.handlers.rights import guarded
 from sandq.server.handlers.routes import Context, Handler
 from sandq.server.info import ServerInfo
 from sandq.server.request_rates import RATED
@@ -50,6 +51,8 @@ HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES
 }
 """What becomes of every request there is, by frame type."""
+GUARDED: Final = guarded(HANDLERS)
+"""The same, for who is held to something."""
 _PRODUCE: Final = int(Type.PRODUCE)
 _RATED: Final = RATED - {_PRODUCE}
 """Those are counted as they are handed on, together."""
@@ -65,6 +68,7 @@ class ClientSession:
         self._context = Context(broker, connection, info)
         self._flush_produces = self._context.produces.flush
         self._gather = self._context.produces.gather
+        self._waiting = info.waiting
         self._startup_gate = StartupGate(HANDLERS, info.waiting)
 
     @property
@@ -107,6 +111,8 @@ class ClientSession:
                 await rest
         except (Unauthenticated, Unavailable) as error:
             await entrance.refused(error)
+        if entrance.access is not None:
+            self._startup_gate = StartupGate(GUARDED, self._waiting)
         self.greeted = entrance.is_in
 
     def handled(self) -> None:
@@ -117,4 +123,5 @@ class ClientSession:
         self._context.subscriptions.notify_room()
 
     async def closed(self) -> None:
+        self._context.entrance.gone()
         await self._context.subscriptions.close()

@@ -42,6 +42,7 @@ class Twin:
         self.partitions = 1
         self.administration = self
         self.catalog = SimpleNamespace(topics={})
+        self.clock = SimpleNamespace(now_ms=lambda: 0)
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
 
     def check_places(self, request: Any, keys: Any) -> None:
@@ -90,7 +91,7 @@ def info_of(identities: Twin) -> SimpleNamespace:
         add_hint=None,
         gateway_keys=(),
         node_id="node1",
-        authenticator=None,
+        logins=SimpleNamespace(authenticator=None),
         failed_logins=None,
         identities=identities,
         audit=None,

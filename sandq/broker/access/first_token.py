@@ -1,0 +1,72 @@
+"""Give a cluster that knows nobody a first token: whoever may read the data directory of a node is its administrator.
+
+It is made by the node that leads the metadata while there are no identities at all: of a new cluster, of one in which
+authentication is turned on, and of one whose last identity was deleted.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from sandq.broker.access.authenticator import OFF
+from sandq.broker.access.identities import Identities
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.runner import Runner
+from sandq.broker.signals import Signal
+from sandq.model.caller import NODE
+from sandq.model.errors import Conflict, SandqError
+from sandq.model.features import IDENTITIES_LEVEL
+from sandq.model.principals import TOKEN, TOKEN_BYTES, principal_of, token_hash, token_text
+from sandq.protocol.requests_access import IdentityPut
+from sandq.storage.files import Files
+
+log = structlog.get_logger("sandq.access")
+
+NAME: Final = "admin.token"
+"""Of the file, in the data directory."""
+PRINCIPAL: Final = principal_of(TOKEN, "admin")
+AGAIN_S: Final = 1.0
+
+
+async def give_first_token(
+    mode: int, metadata: RaftGroup, identities: Identities, runner: Runner, files: Files, data_dir: Path
+) -> None:
+    """Make one whenever there is none. `mode`: the authenticator's; `data_dir`: for the log, which says where it is."""
+    if mode == OFF:
+        return
+    changed = Signal()
+    metadata.listen(on_status=changed.set, on_ready=lambda ready: changed.set())
+    while True:
+        view = metadata.status
+        if metadata.ready and not view.identities and view.feature_level >= IDENTITIES_LEVEL:
+            try:
+                await _give(identities, runner, files, data_dir)
+            except SandqError as error:
+                log.warning("no first token could be made; it is tried again", error=error.message)
+                await trio.sleep(AGAIN_S)
+        else:
+            await changed.wait()
+
+
+async def _give(identities: Identities, runner: Runner, files: Files, data_dir: Path) -> None:
+    text = token_text(secrets.token_bytes(TOKEN_BYTES))
+    # The file first: a token that nobody has would keep another one from being made.
+    await runner.on_maintenance(partial(files.replace, NAME, f"{text}\n".encode()))
+    fields = {"grants": ["admin"], "secret_hash": token_hash(text), "note": "made at the first start"}
+    try:
+        await identities.put(IdentityPut(PRINCIPAL, True, fields), NODE)
+    except Conflict:
+        await runner.on_maintenance(partial(files.remove, NAME))  # somebody else was first
+        return
+    log.warning(
+        "this cluster knew nobody: a first token, with all rights, is in a file; make tokens of your own with it, "
+        "and delete both",
+        file=str(data_dir / NAME),
+        identity=PRINCIPAL,
+    )

@@ -1,0 +1,83 @@
+"""What a client shows to say who it is: a token, of its arguments or of its environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+
+from sandq.client.options import Options, Token
+from sandq.model.errors import InvalidRequest
+from sandq.model.principals import TOKEN_CHARS
+
+TOKEN_VARIABLE: Final = "SANDQ_TOKEN"
+FILE_VARIABLE: Final = "SANDQ_TOKEN_FILE"
+FILE_BYTES: Final = 16 << 10
+
+
+def token_or_environment(token: Token | None) -> Token | None:
+    """Return what was given or, without that, what the environment says: `SANDQ_TOKEN`, or the file that
+    `SANDQ_TOKEN_FILE` names, which is read for each connection. Raises InvalidRequest."""
+    if token is not None:
+        if not callable(token):
+            check_token(token)
+        return token
+    text, file = os.environ.get(TOKEN_VARIABLE), os.environ.get(FILE_VARIABLE)
+    if text:
+        return check_token(text.strip())
+    return in_file(Path(file)) if file else None
+
+
+def in_file(path: Path) -> Token:
+    """Return what reads a token from a file, for each connection anew: so it may be replaced while the client runs."""
+
+    async def read() -> str:
+        try:
+            async with await anyio.open_file(path, "rb") as file:
+                content = await file.read(FILE_BYTES + 1)
+            return check_token(content.decode().strip())
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise InvalidRequest(f"token file {path}: {why}") from None
+
+    return read
+
+
+def check_token(token: object) -> str:
+    """Return a token. Raises InvalidRequest, which never shows it."""
+    if not isinstance(token, str):
+        raise InvalidRequest(f"token: text is expected, or a function that gives it, not {type(token).__name__}")
+    if not 0 < len(token) <= TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidRequest(f"token: 1 to {TOKEN_CHARS} visible ASCII characters are expected")
+    return token
+
+
+async def token_of(token: Token | None) -> str | None:
+    """Return the token for one connection. Raises InvalidRequest, and what gives it raises."""
+    if token is None or isinstance(token, str):
+        return token
+    found: Any = token()
+    if isinstance(found, Awaitable):
+        found = await found
+    return check_token(found)
+
+
+def check_clear(token: str, remote: Any, options: Options, *, is_encrypted: bool = False) -> None:
+    """Raise InvalidRequest rather than show a token to everybody on the way to another machine. `remote`: the other
+    side's address, as the socket has it."""
+    if is_encrypted or options.insecure:
+        return
+    host = remote[0] if isinstance(remote, tuple) and remote else ""
+    try:
+        is_here = ipaddress.ip_address(str(host).partition("%")[0]).is_loopback
+    except ValueError:
+        is_here = False
+    if not is_here:
+        raise InvalidRequest(
+            f"the token is not sent to {host or 'another machine'} in the clear: connect by TLS, or say insecure=True "
+            "(sandctl: --insecure) where nobody else can listen"
+        )

@@ -1,0 +1,244 @@
+"""What every request needs: one table. What is not in it is refused to everybody who is held to something.
+
+It is looked at before anything else is, so that a refusal tells nothing of what there is. Requests of who is held to
+nothing do not come by here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from sandq.model.access import Access, Right
+from sandq.model.limits import FIXED
+from sandq.model.names import check_name
+from sandq.model.outbox import DEAD_LETTER_TOPIC
+from sandq.protocol.frames import Frame, Type
+from sandq.protocol.request import REQUESTS
+from sandq.protocol.requests_admin import SHOW
+from sandq.server.handlers.routes import Context, Handler
+
+PRODUCE, CONSUME, READ, MANAGE = Right.PRODUCE, Right.CONSUME, Right.READ, Right.MANAGE
+CLUSTER, SECURITY = Right.CLUSTER, Right.SECURITY
+
+Check = Callable[[Context, Access, Frame], None]
+"""Raises Forbidden; InvalidRequest for a frame of which it cannot be said what it is about."""
+
+
+class Rule(NamedTuple):
+    """What requests of one type need."""
+
+    words: str
+    """As the documentation says it."""
+    check: Check
+
+
+def _text(frame: Frame, at: int) -> str:
+    """A topic or a group that a frame names. Raises InvalidRequest, InvalidName."""
+    found = frame[at] if len(frame) > at else None
+    if type(found) is not str:
+        REQUESTS[frame[0]].parse(frame)  # it says what is wrong
+        return ""  # nothing has this name, and only who may do it everywhere is let through
+    if len(found) > FIXED.name_chars:
+        check_name("topic or group", found)
+    return found
+
+
+def _place(kind: Type, name: str) -> int:
+    return 2 + [field.name for field in REQUESTS[kind].shape.fields].index(name)
+
+
+def _of_topic(kind: Type, *rights: Right, topic: str = "topic", group: str | None = None) -> Rule:
+    """All of these rights, on the topic, or the group of it, that fields of these names say."""
+    at, group_at = _place(kind, topic), 0 if group is None else _place(kind, group)
+
+    def check(context: Context, access: Access, frame: Frame) -> None:
+        name = _text(frame, at)
+        of = _text(frame, group_at) if group_at else None
+        for right in rights:
+            access.check(right, name, of)
+
+    words = " and ".join([f"`{right}`" for right in rights])
+    return Rule(f"{words} on the {'topic' if group is None else 'group of the topic'}", check)
+
+
+def _one_of(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
+    """One of these rights, on the topic or on groups of it."""
+    at = _place(kind, topic)
+
+    def check(context: Context, access: Access, frame: Frame) -> None:
+        name = _text(frame, at)
+        if not any([access.allows_some(right, name) for right in rights]):
+            raise access.refusal(rights[0], name)
+
+    return Rule(f"one of {', '.join([f'`{right}`' for right in rights])} on the topic, or on groups of it", check)
+
+
+def _whole(right: Right) -> Rule:
+    def check(context: Context, access: Access, frame: Frame) -> None:
+        access.check(right)
+
+    return Rule(f"`{right}`", check)
+
+
+def _nothing(context: Context, access: Access, frame: Frame) -> None:
+    """Whoever is let in may do it."""
+
+
+def _anybody(why: str) -> Rule:
+    return Rule(why, _nothing)
+
+
+# -- those that are of their own kind ----------------------------------------------------------------------------------
+
+
+def _topics(context: Context, access: Access, frame: Frame) -> None:
+    names = frame[2] if len(frame) > 2 else None
+    if type(names) is list:
+        for name in names:
+            if type(name) is str and not access.sees(name[: FIXED.name_chars + 1]):
+                raise access.refusal(READ, name)
+
+
+def _lease(context: Context, access: Access, frame: Frame) -> None:
+    """The topic of the partition that a lease is of; where there is none nothing can be done to it."""
+    topic = _topic_of_lease(context, frame)
+    if topic is not None and not access.allows_some(CONSUME, topic):
+        raise access.refusal(CONSUME, topic)
+
+
+def _topic_of_lease(context: Context, frame: Frame) -> str | None:
+    number = frame[2] if len(frame) > 2 else None
+    if type(number) is not int:
+        REQUESTS[frame[0]].parse(frame)
+        return ""
+    topics = context.lease_topics
+    topic = topics.get(number)
+    if topic is None:
+        topic = context.broker.catalog.topic_of_group(number)
+        if topic is not None:
+            if len(topics) >= LEASE_TOPICS:
+                topics.clear()
+            topics[number] = topic  # a number is never given to another one
+    return topic
+
+
+LEASE_TOPICS: Final = 1024
+"""Partitions of which a connection keeps the topics."""
+
+
+def _sending_ack(context: Context, access: Access, frame: Frame) -> None:
+    _lease(context, access, frame)
+    messages = frame[6] if len(frame) > 6 else None
+    for row in messages if type(messages) is list else ():
+        name = row[0] if type(row) is list and row else None
+        topic = _topic_of_lease(context, frame) if name is None else name
+        if type(topic) is str:
+            access.check(PRODUCE, topic[: FIXED.name_chars + 1])
+
+
+def _settings_at(kind: Type) -> Check:
+    """`manage`, and where dead letters are to go to another topic `produce` there."""
+    plain, at = _of_topic(kind, MANAGE, topic="name").check, _place(kind, "settings")
+
+    def check(context: Context, access: Access, frame: Frame) -> None:
+        plain(context, access, frame)
+        settings = frame[at] if len(frame) > at else None
+        target = settings.get(DEAD_LETTER_TOPIC) if type(settings) is dict else None
+        if type(target) is str:
+            access.check(PRODUCE, target[: FIXED.name_chars + 1])
+
+    return check
+
+
+def _job(context: Context, access: Access, frame: Frame) -> None:
+    topic = _text(frame, 2)
+    arguments = frame[6] if len(frame) > 6 else None
+    group = arguments.get("group") if type(arguments) is dict else None
+    access.check(MANAGE, topic, group if type(group) is str else None)
+
+
+def _clock(context: Context, access: Access, frame: Frame) -> None:
+    if frame[2:] != [SHOW]:
+        access.check(CLUSTER)
+
+
+def _identify(context: Context, access: Access, frame: Frame) -> None:
+    if frame[2:] != [None, None]:
+        access.check(SECURITY)
+
+
+_SETTINGS_WORDS: Final = "`manage` on the topic; `produce` on a `dead_letter_topic` that is named"
+_T = Type
+RULES: Final[Mapping[int, Rule]] = {
+    _T.HELLO: _anybody("nothing"),
+    _T.PROVE: _anybody("nothing; it is a gateway's"),
+    _T.ON_BEHALF: _anybody("to be a gateway"),
+    _T.AUDIT_NOTE: _anybody("to be a gateway"),
+    _T.PING: _anybody("nothing"),
+    _T.METADATA: Rule("some right on each topic that is named; of all, those are told", _topics),
+    _T.TOPIC_NAMES: _anybody("nothing; topics on which there is some right are told"),
+    _T.CLUSTER_INFO: _anybody("nothing; topics on which there is some right are told"),
+    _T.CLUSTER_CLOCK: Rule("nothing to look; `cluster` to accept", _clock),
+    _T.UNSUBSCRIBE: _anybody("nothing; it is of this connection's own"),
+    _T.CREDIT: _anybody("nothing; it is of this connection's own"),
+    _T.SCHEDULE_PREVIEW: _anybody("nothing"),
+    _T.IDENTIFY: Rule("nothing for oneself; else `security`, or to be a gateway", _identify),
+    _T.PRODUCE: _of_topic(_T.PRODUCE, PRODUCE),
+    **{kind: _of_topic(kind, CONSUME, group="group") for kind in (_T.SUBSCRIBE, _T.LEASE)},
+    **{
+        kind: Rule("`consume` on the lease's topic, or on groups of it", _lease)
+        for kind in (_T.ACK, _T.NACK, _T.EXTEND)
+    },
+    _T.ACK_THEN: Rule("as ACK, and `produce` on the topic of each message", _sending_ack),
+    **{
+        kind: _of_topic(kind, READ)
+        for kind in (
+            *(_T.FETCH, _T.MEASURE, _T.GET, _T.LIST, _T.WHY, _T.FORECAST, _T.JOB_STATUS, _T.KV_GET, _T.KV_SCAN),
+            *(_T.KV_WATCH, _T.SCHEDULE_GET, _T.SCHEDULE_LIST, _T.GROUP_LIST, _T.TOPIC_STATS, _T.PUSH_LIST),
+        )
+    },
+    _T.DEAD_LIST: _of_topic(_T.DEAD_LIST, READ, group="group"),
+    **{
+        kind: _of_topic(kind, MANAGE) for kind in (_T.MOVE, _T.CANCEL, _T.JOB_STOP, _T.SCHEDULE_PUT, _T.SCHEDULE_CHANGE)
+    },
+    _T.JOB_START: Rule("`manage` on the topic, or on the group that it names", _job),
+    **{
+        kind: _of_topic(kind, MANAGE, group="group")
+        for kind in (
+            *(_T.DEAD_REDRIVE, _T.DEAD_PURGE, _T.GROUP_SEEK, _T.GROUP_DELETE, _T.GROUP_UPDATE, _T.GROUP_PAUSE),
+            _T.GROUP_LIMIT,
+        )
+    },
+    # What is pushed can be read by whoever says where to.
+    _T.GROUP_PUSH: _of_topic(_T.GROUP_PUSH, MANAGE, READ, group="group"),
+    _T.TOPIC_CREATE: Rule(_SETTINGS_WORDS, _settings_at(_T.TOPIC_CREATE)),
+    _T.TOPIC_UPDATE: Rule(_SETTINGS_WORDS, _settings_at(_T.TOPIC_UPDATE)),
+    _T.TOPIC_DELETE: _of_topic(_T.TOPIC_DELETE, MANAGE, topic="name"),
+    _T.TOPIC_ENSURE: _one_of(_T.TOPIC_ENSURE, PRODUCE, CONSUME, MANAGE, topic="name"),
+    _T.HOLD: _one_of(_T.HOLD, CONSUME, MANAGE),
+    **{kind: _whole(CLUSTER) for kind in (_T.CLUSTER_INIT, _T.NODE_CHANGE, _T.TRANSFER, _T.REBUILD, _T.CLOCK_RESET)},
+    **{
+        kind: _whole(SECURITY)
+        for kind in (
+            *(_T.IDENTITY_PUT, _T.IDENTITY_DELETE, _T.IDENTITY_LIST),
+            *(_T.ROLE_PUT, _T.ROLE_DELETE, _T.ROLE_LIST, _T.AUDIT_LIST),
+        )
+    },
+}
+"""By type of frame."""
+
+
+def guarded(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
+    """Handlers for connections that are held to what they may do. What has no rule has no handler there."""
+    return {kind: _guard(RULES[kind].check, handler) for kind, handler in handlers.items() if kind in RULES}
+
+
+def _guard(check: Check, handler: Handler) -> Handler:
+    def handle(context: Context, frame: Frame) -> Any:
+        access = context.entrance.access
+        if access is not None:
+            check(context, access, frame)
+        return handler(context, frame)
+
+    return handle

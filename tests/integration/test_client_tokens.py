@@ -1,0 +1,177 @@
+"""The Python client where nobody is let in without saying who it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import sandq
+from sandq.client import connect_with
+from sandq.client.options import Options
+from sandq.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unauthenticated
+from sandq.node import Serving, run_node
+from tests.integration.conftest import until_risen
+from tests.integration.test_identities import give
+from tests.support.nodes.small_node import small_config
+from tests.support.waiting import PATIENCE_S
+
+pytestmark = pytest.mark.usefixtures("node_time")
+
+
+@pytest.fixture
+async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
+    secret = tmp_path / "gateways"
+    secret.write_text("a secret of gateways")
+    secret.chmod(0o600)
+    more = {"SECURITY__AUTHENTICATION": "require", "HTTP__GATEWAY_SECRET_FILE": str(secret)}
+    async with run_node(small_config(tmp_path, **more)) as serving:
+        await until_risen(serving)
+        yield serving
+
+
+@pytest.fixture
+async def boss(strict: Serving) -> AsyncIterator[sandq.Client]:
+    """A client that may do everything."""
+    async with sandq.connect(at(strict), token=await give(strict, "boss", "admin")) as client:
+        yield client
+
+
+def at(node: Serving) -> str:
+    return f"127.0.0.1:{node.client_port}"
+
+
+async def test_without_a_token_there_is_no_client(strict: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unauthenticated, match="SANDQ_TOKEN"):
+        async with sandq.connect(at(strict)):
+            pass
+    monkeypatch.setenv("SANDQ_TOKEN", await give(strict, "app", "reader"))
+    async with sandq.connect(at(strict)) as client:
+        assert (await client.admin.whoami()).principal == "token:app"
+
+
+async def test_a_token_comes_from_a_file_or_a_function(
+    strict: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{await give(strict, 'app', 'reader')}\n")
+    monkeypatch.setenv("SANDQ_TOKEN_FILE", str(file))
+    async with sandq.connect(at(strict)) as client:
+        assert (await client.admin.whoami()).grants == ["read"]
+
+    async def token() -> str:
+        return file.read_text().strip()
+
+    async with sandq.connect(at(strict), token=token) as client:
+        assert (await client.admin.whoami()).principal == "token:app"
+    for wrong in ("", "two words", 5):
+        with pytest.raises(InvalidRequest, match="token"):
+            async with sandq.connect(at(strict), token=wrong):  # type: ignore[arg-type]
+                pass
+
+
+async def test_tokens_are_made_changed_and_revoked(strict: Serving, boss: sandq.Client) -> None:
+    admin = boss.admin
+    made = await admin.create_token("app", ["writer:billing.*"], expires="90d", quota={"topics": 3}, note="bills")
+    assert made.text not in repr(made) and made.text.startswith("sandq_")
+    assert (made.identity.principal, made.identity.quota) == ("token:app", {"topics": 3})
+    with pytest.raises(Conflict):
+        await admin.create_token("app", ["reader"])
+    rotated = await admin.rotate_token("app", expires=None)
+    assert rotated.identity.expires_ms is None and rotated.identity.grants == ["writer:billing.*"]
+    with pytest.raises(Unauthenticated):
+        async with sandq.connect(at(strict), token=made.text):
+            pass
+    async with sandq.connect(at(strict), token=rotated.text) as client:
+        assert (await client.admin.whoami()).quota == {"topics": 3}
+    changed = await admin.update_identity(
+        "token:app", add=["read"], remove=["writer:billing.*"], quota={"topics": None}
+    )
+    assert (changed.grants, changed.quota, changed.note) == (["read"], {}, "bills")
+    assert [one.principal for one in await admin.identities()][-2:] == ["token:app", "token:boss"]
+    await admin.revoke_token("app")
+    with pytest.raises(NotFound):
+        await admin.revoke_token("app")
+
+
+async def test_roles_are_made_and_given(boss: sandq.Client) -> None:
+    admin = boss.admin
+    await admin.put_role("payments", ["produce:pay.*", "reader:pay.*"])
+    await admin.create_identity("cert:till", ["payments"])
+    assert await admin.roles() == {"payments": ["produce:pay.*", "reader:pay.*"]}
+    with pytest.raises(Conflict):
+        await admin.delete_role("payments")
+    await admin.delete_identity("cert:till")
+    await admin.delete_role("payments")
+    with pytest.raises(InvalidRequest, match="neither a right nor a role"):
+        await admin.create_token("app", ["payments"])
+
+
+async def test_what_one_may_not_do_fails_at_once(strict: Serving, boss: sandq.Client) -> None:
+    await boss.admin.create_topic("t")
+    made = await boss.admin.create_token("app", ["read:t"])
+    async with sandq.connect(at(strict), token=made.text) as client:
+        with pytest.raises(Forbidden, match="produce on topic 't'"):
+            await client.produce("t", b"x")
+        with pytest.raises(Forbidden, match="consume"):
+            async with client.subscribe("t", group="g") as subscription:
+                await anext(subscription)
+        with pytest.raises(Forbidden, match="read on topic 'other'"):
+            await client.produce("other", b"x")
+        with pytest.raises(Forbidden, match="security"):
+            await client.admin.identities()
+        assert [topic.name for topic in await client.admin.list_topics()] == ["t"]
+
+
+async def test_a_consumer_ends_when_its_token_is_revoked(strict: Serving, boss: sandq.Client) -> None:
+    await boss.admin.create_topic("t")
+    made = await boss.admin.create_token("app", ["writer:t"])
+    async with sandq.connect(at(strict), token=made.text) as client:
+        async with client.subscribe("t", group="g") as subscription:
+            await client.produce("t", b"x")
+            await (await anext(subscription)).ack()
+            await boss.admin.revoke_token("app")
+            with trio.fail_after(PATIENCE_S), pytest.raises(Unauthenticated):
+                await anext(subscription)
+        with pytest.raises(Unauthenticated):
+            await client.produce("t", b"y")
+
+
+async def test_more_rights_are_there_without_connecting_anew(strict: Serving, boss: sandq.Client) -> None:
+    await boss.admin.create_topic("t")
+    made = await boss.admin.create_token("app", ["read:t"])
+    async with sandq.connect(at(strict), token=made.text) as client:
+        with pytest.raises(Forbidden):
+            await client.produce("t", b"x")
+        await boss.admin.update_identity("token:app", add=["produce:t"])
+        await client.produce("t", b"x")
+
+
+async def test_a_gateway_is_let_in_by_its_proof(strict: Serving) -> None:
+    options = Options(gateway_secret=b"a secret of gateways")
+    async with connect_with(options, (at(strict),), "gateway") as client:
+        whoami = await client.admin.whoami()
+        assert (whoami.principal, whoami.grants) == ("node", None)
+    with pytest.raises(Unauthenticated, match="gateway_secret_file"):
+        async with connect_with(Options(gateway_secret=b"another secret, alas"), (at(strict),), "gateway"):
+            pass
+
+
+async def test_a_gateway_that_is_not_let_in_says_so(strict: Serving) -> None:
+    options = Options(gateway_secret=b"another secret, alas", starts_alone=True)
+    async with connect_with(options, (at(strict),), "gateway") as client:
+        with pytest.raises(sandq.errors.Unavailable, match="does not let this gateway in"):
+            await client.produce("t", b"x")
+
+
+@pytest.mark.parametrize("remote", [("192.0.2.7", 4711), ("::ffff:192.0.2.7", 1, 0, 0), None])
+def test_a_token_is_not_shown_to_everybody_on_the_way(remote: object) -> None:
+    from sandq.client.transport.credentials import check_clear
+
+    with pytest.raises(InvalidRequest, match="in the clear"):
+        check_clear("sandq_x", remote, Options())
+    check_clear("sandq_x", remote, Options(insecure=True))
+    check_clear("sandq_x", remote, Options(), is_encrypted=True)
+    check_clear("sandq_x", ("127.0.0.1", 4711), Options())
