@@ -174,6 +174,7 @@ RULES: Final[Mapping[int, Rule]] = {
     _T.HELLO: _anybody("nothing"),
     _T.PROVE: _anybody("nothing; it is a gateway's"),
     _T.ON_BEHALF: _anybody("to be a gateway"),
+    _T.AUDIT_NOTE: _anybody("to be a gateway"),
     _T.PING: _anybody("nothing"),
     _T.METADATA: Rule("some right on each topic that is named; of all, those are told", _topics),
     _T.TOPIC_NAMES: _anybody("nothing; topics on which there is some right are told"),
@@ -221,7 +222,7 @@ RULES: Final[Mapping[int, Rule]] = {
         kind: _whole(SECURITY)
         for kind in (
             *(_T.IDENTITY_PUT, _T.IDENTITY_DELETE, _T.IDENTITY_LIST),
-            *(_T.ROLE_PUT, _T.ROLE_DELETE, _T.ROLE_LIST),
+            *(_T.ROLE_PUT, _T.ROLE_DELETE, _T.ROLE_LIST, _T.AUDIT_LIST),
         )
     },
 }

@@ -91,8 +91,8 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("PUT", f"{_GROUP}/limits"): _group(_M),
     ("GET", f"{_GROUP}/stream"): _group(_C),
     ("GET", f"{_GROUP}/dead"): _group(_R),
-    # Who says where messages go gets them.
-    ("PUT", f"{_GROUP}/push"): _group(_M, _C),
+    # What is pushed can be read by whoever says where to.
+    ("PUT", f"{_GROUP}/push"): _group(_M, _R),
     ("DELETE", f"{_GROUP}/push"): _group(_M),
     ("GET", f"{_GROUP}/push"): _group(_R),
     ("GET", f"{_TOPIC}/pushes"): _topic(_R),

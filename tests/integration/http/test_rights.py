@@ -148,7 +148,7 @@ def allowed(name: str, method: str, path: str) -> bool:
         ("writer", "DELETE", "/topics/{topic}/messages", False),
         ("writer", "PUT", "/topics/{topic}/groups/{group}/push", False),
         ("operator", "DELETE", "/topics/{topic}", True),
-        ("operator", "PUT", "/topics/{topic}/groups/{group}/push", False),
+        ("operator", "PUT", "/topics/{topic}/groups/{group}/push", True),
         ("operator", "POST", "/cluster/rebuild", True),
         ("operator", "POST", "/topics/{topic}", False),
         ("operator", "GET", "/audit", False),
