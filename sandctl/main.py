@@ -138,6 +138,18 @@ COMMANDS = {
         "cluster",
         "Look at the cluster, found it, drain and remove nodes; clocks.",
     ),
+    "whoami": Later("sandctl.commands.login", "whoami", "Show who you are to the cluster, and what you may do."),
+    "login": Later("sandctl.commands.login", "login", "Keep a token for the servers, for the commands that follow."),
+    "logout": Later("sandctl.commands.login", "logout", "Forget the token that is kept for the servers."),
+    "token": Later("sandctl.commands.tokens", "token", "Make, list, rotate and revoke tokens."),
+    "identity": Later(
+        "sandctl.commands.identities",
+        "identity",
+        "Look at who may do what; grant rights, take them away, delete identities.",
+    ),
+    "role": Later(
+        "sandctl.commands.roles", "role", "Look at roles, which are named lists of grants; make and delete them."
+    ),
     "audit": Later(
         "sandctl.commands.audit",
         "audit",

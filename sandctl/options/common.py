@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sandctl.options.login import credentials
 from sandctl.options.times import DURATION
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class Settings:
 
     servers: tuple[str, ...] = ()
     output: str = "table"
+    token_file: str | None = None
+    token: str | None = field(default=None, repr=False)
+    """What is shown, whatever else says."""
+    insecure: bool = False
+    """Whether a token may be sent to another machine in the clear."""
     timeout_s: float | None = None
     """What each request may take; None: see `CONNECT_S` and what follows it."""
 
@@ -71,6 +77,16 @@ def _keep_servers(context: click.Context, parameter: click.Parameter, value: tup
 def _keep_output(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
     if value is not None:
         context.find_root().ensure_object(Settings).output = value
+
+
+def _keep_token_file(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.find_root().ensure_object(Settings).token_file = value
+
+
+def _keep_insecure(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        context.find_root().ensure_object(Settings).insecure = True
 
 
 def _keep_timeout(context: click.Context, parameter: click.Parameter, value: timedelta | None) -> None:
@@ -100,7 +116,21 @@ def timeout_option(command: F) -> F:
 
 
 def options_of_all(command: F) -> F:
-    """`--server` and `--output`, before or after the command's name."""
+    """`--server`, `--token-file`, `--insecure` and `--output`, before or after the command's name."""
+    command = click.option(
+        "--insecure",
+        is_flag=True,
+        callback=_keep_insecure,
+        expose_value=False,
+        help="Send a token to another machine in the clear, too.",
+    )(command)
+    command = click.option(
+        "--token-file",
+        metavar="FILE",
+        callback=_keep_token_file,
+        expose_value=False,
+        help="Say who you are by the token in FILE. Default: SANDCTL_TOKEN, or what `sandctl login` keeps.",
+    )(command)
     command = click.option(
         "-o",
         "--output",
@@ -137,7 +167,9 @@ async def connected() -> AsyncIterator[Client]:
     from sandq.errors import ProtocolError, Retriable, WrongPort
 
     connect_s, request_s, delivery_s = settings().deadlines_s
-    options = Options(connect_timeout_s=connect_s, timeout_s=request_s, delivery_timeout_s=delivery_s)
+    given = settings()
+    who = credentials(given.token, given.token_file, given.insecure, servers())
+    options = Options(connect_timeout_s=connect_s, timeout_s=request_s, delivery_timeout_s=delivery_s, **who)
     async with AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(connect_with(options, servers(), "sandctl"))

@@ -56,7 +56,9 @@ def shell(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     (directory / "secret").write_text(sandq.new_push_secret())
     (directory / "words.txt").write_text("one\ntwo\n")
     (directory / "schedules.jsonl").write_text('{"name": "daily", "text": "", "every": "1h"}\n')
-    return Shell(directory, SANDCTL_SERVERS=node.address)
+    with sandq.sync.connect(node.address, timeout=PATIENCE_S) as client:
+        (directory / "admin.token").write_text(client.admin.create_token("admin", ["admin"]).text)
+    return Shell(directory, SANDCTL_SERVERS=node.address, XDG_CONFIG_HOME=str(directory))
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +70,30 @@ def client(node: NodeProcess) -> Iterator[sandq.sync.Client]:
 KINDS = {"config": "compacted", "mails": "fair"}
 
 
+def prepare_identities(client: sandq.sync.Client, line: str) -> None:
+    """Have the token billing, and the role and the identity that it is for, as the line needs them."""
+    there = {one.principal for one in client.admin.identities()}
+    if line.startswith("sandctl role delete"):
+        if "cert:till-7" in there:
+            client.admin.delete_identity("cert:till-7")
+        client.admin.put_role("payments", ["reader"])
+    elif " create " in line:
+        for principal in {"token:billing", "cert:till-7"} & there:
+            client.admin.delete_identity(principal)
+        client.admin.put_role("payments", ["reader"])
+    else:
+        client.admin.put_role("payments", ["reader"])
+        if "token:billing" not in there:
+            client.admin.create_token("billing", ["reader"])
+        if "cert:till-7" not in there:
+            client.admin.create_identity("cert:till-7", ["payments", "read:reports.*"])
+
+
 def prepare(client: sandq.sync.Client, line: str) -> str:
     """Make what the line needs; return the line with ids that exist."""
+    if line.split()[1] in ("token", "identity", "role", "login", "logout", "whoami"):
+        prepare_identities(client, line)
+        return line
     there = {record.name for record in client.admin.list_topics()}
     create = re.match(r"sandctl topic create (\S+)", line)
     if create is not None:

@@ -6,8 +6,11 @@ import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import jwt
 import pytest
 import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
@@ -191,3 +194,25 @@ async def test_the_first_token_lets_its_owner_do_everything(strict: Serving) -> 
     raw, answer = await greet(strict, token=file.read_text().strip())
     assert answer[0] == Type.REPLY and (await raw.create("t"))[0] == Type.REPLY
     await trio.aclose_forcefully(raw.stream)
+
+
+async def test_a_token_of_an_outside_issuer_lets_in(tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    form = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+    (tmp_path / "keys.pem").write_bytes(key.public_key().public_bytes(*form))
+    jwt_of = {"JWT__ISSUER": "https://id.example", "JWT__KEYS_FILE": str(tmp_path / "keys.pem")}
+    async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="require", **jwt_of)) as node:
+        await until_risen(node)
+        said = {"iss": "https://id.example", "aud": "sandq", "exp": 2**32, "sub": "ada@example.com"}
+        token = jwt.encode({**said, "sandq_grants": ["read:t"]}, key, "EdDSA")
+        raw, _ = await greet(node, token=token)
+        _, _, principal, grants, *_ = await raw.call(Type.IDENTIFY, None, None)
+        assert (principal, grants) == ("jwt:ada@example.com", ["read:t"])
+        change = IdentityPut("jwt:ada@example.com", True, {"grants": ["produce:t"], "quota": {"topics": 1}})
+        await node.identities.put(change, NODE)
+        assert (await raw.receive())[2] == "UNAVAILABLE"  # it may do more now
+        again, _ = await greet(node, token=token)
+        _, _, _, grants, _, quota = await again.call(Type.IDENTIFY, None, None)
+        assert (sorted(grants), quota) == (["produce:t", "read:t"], {"topics": 1})
+        for one in (raw, again):
+            await trio.aclose_forcefully(one.stream)

@@ -35,7 +35,7 @@ NAMES = {
         "key:key": "k",
         "name": "daily",
     },
-    **{"node": "node1", "asset": "swagger-ui.css"},
+    **{"node": "node1", "asset": "swagger-ui.css", "principal": "cert:x"},
 }
 
 

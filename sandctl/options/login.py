@@ -1,0 +1,111 @@
+"""Who sandctl is to a cluster: a token of an option, of the environment, or of what `sandctl login` keeps.
+
+The login file is `sandq/login.json` in XDG_CONFIG_HOME (`~/.config`): an object with a token for each server. Only its
+owner may read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+TOKEN_VARIABLE = "SANDCTL_TOKEN"
+FILE_BYTES = 1 << 20
+OTHERS = 0o077
+"""What of a mode lets others than the owner in."""
+
+
+def login_file() -> Path:
+    """Where logins are kept."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "sandq" / "login.json"
+
+
+def credentials(token: str | None, token_file: str | None, insecure: bool, servers: tuple[str, ...]) -> dict[str, Any]:
+    """Options of a client. UsageError when what is named cannot be read."""
+    found: dict[str, Any] = {"insecure": True} if insecure else {}
+    token = token or token_of(token_file, servers)
+    return found | ({"token": token} if token is not None else {})
+
+
+def token_of(token_file: str | None, servers: tuple[str, ...]) -> str | None:
+    """The token to show to these servers; None: there is none."""
+    if token_file is not None:
+        return read_token(token_file)
+    given = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if given:
+        return _checked(given, TOKEN_VARIABLE)
+    logins = read_logins()
+    return next((logins[server] for server in servers if server in logins), None)
+
+
+def read_token(file: str) -> str:
+    """The token in a file; `-`: of standard input."""
+    try:
+        if file == "-":
+            text = sys.stdin.read(FILE_BYTES)
+        else:
+            with open(file, encoding="utf-8") as opened:
+                text = opened.read(FILE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--token-file {file}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
+    return _checked(text.strip(), f"--token-file {file}")
+
+
+def _checked(token: str, where: str) -> str:
+    """It never shows what it was."""
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise click.UsageError(f"{where}: that is no token")
+    return token
+
+
+def read_logins() -> dict[str, str]:
+    """Tokens by server; none when there is no file. UsageError: others may read it, or it is damaged."""
+    file = login_file()
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            content = opened.read(FILE_BYTES)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise click.UsageError(f"{file}: {error.strerror}") from None
+    if mode & OTHERS:
+        raise click.UsageError(f"{file} is open to others than its owner: chmod 600 {file}")
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(token, str) for token in found.values()):
+        raise click.UsageError(f"{file} is damaged: remove it, and log in again")
+    return found
+
+
+def write_logins(logins: dict[str, str]) -> Path:
+    """Keep these, instead of those of before; where."""
+    file = login_file()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(file, json.dumps(logins, indent=2) + "\n")
+    return file
+
+
+def write_private(file: Path, text: str) -> None:
+    """Make a text the content of a file that only its owner may read; there is never half of it."""
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        temporary.replace(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
