@@ -44,6 +44,7 @@ from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.memory_budget import HTTP_SHARE, MemoryBudget
+from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.peers.directory import PeerDirectory
 from sandq.broker.peers.dispatch import PeerDispatch
 from sandq.broker.peers.links import PeerLinks
@@ -86,6 +87,7 @@ from sandq.server.http.worker_pipe import Begin
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.logins import Logins
 from sandq.server.metrics.metrics import About, Metrics
+from sandq.server.quota_meters import QuotaMeters
 from sandq.server.sender import Sender
 from sandq.server.tcp import ClientServer, listen
 from sandq.server.topic_records import TopicRecords
@@ -118,6 +120,8 @@ class Serving:
     metrics: Metrics
     digests: ReplicaDigests
     identities: Identities
+    quotas: QuotaMeters
+    usage: OwnerUsage
     restart: trio.Event
     """Set when the node takes nothing more for want of room, and would again if it were started anew."""
 
@@ -514,6 +518,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             lambda: parts.gateway_keys.current,
             config.exposed,
             audit=audit,
+            usage=member.usage,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -572,6 +577,8 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
                     metrics,
                     parts.digests,
                     info.identities,
+                    info.quotas,
+                    member.usage,
                     parts.health.restart,
                 )
                 await cluster.hand_over(parts.clocks, parts.health)
@@ -641,6 +648,7 @@ class _Member:
     dispatch: PeerDispatch
     rebalancer: Rebalancer
     cluster: Cluster
+    usage: OwnerUsage
 
 
 def _member(parts: _Parts, discovery: Discovery) -> _Member:
@@ -683,6 +691,7 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         lambda: parts.progress.others,
         directory.seen,
     )
+    usage = OwnerUsage(catalog, links.send, lambda: list(links.up), broker.ask, broker.clock.now_ms)
     dispatch = PeerDispatch(
         node_log=node_log,
         links=links,
@@ -696,6 +705,7 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         digests=parts.digests,
         limits=parts.limit_shares,
         outbox=parts.outbox,
+        usage=usage,
         outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
         on_stream=parts.snapshots.receive,
         changed=changed,
@@ -714,7 +724,7 @@ def _member(parts: _Parts, discovery: Discovery) -> _Member:
         on_joined=discovery.refresh_tags,
     )
     rebalancer = Rebalancer(node_log, catalog, broker.up, parts.health.may_lead, reports.tell_settled)
-    return _Member(directory, dispatch, rebalancer, cluster)
+    return _Member(directory, dispatch, rebalancer, cluster, usage)
 
 
 async def _take_part(member: _Member, broker: Broker, serving: trio.Nursery) -> None:
@@ -725,6 +735,7 @@ async def _take_part(member: _Member, broker: Broker, serving: trio.Nursery) -> 
     await member.cluster.take_part(metadata)
     serving.start_soon(member.cluster.run, metadata)
     serving.start_soon(member.rebalancer.run)
+    serving.start_soon(member.usage.run)
 
 
 @contextlib.asynccontextmanager

@@ -37,6 +37,8 @@ class Quota:
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
         """Of a record as it is kept; what a later version may have added is passed over."""
+        if not record and cls is Quota:
+            return NO_QUOTA  # type: ignore[return-value]
         return cls(**{name: record[name] for name in NAMES if name in record})
 
     def record(self) -> dict[str, int]:
@@ -76,6 +78,8 @@ class Quota:
             raise refusal
 
 
+NO_QUOTA: Final = Quota()
+"""That of whoever has none: one object, so that to see it costs a comparison."""
 NAMES: Final = tuple(field.name for field in fields(Quota))
 """Of all quotas there are."""
 

@@ -52,3 +52,6 @@ class PeerFrame(IntEnum):
     partition. To the group's leader, from feature level 12 on."""
     OUTBOX_ANSWER = 31
     """[the number, nil | [code, message, whether it is retriable]]: the batch is stored; or why it is not."""
+    USAGE = 40
+    """[[owner, bytes stored, messages pending], ...]: what the partitions that the sender leads hold of the topics of
+    owners whose quota bounds that. To all nodes, once a second, from feature level 15 on."""

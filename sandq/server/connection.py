@@ -35,6 +35,7 @@ from sandq.protocol.frames import LARGE_BYTES, Frame, FrameReader, LargeFrame, T
 from sandq.server.audit.requests import RequestAudit
 from sandq.server.caller_requests import BEGUN_WORK, GRANTED_BYTES, CallerRequests, asking
 from sandq.server.client_stats import OURS, ClientStats, Mark
+from sandq.server.request_sizes import RECEIVE_BYTES, sizes
 from sandq.server.send_queue import SendQueue
 from sandq.server.sender import Sender
 from sandq.server.session_protocol import Session
@@ -42,8 +43,6 @@ from sandq.server.wire import PlainWire, Transform, TransformedWire, Wire
 
 log = structlog.get_logger("sandq.server")
 
-RECEIVE_BYTES = 65_536
-"""More at once would keep other connections waiting."""
 RECEIVE_FEW_BYTES = 4096
 """While many frames are half received."""
 SEND_BYTES = 262_144
@@ -67,10 +66,6 @@ UNSENT_BYTES: Final = 1 << 20
 system has as much again and more on its way, so that who takes them is not kept waiting ..."""
 CONNECTION_SHARE = 1 / 8
 """... and no more than so much of all answers."""
-REQUEST_BYTES = 512
-"""What a request that is worked on takes, about, beside the bytes of its frame ..."""
-PARSED_COPIES = 8
-"""... which take so many times as much as what they say, but for batches: an item of a few bytes is an object."""
 SAID_BITS = 4
 """A frame is a unit of work, and one more for each 16 bytes of it, which most often are an item; but for batches."""
 RECEIVE_BITS: Final = 12
@@ -618,7 +613,7 @@ class Connection:
         own = counted = self._own
         handle, most_bytes = session.handle, self._most_bytes
         kind, mark, size, unasked_bytes = -1, None, 0, 0
-        produce_bytes, other_bytes, all_bytes = _sizes(frames, came_bytes)
+        produce_bytes, other_bytes, all_bytes = sizes(frames, came_bytes)
         own.count(all_bytes)
         other_work = 1 + (came_bytes // max(len(frames), 1) >> SAID_BITS)
         at, count = 0, len(frames)
@@ -785,18 +780,3 @@ class Connection:
         )
         head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         self.send(f"{head}Connection: close\r\n\r\n{text}".encode())
-
-
-def _sizes(frames: Sequence[Frame | LargeFrame], came_bytes: int) -> tuple[int, int, int]:
-    """What each PRODUCE and each other request takes of those that one receive completed, about, and all of them.
-
-    Each is taken to have as many bytes as the others: to measure them would cost small ones more than it is worth. But
-    for a first one none has more than one receive.
-    """
-    if not frames:
-        return 0, 0, 0
-    each_bytes = came_bytes // len(frames)
-    produces = [one[0] if type(one) is list else one.kind for one in frames].count(_PRODUCE)  # type: ignore[union-attr]
-    parsed_bytes = min(each_bytes, RECEIVE_BYTES) if produces else each_bytes
-    produce_bytes, other_bytes = each_bytes + REQUEST_BYTES, parsed_bytes * PARSED_COPIES + REQUEST_BYTES
-    return produce_bytes, other_bytes, produces * produce_bytes + (len(frames) - produces) * other_bytes

@@ -20,12 +20,14 @@ from sandq.model.caller import ANONYMOUS, NODE, Caller, host_of
 from sandq.model.config_types import is_loopback
 from sandq.model.errors import Forbidden, InvalidRequest, SandqError, Unauthenticated, Unavailable
 from sandq.model.principals import TOKEN_CHARS
+from sandq.model.quotas import NO_QUOTA
 from sandq.model.sources import source_of_caller
 from sandq.protocol.requests import Hello, Prove
 from sandq.server.connection import Connection
 from sandq.server.failed_logins import FailedLogins
 from sandq.server.gateway_proof import OPTION, GatewayProof
 from sandq.server.logins import Logins
+from sandq.server.quota_meters import QuotaMeters
 
 TOKEN_OPTION: Final = "token"
 """Of HELLO."""
@@ -46,6 +48,7 @@ class Entrance:
         failed: FailedLogins,
         now_ms: Callable[[], int],
         waiting: Callable[[], str | None],
+        quotas: QuotaMeters,
     ) -> None:
         """`waiting`: why the node belongs to no cluster yet; None once it does."""
         self._connection = connection
@@ -56,8 +59,11 @@ class Entrance:
         self._proof = proof
         self._failed = failed
         self._waiting = waiting
+        self._quotas = quotas
         self._is_founder = False
         """It was let in because there was no cluster yet."""
+        self._counts_for: str | None = None
+        """The principal whose quota of connections it is one of."""
         self.must_prove = False
         """It may only prove to be a gateway."""
         self.is_in = False
@@ -99,6 +105,9 @@ class Entrance:
 
     def _use(self, login: Login) -> None:
         caller, access = self._connection.caller, self._authenticator.access_of(login)
+        if login.quota is not NO_QUOTA:
+            self._quotas.connect(login.principal, login.quota)
+            self._counts_for = login.principal
         self.access = access
         self._logins.add(self)
         self._wake_at(login.expires_ms)
@@ -159,5 +168,8 @@ class Entrance:
 
     def gone(self) -> None:
         """The connection has gone, or is about to."""
+        counted, self._counts_for = self._counts_for, None
+        if counted is not None:
+            self._quotas.disconnect(counted)
         self._logins.discard(self)
         self._wake_at(None)

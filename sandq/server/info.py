@@ -14,6 +14,7 @@ from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.memory_budget import MemoryBudget
+from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import MetadataView
 from sandq.broker.turns import Turn
 from sandq.gossip import tags
@@ -26,6 +27,7 @@ from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
 from sandq.server.audit.audit_log import AuditLog
 from sandq.server.failed_logins import FailedLogins
 from sandq.server.logins import Logins
+from sandq.server.quota_meters import QuotaMeters
 from sandq.server.request_rates import RequestRates
 from sandq.server.topic_records import TopicRecords
 
@@ -97,8 +99,11 @@ class ServerInfo:
     exposed: Sequence[str] = ()
     """What of this node is open to others than its machine, without TLS or authentication."""
     placed: PlacedReplicas = field(default_factory=PlacedReplicas)
+    usage: OwnerUsage | None = None
+    """What topics of owners hold that may not hold as much as they like."""
     audit: AuditLog | None = None
     """None: nothing is noted."""
+    quotas: QuotaMeters = field(default_factory=QuotaMeters)
     request_rates: RequestRates = field(default_factory=RequestRates)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
 

@@ -6,8 +6,11 @@ import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import jwt
 import pytest
 import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
@@ -191,3 +194,52 @@ async def test_the_first_token_lets_its_owner_do_everything(strict: Serving) -> 
     raw, answer = await greet(strict, token=file.read_text().strip())
     assert answer[0] == Type.REPLY and (await raw.create("t"))[0] == Type.REPLY
     await trio.aclose_forcefully(raw.stream)
+
+
+async def test_a_token_of_an_outside_issuer_lets_in(tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    form = Encoding.PEM, PublicFormat.SubjectPublicKeyInfo
+    (tmp_path / "keys.pem").write_bytes(key.public_key().public_bytes(*form))
+    jwt_of = {"JWT__ISSUER": "https://id.example", "JWT__KEYS_FILE": str(tmp_path / "keys.pem")}
+    async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="require", **jwt_of)) as node:
+        await until_risen(node)
+        said = {"iss": "https://id.example", "aud": "sandq", "exp": 2**32, "sub": "ada@example.com"}
+        token = jwt.encode({**said, "sandq_grants": ["read:t"]}, key, "EdDSA")
+        raw, _ = await greet(node, token=token)
+        _, _, principal, grants, *_ = await raw.call(Type.IDENTIFY, None, None)
+        assert (principal, grants) == ("jwt:ada@example.com", ["read:t"])
+        change = IdentityPut("jwt:ada@example.com", True, {"grants": ["produce:t"], "quota": {"topics": 1}})
+        await node.identities.put(change, NODE)
+        assert (await raw.receive())[2] == "UNAVAILABLE"  # it may do more now
+        again, _ = await greet(node, token=token)
+        _, _, _, grants, _, quota = await again.call(Type.IDENTIFY, None, None)
+        assert (sorted(grants), quota) == (["produce:t", "read:t"], {"topics": 1})
+        for one in (raw, again):
+            await trio.aclose_forcefully(one.stream)
+
+
+async def test_who_has_some_groups_settles_nothing_of_others(strict: Serving) -> None:
+    admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
+    await admin.create("t")
+    await admin.produce(b"x", b"y")
+    mail, _ = await greet(strict, token=await give(strict, "mail", "consume:t/mail-*"))
+    await admin.subscribe(group="billing")
+    billing = await admin.push()
+    await mail.subscribe(group="mail-eu")
+    mine = await mail.push()
+    number, partition, theirs = billing[2:5]
+    for frame in (
+        (Type.ACK, number, partition, [[theirs, None]]),
+        (Type.NACK, number, partition, [[theirs, None, None, None]]),
+        (Type.EXTEND, number, partition, [[mine[4], 30_000], [theirs, 30_000]]),
+        (Type.ACK_THEN, number, partition, theirs, None, [["t", None, False, {"value": b"x"}]]),
+    ):
+        assert (await mail.call(*frame))[2] == "FORBIDDEN"
+    no_lease = 2**40
+    results = (await mail.call(Type.EXTEND, number, partition, [[no_lease, 30_000], [mine[4], 30_000]]))[2]
+    assert results[0] is None and results[1] > 0
+    assert (await mail.call(Type.ACK, number, partition, [[mine[4], None], [no_lease, None]]))[2] == [None, []]
+    assert (await mail.call(Type.ACK, number, partition, [[no_lease, None]]))[2] == [[]]
+    assert (await admin.call(Type.ACK, number, partition, [[theirs, None]]))[2] == [None]
+    for one in (mail, admin):
+        await trio.aclose_forcefully(one.stream)

@@ -19,7 +19,7 @@ from sandq.model.access import Access
 from sandq.model.config_security import AUTHENTICATION
 from sandq.model.errors import Unauthenticated, Unavailable
 from sandq.model.principals import CERTIFICATE, JWT, TOKEN_PREFIX, principal_of, token_hash
-from sandq.model.quotas import Quota
+from sandq.model.quotas import NO_QUOTA, Quota
 
 OFF, ACCEPT, REQUIRE = range(len(AUTHENTICATION))
 """How `security.authentication` is told."""
@@ -141,7 +141,7 @@ class Authenticator:
     def _of_claims(self, claims: Claims) -> Login:
         view, principal = self._known(), principal_of(JWT, claims.subject)
         record = view.identities.get(principal)
-        quota, expires_ms = Quota(), claims.expires_ms
+        quota, expires_ms = NO_QUOTA, claims.expires_ms
         own: tuple[str, ...] = ()
         if record is not None:
             login = self._login(record)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -53,14 +53,16 @@ class Claims(NamedTuple):
 
 
 class JwtVerifier:
-    """Tokens of one issuer. `fetch(url)` gives what stands there, in a thread; it may raise OSError or ValueError."""
+    """Tokens of one issuer. `fetch(url)` gives what stands there; it may raise OSError or ValueError."""
 
-    def __init__(self, config: JwtSection, now_ms: Callable[[], int], fetch: Callable[[str], bytes] | None = None):
+    def __init__(
+        self, config: JwtSection, now_ms: Callable[[], int], fetch: Callable[[str], Awaitable[bytes]] | None = None
+    ) -> None:
         """Raises StartupError when there is something wrong with the file of keys."""
         assert config.issuer is not None
         self._config = config
         self._now_ms = now_ms
-        self._fetch = fetch or _fetch
+        self._fetch = fetch or _fetch_in_thread
         self._keys: dict[str | None, list[Any]] = {}
         """By key id; None: those without."""
         self._fetched_s = self._tried_s = -FETCH_LEAST_S
@@ -93,7 +95,8 @@ class JwtVerifier:
         algorithm, key_id = head.get("alg"), head.get("kid")
         if algorithm not in self._config.algorithms:
             raise Unauthenticated(f"the token is signed by {str(algorithm)[:20]!r}: jwt.algorithms has it not")
-        keys = await self._keys_of(key_id if isinstance(key_id, str) else None)
+        named = await self._keys_of(key_id if isinstance(key_id, str) else None)
+        keys: list[Any] = [key for key in named if isinstance(key, _kind_of(algorithm))]
         problem: Exception = jwt.InvalidTokenError("the issuer has no such key")
         for key in keys:
             try:
@@ -159,13 +162,22 @@ class JwtVerifier:
             self._tried_s = trio.current_time()
             try:
                 with trio.fail_after(FETCH_S):
-                    text = await trio.to_thread.run_sync(self._fetch, url, abandon_on_cancel=True)
+                    text = await self._fetch(url)
                 keys = _read_keys(text)
             except (OSError, ValueError, trio.TooSlowError) as error:
                 log.warning("the keys of the issuer of tokens could not be read", url=url, error=str(error)[:200])
                 return
             self._keys, self._fetched_s = keys, self._tried_s
             self._checked.clear()  # one may have been taken out
+
+
+def _kind_of(algorithm: str) -> tuple[type, ...]:
+    """Keys that an algorithm goes with."""
+    from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+
+    if algorithm == "EdDSA":
+        return ed25519.Ed25519PublicKey, ed448.Ed448PublicKey
+    return (ec.EllipticCurvePublicKey,) if algorithm.startswith("ES") else (rsa.RSAPublicKey,)
 
 
 def _refused(error: Exception) -> Unauthenticated:
@@ -219,6 +231,10 @@ def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
+
+
+async def _fetch_in_thread(url: str) -> bytes:
+    return await trio.to_thread.run_sync(_fetch, url, abandon_on_cancel=True)
 
 
 def _fetch(url: str) -> bytes:

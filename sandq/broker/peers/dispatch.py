@@ -20,6 +20,7 @@ from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.sick_peers import SickPeers
+from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.peers.handshake import Peer
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -58,6 +59,7 @@ class PeerDispatch:
         digests: ReplicaDigests,
         limits: LimitShares,
         outbox: OutboxSender,
+        usage: OwnerUsage,
         outside: Handler,
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
         changed: Signal,
@@ -74,6 +76,7 @@ class PeerDispatch:
         self._digests = digests
         self._limits = limits
         self._outbox = outbox
+        self._usage = usage
         self._outside = outside
         self._on_stream = on_stream
         self._changed = changed
@@ -141,6 +144,8 @@ class PeerDispatch:
             return self._limits.on_frame(node, kind, body)
         elif kind in (PeerFrame.OUTBOX_BATCH, PeerFrame.OUTBOX_ANSWER):
             return self._outbox.on_frame(node, kind, body)
+        elif kind == PeerFrame.USAGE:
+            return self._usage.on_frame(node, body)
         else:
             return False
         return True

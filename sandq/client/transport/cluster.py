@@ -61,8 +61,8 @@ class Cluster:
         self._wanted: dict[str, str | None] = {}  # topics to be asked for, in order, and whom to ask first
         self._serial = 0
         self._unanswered: SandqError | None = None
-        self.refused: Unauthenticated | None = None
-        """Why the node that was tried last does not let this client in."""
+        self._refused: SandqError | None = None
+        """Why no node lets this client in; None: one did, the last time."""
         self._refusals = 0
         self._changed = Signal()
         self._refresh_now = Signal()
@@ -237,11 +237,7 @@ class Cluster:
     @property
     def refusal(self) -> SandqError | None:
         """Why no node lets this client in; None: one does, or none was reached."""
-        if self.refused is None or self.connections():
-            return None
-        if not self.options.starts_alone:
-            return self.refused
-        return Unavailable(f"the cluster does not let this gateway in: {self.refused.message}")
+        return None if self._refused is None or self.connections() else self._refused
 
     def check_open(self) -> None:
         """ClosedError once the client is closed; Unauthenticated when no node lets it in."""
@@ -256,8 +252,15 @@ class Cluster:
         self._refusals += 1
         if callable(self.options.token) and self._refusals < _REFUSALS:
             return
-        self.refused = error
+        self._refused = error
+        if self.options.starts_alone:
+            self._refused = Unavailable(f"the cluster does not let this gateway in: {error.message}")
         self._notify()
+
+    @property
+    def refused(self) -> SandqError | None:
+        """Why no node lets this client in; None: one did, the last time."""
+        return self._refused
 
     def why(self) -> str:
         """The last errors of the links, and what was answered instead of metadata, for a message."""
@@ -308,7 +311,7 @@ class Cluster:
         except Unauthenticated as error:
             self._note_refusal(error)
             raise
-        self.refused, self._refusals = None, 0
+        self._refused, self._refusals = None, 0
         uuid = connection.hello.cluster_uuid
         if self.cluster_uuid and uuid != self.cluster_uuid:
             connection.close()

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
+import msgpack
+
 from sandq.broker.broker import Broker
 from sandq.broker.queries.kv_queries import KvQueries
 from sandq.broker.queries.message_queries import MessageQueries
@@ -24,16 +26,19 @@ from sandq.broker.replication.raft_group import Done
 from sandq.model.caller import Caller
 from sandq.model.errors import SandqError
 from sandq.model.piece import Piece
+from sandq.model.quotas import NO_QUOTA, Quota
 from sandq.protocol.frames import Frame, PackedArray, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
 from sandq.protocol.requests import Produce
 from sandq.server.connection import Answer, Connection
+from sandq.server.delays import DELAYING, check_delay, delay_of_batch, delay_of_request
 from sandq.server.entrance import Entrance
 from sandq.server.gateway_proof import GatewayProof
 from sandq.server.info import ServerInfo
 from sandq.server.kv_get_coalescer import KvGetCoalescer
 from sandq.server.produce_coalescer import ProduceCoalescer
+from sandq.server.quota_meters import NEVER_REFUSED, NOT_COUNTED
 from sandq.server.subscriptions import Subscriptions
 
 R = TypeVar("R", bound=Request)
@@ -48,7 +53,13 @@ class Context:
         self.info = info
         self.gateway_proof = GatewayProof(info.gateway_keys(), info.node_id)
         self.entrance = Entrance(
-            connection, self.gateway_proof, info.logins, info.failed_logins, broker.clock.now_ms, info.waiting
+            connection,
+            self.gateway_proof,
+            info.logins,
+            info.failed_logins,
+            broker.clock.now_ms,
+            info.waiting,
+            info.quotas,
         )
         self.lease_topics: dict[int, str] = {}
         """Of partitions of which leases were settled here, by Raft group."""
@@ -77,12 +88,53 @@ class Context:
         if opened is not None and not self.gateway_proof.is_given:
             self.info.request_rates.take(opened.record.name, opened.record.settings, self.caller, requests)
 
+    @property
+    def quota(self) -> Quota:
+        """What who asks by this connection itself may take."""
+        login = self.connection.login
+        return NO_QUOTA if login is None else login.quota
+
+    def count(self, frame: Frame) -> None:
+        """Count a request of who has a quota, but for PRODUCE. Raises QuotaExceeded."""
+        kind, quota, now_ms = frame[0], self.quota, self.broker.clock.now_ms()
+        if quota is NO_QUOTA or kind in NOT_COUNTED:
+            return
+        principal = self.caller.principal
+        if kind in DELAYING and quota.max_delay_ms is not None:
+            check_delay(principal, quota, delay_of_request(frame, now_ms))
+        size = 0 if quota.bytes_per_s is None else len(msgpack.packb(frame))
+        self.info.quotas.take(principal, quota, 1, size, is_free=kind in NEVER_REFUSED)
+
+    def check_delay_of_caller(self, frame: Frame) -> None:
+        """Look at what a gateway asks for somebody: it sees to the rest of its callers' quotas. Raises
+        QuotaExceeded."""
+        principal = self.caller.principal
+        record = self.broker.metadata.identities.get(principal)
+        if record is not None and "max_delay_ms" in record.quota:
+            quota = Quota.of(record.quota)
+            check_delay(principal, quota, delay_of_request(frame, self.broker.clock.now_ms()))
+
+    def _count_produce(self, request: Produce, requests: int) -> None:
+        """Raises QuotaExceeded when who asks has no more, or whose topic it is."""
+        quota, raw = self.quota, request.batch
+        opened, usage = self.broker.catalog.topics.get(request.topic), self.info.usage
+        if opened is not None and opened.record.owner is not None and usage is not None:
+            usage.check(opened.record.owner, lambda: delay_of_batch(raw, self.broker.clock.now_ms()) > 0)
+        if quota is NO_QUOTA:
+            return
+        principal = self.caller.principal
+        if quota.max_delay_ms is not None:
+            check_delay(principal, quota, delay_of_batch(raw, self.broker.clock.now_ms()))
+        self.info.quotas.take(principal, quota, requests, len(raw))
+
     def _produce(self, request: Produce, requests: int, done: Done) -> None:
         self.check_rate(request.topic, requests)
+        self._count_produce(request, requests)
         self.broker.produce(request, self.caller, done, requests=requests)
 
     async def _produce_large(self, request: Produce, done: Done) -> None:
         self.check_rate(request.topic)
+        self._count_produce(request, 1)
         checked = await self.broker.check_large(request)
         self.broker.produce(request, self.caller, done, checked=checked)
 

@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from sandq.broker.broker import Broker
-from sandq.model.errors import InvalidRequest, ProtocolError, Unauthenticated, Unavailable
+from sandq.model.errors import InvalidRequest, ProtocolError, QuotaExceeded, Unauthenticated, Unavailable
 from sandq.protocol.frames import RESERVED, Frame, LargeFrame, Type
 from sandq.protocol.request import unknown_request
 from sandq.server.audit.acts import ACTS, is_act
 from sandq.server.audit.requests import RequestAudit
 from sandq.server.client_stats import Mark
 from sandq.server.connection import Connection
+from sandq.server.delays import DELAYING
 from sandq.server.handlers import (
     access,
     audit,
@@ -91,6 +92,11 @@ class ClientSession:
         if kind in ACTS and is_act(frame):
             connection = self._context.connection
             connection.audit.begin(frame, connection.caller)
+        if kind != _PRODUCE:
+            if self._context.connection.login is not None:
+                self._context.count(frame)
+            elif kind in DELAYING and self.is_gateway:
+                self._context.check_delay_of_caller(frame)
         if kind in _RATED:
             self._context.check_rate(frame[2] if len(frame) > 2 else None)
         return handler(self._context, frame)
@@ -109,7 +115,7 @@ class ClientSession:
             rest = HANDLERS[kind](self._context, frame)
             if rest is not None:
                 await rest
-        except (Unauthenticated, Unavailable) as error:
+        except (Unauthenticated, Unavailable, QuotaExceeded) as error:
             await entrance.refused(error)
         if entrance.access is not None:
             self._startup_gate = StartupGate(GUARDED, self._waiting)

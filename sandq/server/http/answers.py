@@ -409,3 +409,36 @@ class Audit(Answer):
     position: str = Field(description="`after` of the next request: what is written from now on.")
     lost: dict[str, int] = Field(description="By node: lines that could not be kept since it started.")
     missing: dict[str, str] = Field(description="By node: why nothing is told of it.")
+
+
+class Whoami(Answer):
+    principal: str
+    grants: list[str] | None = Field(description="Rights, and what they are for; null: everything.")
+    quota: dict[str, int]
+
+
+class Identity(Answer):
+    principal: str
+    grants: list[str]
+    created_at: str
+    expires_at: str | None
+    quota: dict[str, int]
+    note: str
+
+
+class NewToken(Identity):
+    token: str = Field(description="Its text, which is told once.")
+
+
+class Identities(Answer):
+    identities: list[Identity]
+
+
+class Role(Answer):
+    name: str
+    grants: list[str]
+    built_in: bool
+
+
+class Roles(Answer):
+    roles: list[Role]

@@ -15,6 +15,7 @@ from sandq.broker.memory_budget import Account
 from sandq.client import cluster_of
 from sandq.server.http import (
     problems,
+    routes_access,
     routes_groups,
     routes_keys,
     routes_messages,
@@ -87,7 +88,16 @@ def _application(version: str) -> FastAPI:
     )
     app.router.redirect_slashes = False
     problems.install(app)
-    modules = (routes_groups, routes_push, routes_keys, routes_schedules, routes_messages, routes_topics, routes_node)
+    modules = (
+        routes_groups,
+        routes_push,
+        routes_keys,
+        routes_schedules,
+        routes_messages,
+        routes_topics,
+        routes_node,
+        routes_access,
+    )
     app.state.routes = [route for module in modules for route in module.router.routes]
     for route in app.state.routes:
         guard_route(route)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,8 +13,10 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandq.model.access import Access, Right
-from sandq.model.errors import Forbidden, SandqError
+from sandq.model.errors import Forbidden, InvalidRequest, SandqError
 from sandq.model.quotas import Quota
+from sandq.model.times import duration_ms, instant_ms
+from sandq.server.delays import check_delay
 from sandq.server.http import problems
 from sandq.server.http.rights import NEEDS, UNKNOWN, Needs
 
@@ -58,6 +62,25 @@ def authorize(request: Request, right: Right, topic: str | None, group: str | No
     access = access_of(request)
     if access is not None and not access.allows(right, topic, group):
         raise _noted(request.scope, access.refusal(right, topic, group))
+
+
+def check_delays(request: Request, messages: Iterable[Mapping[str, Any]]) -> None:
+    """Raise QuotaExceeded for a message that is due further ahead than who asks may send any. `messages`: as the
+    arguments of `client.send`; what is wrong with them is told elsewhere."""
+    caller = caller_of(request)
+    if caller is None or caller.quota.max_delay_ms is None:
+        return
+    now_ms = time.time_ns() // 1_000_000
+    for message in messages:
+        delay_ms = 0
+        with suppress(InvalidRequest):
+            if message.get("deliver_at") is not None:
+                delay_ms = instant_ms(message["deliver_at"]) - now_ms
+            elif message.get("delay") is not None:
+                delay_ms = duration_ms(message["delay"])
+            elif type(message.get("delay_ms")) is int:
+                delay_ms = message["delay_ms"]
+        check_delay(caller.principal, caller.quota, delay_ms)
 
 
 def refusal(route: Any, scope: Scope, names: dict[str, Any]) -> Forbidden | None:

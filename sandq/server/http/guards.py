@@ -22,13 +22,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandq.broker.memory_budget import Account, SourceShare
 from sandq.client import on_behalf_of
-from sandq.model.errors import Overloaded, SandqError
+from sandq.model.errors import Overloaded, QuotaExceeded, SandqError
+from sandq.model.quotas import NO_QUOTA
 from sandq.model.sources import source_of
 from sandq.server.http import problems
 from sandq.server.http.audit_notes import AuditNotes
 from sandq.server.http.caller import CALLER, NOTES, HttpCaller
 from sandq.server.http.rights import is_open
 from sandq.server.places import Places
+from sandq.server.quota_meters import QuotaMeters
 
 log = structlog.get_logger("sandq.http")
 
@@ -71,6 +73,9 @@ _CARRYING: Final = ("POST", "PUT", "PATCH")
 _CARRIES = re.compile(r"/topics/[^/]+(/[0-9]+|/keys/[\s\S]*|/groups/[^/]+/(ack|nack|extend))?")
 _CARRIES_SCHEDULES = re.compile(r"/topics/[^/]+/schedules(/[\s\S]*)?")
 """They have messages, too, and are answered by what was made of them."""
+_SETTLES = re.compile(r"/topics/[^/]+/groups/[^/]+/(ack|nack|dead|extend)")
+"""What is counted, and not refused: who may not ack would get the same messages again."""
+_LENGTH_DIGITS: Final = 18
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?")
 
@@ -117,8 +122,10 @@ class Refused(Exception):
         *,
         retriable: bool = False,
         headers: Mapping[str, str] | None = None,
+        more: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(detail)
+        self.more = more
         self.headers = headers or {}
         self.status = status
         self.code = code
@@ -137,11 +144,13 @@ class Guard:
         account: Account,
         logins: Logins | None = None,
         notes: AuditNotes | None = None,
+        quotas: QuotaMeters | None = None,
     ) -> None:
         """`account`: of what requests take. `logins` says who asks; None: everybody may do everything. `notes` takes
-        what is refused."""
+        what is refused; `quotas` counts what callers ask."""
         self._logins = logins
         self._notes = notes
+        self._quotas = quotas if quotas is not None else QuotaMeters(anyio.current_time)
         self._account = account
         self._app = app
         self._rules = rules
@@ -219,7 +228,7 @@ class Guard:
                 await self._pass_on(scope, headers, exchange)
                 return
             with on_behalf_of(origin[0], caller.principal):
-                await self._pass_on(scope, headers, exchange)
+                await self._counted(caller, scope, headers, exchange)
         except Refused as refused:
             await exchange.refuse(scope, refused)
         except ClientDisconnect:
@@ -253,6 +262,35 @@ class Guard:
             principal = caller.principal
             state[NOTES] = lambda call, error: notes.refused(asker, principal, call, error, request_id)
         return caller
+
+    async def _counted(
+        self, caller: HttpCaller, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange
+    ) -> None:
+        """Pass on what a quota allows. Raises Refused."""
+        quota, quotas = caller.quota, self._quotas
+        if quota is NO_QUOTA:
+            await self._pass_on(scope, headers, exchange)
+            return
+        length = headers.get(b"content-length", b"0")
+        size = int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
+        is_free = scope["method"] == "POST" and _SETTLES.fullmatch(scope["path"]) is not None
+        try:
+            with quotas.connected(caller.principal, quota):
+                quotas.take(caller.principal, quota, 1, size, is_free=is_free)
+                await self._pass_on(scope, headers, exchange)
+        except QuotaExceeded as error:
+            again = {"retry-after": problems.retry_after(error)} if error.retriable else None
+            raise Refused(
+                error.http_status,
+                error.code,
+                error.message,
+                retriable=error.retriable,
+                headers=again,
+                more=error.details,
+            ) from None
+        finally:
+            if exchange.size > size:  # of a body that did not say how long it is
+                quotas.take(caller.principal, quota, 0, exchange.size - size, is_free=True)
 
     async def _pass_on(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange) -> None:
         """Read the body, and let the application answer. Raises Refused."""
@@ -343,6 +381,11 @@ class _Exchange:
         """Of the share."""
         self._body: bytes | None = b""
         self._count()
+
+    @property
+    def size(self) -> int:
+        """Bytes of its body that were read."""
+        return self._size
 
     def _count(self) -> None:
         more = REQUEST_BYTES + BODY_COPIES * self._size + self._answer_bytes - self._counted
@@ -447,7 +490,12 @@ class _Exchange:
 
     async def refuse(self, scope: Scope, refused: Refused) -> None:
         response = problems.problem(
-            self.request_id, refused.status, refused.code, refused.detail, retriable=refused.retriable
+            self.request_id,
+            refused.status,
+            refused.code,
+            refused.detail,
+            retriable=refused.retriable,
+            more=refused.more,
         )
         response.headers.update(refused.headers)
         # The body may not be read: the connection cannot be used for another request.

@@ -58,7 +58,7 @@ class Revoked(Unauthenticated):
     """Whoever asks shows nothing that lets it in, or not any more. Other errors of this code are about this server."""
 
 
-def not_let_in(error: Unauthenticated) -> Unavailable:
+def not_let_in(error: SandqError) -> Unavailable:
     """Return what whoever asks is told where the cluster does not take this server for a gateway."""
     return Unavailable(
         "the cluster lets nobody in who does not say who it is, and does not take this server for a gateway: give it "

@@ -55,6 +55,7 @@ def _group(*rights: Right) -> Needs:
 
 
 _CLUSTER: Final = Needs((Right.CLUSTER,))
+_SECURITY: Final = Needs((Right.SECURITY,))
 NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     # Topics. What is made is in the body.
     ("POST", "/topics"): KNOWN,
@@ -91,8 +92,8 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("PUT", f"{_GROUP}/limits"): _group(_M),
     ("GET", f"{_GROUP}/stream"): _group(_C),
     ("GET", f"{_GROUP}/dead"): _group(_R),
-    # Who says where messages go gets them.
-    ("PUT", f"{_GROUP}/push"): _group(_M, _C),
+    # What is pushed can be read by whoever says where to.
+    ("PUT", f"{_GROUP}/push"): _group(_M, _R),
     ("DELETE", f"{_GROUP}/push"): _group(_M),
     ("GET", f"{_GROUP}/push"): _group(_R),
     ("GET", f"{_TOPIC}/pushes"): _topic(_R),
@@ -115,7 +116,14 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
         for what in ("init", "transfer", "rebuild", "nodes/{node}/drain", "clock/accept", "clock/reset")
     },
     ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
-    ("GET", "/audit"): Needs((Right.SECURITY,)),
+    ("GET", "/audit"): _SECURITY,
+    # Who may do what.
+    ("GET", "/whoami"): KNOWN,
+    **{("GET", f"/{what}"): _SECURITY for what in ("tokens", "identities", "identities/{principal}", "roles")},
+    **{("POST", f"/{what}"): _SECURITY for what in ("tokens", "tokens/{name}/rotate", "identities")},
+    ("PATCH", "/identities/{principal}"): _SECURITY,
+    ("PUT", "/roles/{name}"): _SECURITY,
+    **{("DELETE", f"/{what}"): _SECURITY for what in ("tokens/{name}", "identities/{principal}", "roles/{name}")},
     # The node.
     ("GET", "/metrics"): KNOWN,
     **{("GET", path): OPEN for path in ("/healthz", "/readyz", "/", "/docs", "/docs/start.js", "/docs/{asset}")},

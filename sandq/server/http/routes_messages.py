@@ -26,6 +26,7 @@ from sandq.client.producer import MessageValidation, check_rank, delay_of, rank_
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError, let_go
 from sandq.server.http import answers, bodies
+from sandq.server.http.caller import check_delays
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.routes_topics import TopicName
@@ -222,7 +223,7 @@ async def produce(request: Request, topic: TopicName, body: bodies.ProduceIn) ->
     Of many, each is checked before the first is stored; when none could be stored, the answer is the error of the
     first.
     """
-    return await _produce(gateway_of(request).client, topic, None, body)
+    return await _produce(request, topic, None, body)
 
 
 @router.post(
@@ -240,7 +241,7 @@ async def produce_to(
     body: bodies.ProduceIn,
 ) -> Any:
     """As without a partition."""
-    return await _produce(gateway_of(request).client, topic, partition, body)
+    return await _produce(request, topic, partition, body)
 
 
 @router.get(
@@ -285,10 +286,11 @@ async def fetch(
 
 
 async def _produce(
-    client: Client, topic: str, partition: int | None, body: bodies.MessagesIn | bodies.MessageIn
+    request: Request, topic: str, partition: int | None, body: bodies.MessagesIn | bodies.MessageIn
 ) -> Any:
-    now_ms = time.time_ns() // 1_000_000
+    client, now_ms = gateway_of(request).client, time.time_ns() // 1_000_000
     if isinstance(body, bodies.MessageIn):
+        check_delays(request, [body.arguments()])
         (arguments,) = await _for_topic(client, topic, [body.arguments()], now_ms)
         receipt = await client.send(topic, **arguments, partition=partition)
         return _stored(await receipt, receipt)
@@ -302,6 +304,7 @@ async def _produce(
         except InvalidRequest as error:
             raise type(error)(f"messages.{place}: {error.message}", **error.details) from None
         messages.append({**arguments, "partition": partition})
+    check_delays(request, messages)
     return await _produce_many(client, topic, await _for_topic(client, topic, messages, now_ms))
 
 

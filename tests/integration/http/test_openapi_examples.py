@@ -10,7 +10,8 @@ from tests.support.nodes.http_requests import Web
 METHODS = {"get", "post", "put", "patch", "delete"}
 # What each path is about: the first ones make it.
 FIRST = ("createTopic", "produce", "leaseMessages", "createSchedules")
-PLACES = {"topic": "orders", "group": "g", "partition": "0", "key": "ada", "name": "stand-up", "node": "node1"}
+PLACES = {"topic": "orders", "group": "g", "partition": "0", "key": "ada", "name": "stand-up", "node": "node1",
+          "principal": "cert:till-7"}  # fmt: skip
 # They name nothing that is there: what they are refused with shows that they were understood.
 FIXED_NAMES = {
     "ackMessages": "LEASE_LOST",
@@ -19,6 +20,7 @@ FIXED_NAMES = {
     "extendLeases": "LEASE_LOST",
     "transferPartition": "INVALID",
     "rebuildReplica": "INVALID",
+    "rotateToken": "NOT_FOUND",
 }
 
 

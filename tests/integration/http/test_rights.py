@@ -35,7 +35,7 @@ NAMES = {
         "key:key": "k",
         "name": "daily",
     },
-    **{"node": "node1", "asset": "swagger-ui.css"},
+    **{"node": "node1", "asset": "swagger-ui.css", "principal": "cert:x"},
 }
 
 
@@ -148,7 +148,7 @@ def allowed(name: str, method: str, path: str) -> bool:
         ("writer", "DELETE", "/topics/{topic}/messages", False),
         ("writer", "PUT", "/topics/{topic}/groups/{group}/push", False),
         ("operator", "DELETE", "/topics/{topic}", True),
-        ("operator", "PUT", "/topics/{topic}/groups/{group}/push", False),
+        ("operator", "PUT", "/topics/{topic}/groups/{group}/push", True),
         ("operator", "POST", "/cluster/rebuild", True),
         ("operator", "POST", "/topics/{topic}", False),
         ("operator", "GET", "/audit", False),
@@ -299,3 +299,66 @@ async def test_a_gateway_that_proves_nothing_says_what_to_do(strict: Serving) ->
         answer = await web.get("/topics", headers=bearer(token))
         assert answer.status_code == 503
         assert "gateway_secret_file" in answer.json()["detail"]
+
+
+# -- quotas ------------------------------------------------------------------------------------------------------------
+
+
+async def test_callers_are_held_to_their_quotas(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    few = bearer(await give(strict, "few", "admin", quota={"requests_per_s": 2}))
+    answers = [await web.get("/topics", headers=few) for _ in range(8)]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert refused and answers[0].status_code == 200
+    told = refused[0].json()
+    assert (told["code"], told["quota"], told["maximum"], told["retriable"]) == ("QUOTA", "requests_per_s", 2, True)
+    assert refused[0].headers["retry-after"] == "1" and told["retry_after_ms"] > 0
+    assert (await web.get("/topics", headers=admin)).status_code == 200
+
+
+async def test_bodies_are_counted(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    small = bearer(await give(strict, "small", "admin", quota={"bytes_per_s": 100}))
+    for body in ({"text": "x" * 5000}, None):
+        sent = await web.post("/topics/t", json=body or {"text": ""}, headers=small)
+        assert sent.status_code == (201 if body else 429)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"text": "' + b"x" * 5000 + b'"}'
+
+    other = bearer(await give(strict, "other", "admin", quota={"bytes_per_s": 100}))
+    assert (await web.post("/topics/t", content=pieces(), headers=other)).status_code == 201
+    assert (await web.get("/topics", headers=other)).status_code == 429
+
+
+async def test_who_may_not_ask_may_still_settle(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    none = bearer(await give(strict, "none", "admin", quota={"requests_per_s": 0}))
+    assert (await web.post("/topics/t/groups/g/lease", json={}, headers=none)).status_code == 429
+    items = {"items": [{"lease_token": "1.0.65536"}]}
+    assert (await web.post("/topics/t/groups/g/ack", json=items, headers=none)).status_code != 429
+
+
+async def test_nothing_is_sent_further_ahead_than_a_caller_may(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    near = bearer(await give(strict, "near", "admin", quota={"max_delay_ms": 60_000}))
+    for body in (
+        {"text": "x", "delay": "2m"},
+        {"text": "x", "delay_ms": 120_000},
+        {"text": "x", "deliver_at": "2100-01-01T00:00:00Z"},
+        {"messages": [{"text": "x"}, {"text": "y", "delay": "1h"}]},
+    ):
+        refused = await web.post("/topics/t", json=body, headers=near)
+        assert (refused.status_code, refused.json()["quota"]) == (429, "max_delay_ms"), body
+        assert not refused.json()["retriable"]
+    sent = await web.post("/topics/t", json={"text": "x", "delay": "30s"}, headers=near)
+    assert sent.status_code == 201
+    moved = await web.patch(f"/topics/t/messages/{sent.json()['id']}", json={"delay": "2h"}, headers=near)
+    assert (moved.status_code, moved.json()["quota"]) == (429, "max_delay_ms")
+    every = {"name": "n", "text": "", "every": "1h"}
+    assert (await web.post("/topics/t/schedules", json=every, headers=near)).status_code == 429
+    assert (await web.post("/topics/t/schedules", json=every, headers=admin)).status_code in (200, 201)

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from sandq.model.access import Right
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, Forbidden, InvalidRequest, Unauthenticated
 from sandq.protocol.frames import Type
-from sandq.server.audit.acts import is_act
+from sandq.server.audit.acts import ACTS, is_act, name_of
 from sandq.server.audit.audit_log import FREQUENT_PER_S, LINES_LOST, AuditLog
 from sandq.server.audit.files import AuditFiles
 from sandq.server.audit.requests import RequestAudit
+from sandq.server.handlers.rights import RULES
 from tests.support.waiting import PATIENCE_S
 
 CALLER = Caller("token:ada", "10.0.0.9:4000")
@@ -234,3 +236,19 @@ def test_to_look_at_the_clock_is_no_act() -> None:
     assert not is_act([Type.CLUSTER_CLOCK, 1, "show"])
     assert is_act([Type.CLUSTER_CLOCK, 1, "accept"])
     assert not is_act([Type.PRODUCE, 1, "t"])
+
+
+LOOKS = {
+    *(Type.JOB_STATUS, Type.TOPIC_ENSURE, Type.IDENTIFY),
+    *(Type.IDENTITY_LIST, Type.ROLE_LIST, Type.AUDIT_LIST),
+}
+"""Requests that need such a right, or may, and change nothing that somebody would ask for later."""
+
+
+@pytest.mark.parametrize("kind", sorted(RULES), ids=name_of)
+def test_whatever_needs_a_right_to_change_something_is_noted(kind: int) -> None:
+    words = RULES[kind].words
+    if any(f"`{right}`" in words for right in (Right.MANAGE, Right.CLUSTER, Right.SECURITY)):
+        assert kind in ACTS or kind in LOOKS
+    else:
+        assert kind not in ACTS

@@ -64,6 +64,7 @@ class Door:
 
     def __init__(self) -> None:
         self.caller = CALLER
+        self.login = None
         self.congested = False
         self.turn = Turn()
         self.begun: list[Callable[[], Awaitable[bytes]]] = []
@@ -95,6 +96,8 @@ def info_of(identities: Twin) -> SimpleNamespace:
         failed_logins=None,
         identities=identities,
         audit=None,
+        quotas=None,
+        usage=None,
     )
 
 

@@ -1,0 +1,190 @@
+"""What the topics of identities hold, over all nodes: for those whose quota bounds it.
+
+Each node adds up, once a second, what the partitions that it leads hold for each such owner, and tells the others
+(USAGE). So a quota is kept but for what comes within two seconds. Partitions that nobody leads count for nothing, and
+take nothing either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import trio
+
+from sandq.broker.catalog import Catalog, OpenTopic
+from sandq.broker.replication.replica import MetadataView, PartitionReplica
+from sandq.broker.turns import Turn
+from sandq.model.errors import QuotaExceeded, StorageFailed, Unavailable
+from sandq.model.quotas import Quota
+from sandq.protocol.peer import PeerFrame
+
+LOOK_S: Final = 1.0
+STALE_S: Final = 5.0
+"""What a node said so long ago is not counted any more: another one leads by now what it led."""
+BOUNDED: Final = ("stored_bytes", "pending_messages")
+_ROW: Final = [str, int, int]
+_NAMES: Final = {"stored_bytes": "bytes stored", "pending_messages": "messages pending"}
+
+
+class Held(NamedTuple):
+    """What topics hold."""
+
+    stored_bytes: int
+    pending_messages: int
+
+    def plus(self, other: Held) -> Held:
+        """Both together."""
+        return Held(self.stored_bytes + other.stored_bytes, self.pending_messages + other.pending_messages)
+
+
+NOTHING: Final = Held(0, 0)
+_Asked = tuple[int, PartitionReplica, Any, int, int]
+"""A partition, its replica and status, from which second on it is asked, and what is known of before."""
+
+
+class OwnerUsage:
+    """Of one node."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        send: Callable[[str, int, Any], bool],
+        others: Callable[[], Collection[str]],
+        ask: Callable[[Callable[[], list[int]]], Any],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`others`: nodes that there is a link with. `ask`: runs something where the state of partitions is."""
+        self._catalog = catalog
+        self._send = send
+        self._others = others
+        self._ask = ask
+        self._now_ms = now_ms
+        self._view: MetadataView | None = None
+        self._quotas: dict[str, Quota] = {}
+        """Of owners that are bounded."""
+        self._own: dict[str, Held] = {}
+        self._told: dict[str, tuple[float, dict[str, Held]]] = {}
+        """When a node said last what it has, on trio's clock, and that."""
+        self._came_due: dict[int, tuple[Any, int, int]] = {}
+        """By Raft group: the status that it is of, up to which second, and how many came due since without an entry."""
+        self.held: Mapping[str, Held] = {}
+        """Of all nodes, by owner, as far as it is bounded."""
+
+    def check(self, owner: str, is_pending: Callable[[], bool]) -> None:
+        """Raise QuotaExceeded while an owner has as much as it may. `is_pending`: whether what is to be stored is not
+        due yet."""
+        quota = self._quotas.get(owner)
+        if quota is None:
+            return
+        held = self.held.get(owner, NOTHING)
+        if quota.stored_bytes is not None and held.stored_bytes >= quota.stored_bytes:
+            raise _full(owner, "stored_bytes", held.stored_bytes, quota.stored_bytes)
+        most = quota.pending_messages
+        if most is not None and held.pending_messages >= most and is_pending():
+            raise _full(owner, "pending_messages", held.pending_messages, most)
+
+    # -- adding up ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look once a second. This node must take part in its cluster."""
+        while True:
+            await self.look()
+            await trio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Add up what is led here, and tell the others."""
+        view = self._catalog.view
+        if view is not self._view:
+            self._view = view
+            self._quotas = {
+                principal: Quota.of(record.quota)
+                for principal, record in view.identities.items()
+                if not record.quota.keys().isdisjoint(BOUNDED)
+            }
+        if not self._quotas:
+            self._own, self.held, self._came_due = {}, {}, {}
+            return
+        turn = Turn()
+        topics = [topic for topic in list(self._catalog.topics.values()) if topic.record.owner in self._quotas]
+        await self._see_due(topics, turn)
+        own: dict[str, Held] = {}
+        for topic in topics:
+            owner = str(topic.record.owner)
+            for leader in list(topic.led().values()):
+                own[owner] = own.get(owner, NOTHING).plus(self._held_by(leader.host))
+                await turn.spend(1)
+        self._own = own
+        self._add_up()
+        body = tuple((owner, *held) for owner, held in own.items())
+        for node in self._others():
+            self._send(node, PeerFrame.USAGE, body)
+
+    def _held_by(self, host: Any) -> Held:
+        status = host.status
+        known, _, count = self._came_due.get(host.number, (None, 0, 0))
+        return Held(status.bytes, max(status.later - (count if known is status else 0), 0))
+
+    async def _see_due(self, topics: Iterable[OpenTopic], turn: Turn) -> None:
+        """Learn what came due in partitions in which nothing happened since."""
+        now_s = self._now_ms() // 1000
+        asked: list[_Asked] = []
+        seen: dict[int, tuple[Any, int, int]] = {}
+        for topic in topics:
+            for leader in list(topic.led().values()):
+                host = leader.host
+                status = host.status
+                last, until_s, count = self._came_due.get(host.number, (None, 0, 0))
+                if last is not status:
+                    until_s, count = status.now_ms // 1000 + 1, 0
+                seen[host.number] = status, until_s, count
+                if status.later > count and until_s <= now_s and isinstance(host.replica, PartitionReplica):
+                    asked.append((host.number, host.replica, status, until_s, count))
+                await turn.spend(1)
+        self._came_due = seen
+        if not asked:
+            return
+        try:
+            counted = await self._ask(partial(_due_in, asked, now_s + 1))
+        except (StorageFailed, Unavailable):
+            return
+        for (number, _, status, _, count), more in zip(asked, counted, strict=True):
+            self._came_due[number] = status, now_s + 1, count + more
+
+    def _add_up(self) -> None:
+        now_s = trio.current_time()
+        self._told = {node: told for node, told in self._told.items() if now_s - told[0] < STALE_S}
+        held = dict(self._own)
+        for _, rows in self._told.values():
+            for owner, more in rows.items():
+                held[owner] = held.get(owner, NOTHING).plus(more)
+        self.held = held
+
+    # -- frames ---------------------------------------------------------------------------------------------------
+
+    def on_frame(self, node: str, body: Any) -> bool:
+        """A node tells what it leads. Whether it was that, and whole."""
+        if not isinstance(body, tuple) or not all(
+            isinstance(row, tuple) and [type(part) for part in row] == _ROW for row in body
+        ):
+            return False
+        self._told[node] = trio.current_time(), {owner: Held(*held) for owner, *held in body}
+        self._add_up()
+        return True
+
+
+def _full(owner: str, name: str, held: int, most: int) -> QuotaExceeded:
+    return QuotaExceeded(
+        f"topics of {owner} have {held:,} {_NAMES[name]}, and its quota is {most:,} ({name}): have messages consumed, "
+        "cancelled or purged, or have the quota raised",
+        quota=name,
+        maximum=most,
+        principal=owner,
+        retry_after_ms=int(LOOK_S * 1000),
+    )
+
+
+def _due_in(asked: Iterable[_Asked], stop_s: int) -> list[int]:
+    """On the thread that owns the partitions."""
+    return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]

@@ -1,0 +1,75 @@
+"""How far ahead requests send messages: for who may not send them as far as others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from sandq.model.batch import Batch, Column, plain_single
+from sandq.model.errors import QuotaExceeded, SandqError
+from sandq.model.quotas import Quota
+from sandq.model.times import format_duration
+from sandq.protocol.frames import Frame, Type
+
+DELAYING: Final = frozenset({Type.MOVE, Type.ACK_THEN, Type.SCHEDULE_PUT, Type.JOB_START})
+"""Requests that say when messages are due, beside PRODUCE."""
+
+
+def check_delay(principal: str, quota: Quota, delay_ms: int) -> None:
+    """Raise QuotaExceeded for what is due further ahead than somebody may send messages."""
+    most = quota.max_delay_ms
+    if most is None or delay_ms <= most:
+        return
+    refusal = QuotaExceeded(
+        f"a message due in {format_duration(delay_ms)}: {principal} may send none beyond {format_duration(most)} "
+        "(max_delay_ms)",
+        quota="max_delay_ms",
+        maximum=most,
+        principal=principal,
+    )
+    refusal.retriable = False  # it does not help to wait
+    raise refusal
+
+
+def delay_of_batch(raw: bytes, now_ms: int) -> int:
+    """Return how far ahead a batch sends messages, in ms; 0 for what is no batch, which is told elsewhere."""
+    if plain_single(raw) is not None:
+        return 0
+    try:
+        batch = Batch.parse(raw)
+    except SandqError:
+        return 0
+    if Column.DELIVER_MS not in batch.columns:
+        return 0
+    return max(batch.max_deliver_ms - (0 if batch.relative else now_ms), 0)
+
+
+def delay_of_request(frame: Frame, now_ms: int) -> int:
+    """Return how far ahead a request of `DELAYING` sends messages, in ms. It may be of any form yet: what is wrong with
+    it is told elsewhere."""
+    return max(_delays(frame, now_ms), default=0)
+
+
+def _delays(frame: Frame, now_ms: int) -> Iterator[int]:
+    fields = frame[2:]
+    if frame[0] == Type.JOB_START:
+        arguments = fields[4] if len(fields) > 4 and type(fields[4]) is dict else {}
+        for name, origin_ms in (("to_ms", now_ms), ("shift_ms", 0)):
+            if type(arguments.get(name)) is int:
+                yield arguments[name] - origin_ms
+        return
+    place = {Type.MOVE: 2, Type.SCHEDULE_PUT: 2, Type.ACK_THEN: 4}[Type(frame[0])]
+    for row in fields[place] if len(fields) > place and type(fields[place]) is list else ():
+        if type(row) is not list or len(row) < 3:
+            continue
+        if frame[0] == Type.SCHEDULE_PUT:
+            yield _first_of(row[2], now_ms)
+        elif type(row[1]) is int:
+            yield row[1] - (0 if row[2] is True else now_ms)
+
+
+def _first_of(settings: Any, now_ms: int) -> int:
+    """How far ahead a schedule begins, by its start, or by its interval."""
+    told = settings if type(settings) is dict else {}
+    start_ms, every_ms = told.get("start_ms"), told.get("every_ms")
+    return start_ms - now_ms if type(start_ms) is int else every_ms if type(every_ms) is int else 0

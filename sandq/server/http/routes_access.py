@@ -1,0 +1,171 @@
+"""Tokens, identities and roles: who may do what."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import Path, Request
+
+from sandq.client import Identity
+from sandq.client.json_format import when
+from sandq.model.access import ROLES
+from sandq.model.caller import ANONYMOUS
+from sandq.model.errors import NotFound
+from sandq.model.times import instant_ms
+from sandq.server.http import answers, bodies_access
+from sandq.server.http.caller import caller_of
+from sandq.server.http.gateway import Found, gateway_of
+from sandq.server.http.strict import router_of
+
+router = router_of("access")
+TokenName = Annotated[str, Path(description="The token's name.")]
+Principal = Annotated[str, Path(description="`token:NAME`, `cert:NAME` or `jwt:SUBJECT`.")]
+RoleName = Annotated[str, Path(description="The role's name.")]
+
+
+@router.get("/whoami", operation_id="whoami", response_model=answers.Whoami, summary="Who asks, and what it may do")
+async def whoami(request: Request) -> Found:
+    caller = caller_of(request)
+    if caller is None:
+        return {"principal": ANONYMOUS, "grants": None, "quota": {}}
+    grants = None if caller.access is None else [str(grant) for grant in caller.access.grants]
+    return {"principal": caller.principal, "grants": grants, "quota": caller.quota.record()}
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/tokens", operation_id="listTokens", response_model=answers.Identities, summary="All tokens, by name")
+async def list_tokens(request: Request) -> Found:
+    """Never their text."""
+    found = await gateway_of(request).client.admin.identities()
+    return {"identities": [_shown(one) for one in found if one.principal.startswith("token:")]}
+
+
+@router.post(
+    "/tokens", operation_id="createToken", status_code=201, response_model=answers.NewToken, summary="Make a token"
+)
+async def create_token(request: Request, body: bodies_access.TokenIn) -> Found:
+    """Its text is told once, here. 409 when there is one of this name."""
+    made = await gateway_of(request).client.admin.create_token(
+        body.name, body.grants, quota=body.quota, note=body.note, **_expires(body)
+    )
+    return {"token": made.text, **_shown(made.identity)}
+
+
+@router.post(
+    "/tokens/{name}/rotate",
+    operation_id="rotateToken",
+    response_model=answers.NewToken,
+    summary="Give a token another text",
+)
+async def rotate_token(request: Request, name: TokenName, body: bodies_access.Expiring | None = None) -> Found:
+    """The old one ends at once."""
+    expires = {} if body is None else _expires(body)
+    made = await gateway_of(request).client.admin.rotate_token(name, **expires)
+    return {"token": made.text, **_shown(made.identity)}
+
+
+@router.delete("/tokens/{name}", operation_id="revokeToken", status_code=204, summary="End a token")
+async def revoke_token(request: Request, name: TokenName) -> None:
+    """Whoever uses it is cut off within a second."""
+    await gateway_of(request).client.admin.revoke_token(name)
+
+
+# -- identities --------------------------------------------------------------------------------------------------------
+
+
+@router.get(
+    "/identities", operation_id="listIdentities", response_model=answers.Identities, summary="All identities, in order"
+)
+async def list_identities(request: Request) -> Found:
+    return {"identities": [_shown(one) for one in await gateway_of(request).client.admin.identities()]}
+
+
+@router.post(
+    "/identities",
+    operation_id="createIdentity",
+    status_code=201,
+    response_model=answers.Identity,
+    summary="Let in a certificate, or a subject of an outside issuer",
+)
+async def create_identity(request: Request, body: bodies_access.IdentityIn) -> Found:
+    """409 when there is one of this principal. Tokens of the cluster's own are made by `POST /tokens`."""
+    admin = gateway_of(request).client.admin
+    return _shown(
+        await admin.create_identity(body.principal, body.grants, quota=body.quota, note=body.note, **_expires(body))
+    )
+
+
+@router.get(
+    "/identities/{principal}", operation_id="getIdentity", response_model=answers.Identity, summary="One identity"
+)
+async def get_identity(request: Request, principal: Principal) -> Found:
+    for one in await gateway_of(request).client.admin.identities():
+        if one.principal == principal:
+            return _shown(one)
+    raise NotFound(f"there is no identity {principal!r}", principal=principal)
+
+
+@router.patch(
+    "/identities/{principal}",
+    operation_id="updateIdentity",
+    response_model=answers.Identity,
+    summary="Change what an identity may do",
+)
+async def update_identity(request: Request, principal: Principal, body: bodies_access.IdentityChanges) -> Found:
+    """What is not named stays."""
+    given = body.model_dump(exclude_none=True, include={"grants", "add", "remove", "note"})
+    if body.quota is not None:
+        given["quota"] = body.quota
+    admin = gateway_of(request).client.admin
+    return _shown(await admin.update_identity(principal, **given, **_expires(body)))
+
+
+@router.delete("/identities/{principal}", operation_id="deleteIdentity", status_code=204, summary="Forget an identity")
+async def delete_identity(request: Request, principal: Principal) -> None:
+    """Who shows it is cut off within a second."""
+    await gateway_of(request).client.admin.delete_identity(principal)
+
+
+# -- roles -------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/roles", operation_id="listRoles", response_model=answers.Roles, summary="All roles")
+async def list_roles(request: Request) -> Found:
+    """Those that are built in first."""
+    built_in = [{"name": name, "grants": [*map(str, rights)], "built_in": True} for name, rights in ROLES.items()]
+    made = await gateway_of(request).client.admin.roles()
+    return {"roles": [*built_in, *({"name": n, "grants": grants, "built_in": False} for n, grants in made.items())]}
+
+
+@router.put("/roles/{name}", operation_id="putRole", status_code=204, summary="Make a role, or give it other grants")
+async def put_role(request: Request, name: RoleName, body: bodies_access.RoleIn) -> None:
+    """Grants of a role are rights and built-in roles."""
+    await gateway_of(request).client.admin.put_role(name, body.grants)
+
+
+@router.delete("/roles/{name}", operation_id="deleteRole", status_code=204, summary="Forget a role")
+async def delete_role(request: Request, name: RoleName) -> None:
+    """409 while identities have it."""
+    await gateway_of(request).client.admin.delete_role(name)
+
+
+def _expires(body: bodies_access.Expiring) -> dict[str, Any]:
+    """As the client takes it."""
+    found = bodies_access.expiry_of(body)
+    if "expires_at" in body.model_fields_set and body.expires_at is not None:
+        return {"expires": datetime.fromtimestamp(instant_ms(body.expires_at) / 1000, UTC)}
+    return found
+
+
+def _shown(one: Identity) -> Found:
+    return {
+        "principal": one.principal,
+        "grants": list(one.grants),
+        "created_at": when(one.created_ms),
+        "expires_at": when(one.expires_ms),
+        "quota": dict(one.quota),
+        "note": one.note,
+    }

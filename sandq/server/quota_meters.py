@@ -1,0 +1,133 @@
+"""Hold identities to what they may ask of this process in a second, and to how many connections they may have.
+
+Each identity has two token buckets, of requests and of bytes of requests, which hold what one second gives. A bucket is
+one number: the instant at which it will be full. What settles messages is counted, and never refused: who may not ack
+would get the same messages again. A request that is refused is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import trio
+
+from sandq.model.errors import QuotaExceeded
+from sandq.model.quotas import Quota
+from sandq.protocol.frames import Type
+
+NEVER_REFUSED: Final = frozenset(
+    {
+        *(Type.ACK, Type.ACK_THEN, Type.NACK, Type.EXTEND, Type.UNSUBSCRIBE),
+        *(Type.CREDIT, Type.PING, Type.ON_BEHALF, Type.PROVE, Type.IDENTIFY),
+    }
+)
+"""Requests that settle, or keep the connection; of these PING, CREDIT and ON_BEHALF are not counted, either."""
+NOT_COUNTED: Final = frozenset({Type.PING, Type.CREDIT, Type.ON_BEHALF, Type.PROVE})
+CONNECT_AGAIN_MS: Final = 1000
+_LEAST_S: Final = 1e-9
+
+
+class Meter:
+    """What one identity has taken here."""
+
+    __slots__ = ("bytes", "bytes_full_at", "connections", "rates", "refused", "requests", "requests_full_at")
+
+    def __init__(self) -> None:
+        self.requests = self.bytes = self.refused = self.connections = 0
+        self.requests_full_at = self.bytes_full_at = 0.0
+        self.rates: tuple[int | None, int | None] = (None, None)
+        """That the buckets are of: under others they begin full."""
+
+
+class QuotaMeters:
+    """Those of one process: of identities that have a quota, of which there are at most as many as identities."""
+
+    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+        """`clock`: monotonic, in seconds."""
+        self._clock = clock
+        self.meters: dict[str, Meter] = {}
+        """By principal."""
+
+    def take(self, principal: str, quota: Quota, requests: int, size: int, *, is_free: bool = False) -> None:
+        """Count requests of so many bytes together. Raises QuotaExceeded when there is no room for one more: nothing is
+        counted then. Several that came together are let through together, and those that follow wait the longer.
+        `is_free`: they are never refused."""
+        per_s, bytes_per_s = quota.requests_per_s, quota.bytes_per_s
+        meter = self._meter(principal)
+        if per_s is None and bytes_per_s is None:
+            meter.requests += requests
+            meter.bytes += size
+            return
+        now = self._clock()
+        if meter.rates != (per_s, bytes_per_s):
+            meter.rates = per_s, bytes_per_s
+            meter.requests_full_at = meter.bytes_full_at = now
+        if not is_free:
+            # A bucket of a second must have room for one request, or for some byte.
+            if per_s is not None:
+                wait_s = math.inf if not per_s else meter.requests_full_at - now - 1 + 1 / per_s
+                self._check(meter, principal, "requests_per_s", per_s, wait_s)
+            if bytes_per_s is not None:
+                wait_s = math.inf if not bytes_per_s else meter.bytes_full_at - now - 1 + 1 / bytes_per_s
+                self._check(meter, principal, "bytes_per_s", bytes_per_s, wait_s)
+        if per_s:
+            meter.requests_full_at = max(meter.requests_full_at, now) + requests / per_s
+        if bytes_per_s:
+            meter.bytes_full_at = max(meter.bytes_full_at, now) + size / bytes_per_s
+        meter.requests += requests
+        meter.bytes += size
+
+    def _check(self, meter: Meter, principal: str, name: str, most: int, wait_s: float) -> None:
+        if wait_s <= _LEAST_S:
+            return
+        meter.refused += 1
+        told: dict[str, object] = {"quota": name, "maximum": most, "principal": principal}
+        again = "it may ask nothing here"
+        if wait_s < math.inf:
+            told["retry_after_ms"] = math.ceil(wait_s * 1000)
+            again = f"ask again in {told['retry_after_ms']} ms"
+        raise QuotaExceeded(f"{principal} has asked for all that its quota allows, {most:,} ({name}): {again}", **told)
+
+    def connect(self, principal: str, quota: Quota) -> None:
+        """Count one more connection, until `disconnect`. Raises QuotaExceeded."""
+        meter, most = self._meter(principal), quota.connections
+        if most is not None and meter.connections >= most:
+            meter.refused += 1
+            raise QuotaExceeded(
+                f"{principal} has {meter.connections} connections here, and its quota is {most} (connections): close "
+                "one, or have the quota raised",
+                quota="connections",
+                maximum=most,
+                principal=principal,
+                retry_after_ms=CONNECT_AGAIN_MS,
+            )
+        meter.connections += 1
+
+    def disconnect(self, principal: str) -> None:
+        """One is gone."""
+        self.meters[principal].connections -= 1
+
+    @contextmanager
+    def connected(self, principal: str, quota: Quota) -> Iterator[None]:
+        """Count a connection inside the block. Raises QuotaExceeded."""
+        self.connect(principal, quota)
+        try:
+            yield
+        finally:
+            self.disconnect(principal)
+
+    def _meter(self, principal: str) -> Meter:
+        meter = self.meters.get(principal)
+        if meter is None:
+            meter = self.meters[principal] = Meter()
+            meter.requests_full_at = meter.bytes_full_at = self._clock()
+        return meter
+
+    def keep(self, principals: Callable[[str], object]) -> None:
+        """Forget those of which `principals` says that they are not there, and that have no connection."""
+        gone = [name for name, meter in self.meters.items() if not meter.connections and not principals(name)]
+        for name in gone:
+            del self.meters[name]

@@ -1,0 +1,137 @@
+"""Who has a quota is held to it by frames, and the owner of topics by what they hold."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from sandq.broker.owner_usage import NOTHING
+from sandq.model.caller import NODE
+from sandq.model.principals import token_hash, token_text
+from sandq.node import Serving, run_node
+from sandq.protocol.frames import Type
+from sandq.protocol.requests_access import IdentityPut
+from tests.integration.conftest import until_risen
+from tests.support.nodes.raw_client import Frame, RawClient
+from tests.support.nodes.small_node import small_config
+from tests.support.waiting import until_holds
+
+pytestmark = pytest.mark.usefixtures("node_time")
+
+
+@pytest.fixture
+async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
+    async with run_node(small_config(tmp_path, SECURITY__AUTHENTICATION="require")) as serving:
+        await until_risen(serving)
+        yield serving
+
+
+async def give(node: Serving, name: str, *grants: str, **quota: int) -> str:
+    text = token_text(secrets.token_bytes(32))
+    fields = {"grants": list(grants), "secret_hash": token_hash(text), "quota": quota}
+    await node.identities.put(IdentityPut(f"token:{name}", True, fields), NODE)
+    return text
+
+
+Greet = Callable[[Serving, str], Awaitable[tuple[RawClient, Frame]]]
+
+
+@pytest.fixture
+async def greet() -> AsyncIterator[Greet]:
+    """A connection with a token, and the answer to its HELLO; it ends with the test."""
+    made: list[RawClient] = []
+
+    async def connect(node: Serving, token: str) -> tuple[RawClient, Frame]:
+        raw = await RawClient.connect(node.client_port, hello=False)
+        made.append(raw)
+        return raw, await raw.call(Type.HELLO, 1, "raw", {"token": token})
+
+    yield connect
+    for raw in made:
+        await trio.aclose_forcefully(raw.stream)
+
+
+def refusal(frame: Frame) -> tuple[str, bool]:
+    assert frame[0] == Type.ERROR and frame[2] == "QUOTA", frame
+    return frame[5]["quota"], frame[4]
+
+
+async def test_connections_are_bounded_and_come_free(strict: Serving, greet: Greet) -> None:
+    token = await give(strict, "app", "admin", connections=1)
+    first, _ = await greet(strict, token)
+    _, answer = await greet(strict, token)
+    assert refusal(answer) == ("connections", True)
+    await trio.aclose_forcefully(first.stream)
+    await until_holds(lambda: not strict.quotas.meters["token:app"].connections)
+    _, answer = await greet(strict, token)
+    assert answer[0] == Type.REPLY
+
+
+async def test_requests_beyond_the_quota_are_refused_and_others_are_not(strict: Serving, greet: Greet) -> None:
+    raw, _ = await greet(strict, await give(strict, "app", "admin", requests_per_s=3))
+    other, _ = await greet(strict, await give(strict, "other", "admin"))
+    await other.create("t")
+    answers = [await raw.produce(b"x") for _ in range(6)]
+    refused = [answer for answer in answers if answer[0] == Type.ERROR]
+    assert refused and refusal(refused[0]) == ("requests_per_s", True)
+    assert refused[0][5]["retry_after_ms"] > 0
+    for _ in range(6):
+        assert (await other.produce(b"x"))[0] == Type.REPLY
+        assert (await raw.call(Type.PING))[0] == Type.REPLY
+
+
+async def test_a_quota_holds_for_connections_that_are_there_when_it_is_set(strict: Serving, greet: Greet) -> None:
+    raw, _ = await greet(strict, await give(strict, "app", "admin", topics=5))
+    await raw.create("t")
+    change = IdentityPut("token:app", False, {"quota": {"bytes_per_s": 100}})
+    await strict.identities.put(change, NODE)
+    await until_holds(lambda: strict.broker.metadata.identities["token:app"].quota.get("bytes_per_s") == 100)
+    answers = [await raw.produce(b"x" * 1000) for _ in range(2)]
+    assert answers[0][0] == Type.REPLY and refusal(answers[1]) == ("bytes_per_s", True)
+
+
+async def test_topics_and_partitions_are_bounded(strict: Serving, greet: Greet) -> None:
+    raw, _ = await greet(strict, await give(strict, "app", "admin", topics=2, partitions=3))
+    assert (await raw.create("a"))[2]["owner"] == "token:app"
+    many = await raw.call(Type.TOPIC_CREATE, "b", "timer", 3, 1, {})
+    assert refusal(many) == ("partitions", False)
+    await raw.create("b")
+    assert refusal(await raw.create("c")) == ("topics", False)
+    await raw.call(Type.TOPIC_DELETE, "b")
+    assert (await raw.create("c"))[0] == Type.REPLY
+
+
+async def test_nothing_is_sent_further_ahead_than_it_may_be(strict: Serving, greet: Greet) -> None:
+    raw, _ = await greet(strict, await give(strict, "app", "admin", max_delay_ms=60_000))
+    await raw.create("t")
+    now_ms = strict.broker.clock.now_ms()
+    far = await raw.produce(b"x", deliver_ms=[now_ms + 120_000])
+    assert refusal(far) == ("max_delay_ms", False)
+    near = await raw.produce(b"x", deliver_ms=[now_ms + 30_000])
+    assert near[0] == Type.REPLY
+    moved = await raw.call(Type.MOVE, "t", 0, [[bytes(16), 120_000, True]], b"")
+    assert refusal(moved) == ("max_delay_ms", False)
+
+
+async def test_what_topics_of_an_owner_hold_is_bounded(strict: Serving, greet: Greet) -> None:
+    token = await give(strict, "app", "admin", stored_bytes=5000, pending_messages=5)
+    raw, _ = await greet(strict, token)
+    other, _ = await greet(strict, await give(strict, "other", "admin"))
+    await raw.create("t")
+    await other.create("free")
+    at_ms = strict.broker.clock.now_ms() + 3_600_000
+    assert (await other.produce(*[b"v"] * 5, deliver_ms=[at_ms] * 5))[0] == Type.REPLY
+    usage = strict.usage
+    await until_holds(lambda: usage.held.get("token:app", NOTHING).pending_messages == 5)
+    assert refusal(await other.produce(b"v", deliver_ms=[at_ms])) == ("pending_messages", True)
+    assert (await other.produce(b"v" * 5000))[0] == Type.REPLY
+    await until_holds(lambda: usage.held["token:app"].stored_bytes >= 5000)
+    refused = await other.produce(b"v")
+    assert refusal(refused) == ("stored_bytes", True) and refused[5]["retry_after_ms"] == 1000
+    assert (await other.produce(b"v" * 5000, topic="free", deliver_ms=[at_ms]))[0] == Type.REPLY
+    await raw.call(Type.TOPIC_DELETE, "t")
+    await until_holds(lambda: "token:app" not in usage.held)

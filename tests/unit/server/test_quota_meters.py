@@ -1,0 +1,162 @@
+"""An identity gets what its quota gives, to the request and the byte, and is told when to ask again."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.model.batch import Column, encode
+from sandq.model.errors import QuotaExceeded
+from sandq.model.quotas import NO_QUOTA, Quota
+from sandq.protocol.frames import Type
+from sandq.server.delays import check_delay, delay_of_batch, delay_of_request
+from sandq.server.quota_meters import QuotaMeters
+
+
+class Hand:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def meters(hand: Hand) -> QuotaMeters:
+    return QuotaMeters(hand)
+
+
+def most(meters: QuotaMeters, quota: Quota, size: int = 0) -> int:
+    """So many requests are let through now."""
+    for count in range(10_000):
+        try:
+            meters.take("token:a", quota, 1, size)
+        except QuotaExceeded:
+            return count
+    return 10_000
+
+
+def test_no_more_requests_than_the_quota_in_any_time(meters: QuotaMeters, hand: Hand) -> None:
+    quota, taken = Quota(requests_per_s=5), 0
+    for _ in range(101):
+        taken += most(meters, quota)
+        hand.now_s += 0.1
+    assert taken == 5 + 50
+
+
+def test_who_waits_as_long_as_it_is_told_is_let_through(meters: QuotaMeters, hand: Hand) -> None:
+    quota = Quota(requests_per_s=3)
+    assert most(meters, quota) == 3
+    with pytest.raises(QuotaExceeded) as refused:
+        meters.take("token:a", quota, 1, 0)
+    error = refused.value
+    assert error.details["quota"] == "requests_per_s" and error.details["maximum"] == 3
+    assert error.retriable
+    wait_ms = error.details["retry_after_ms"]
+    assert wait_ms == 334
+    hand.now_s += wait_ms / 1000
+    meters.take("token:a", quota, 1, 0)
+
+
+def test_bytes_are_owed_exactly(meters: QuotaMeters, hand: Hand) -> None:
+    quota = Quota(bytes_per_s=1000)
+    meters.take("token:a", quota, 1, 10_000)
+    with pytest.raises(QuotaExceeded) as refused:
+        meters.take("token:a", quota, 1, 1)
+    assert refused.value.details["retry_after_ms"] == 9001
+    hand.now_s += 9.0
+    assert most(meters, quota, 1) == 0
+    hand.now_s += 1.0
+    assert most(meters, quota, 1) == 1000
+
+
+def test_what_is_refused_is_not_counted(meters: QuotaMeters, hand: Hand) -> None:
+    quota = Quota(requests_per_s=100, bytes_per_s=10)
+    meters.take("token:a", quota, 1, 20)
+    for _ in range(1000):
+        with pytest.raises(QuotaExceeded):
+            meters.take("token:a", quota, 1, 1000)
+    meter = meters.meters["token:a"]
+    assert (meter.requests, meter.bytes, meter.refused) == (1, 20, 1000)
+
+
+def test_what_settles_is_counted_and_never_refused(meters: QuotaMeters) -> None:
+    quota = Quota(requests_per_s=2)
+    for _ in range(5):
+        meters.take("token:a", quota, 1, 0, is_free=True)
+    assert most(meters, quota) == 0
+
+
+def test_a_quota_of_nothing_lets_nothing_through(meters: QuotaMeters) -> None:
+    with pytest.raises(QuotaExceeded) as refused:
+        meters.take("token:a", Quota(requests_per_s=0), 1, 0)
+    assert "retry_after_ms" not in refused.value.details
+
+
+def test_a_quota_that_was_raised_holds_at_once(meters: QuotaMeters) -> None:
+    meters.take("token:a", Quota(bytes_per_s=1), 1, 1_000_000)
+    assert most(meters, Quota(bytes_per_s=1000), 1) == 1000
+
+
+def test_identities_do_not_share(meters: QuotaMeters) -> None:
+    quota = Quota(requests_per_s=1)
+    meters.take("token:a", quota, 1, 0)
+    meters.take("token:b", quota, 1, 0)
+
+
+def test_connections_are_counted_while_they_are_there(meters: QuotaMeters) -> None:
+    quota = Quota(connections=2)
+    meters.connect("token:a", quota)
+    with meters.connected("token:a", quota), pytest.raises(QuotaExceeded) as refused:
+        meters.connect("token:a", quota)
+    assert refused.value.details["retry_after_ms"]
+    meters.connect("token:a", quota)
+
+
+def test_who_is_gone_is_forgotten(meters: QuotaMeters) -> None:
+    meters.connect("token:a", NO_QUOTA)
+    meters.take("token:b", NO_QUOTA, 1, 0)
+    meters.keep(lambda principal: False)
+    assert [*meters.meters] == ["token:a"]
+
+
+# -- how far ahead -----------------------------------------------------------------------------------------------------
+
+NOW = 1_900_000_000_000
+
+
+def test_how_far_ahead_a_batch_sends() -> None:
+    at = encode({Column.VALUE: [b"a", b"b"], Column.DELIVER_MS: [NOW + 5000, NOW + 70_000]})
+    assert delay_of_batch(at, NOW) == 70_000
+    after = encode({Column.VALUE: [b"a", b"b"], Column.DELIVER_MS: [5000, 0]}, relative=True)
+    assert delay_of_batch(after, NOW) == 5000
+    assert delay_of_batch(encode({Column.VALUE: [b"a"]}), NOW) == 0
+    assert delay_of_batch(b"nothing", NOW) == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "delay_ms"),
+    [
+        ([Type.MOVE, 1, "t", 0, [[b"x", NOW + 9000, False], [b"y", 4000, True]], b""], 9000),
+        ([Type.MOVE, 1, "t", 0, [[b"x", None, False, 3]], b""], 0),
+        ([Type.ACK_THEN, 1, 7, 0, 5, None, [[None, 8000, True, {}]]], 8000),
+        ([Type.SCHEDULE_PUT, 1, "t", 0, [["n", None, {"cron": "* * * * *", "start_ms": NOW + 3}, b"", None]]], 3),
+        ([Type.SCHEDULE_PUT, 1, "t", 0, [["n", None, {"every_ms": 60_000}, b"", None]]], 60_000),
+        ([Type.JOB_START, 1, "t", 0, b"id", "move", {"to_ms": NOW + 77, "shift_ms": None}], 77),
+        ([Type.MOVE, 1, "t"], 0),
+        ([Type.MOVE, 1, "t", 0, "no rows"], 0),
+        ([Type.JOB_START, 1], 0),
+    ],
+)
+def test_how_far_ahead_a_request_sends(frame: list[object], delay_ms: int) -> None:
+    assert delay_of_request(frame, NOW) == delay_ms
+
+
+def test_who_may_send_no_further_is_told_not_to_try_again() -> None:
+    check_delay("token:a", Quota(max_delay_ms=1000), 1000)
+    with pytest.raises(QuotaExceeded) as refused:
+        check_delay("token:a", Quota(max_delay_ms=1000), 1001)
+    assert not refused.value.retriable
