@@ -86,9 +86,10 @@ class Cluster:
             if self.cluster_uuid:
                 break
         if len(errors) == len(self._servers):
-            if len(errors) == 1:
+            if len(errors) == 1 or all(isinstance(error, Unauthenticated) for error in errors):
                 raise errors[0]
-            raise ConnectionLost("no server can be reached: " + "; ".join(error.message for error in errors))
+            told = dict.fromkeys(error.message for error in errors)
+            raise ConnectionLost("no server can be reached: " + "; ".join(told))
         tasks.start_soon(self._refresh)
 
     def close(self) -> None:

@@ -1,0 +1,136 @@
+"""docs/how-to/secured-cluster.md, from an empty directory: every file, every command; and no secret stands anywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.processes.shell import Shell
+from tests.support.waiting import PATIENCE_S, wait_until
+
+PAGE = (ROOT / "docs" / "how-to" / "secured-cluster.md").read_text(encoding="utf-8")
+NODES = ("node1", "node2", "node3")
+_EXPORT = re.compile(r"(\w+)=(\S+)")
+
+
+class Walk:
+    """A reader of the page, with ports that are free here."""
+
+    def __init__(self, directory: Path) -> None:
+        ports = {port: free_port() for port in sorted(set(re.findall(r"127\.0\.0\.1:(\d+)", PAGE)))}
+        self.page = re.sub(r"127\.0\.0\.1:(\d+)", lambda found: f"127.0.0.1:{ports[found[1]]}", PAGE)
+        self.directory = directory
+        self.shell = Shell(directory, XDG_CONFIG_HOME=str(directory / "config"))
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.said = ""
+        """What commands have said, but for the tokens that are printed because somebody asked for them."""
+        self.secrets: set[str] = set()
+
+    def section(self, title: str) -> str:
+        return self.page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+    def lines(self, title: str) -> list[str]:
+        text = re.sub(r"```.*?```", "", self.section(title), flags=re.S)
+        return [line[4:] for line in text.splitlines() if line.startswith("    ")]
+
+    def do(self, title: str) -> None:
+        for line in self.lines(title):
+            self.line(line)
+
+    def line(self, line: str) -> None:
+        if line.startswith("export "):
+            self.shell._environ |= dict(_EXPORT.findall(line))
+            return
+        if line.startswith("sandq --config "):
+            self.start(line.split()[-1].removesuffix(".yaml"))
+            return
+        command, _, comment = line.partition("  # ")
+        done = self.shell.run(command)
+        self.said += done.out + done.err
+        if comment.isdecimal():
+            assert f'"status": {comment}' in done.out, line
+        else:
+            assert done.code == int(comment.removeprefix("exit ") or 0), (line, done)
+        for name in ("admin.token", "ada.token", "billing.token", "billing.token.new"):
+            for path in self.directory.rglob(name):
+                self.secrets.add(path.read_text(encoding="utf-8").strip())
+
+    def start(self, name: str) -> None:
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.nodes[name] = subprocess.Popen(
+                [sys.executable, "-m", "sandq.cli", "--config", f"{name}.yaml"],
+                cwd=self.directory,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        wait_until(lambda: "ready" in self.log(name) or "HTTP: " in self.log(name))
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text(encoding="utf-8")
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            node.terminate()
+        for node in self.nodes.values():
+            assert node.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    walk = Walk(tmp_path)
+    try:
+        yield walk
+    finally:
+        for node in walk.nodes.values():
+            node.kill()
+            node.wait()
+
+
+def test_the_page_is_walked_and_tells_no_secret(walk: Walk) -> None:
+    walk.do("Certificates and a secret")
+    for name, text in re.findall(r"`(node\d)\.yaml`.*?```yaml\n(.*?)```", walk.section("Three configurations"), re.S):
+        (walk.directory / f"{name}.yaml").write_text(text, encoding="utf-8")
+    walk.do("Three configurations")
+    walk.do("The first token")
+    walk.do("An application")
+    (program,) = re.findall(r"```python\n(.*?)```", walk.section("An application"), re.S)
+    walk.line(f"python3 -c {shlex.quote(program)}".replace("python3", sys.executable))
+    walk.do("What goes wrong, and what was done")
+    assert "FORBIDDEN" in walk.said and "UNAUTHENTICATED" in walk.said and "token:billing" in walk.said
+    for line in walk.lines("What is changed while it runs"):
+        walk.line(line)
+
+    # What somebody may read who should read no secret.
+    for name in NODES:
+        walk.line(f"sandq check-config {name}.yaml --show")
+    walk.line("sandctl cluster info -o json")
+    walk.line("sandctl identity list -o json")
+    walk.line("sandctl audit --last 1000 -o jsonl")
+    web = re.findall(r"http: (127\.0\.0\.1:\d+)", walk.page)[0]
+    walk.line(f'curl -s --cacert certs/ca.pem -H "Authorization: Bearer $(cat ada.token)" https://{web}/metrics')
+    assert "sandq_insecure 0" in walk.said
+    processes = b"".join(Path(f"/proc/{node.pid}/cmdline").read_bytes() for node in walk.nodes.values())
+    walk.stop()
+    walk.line("sandq wal dump data/node1 --json --values")
+
+    keys = [path.read_text(encoding="utf-8").splitlines()[1] for path in walk.directory.rglob("*-key.pem")]
+    secrets = [*walk.secrets, *keys, (walk.directory / "cluster.secret").read_text(encoding="utf-8").strip()]
+    assert len(walk.secrets) == 4 and len(keys) == 4 and all(len(secret) > 30 for secret in secrets)
+    said = {"said": walk.said.encode(), "processes": processes}
+    for path in walk.directory.rglob("*"):
+        is_kept = path.is_file() and (path.suffix == ".log" or path.is_relative_to(walk.directory / "data"))
+        if is_kept and path.name != "admin.token":
+            said[str(path.relative_to(walk.directory))] = path.read_bytes()
+    assert len(said) > 20
+    assert not [(where, secret) for where, text in said.items() for secret in secrets if secret.encode() in text]
