@@ -23,6 +23,7 @@ GROUPS = {
     "replicas": "Replicas, and what a cluster does",
     "shape": "Partitions and sizes",
     "keys": "Compacted topics",
+    "tls": "What TLS costs",
     "abuse": "One client beside others that mean harm",
     "spark": "Spark",
 }

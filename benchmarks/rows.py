@@ -19,6 +19,7 @@ from benchmarks import (
     shape,
     small,
     spark,
+    tls,
 )
 from benchmarks.result import Row
 
@@ -39,6 +40,7 @@ MEASURES: dict[str, Row] = {
         cluster_moves,
         shape,
         keys,
+        tls,
         abuse,
         spark,
     )

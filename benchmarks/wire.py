@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from sandq.model.errors import Unavailable
 from sandq.protocol.frames import Frame, FrameReader, decode_error
@@ -19,6 +21,38 @@ TIMEOUT_S = 60.0
 FULL_S = 0.001
 SOON_S = 0.05
 _ERROR = 255
+CA_VARIABLE = "BENCHMARKS_CA"
+"""Names the authority of the node's certificate: then it is spoken to by TLS."""
+
+
+class _TlsSocket:
+    """What is used of a socket; one that would have to wait raises BlockingIOError, as others do."""
+
+    def __init__(self, raw: socket.socket, ca: str) -> None:
+        context = ssl.create_default_context(cafile=ca)
+        self._tls = context.wrap_socket(raw, server_hostname="127.0.0.1")
+        self.fileno = self._tls.fileno
+        self.setblocking = self._tls.setblocking
+        self.settimeout = self._tls.settimeout
+        self.setsockopt = self._tls.setsockopt
+        self.sendall = self._tls.sendall
+        self.close = self._tls.close
+
+    def send(self, data: bytes) -> int:
+        try:
+            return self._tls.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def recv(self, size: int) -> bytes:
+        """All that has come, as far as it was decrypted: nobody is told that there is more of it."""
+        try:
+            data = self._tls.recv(size)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        while data and self._tls.pending():
+            data += self._tls.recv(size)
+        return data
 
 
 class Wire:
@@ -27,6 +61,8 @@ class Wire:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if ca := os.environ.get(CA_VARIABLE):
+            self.socket = cast(socket.socket, _TlsSocket(self.socket, ca))
         self._reader = FrameReader()
         self._ids = 0
         self.call(Hello(1, "benchmarks", {}).frame)

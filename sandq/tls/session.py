@@ -75,15 +75,17 @@ class TlsSession:
 
     def decode(self, data: bytes) -> bytes:
         """The plain bytes that these complete; often none. Raises TlsError."""
+        incoming, tls = self._incoming, self._tls
         if data:
-            self._incoming.write(data)
-        read = self._tls.read
+            incoming.write(data)
         plain: list[bytes] = []
         try:
             while not self.has_ended:
-                piece = read(READ_BYTES)
+                piece = tls.read(READ_BYTES)
                 self.has_ended = not piece
                 plain.append(piece)
+                if not incoming.pending and not tls.pending():
+                    break  # to be told so by an exception costs as much as all the rest
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
