@@ -225,6 +225,28 @@ def certs_node(node_id: str, hosts: tuple[str, ...], days: int, ca: Path, out: P
             click.echo(line)
 
 
+@certs.command("revoke")
+@click.argument("certificates", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path))
+@_CA
+@_OUT
+def certs_revoke(certificates: tuple[Path, ...], ca: Path, out: Path) -> None:
+    """Revoke certificates: add them to crl.pem, which nodes have as tls.crl_file.
+
+    \b
+      sandq certs revoke --ca ca --out certs
+      sandq certs revoke billing.pem --ca ca --out certs
+
+    Without a FILE the list stays as it is, or begins empty. A running node reads what replaces its file within seconds,
+    and takes none of these any more; connections that are open go on. A client's identity is ended by
+    `sandctl identity delete cert:NAME`, its connections with it.
+    """
+    from sandq.tools import certs as tool
+
+    with _errors():
+        path, count = tool.revoke(certificates, ca, out)
+        click.echo(f"{path}: {count} revoked {'certificate' if count == 1 else 'certificates'}")
+
+
 @certs.command("client")
 @click.argument("name", metavar="NAME")
 @click.option("--days", default=365, show_default=True, help="How long it is valid.")

@@ -117,6 +117,7 @@ _REASONS: Final = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it requires a certificate of the client: give cert and key",
     "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refuses the handshake; it may require a certificate: give cert and key",
     "SSLV3_ALERT_BAD_CERTIFICATE": "it refuses the client's certificate",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "it refuses the client's certificate: it was revoked",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it refuses the client's certificate: it has ended",
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it refuses the client's certificate",
     "TLSV1_ALERT_UNKNOWN_CA": "it refuses the client's certificate: it does not know who issued that",

@@ -10,7 +10,7 @@
     security {authentication, insecure, certificate_identities}   see config_security
     jwt      {issuer, audience, keys_file, ...}               see config_security
     audit    {enabled, file_bytes, files}                     see config_security
-    tls      {cert_file, key_file, ca_file, client, http, peer, client_certificates, client_name}   see config_tls
+    tls      {cert_file, key_file, ca_file, crl_file, client, http, peer, ...}   see config_tls
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}

@@ -1,6 +1,6 @@
 """The section `tls` of the configuration: which ports speak TLS, and with which certificates.
 
-tls     {cert_file, key_file, ca_file, client, http, peer, client_certificates, client_name}
+tls     {cert_file, key_file, ca_file, crl_file, client, http, peer, client_certificates, client_name}
 
 What is not said of a port is `require` when there is a certificate, else `off`.
 """
@@ -58,6 +58,8 @@ class TlsSection(schema.Section):
     key_file: Annotated[Path | None, BeforeValidator(text)] = Field(default=None, validate_default=False)
     ca_file: Annotated[Path | None, BeforeValidator(text)] = None
     """Authorities of the certificates of nodes and clients; PEM."""
+    crl_file: Annotated[Path | None, BeforeValidator(text)] = None
+    """Lists of certificates that these authorities have revoked; PEM."""
     client: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
     http: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
     peer: Annotated[str, BeforeValidator(_of_peers)] = Field(default=None, validate_default=True)
@@ -74,6 +76,13 @@ class TlsSection(schema.Section):
         if key_file is not None and info.data.get("cert_file") is None:
             raise schema.mistake("is the key of no certificate: say cert_file, too")
         return key_file
+
+    @field_validator("crl_file")
+    @classmethod
+    def _lists_of_authorities(cls, crl_file: Path | None, info: ValidationInfo) -> Path | None:
+        if crl_file is not None and info.data.get("ca_file") is None:
+            raise schema.mistake("is a list of no authority: say ca_file, too")
+        return crl_file
 
     @field_validator("client", "http", "peer")
     @classmethod

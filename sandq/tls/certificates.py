@@ -35,6 +35,8 @@ FILE_BYTES: Final = 4 << 20
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2, what keeps what was said secret when the key is lost later."""
 
+_CRL_BEGIN: Final = "-----BEGIN X509 CRL-----"
+_CRL_END: Final = b"-----END X509 CRL-----"
 _GREETINGS: Final = 4
 """A handshake takes no more turns."""
 
@@ -48,6 +50,7 @@ class Loaded:
     chain: tuple[x509.Certificate, ...]
     """The node's own first."""
     authorities: tuple[x509.Certificate, ...]
+    revoked: tuple[x509.CertificateRevocationList, ...]
     client: ssl.SSLContext
     """Of the client port."""
     http: ssl.SSLContext
@@ -84,6 +87,9 @@ class Certificates:
         for setting, found in (("cert_file", self.loaded.chain), ("ca_file", self.loaded.authorities)):
             if found:
                 yield setting, min(map(ends_at, found))
+        ends = [one.next_update_utc for one in self.loaded.revoked if one.next_update_utc is not None]
+        if ends:
+            yield "crl_file", min(ends)
 
     def look(self) -> bool:
         """Read the files again if they are others; whether something else is used now. In a thread: it may take a
@@ -119,7 +125,9 @@ class Certificates:
 
     def _look(self) -> tuple[tuple[int, ...] | None, ...]:
         settings = self.settings
-        return tuple(_version(path) for path in (settings.cert_file, settings.key_file, settings.ca_file))
+        return tuple(
+            _version(path) for path in (settings.cert_file, settings.key_file, settings.ca_file, settings.crl_file)
+        )
 
 
 def _version(path: Path | None) -> tuple[int, ...] | None:
@@ -130,14 +138,15 @@ def _version(path: Path | None) -> tuple[int, ...] | None:
     return None if found is None else (found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size)
 
 
-def _read(settings: TlsSection) -> tuple[bytes, bytes, bytes]:
+def _read(settings: TlsSection) -> tuple[bytes, bytes, bytes, bytes]:
     """What is in the files."""
-    cert_file, key_file, ca_file = settings.cert_file, settings.key_file, settings.ca_file
+    cert_file, key_file, ca_file, crl_file = settings.cert_file, settings.key_file, settings.ca_file, settings.crl_file
     if cert_file is None or key_file is None:
         raise StartupError("TLS needs tls.cert_file and tls.key_file")
     certificate = read_file(cert_file, "tls.cert_file")
     authorities = read_file(ca_file, "tls.ca_file") if ca_file is not None else b""
-    return certificate, read_private(key_file, "tls.key_file"), authorities
+    revoked = read_file(crl_file, "tls.crl_file") if crl_file is not None else b""
+    return certificate, read_private(key_file, "tls.key_file"), authorities, revoked
 
 
 def read_file(path: Path, setting: str) -> bytes:
@@ -162,9 +171,22 @@ def certificates_in(content: bytes, path: Path | None, setting: str) -> tuple[x5
         ) from None
 
 
-def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: bytes) -> Loaded:
+def lists_in(content: bytes, path: Path | None) -> tuple[x509.CertificateRevocationList, ...]:
+    """The lists of revoked certificates of a file. StartupError when there is none, or something else."""
+    parts = [part + _CRL_END for part in content.split(_CRL_END)[:-1]]
+    try:
+        lists = tuple(x509.load_pem_x509_crl(part.strip()) for part in parts)
+    except ValueError:
+        lists = ()
+    if not lists:
+        raise StartupError(f"tls.crl_file {path} holds no list of revoked certificates: PEM is expected ({_CRL_BEGIN})")
+    return lists
+
+
+def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: bytes, lists: bytes) -> Loaded:
     chain = certificates_in(certificate, settings.cert_file, "tls.cert_file")
     known = certificates_in(authorities, settings.ca_file, "tls.ca_file") if settings.ca_file is not None else ()
+    revoked = lists_in(lists, settings.crl_file) if settings.crl_file is not None else ()
     if chain[0].not_valid_after_utc < datetime.datetime.now(datetime.UTC):
         log.warning("the certificate of this node has ended: who checks it refuses it", file=str(settings.cert_file))
     asked = {ACCEPT: ssl.CERT_OPTIONAL, REQUIRE: ssl.CERT_REQUIRED}.get(settings.client_certificates, ssl.CERT_NONE)
@@ -176,6 +198,8 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
         _take_pair(context, certificate, key, settings)
         if verify != ssl.CERT_NONE and trusted:
             _trust(context, trusted, settings)
+            if revoked:
+                _take_lists(context, lists)
         context.verify_mode = verify
         return context
 
@@ -193,7 +217,7 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
         inside.load_default_certs()
         inside.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         inside.load_verify_locations(cadata=_first(certificate))
-    return Loaded(chain, known, client, http, peer, dial, inside)
+    return Loaded(chain, known, revoked, client, http, peer, dial, inside)
 
 
 def new_context(protocol: int) -> ssl.SSLContext:
@@ -225,6 +249,13 @@ def _trust(context: ssl.SSLContext, authorities: str, settings: TlsSection) -> N
         context.load_verify_locations(cadata=authorities)
     except ssl.SSLError as error:
         raise StartupError(f"tls.ca_file {settings.ca_file} cannot be used: {_reason(error)}") from None
+
+
+def _take_lists(context: ssl.SSLContext, lists: bytes) -> None:
+    """`ssl` reads lists of revoked certificates from files alone, too."""
+    with _in_memory(lists) as path:
+        context.load_verify_locations(cafile=path)
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _first(certificates: bytes) -> str:

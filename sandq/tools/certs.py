@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -22,6 +23,7 @@ from sandq.model.errors import Conflict, InvalidRequest, StartupError
 from sandq.model.names import check_name
 
 CA: Final = "ca"
+CRL: Final = "crl.pem"
 CA_DAYS: Final = 3650
 DAYS: Final = 365
 DAYS_MOST: Final = 36_500
@@ -111,6 +113,60 @@ def _issue(
     if not beside.exists():  # that who uses the pair has it all in one place
         _put(beside, authority.public_bytes(serialization.Encoding.PEM), FILE_MODE)
     return pair
+
+
+def revoke(certificates: Sequence[Path], ca: Path, out: Path) -> tuple[Path, int]:
+    """Add certificates to the list of those that the authority has revoked, or make one without any. Returns the list
+    for nodes, and how many it has. Raises Conflict for one of another authority, InvalidRequest, StartupError."""
+    authority, authority_key = _open_ca(ca)
+    kept = ca / CRL
+    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
+    builder = builder.last_update(now - BACKDATED).next_update(authority.not_valid_after_utc)
+    before = _list(kept, authority)
+    entries = {entry.serial_number: entry for entry in before}
+    for path in certificates:
+        certificate = _certificate(path)
+        if certificate.issuer != authority.subject or not _is_issued_by(certificate, authority):
+            raise Conflict(f"{path} was not issued by {files_of(ca, CA).certificate}")
+        entry = x509.RevokedCertificateBuilder().serial_number(certificate.serial_number).revocation_date(now).build()
+        entries.setdefault(certificate.serial_number, entry)
+    for one in entries.values():
+        builder = builder.add_revoked_certificate(one)
+    content = builder.sign(authority_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    for path in dict.fromkeys((kept, out / CRL)):
+        _put(path, content, FILE_MODE)
+    return out / CRL, len(entries)
+
+
+def _list(path: Path, authority: x509.Certificate) -> Iterator[x509.RevokedCertificate]:
+    """What an authority's list has; nothing where there is none yet."""
+    try:
+        found = x509.load_pem_x509_crl(path.read_bytes())
+    except FileNotFoundError:
+        return iter(())
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} is no list of revoked certificates: {error}") from None
+    if found.issuer != authority.subject:
+        raise StartupError(f"{path} is the list of another authority")
+    return iter(found)
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError:
+        raise InvalidRequest(f"{path} is no certificate in PEM") from None
+
+
+def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
 
 
 def for_node(pair: Pair) -> Iterator[str]:

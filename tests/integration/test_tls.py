@@ -12,13 +12,14 @@ from typing import Any, Final
 import pytest
 import trio
 from cryptography import x509
+from structlog.testing import capture_logs
 
 import sandq
 from sandq.errors import ConnectionLost, InvalidRequest, WrongPort
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import FrameReader, Type, encode_frame
 from sandq.tls import certificates
-from sandq.tools.certs import Pair
+from sandq.tools.certs import Pair, revoke
 from tests.support.certificates import Authority
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import take
@@ -113,6 +114,25 @@ async def test_clients_with_certificates_alone(tmp_path: Path, authority: Author
         async with sandq.connect(at(serving), ca=authority.ca, cert=ada.certificate, key=ada.key):
             (connection,) = serving.metrics.clients.open
             assert connection.certificate_name == "ada" and connection.is_encrypted
+
+
+async def test_a_certificate_that_was_revoked_lets_nobody_in(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_S", 0.01)
+    ada, bob = authority.client("ada"), authority.client("bob")
+    lists, count = revoke([], authority.directory, tmp_path)
+    assert count == 0
+    async with node(tmp_path, authority, CLIENT_CERTIFICATES="require", CRL_FILE=str(lists)) as serving:
+        async with sandq.connect(at(serving), ca=authority.ca, cert=ada.certificate, key=ada.key) as client:
+            with capture_logs() as log:
+                assert revoke([ada.certificate], authority.directory, tmp_path) == (lists, 1)
+                await until_holds(lambda: "the certificates were read anew" in [entry["event"] for entry in log])
+            assert await client.admin.list_topics() == [], "what is open goes on"
+        error = await refused(serving, ca=authority.ca, cert=ada.certificate, key=ada.key)
+        assert "revoked" in error.message, error.message
+        async with sandq.connect(at(serving), ca=authority.ca, cert=bob.certificate, key=bob.key):
+            pass
 
 
 async def test_both_are_let_in_while_clients_are_changed(tmp_path: Path, authority: Authority) -> None:

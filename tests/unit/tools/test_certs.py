@@ -15,6 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from sandq.cli import main
 from sandq.model.config_tls import SAN, SUBJECT, TlsSection
+from sandq.model.errors import StartupError
 from sandq.tls.certificates import Certificates
 from sandq.tls.names import client_name, is_of_host, is_of_node
 
@@ -71,6 +72,44 @@ def test_nothing_is_replaced_by_mistake(made: Path) -> None:
     assert before == {path: path.read_bytes() for path in made.iterdir()}
     assert run("client", "ada", "--ca", made, "--out", made, "--force").exit_code == 0
     assert before[made / "ada.pem"] != (made / "ada.pem").read_bytes()
+
+
+def of_node1(made: Path, lists: Path) -> TlsSection:
+    files = {"cert_file": "node1.pem", "key_file": "node1-key.pem", "ca_file": "ca.pem"}
+    given = {**{name: str(made / file) for name, file in files.items()}, "crl_file": str(lists)}
+    return TlsSection(**given)  # type: ignore[arg-type]
+
+
+def test_what_is_revoked_stands_in_a_list(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "nodes"
+    assert run("revoke", "--ca", made, "--out", out).stdout == f"{out / 'crl.pem'}: 0 revoked certificates\n"
+    assert run("revoke", made / "ada.pem", "--ca", made, "--out", out).stdout.endswith("1 revoked certificate\n")
+    assert run("revoke", made / "ada.pem", "--ca", made, "--out", out).stdout.endswith("1 revoked certificate\n")
+    assert run("revoke", made / "node1.pem", "--ca", made, "--out", out).stdout.endswith("2 revoked certificates\n")
+    found = x509.load_pem_x509_crl((out / "crl.pem").read_bytes())
+    authority = certificate(made / "ca.pem")
+    assert found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+    assert found.next_update_utc == authority.not_valid_after_utc, "it ends no sooner, and so keeps nobody out"
+    serials = {certificate(made / f"{name}.pem").serial_number for name in ("ada", "node1")}
+    assert {entry.serial_number for entry in found} == serials
+    assert len(Certificates(of_node1(made, out / "crl.pem")).loaded.revoked) == 1
+
+
+def test_what_cannot_be_revoked(made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert run("ca", "--out", other).exit_code == 0 and run("client", "eve", "--ca", other, "--out", other)
+    for path, why in (
+        (other / "eve.pem", "was not issued by"),
+        (made / "nobody.pem", "cannot be read"),
+        (made / "ada-key.pem", "is no certificate"),
+    ):
+        refused = run("revoke", path, "--ca", made, "--out", made)
+        assert refused.exit_code == 1 and why in refused.stderr
+    (made / "crl.pem").write_text("nothing")
+    refused = run("revoke", "--ca", made, "--out", made)
+    assert refused.exit_code == 1 and "is no list of revoked certificates" in refused.stderr
+    with pytest.raises(StartupError, match=r"crl_file .*crl.pem holds no list"):
+        Certificates(of_node1(made, made / "crl.pem"))
 
 
 def test_it_ends_no_later_than_its_authority(tmp_path: Path) -> None:
