@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
+from tests.support.waiting import wait_until
 
 PAGE = (ROOT / "docs" / "http.md").read_text()
 CACHES = ROOT / "build" / "caches"
@@ -41,17 +43,31 @@ ENVIRON = {
 
 
 @pytest.fixture(scope="module")
-def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str]]:
+    """The port of its HTTP, and a token: it lets nobody in who has none."""
     number = free_port()
-    node = NodeProcess(tmp_path_factory.mktemp("node"), SANDQ_LISTEN__HTTP=f"127.0.0.1:{number}")
-    node.start()
-    yield number
+    environ = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{number}", "SANDQ_SECURITY__AUTHENTICATION": "require"}
+    node = NodeProcess(tmp_path_factory.mktemp("node"), **environ)
+    node.start(wait=False)
+    token = node.data_dir / "admin.token"
+    wait_until(token.is_file)
+    wait_until(lambda: _answers(number))
+    yield number, token.read_text().strip()
     node.close()
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz") as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("language", NEEDS)
-def test_the_example(tmp_path: Path, port: int, language: str) -> None:
+def test_the_example(tmp_path: Path, node: tuple[int, str], language: str) -> None:
+    port, token = node
     for program, what in NEEDS[language].items():
         if shutil.which(program) is None:
             pytest.skip(f"`{program}` is not installed: {what} is needed")
@@ -61,15 +77,15 @@ def test_the_example(tmp_path: Path, port: int, language: str) -> None:
     for number in range(2):  # the second time there is a topic
         for line in commands.splitlines()[-1 if number else 0 :]:
             command = line.strip().replace("localhost:2108", f"127.0.0.1:{port}")
-            out = output(command, directory)
+            out = output(command, directory, SANDQ_TOKEN=token)
         assert out.splitlines() == SAID
 
 
-def output(command: str, directory: Path) -> str:
+def output(command: str, directory: Path, **environ: str) -> str:
     done = subprocess.run(
         command.split(),
         cwd=directory,
-        env=os.environ | ENVIRON,
+        env=os.environ | ENVIRON | environ,
         capture_output=True,
         text=True,
         check=False,

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"net/http"
 	"os"
 	"time"
 
@@ -50,13 +51,21 @@ func schedule(ctx context.Context, client *sandq.ClientWithResponses, to string,
 	return stored.Id
 }
 
+// login says who asks, where that is known.
+func login(_ context.Context, request *http.Request) error {
+	if token := os.Getenv("SANDQ_TOKEN"); token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	return nil
+}
+
 func main() {
 	ctx := context.Background()
 	server := "http://localhost:2108"
 	if len(os.Args) > 1 {
 		server = os.Args[1]
 	}
-	client, err := sandq.NewClientWithResponses(server)
+	client, err := sandq.NewClientWithResponses(server, sandq.WithRequestEditorFn(login))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -10,7 +10,12 @@ import type { components, paths } from "./sandq.js";
 
 type Problem = components["schemas"]["Problem"];
 
-const sandq = createClient<paths>({ baseUrl: process.argv[2] ?? "http://localhost:2108" });
+// Where nobody has to say who they are, no token is needed.
+const token = process.env["SANDQ_TOKEN"];
+const sandq = createClient<paths>({
+  baseUrl: process.argv[2] ?? "http://localhost:2108",
+  headers: token === undefined ? {} : { Authorization: `Bearer ${token}` },
+});
 const topic = "reminders";
 const group = "mailer";
 
