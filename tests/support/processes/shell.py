@@ -41,7 +41,7 @@ from tests.support.processes.node import NodeProcess
 from tests.support.sandctl.patient import patient
 from tests.support.waiting import PATIENCE_S
 
-_TOOLS = ("check-config", "doctor", "recover", "wal")
+_TOOLS = ("certs", "check-config", "doctor", "recover", "wal")
 """Subcommands of `sandq` that are no node."""
 _NEEDS_A_SHELL = re.compile(r"[|<>$&;`\n]")
 
