@@ -271,8 +271,8 @@ def broker(
 
     `start`: where virtual time begins. `patience`: how long `advance` waits, in real time, for consumers that have a
     message and do nothing visible. `http`: serve the HTTP API, too. `settings`: of the node, by the names that they
-    have in the environment: `{"LIMITS__MESSAGE_BYTES": "1024"}`. `authentication`: nobody is let in without a token, which
-    `b.token` makes.
+    have in the environment: `{"LIMITS__MESSAGE_BYTES": "1024"}`. `authentication`: nobody is let in without a
+    token, which `b.token` makes.
     """
     patience_s = duration_ms(patience) / 1000
     return Starting(Options(instant_ms(start), patience_s, http, dict(settings or {}), authentication))
