@@ -24,6 +24,7 @@ GROUPS = {
     "shape": "Partitions and sizes",
     "keys": "Compacted topics",
     "tls": "What TLS costs",
+    "access": "Who asks, and what that one may do",
     "abuse": "One client beside others that mean harm",
     "spark": "Spark",
 }

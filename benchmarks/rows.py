@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import (
     absent,
     abuse,
+    access,
     cluster,
     cluster_moves,
     consume,
@@ -41,6 +42,7 @@ MEASURES: dict[str, Row] = {
         shape,
         keys,
         tls,
+        access,
         abuse,
         spark,
     )
