@@ -40,7 +40,7 @@ from sandq.broker.queries.schedule_outlook import ScheduleOutlooks
 from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import Done, RaftGroup
-from sandq.broker.replication.replica import Delivery, MetadataView
+from sandq.broker.replication.replica import Delivery, MetadataView, PartitionReplica
 from sandq.broker.replication.runner import Runner
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
@@ -261,6 +261,15 @@ class Broker:
         command, size = sending_acks.command_of(request, self.catalog, self.clock.now_ms(), self.limits)
         messages = len(command.messages)
         delivery.host.submit(command, done, size=size, work=SETTLED_WORK * size, messages=messages, line=caller.line)
+
+    async def groups_of_leases(self, group: int, partition: int, tokens: Sequence[int]) -> dict[int, str]:
+        """The consumer groups that leases of a partition are of, by token; of those that are not there nothing. Raises
+        NotLeader, Unavailable."""
+        host = self.catalog.of_group(group, partition).host
+        host.check_ready()
+        replica = host.replica
+        assert isinstance(replica, PartitionReplica)
+        return await self._runner.ask(partial(replica.groups_of_leases, tokens), group=group, patient=False)
 
     def limits_of(self, topic: str) -> TopicLimits | None:
         """The limits of a topic's own; None: it has none, or is not there."""

@@ -216,3 +216,30 @@ async def test_a_token_of_an_outside_issuer_lets_in(tmp_path: Path) -> None:
         assert (sorted(grants), quota) == (["produce:t", "read:t"], {"topics": 1})
         for one in (raw, again):
             await trio.aclose_forcefully(one.stream)
+
+
+async def test_who_has_some_groups_settles_nothing_of_others(strict: Serving) -> None:
+    admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
+    await admin.create("t")
+    await admin.produce(b"x", b"y")
+    mail, _ = await greet(strict, token=await give(strict, "mail", "consume:t/mail-*"))
+    await admin.subscribe(group="billing")
+    billing = await admin.push()
+    await mail.subscribe(group="mail-eu")
+    mine = await mail.push()
+    number, partition, theirs = billing[2:5]
+    for frame in (
+        (Type.ACK, number, partition, [[theirs, None]]),
+        (Type.NACK, number, partition, [[theirs, None, None, None]]),
+        (Type.EXTEND, number, partition, [[mine[4], 30_000], [theirs, 30_000]]),
+        (Type.ACK_THEN, number, partition, theirs, None, [["t", None, False, {"value": b"x"}]]),
+    ):
+        assert (await mail.call(*frame))[2] == "FORBIDDEN"
+    no_lease = 2**40
+    results = (await mail.call(Type.EXTEND, number, partition, [[no_lease, 30_000], [mine[4], 30_000]]))[2]
+    assert results[0] is None and results[1] > 0
+    assert (await mail.call(Type.ACK, number, partition, [[mine[4], None], [no_lease, None]]))[2] == [None, []]
+    assert (await mail.call(Type.ACK, number, partition, [[no_lease, None]]))[2] == [[]]
+    assert (await admin.call(Type.ACK, number, partition, [[theirs, None]]))[2] == [None]
+    for one in (mail, admin):
+        await trio.aclose_forcefully(one.stream)

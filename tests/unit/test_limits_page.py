@@ -17,7 +17,7 @@ from sandq.model.limits import DEFAULT, FIXED, FixedLimits, Limits
 from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
 from sandq.partition.jobs import jobs
 from sandq.partition.kv import key_table
-from sandq.server import caller_requests, connection, tcp
+from sandq.server import caller_requests, connection, failed_logins, tcp
 from sandq.server.http import bodies, bounds, connections, event_streams, guards, lines, strict, supervisor, worker_pipe
 from sandq.server.places import Places
 from tests.support.paths import ROOT
@@ -65,7 +65,12 @@ def test_fixed_limits_are_those_of_the_code() -> None:
     assert connection.CROWDED_STALL_S == bounds.CROWDED_STALL_S
     fixed = {
         "callers of a gateway's connection that have requests under way": (f"{connection.CALLERS:,}",),
-        "HELLO": (f"{connection.HELLO_S:g} s", size(connection.HELLO_BYTES)),
+        "HELLO, and a gateway's proof": (f"{connection.HELLO_S:g} s", size(connection.HELLO_BYTES)),
+        "logins that fail": (
+            f"{failed_logins.FAILED_LOGINS_BURST:g} at once",
+            f"then {'one' if failed_logins.FAILED_LOGINS_PER_S == 1 else '?'} a second",
+            f"{failed_logins.PAUSE_S:g} s at most",
+        ),
         "lists of groups that are made": (f"{broker.LISTS_AT_ONCE} of a node",),
         "half a frame": (f"{connection.FRAME_S:g} s and 1 s for each {size(connection.FRAME_BYTES_PER_S)}",),
         "answers that a client does not take": (
@@ -143,6 +148,12 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
         "error_chars": f"{FIXED.error_chars:,} characters of the error",
         "groups_per_topic": f"{FIXED.groups_per_topic:,} groups",
         "limited_groups": f"{FIXED.limited_groups:,} groups",
+        "identities": f"{FIXED.identities:,} identities",
+        "roles": f"{FIXED.roles:,} roles",
+        "grants": f"{FIXED.grants} grants",
+        "grant_chars": f"of {FIXED.grant_chars} characters",
+        "principal_chars": f"{FIXED.principal_chars} characters of a principal",
+        "note_chars": f"{FIXED.note_chars} characters of a note",
         "pushed_groups": f"{FIXED.pushed_groups:,} groups",
         "grant_messages": f"{FIXED.grant_messages:,} messages",
         "entry_grants": f"{FIXED.entry_grants:,} leases",

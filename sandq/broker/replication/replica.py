@@ -225,6 +225,10 @@ class PartitionReplica:
         """Whether a consumer has leases of another epoch (apply thread)."""
         return any([lease.epoch != epoch for lease in self.machine.leases.live_of(group, consumer)])
 
+    def groups_of_leases(self, tokens: Iterable[int]) -> dict[int, str]:
+        """The groups that leases are of, by token (apply thread)."""
+        return self.machine.leases.groups_of(tokens)
+
     def due_between(self, start_s: int, stop_s: int) -> int:
         """Messages whose second lies there: start <= second < stop (apply thread)."""
         return self.machine.log.counts.between(start_s, stop_s, self._view)

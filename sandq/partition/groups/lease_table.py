@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
@@ -74,6 +75,16 @@ class LeaseTable:
         while self._deadlines and self._is_stale(*self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
+
+    def groups_of(self, tokens: Iterable[int]) -> dict[int, str]:
+        """The groups that leases are of, by token; of leases that are not there nothing."""
+        found = {}
+        for token in tokens:
+            lease = self.by_token.get(token)
+            group = None if lease is None else self._groups.by_id.get(lease.group_id)
+            if group is not None:
+                found[token] = group.name
+        return found
 
     def _is_stale(self, deadline_ms: int, token: int) -> bool:
         lease = self.by_token.get(token)

@@ -16,6 +16,7 @@ from sandq.model.outbox import DEAD_LETTER_TOPIC
 from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import REQUESTS
 from sandq.protocol.requests_admin import SHOW
+from sandq.server.handlers.lease_rights import SETTLING, guard_groups
 from sandq.server.handlers.routes import Context, Handler
 
 PRODUCE, CONSUME, READ, MANAGE = Right.PRODUCE, Right.CONSUME, Right.READ, Right.MANAGE
@@ -231,7 +232,11 @@ RULES: Final[Mapping[int, Rule]] = {
 
 def guarded(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
     """Handlers for connections that are held to what they may do. What has no rule has no handler there."""
-    return {kind: _guard(RULES[kind].check, handler) for kind, handler in handlers.items() if kind in RULES}
+    return {
+        kind: _guard(RULES[kind].check, guard_groups(handler, _topic_of_lease) if kind in SETTLING else handler)
+        for kind, handler in handlers.items()
+        if kind in RULES
+    }
 
 
 def _guard(check: Check, handler: Handler) -> Handler:

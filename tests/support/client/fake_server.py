@@ -24,6 +24,7 @@ from sandq.protocol.frames import Frame, FrameReader, Type, encode_error, encode
 from sandq.protocol.replies import MetadataReply, Node, Partition, TopicRecord, encode_deliver
 from sandq.protocol.requests import Ack, AckThen, Extend, Hello, Metadata, Nack, Subscribe, TopicNames, Unsubscribe
 from sandq.protocol.requests_admin import GroupList, TopicCreate, TopicDelete, TopicStats
+from tests.support.client.fake_access import FakeAccess
 from tests.support.client.fake_keys import FakeKeys
 from tests.support.client.fake_messages import NOW_MS, FakeMessages
 from tests.support.client.fake_nodes import FakeNodes, registered
@@ -105,7 +106,7 @@ class FakeConnection:
             pass
 
 
-class FakeServer(FakeKeys, FakeMessages, FakeNodes):
+class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
     """See the module's docstring."""
 
     def __init__(self, node_id: str = "n1", *, cluster_uuid: str = "c1", auto: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from sandq.model.errors import Forbidden, SandqError
 from sandq.protocol.frames import Type
 from sandq.server.handlers.rights import RULES
 from sandq.server.handlers.session import GUARDED, HANDLERS
+from tests.support.paths import ROOT
 from tests.support.protocol_document import EXAMPLES, KINDS, decode
 
 ANYBODY = {
@@ -142,3 +144,10 @@ def test_a_refusal_is_the_same_whether_there_is_such_a_topic_or_not() -> None:
     with pytest.raises(Forbidden) as refused:
         RULES[Type.PRODUCE].check(context(), access, [Type.PRODUCE, 1, "orders", 0, 0, 0, 0, 0, b""])
     assert refused.value.details == {"right": "produce", "principal": "token:a", "topic": "orders"}
+
+
+def test_the_document_says_what_each_request_needs() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| ([A-Z_, ]+) \| (.*) \|$", page, re.MULTILINE)
+    told = {name: words for names, words in rows for name in names.split(", ")}
+    assert told == {Type(kind).name: rule.words for kind, rule in RULES.items()}

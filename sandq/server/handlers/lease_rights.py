@@ -1,0 +1,71 @@
+"""Who may consume by some groups of a topic alone settles only what these hold.
+
+A lease is named by its token, which is a number that can be guessed, and the frame does not say whose it is: the
+partition is asked. Those that may consume by every group of the topic, which are most, do not come by here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from sandq.model.access import Access, Right
+from sandq.model.errors import LeaseLost
+from sandq.protocol.frames import Frame, Type, encode_reply
+from sandq.protocol.request import REQUESTS
+from sandq.server.handlers.routes import Context, Handler, reply_to
+
+SETTLING: Final = frozenset({Type.ACK, Type.NACK, Type.EXTEND, Type.ACK_THEN})
+UNKNOWN_ITEMS: Final = 512
+"""Items of a frame that may name leases that are not there."""
+TopicOfLease = Callable[[Context, Frame], str | None]
+
+
+def guard_groups(handler: Handler, topic_of_lease: TopicOfLease) -> Handler:
+    """Have a handler of leases look whose they are, where that matters."""
+
+    def handle(context: Context, frame: Frame) -> Awaitable[None] | None:
+        access = context.entrance.access
+        topic = topic_of_lease(context, frame) if access is not None else None
+        if access is None or topic is None or access.allows(Right.CONSUME, topic):
+            return handler(context, frame)
+        return _of_some_groups(context, frame, handler, access, topic)
+
+    return handle
+
+
+async def _of_some_groups(context: Context, frame: Frame, handler: Handler, access: Access, topic: str) -> None:
+    request: Any = REQUESTS[frame[0]].parse(frame)
+    tokens = [request.token] if frame[0] == Type.ACK_THEN else [item[0] for item in request.items]
+    groups = await context.broker.groups_of_leases(request.group_number, request.partition, tokens)
+    if any([not access.allows(Right.CONSUME, topic, group) for group in set(groups.values())]):
+        raise access.refusal(Right.CONSUME, topic)
+    unknown = [at for at, token in enumerate(tokens) if token not in groups]
+    if not unknown:
+        rest = handler(context, frame)
+        if rest is not None:
+            await rest
+        return
+    # It may be there by the time that the frame is done, as another group's: what was not there is not settled.
+    if frame[0] == Type.ACK_THEN:
+        context.connection.reply(frame[1], encode_reply(frame[1], [[]]))
+        return
+    if len(tokens) > UNKNOWN_ITEMS:
+        raise LeaseLost(f"some of {len(tokens)} leases are lost: name {UNKNOWN_ITEMS} at most")
+    _settle_the_others(context, frame, request, set(unknown))
+
+
+def _settle_the_others(context: Context, frame: Frame, request: Any, unknown: set[int]) -> None:
+    lost: Any = None if frame[0] == Type.EXTEND else []
+    items = [item for at, item in enumerate(request.items) if at not in unknown]
+
+    def done(results: Any) -> None:
+        if isinstance(results, list):
+            left = iter(results)
+            results = [lost if at in unknown else next(left) for at in range(len(request.items))]
+        reply_to(context.connection, frame[1], results)
+
+    if items:
+        context.broker.settle(request._replace(items=items), context.caller, done)
+    else:
+        done([])
