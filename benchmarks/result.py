@@ -23,6 +23,7 @@ GROUPS = {
     "replicas": "Replicas, and what a cluster does",
     "shape": "Partitions and sizes",
     "keys": "Compacted topics",
+    "access": "Who asks, and what that one may do",
     "abuse": "One client beside others that mean harm",
     "spark": "Spark",
 }

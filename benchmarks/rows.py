@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks import (
     absent,
     abuse,
+    access,
     cluster,
     cluster_moves,
     consume,
@@ -39,6 +40,7 @@ MEASURES: dict[str, Row] = {
         cluster_moves,
         shape,
         keys,
+        access,
         abuse,
         spark,
     )

@@ -159,6 +159,13 @@ def servers() -> tuple[str, ...]:
     return tuple(name for name in listed if name) or DEFAULT_SERVERS
 
 
+def shown_token() -> str | None:
+    """The token that is shown to the servers; None: there is none."""
+    given = settings()
+    found: str | None = credentials(given.token, given.token_file, given.insecure, servers()).get("token")
+    return found
+
+
 @asynccontextmanager
 async def connected() -> AsyncIterator[Client]:
     """A client; CannotConnect when there is none to be had within a few seconds."""

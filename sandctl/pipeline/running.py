@@ -7,6 +7,7 @@ connection with half an answer. The main thread only looks, and cancels Spark's 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from sandctl.interrupts import Interrupts
-from sandctl.options.common import run, servers
+from sandctl.options.common import run, servers, shown_token
 from sandctl.output.progress import Progress
 from sandctl.output.results import done, say
 
@@ -121,6 +122,8 @@ def run_spark(work: Work[T], *, master: str | None, conf: Mapping[str, str]) -> 
     """
     job, outcome = _Job(), Future[T]()
     asked = servers()  # the job's thread knows nothing of this command
+    if (token := shown_token()) is not None:
+        os.environ["SANDQ_TOKEN"] = token  # Spark's processes on this machine have it from there
 
     def in_thread() -> None:
         from sandq.spark.jobs.session import session

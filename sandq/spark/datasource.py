@@ -115,8 +115,10 @@ def _read(options: SourceOptions, partition: InputPartition | None) -> Iterator[
     if task is None:
         return iter(())
     if isinstance(task, Task):
-        return read_task(task, options.servers, options.extra, fail_on_data_loss=options.fail_on_data_loss)
-    return read_latest(task, options.servers, options.extra)
+        return read_task(
+            task, options.servers, options.extra, fail_on_data_loss=options.fail_on_data_loss, who=options.who
+        )
+    return read_latest(task, options.servers, options.extra, options.who)
 
 
 class BatchReader(DataSourceReader):
@@ -126,7 +128,7 @@ class BatchReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
-        brokers = ClientBrokers(self._options.servers)
+        brokers = ClientBrokers(self._options.servers, self._options.who)
         try:
             plan = plan_latest if self._options.view == LATEST_VALUES else plan_batch
             return [InputPartition(task) for task in plan(self._options, brokers)]
@@ -185,6 +187,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _open(self) -> Stream:
         if self._stream is None:
             self._options.check_stream()
-            self._brokers = ClientBrokers(self._options.servers)
+            self._brokers = ClientBrokers(self._options.servers, self._options.who)
             self._stream = Stream(self._options, self._brokers)
         return self._stream

@@ -86,9 +86,22 @@ class Broker(_Face):
         while self._node.call(self._node.go_on, until_ms):
             self._node.call(self._node.wait_for_clients)
 
-    def client(self) -> sandq.sync.Client:
-        """A new client of this broker: `with b.client() as client:`."""
-        return sandq.sync.connect(self.address)
+    def client(self, token: str | None = None) -> sandq.sync.Client:
+        """A new client of this broker: `with b.client() as client:`. Without a token it may do everything."""
+        if token is None and self._node.is_authenticating:
+            token = self._node.call(self._node.own_token)
+        return sandq.sync.connect(self.address, token=token)
+
+    def token(self, name: str, *grants: str) -> str:
+        """A token with these grants, of a broker that wants one (`broker(authentication=True)`); `revoke_token` ends
+        it. One of this name has another text from then on."""
+        _refuse_loops("token")
+        return self._node.call(self._node.give_token, name, grants)
+
+    def revoke_token(self, name: str) -> None:
+        """End a token, and the connections that it has let in. Raises NotFound."""
+        _refuse_loops("revoke_token")
+        self._node.call(self._node.revoke_token, name)
 
     def create_topic(
         self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Unpack[TopicSettings]
@@ -162,9 +175,24 @@ class AsyncBroker(_Face):
     async def _call(self, work: Any, *arguments: Any) -> Any:
         return await anyio.to_thread.run_sync(self._node.call, work, *arguments)
 
-    def client(self) -> contextlib.AbstractAsyncContextManager[sandq.Client]:
-        """A new client of this broker: `async with b.client() as client:`."""
-        return sandq.connect(self.address)
+    def client(self, token: str | None = None) -> contextlib.AbstractAsyncContextManager[sandq.Client]:
+        """A new client of this broker: `async with b.client() as client:`. Without a token it may do everything."""
+        if token is None and self._node.is_authenticating:
+            return sandq.connect(self.address, token=self._any_token)
+        return sandq.connect(self.address, token=token)
+
+    async def _any_token(self) -> str:
+        found: str = await self._call(self._node.own_token)
+        return found
+
+    async def token(self, name: str, *grants: str) -> str:
+        """As `Broker.token`."""
+        found: str = await self._call(self._node.give_token, name, grants)
+        return found
+
+    async def revoke_token(self, name: str) -> None:
+        """As `Broker.revoke_token`."""
+        await self._call(self._node.revoke_token, name)
 
     async def create_topic(
         self, name: str, *, kind: str = TIMER, partitions: int = 1, **settings: Unpack[TopicSettings]
@@ -237,14 +265,17 @@ def broker(
     patience: Duration = PATIENCE_S,
     http: bool = False,
     settings: Mapping[str, str] | None = None,
+    authentication: bool = False,
 ) -> Starting:
     """A broker for `with` or `async with`. It is empty, lives in memory, and listens on a free port of 127.0.0.1.
 
     `start`: where virtual time begins. `patience`: how long `advance` waits, in real time, for consumers that have a
     message and do nothing visible. `http`: serve the HTTP API, too. `settings`: of the node, by the names that they
-    have in the environment: `{"LIMITS__MESSAGE_BYTES": "1024"}`.
+    have in the environment: `{"LIMITS__MESSAGE_BYTES": "1024"}`. `authentication`: nobody is let in without a
+    token, which `b.token` makes.
     """
-    return Starting(Options(instant_ms(start), duration_ms(patience) / 1000, http, dict(settings or {})))
+    patience_s = duration_ms(patience) / 1000
+    return Starting(Options(instant_ms(start), patience_s, http, dict(settings or {}), authentication))
 
 
 def _refuse_loops(method: str) -> None:

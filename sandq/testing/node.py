@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,8 +20,10 @@ from sandq.model.caller import NODE
 from sandq.model.config import load_config
 from sandq.model.errors import ClosedError, SandqError, TimedOut
 from sandq.model.features import KNOWN
+from sandq.model.principals import TOKEN, TOKEN_BYTES, principal_of, token_hash, token_text
 from sandq.node import Serving, run_node
 from sandq.partition import commands as c
+from sandq.protocol.requests_access import IdentityDelete, IdentityPut
 from sandq.protocol.requests_admin import TopicCreate
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
@@ -35,6 +38,7 @@ STOP_S = 10.0
 LEVEL_S = 10.0
 """The node comes to its feature level within so long."""
 CONSUMERS_S = 10.0
+OWN_TOKEN = "sandq-testing"
 QUIET_S = 0.01
 """Who has settled everything and says nothing for so long has nothing to add: a handler may ack first, and produce
 then. In real time."""
@@ -57,6 +61,7 @@ class Options(NamedTuple):
     patience_s: float
     http: bool
     environ: dict[str, str]
+    authentication: bool = False
 
 
 class EmbeddedNode:
@@ -76,6 +81,7 @@ class EmbeddedNode:
         self._thread = threading.Thread(target=self._run, name="sandq-testing", daemon=True)
         self._pid = os.getpid()
         self._failure: BaseException | None = None
+        self._own_token: str | None = None
 
     # -- from outside ---------------------------------------------------------------------------------------------
 
@@ -136,6 +142,7 @@ class EmbeddedNode:
             "STORAGE__SEGMENT_BYTES": str(SEGMENT_BYTES),
             # A lease begins when its messages are due, not some ms before: ends of leases are round numbers.
             "DELIVERY__LEASE_AHEAD": "0s",
+            "SECURITY__AUTHENTICATION": "require" if self._options.authentication else "off",
             **self._options.environ,
         }
         config = load_config(None, {f"SANDQ_{name}": value for name, value in settings.items()})
@@ -163,6 +170,11 @@ class EmbeddedNode:
     @property
     def broker(self) -> Broker:
         return self.serving.broker
+
+    @property
+    def is_authenticating(self) -> bool:
+        """Whether nobody is let in without a token."""
+        return self._options.authentication
 
     async def _settled(self) -> None:
         """What a client sends is looked at when everything before it is done: so what follows from what does not
@@ -276,3 +288,22 @@ class EmbeddedNode:
     async def create_topic(self, name: str, kind: str, partitions: int, settings: dict[str, Any]) -> None:
         await self.broker.administration.create_topic(TopicCreate(name, kind, partitions, 1, settings), NODE)
         await self._idle()
+
+    async def give_token(self, name: str, grants: Sequence[str]) -> str:
+        """A token of this name with these grants, instead of one that there is."""
+        text = token_text(secrets.token_bytes(TOKEN_BYTES))
+        principal = principal_of(TOKEN, name)
+        is_new = principal not in self.broker.metadata.identities
+        changes = {"grants": list(grants), "secret_hash": token_hash(text)}
+        await self.serving.identities.put(IdentityPut(principal, is_new, changes), NODE)
+        return text
+
+    async def own_token(self) -> str:
+        """The token of clients that the test has not given one, which may do everything."""
+        if self._own_token is None:
+            self._own_token = await self.give_token(OWN_TOKEN, ["admin"])
+        return self._own_token
+
+    async def revoke_token(self, name: str) -> None:
+        """End a token. Raises NotFound."""
+        await self.serving.identities.delete(IdentityDelete(principal_of(TOKEN, name)), NODE)

@@ -1,6 +1,8 @@
 """The options of the sink, as Spark hands them over: text by name, in any case.
 
 sandq.bootstrap.servers   "host:port,host:port"
+token, token_file         says who writes, or a file that every executor has; else SANDQ_TOKEN, SANDQ_TOKEN_FILE
+insecure                  true: the token is sent in the clear to other machines, too
 topic                     where all rows go; without it, the column `topic` says so row by row
 onConflict                ignore | replace | reject: rows whose unique_key is taken
 writeId                   batch only: a name; writing again under it stores what is not stored yet
@@ -17,9 +19,11 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.names import check_name
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
+from sandq.spark.credentials import NOBODY, Credentials, credentials_of
+from sandq.spark.credentials import OPTIONS as CREDENTIALS
 from sandq.spark.option_texts import SERVERS, OptionTexts, Side, one_of, servers
 
-OPTIONS: Final = (SERVERS, "topic", "onConflict", "writeId", "onChangedRows")
+OPTIONS: Final = (SERVERS, "topic", "onConflict", "writeId", "onChangedRows", *CREDENTIALS)
 OF_SPARK: Final = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """What Spark itself takes from a stream's options, and hands over as well."""
 WRITE_ID_CHARS: Final = 249
@@ -44,6 +48,7 @@ class SinkOptions:
     write_id: str | None = None
     again: bool = False
     """Whether changed rows are written again, instead of being an error."""
+    who: Credentials = NOBODY
 
     def check_stream(self) -> None:
         """InvalidSetting when there is something that only a batch can do."""
@@ -63,6 +68,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         write_id=texts.one("writeId", _write_id, DEFAULTS.write_id),
         on_conflict=texts.one("onConflict", one_of(_ON_CONFLICT), DEFAULTS.on_conflict),
         again=texts.one("onChangedRows", one_of(_ON_CHANGED_ROWS), DEFAULTS.again),
+        who=credentials_of(texts),
     )
     _SINK.refuse(texts.mistakes)
     return found

@@ -123,7 +123,7 @@ def write_rows(
     rows. UnknownTopic, DuplicateKey. Errors that may pass are raised after `partition_sender.RETRY_S`, the task may be
     run again.
     """
-    with connect(*options.servers, name=CLIENT_NAME) as client:
+    with connect(*options.servers, name=CLIENT_NAME, **options.who.arguments()) as client:
         sender = Sender(client, identity, again=options.again)
         try:
             errors = RowErrors(identity.partition)

@@ -15,6 +15,7 @@ from sandq.model import offsets as offset_model
 from sandq.model.errors import Conflict, HistoryGone, InvalidRequest, UnknownPartition, UnknownTopic
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.protocol.requests_log import MeasureReply
+from sandq.spark.credentials import NOBODY, Credentials
 from sandq.spark.source.options import LATEST_VALUES, LOG, SourceOptions, Topics
 from sandq.spark.source.positions import Place
 from sandq.sync import Client, connect
@@ -56,14 +57,15 @@ class Brokers(Protocol):
 class ClientBrokers:
     """Asks through a client that is connected when it is first needed."""
 
-    def __init__(self, servers: tuple[str, ...]) -> None:
+    def __init__(self, servers: tuple[str, ...], who: Credentials = NOBODY) -> None:
         self._servers = servers
+        self._who = who
         self._client: Client | None = None
 
     @property
     def client(self) -> Client:
         if self._client is None:
-            self._client = connect(*self._servers, name=CLIENT_NAME)
+            self._client = connect(*self._servers, name=CLIENT_NAME, **self._who.arguments())
         return self._client
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from sandq.client import Entry
 from sandq.model import offsets as offset_model
 from sandq.model.errors import UnknownTopic
+from sandq.spark.credentials import NOBODY, Credentials
 from sandq.spark.source.brokers import CLIENT_NAME, Brokers, check_kinds
 from sandq.spark.source.columns import BATCH_BYTES, BATCH_ROWS, TIMES, headers_array, schema
 from sandq.spark.source.options import PLAIN, Extra, SourceOptions
@@ -39,10 +40,12 @@ def plan_latest(options: SourceOptions, brokers: Brokers) -> list[LatestTask]:
     return [LatestTask(found.topic, place.number, place.partition) for place, found in sorted(places.items())]
 
 
-def read_latest(task: LatestTask, servers: tuple[str, ...], extra: Extra = PLAIN) -> Iterator[Any]:
+def read_latest(
+    task: LatestTask, servers: tuple[str, ...], extra: Extra = PLAIN, who: Credentials = NOBODY
+) -> Iterator[Any]:
     """What the keys have (pyarrow.RecordBatch, with `columns.schema`), in their order, through a client of its own.
     UnknownTopic: the topic was deleted, before or while it is read."""
-    with connect(*servers, name=CLIENT_NAME) as client:
+    with connect(*servers, name=CLIENT_NAME, **who.arguments()) as client:
         _check_number(client, task)
         entries = iter(client.kv(task.topic).scan(partition=task.partition))
         while rows := list(islice(entries, BATCH_ROWS)):

@@ -1,6 +1,8 @@
 """The options of the source, as Spark hands them over: text by name, in any case. They follow Spark's Kafka connector.
 
     sandq.bootstrap.servers   "host:port,host:port"
+    token, token_file         says who reads, or a file that every executor has; else SANDQ_TOKEN, SANDQ_TOKEN_FILE
+    insecure                  true: the token is sent in the clear to other machines, too
     subscribe                 topics: "orders,payments"       \\
     subscribePattern          a regular expression             | one of these
     assign                    JSON {"orders": [0, 1]}         /
@@ -36,6 +38,8 @@ from sandq.model.limits import FIXED
 from sandq.model.names import check_name
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import instant_ms
+from sandq.spark.credentials import NOBODY, Credentials, credentials_of
+from sandq.spark.credentials import OPTIONS as CREDENTIALS
 from sandq.spark.option_texts import (
     SERVERS,
     OptionTexts,
@@ -70,6 +74,7 @@ OPTIONS: Final = (
     *("maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss"),
     *("includeHeaders", "includeRaw", "includeRank"),
     *("view", "holdName", "holdTtl"),
+    *CREDENTIALS,
 )
 _SOURCE: Final = Side(
     "source",
@@ -141,6 +146,7 @@ class SourceOptions:
     hold_name: str | None = None
     """None: one is drawn when the stream begins."""
     hold_ttl_ms: int = HOLD_TTL_MS
+    who: Credentials = NOBODY
     given: frozenset[str] = frozenset()
     """Which options were named."""
 
@@ -195,6 +201,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         view=texts.one("view", one_of({view: view for view in VIEWS}), default.view),
         hold_name=texts.one("holdName", lambda text: check_name("hold", text), default.hold_name),
         hold_ttl_ms=texts.one("holdTtl", duration_within(FIXED.hold_least_ms, FIXED.hold_most_ms), default.hold_ttl_ms),
+        who=credentials_of(texts),
         given=texts.names,
     )
     if _names_word(found.ending, EARLIEST):

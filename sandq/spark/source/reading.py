@@ -21,6 +21,7 @@ from typing import Any, Final
 from sandq.model import offsets as offset_model
 from sandq.model.errors import HistoryGone, Unavailable, UnknownTopic
 from sandq.protocol.requests_log import FetchReply, MeasureReply
+from sandq.spark.credentials import NOBODY, Credentials
 from sandq.spark.source.brokers import naming_set_back, set_back
 from sandq.spark.source.columns import Rows
 from sandq.spark.source.options import PLAIN, Extra
@@ -36,7 +37,12 @@ Ask = Callable[[bytes], FetchReply]
 
 
 def read_task(
-    task: Task, servers: tuple[str, ...], extra: Extra = PLAIN, *, fail_on_data_loss: bool = True
+    task: Task,
+    servers: tuple[str, ...],
+    extra: Extra = PLAIN,
+    *,
+    fail_on_data_loss: bool = True,
+    who: Credentials = NOBODY,
 ) -> Iterator[Any]:
     """The messages of a task (pyarrow.RecordBatch, with `columns.schema`), through a client of its own.
 
@@ -45,7 +51,7 @@ def read_task(
     topic was deleted. Unavailable, TimedOut and their like: no leader answered within the client's timeout; the task
     may be tried again.
     """
-    with connect(*servers, name=CLIENT_NAME) as client:
+    with connect(*servers, name=CLIENT_NAME, **who.arguments()) as client:
         yield from read_pages(task, asking(client, task), extra, fail_on_data_loss=fail_on_data_loss)
         start = offset_model.to_text(offset_model.FIRST)
         check_epoch(task, client.measure(task.topic, task.partition, start, start, limit=1), fail=fail_on_data_loss)

@@ -52,6 +52,7 @@ def test_of_reads() -> None:
         "minPartitions": _word(options.min_partitions),
         "failOnDataLoss": _word(options.fail_on_data_loss),
         "holdTtl": format_duration(options.hold_ttl_ms),
+        "insecure": _word(options.who.insecure),
     }
 
 
@@ -61,6 +62,7 @@ def test_of_writes() -> None:
         ("sandq.bootstrap.servers", ",".join(options.servers)),
         *(("onConflict", word) for word, value in WORDS.items() if value == options.on_conflict),
         ("onChangedRows", "again" if options.again else "error"),
+        ("insecure", _word(options.who.insecure)),
     }
 
 

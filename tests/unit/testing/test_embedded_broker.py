@@ -21,12 +21,14 @@ import sandq.testing
 from sandq.errors import (
     ClosedError,
     ConsumerFenced,
+    Forbidden,
     InvalidRequest,
     InvalidSetting,
     LeaseLost,
     SandqError,
     StartupError,
     TimedOut,
+    Unauthenticated,
 )
 from sandq.testing import AsyncBroker, Broker
 from sandq.testing.node import LOOK_MOST_S, EmbeddedNode, State
@@ -530,3 +532,18 @@ def test_a_subscription_to_several_topics(b: Broker, client: sandq.sync.Client) 
             got = {message.topic: message for message in (next(subscription), next(subscription))}
             assert sorted(got) == sorted(subscription.topics) == ["log.a", "log.b"]
             assert all(message.value == topic.encode() for topic, message in got.items())
+
+
+def test_a_broker_that_wants_to_know_who_asks() -> None:
+    with sandq.testing.broker(authentication=True) as b:
+        b.create_topic("t")
+        with pytest.raises(Unauthenticated), sandq.sync.connect(b.address):
+            pass
+        with b.client(b.token("app", "read:t")) as client:
+            assert client.admin.whoami().grants == ["read:t"]
+            with pytest.raises(Forbidden):
+                client.produce("t", b"x")
+        with b.client() as client:
+            client.produce("t", b"x", delay="1h")
+        b.advance("1h")
+        assert [message.state for message in b.messages("t")] == ["ready"]

@@ -9,6 +9,7 @@ import pytest
 
 from sandq.errors import InvalidRequest, InvalidSetting
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
+from sandq.spark.credentials import OPTIONS as CREDENTIALS
 from sandq.spark.sink.identity import BATCH_ID, QUERY_ID, Identity, of_batch, of_stream
 from sandq.spark.sink.options import OPTIONS, SinkOptions, parse_sink_options
 
@@ -31,7 +32,7 @@ def test_everything_in_the_case_in_which_spark_gives_it() -> None:
     assert parse_sink_options(options) == expected
     assert parse_sink_options({name.lower(): text for name, text in options.items()}) == expected
     assert parse_sink_options({"onConflict": "reject"}).on_conflict == REJECT
-    assert set(options) == set(OPTIONS), "there is a test for each"
+    assert {*options, *CREDENTIALS} == set(OPTIONS), "there is a test for each"
     assert pickle.loads(pickle.dumps(expected)) == expected
 
 

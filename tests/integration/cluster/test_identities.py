@@ -1,0 +1,60 @@
+"""Who may do what is known to all nodes of a cluster, a moment after it is changed on one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import sandq
+from sandq.client import connect_with
+from sandq.client.options import Options
+from sandq.errors import Unauthenticated
+from sandq.protocol.frames import Type
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, ThreeNodes, leading, three_nodes
+from tests.support.waiting import PATIENCE_S, until_holds
+
+pytestmark = pytest.mark.usefixtures("node_time")
+
+
+@pytest.fixture
+async def strict(tmp_path: Path) -> AsyncIterator[ThreeNodes]:
+    async with three_nodes(tmp_path, SECURITY__AUTHENTICATION="require") as nodes:
+        yield nodes
+
+
+async def first_token(nodes: ThreeNodes) -> str:
+    """What the node that leads the metadata has written, once all know it."""
+    known = [serving.broker for serving in nodes.running.values()]
+    await until_holds(lambda: all("token:admin" in broker.metadata.identities for broker in known))
+    await leading(nodes)
+    written = [nodes.data_dir(name) / "admin.token" for name in NAMES]
+    (file,) = [file for file in written if file.exists()]
+    return file.read_text().strip()
+
+
+async def greeted(nodes: ThreeNodes, name: str, token: str) -> tuple[RawClient, list[object]]:
+    raw = await RawClient.connect(nodes.client_ports[name], hello=False)
+    return raw, await raw.call(Type.HELLO, 1, "raw", {"token": token})
+
+
+async def test_a_token_is_known_and_revoked_everywhere(strict: ThreeNodes) -> None:
+    admin = await first_token(strict)
+    server = f"127.0.0.1:{strict.client_ports['node1']}"
+    options = Options(timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S, token=admin)
+    async with connect_with(options, (server,), "boss") as boss:
+        made = await boss.admin.create_token("app", ["writer:t"])
+        there = [await greeted(strict, name, made.text) for name in NAMES]
+        assert [answer[0] for _, answer in there] == [Type.REPLY] * 3
+        await boss.admin.revoke_token("app")
+        with trio.fail_after(PATIENCE_S):
+            for raw, _ in there:
+                assert (await raw.receive())[:3] == [Type.ERROR, 0, "UNAUTHENTICATED"]
+        for raw, _ in there:
+            await trio.aclose_forcefully(raw.stream)
+        with pytest.raises(Unauthenticated):
+            async with sandq.connect(server, token=made.text):
+                pass
