@@ -528,7 +528,18 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
         numbers = None if tls is None else (tls.certificates, tls.handshakes)
         metrics = Metrics(
-            broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher, audit, numbers
+            broker,
+            parts.health,
+            parts.scrubber,
+            parts.digests,
+            clients,
+            about,
+            discovery.seen,
+            pusher,
+            audit,
+            numbers,
+            info.quotas,
+            member.usage,
         )
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory

@@ -239,4 +239,23 @@ TLS: Final = (
     ),
     Metric("sandq_tls_handshake_cpu_seconds_total", COUNTER, (), "CPU time that handshakes took, which is bounded."),
 )
-EVERY: Final = (*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *TENANTS, *STORAGE, *MEMBERS, *TLS)
+IDENTITY = ("identity",)
+QUOTAS: Final = (
+    Metric(
+        "sandq_identity_requests_total", COUNTER, IDENTITY, "Requests of an identity that has a quota, to this node."
+    ),
+    Metric("sandq_identity_request_bytes_total", COUNTER, IDENTITY, "Bytes of these, as far as its quota bounds them."),
+    Metric("sandq_identity_refused_total", COUNTER, IDENTITY, "Requests and connections of it that were too many."),
+    Metric("sandq_identity_connections", GAUGE, IDENTITY, "Its connections to this node."),
+    Metric(
+        "sandq_identity_stored_bytes",
+        GAUGE,
+        IDENTITY,
+        "What topics that it owns hold, if its quota bounds it; of all nodes.",
+    ),
+    Metric("sandq_identity_pending_messages", GAUGE, IDENTITY, "Of these, messages that are not due yet."),
+)
+EVERY: Final = (
+    *(*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *TENANTS, *STORAGE, *MEMBERS),
+    *(*TLS, *QUOTAS),
+)
