@@ -42,7 +42,7 @@ class Node:
         self._wakeup = Signal()
         self._links = PeerLinks(
             cluster="benchmark",
-            secret=None,
+            secrets=None,
             identity=lambda: PeerIdentity(self._name, f"store of {self._name}", None, {}),
             peers={other: Address("127.0.0.1", ports[other]) for other in others},
             known=KnownPeers.open(files),
