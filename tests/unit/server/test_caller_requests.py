@@ -23,8 +23,9 @@ from sandq.protocol.requests import Subscribe
 from sandq.protocol.requests_keys import KvGet
 from sandq.server import connection as connection_module
 from sandq.server.caller_requests import AT_ONCE, CONNECTION_REQUESTS_SHARE, GRANTED_BYTES, CallerRequests
-from sandq.server.connection import PARSED_COPIES, Connection
+from sandq.server.connection import Connection
 from sandq.server.kv_get_coalescer import KvGetCoalescer
+from sandq.server.request_sizes import PARSED_COPIES
 from sandq.server.subscriptions import Subscriptions
 from tests.support.nodes.one_connection import NothingTogether, one_connection
 from tests.support.waiting import until_holds
