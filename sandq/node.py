@@ -510,7 +510,17 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         clients = ClientStats()
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir)
         metrics = Metrics(
-            broker, parts.health, parts.scrubber, parts.digests, clients, about, discovery.seen, pusher, audit
+            broker,
+            parts.health,
+            parts.scrubber,
+            parts.digests,
+            clients,
+            about,
+            discovery.seen,
+            pusher,
+            audit,
+            info.quotas,
+            member.usage,
         )
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory

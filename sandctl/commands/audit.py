@@ -43,8 +43,10 @@ _COLUMNS = {
 @click.option("--node", metavar="NODE", help="Only the log of this node.")
 @common_options
 def audit(last: int, follow: bool, node: str | None) -> None:
-    """Print the audit logs of all nodes: who did what, from where, to what, and what became of it; who was refused
-    something; who failed to say who they are.
+    """See who did what to the cluster, and who was refused it.
+
+    Those are the audit logs of all nodes: who, from where, to what, and what became of it; and who failed to say who it
+    is.
 
     \b
       sandctl audit

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -11,12 +13,60 @@ from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.grants import expires_options, expiry, grant_option, identity_row
 from sandctl.options.times import limit_option
-from sandctl.output.results import done, show_rows
+from sandctl.output.results import done, show_one, show_rows
 
 if TYPE_CHECKING:
     from sandq.client import Client, Identity
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 COLUMNS = {"principal": "PRINCIPAL", "grants": "GRANTS", "expires": "EXPIRES", "quota": "QUOTA", "note": "NOTE"}
+
+
+_QUOTAS: Final = {
+    "connections": ("N", "Connections to each node."),
+    "requests_per_s": ("N", "Requests a second that each node takes."),
+    "bytes_per_s": ("SIZE", "Bytes of requests a second that each node takes."),
+    "stored_bytes": ("SIZE", "What the topics that it owns hold."),
+    "topics": ("N", "Topics that it owns."),
+    "partitions": ("N", "Partitions of the topics that it owns."),
+    "pending_messages": ("N", "Messages in the topics that it owns that are not due yet."),
+    "max_delay": ("DURATION", "How far ahead it may send messages."),
+}
+"""What they are told with, and what they bound."""
+_NONE: Final = "none"
+_UNITS: Final = "KMGT"
+
+
+def _quota_options(command: F) -> F:
+    """An option for each quota."""
+    for name, (metavar, text) in reversed(_QUOTAS.items()):
+        option = f"--{name.replace('_', '-')}"
+        command = click.option(option, name, metavar=f"{metavar}|{_NONE}", help=text)(command)
+    return command
+
+
+def _bound(name: str, text: str) -> int | str | None:
+    """As the client takes it. Raises UsageError."""
+    metavar, _ = _QUOTAS[name]
+    if text == _NONE:
+        return None
+    if metavar == "DURATION":
+        return text
+    found = re.fullmatch(r"(\d{1,16})([KMGT]iB)?", text.strip())
+    if found is not None and (found[2] is None or metavar == "SIZE"):
+        return int(found[1]) * (1 if found[2] is None else 1024 ** (_UNITS.index(found[2][0]) + 1))
+    expected = "a number, 64KiB, 10MiB or 1GiB" if metavar == "SIZE" else "a whole number"
+    raise click.UsageError(f"--{name.replace('_', '-')}: {expected} is expected, or {_NONE}, not {text!r:.40}")
+
+
+async def _find(client: Client, principal: str) -> Identity:
+    from sandq.errors import NotFound
+
+    for one in await client.admin.identities():
+        if one.principal == principal:
+            return one
+    raise NotFound(f"there is no identity {principal!r}; `sandctl identity list` names all")
 
 
 @click.group()
@@ -101,6 +151,53 @@ def ungrant(principal: str, grants: tuple[str, ...]) -> None:
         return await client.admin.update_identity(principal, remove=list(grants))
 
     _changed(run(work))
+
+
+@identity.command()
+@click.argument("principal")
+@common_options
+def show(principal: str) -> None:
+    """Show what PRINCIPAL may do, its quota, and what it has of that.
+
+    \b
+      sandctl identity show token:billing
+
+    QUOTA and USED: topics, partitions, stored bytes and pending messages are those of the whole cluster; connections,
+    requests and bytes those of the node that is asked, which gives as much as each other one.
+    """
+
+    async def work(client: Client) -> Identity:
+        return await _find(client, principal)
+
+    one = run(work)
+    show_one({**_row(one), "used": dict(one.used) or None})
+
+
+@identity.command()
+@click.argument("principal")
+@_quota_options
+@common_options
+def quota(principal: str, **given: str | None) -> None:
+    """Bound what PRINCIPAL may take; what is not named stays as it is.
+
+    \b
+      sandctl identity quota token:billing --requests-per-s 100 --topics 10
+      sandctl identity quota token:billing --stored-bytes 10GiB --max-delay 30d
+      sandctl identity quota token:billing --requests-per-s none
+
+    `none` takes a bound away. Connections, requests and bytes of requests are what each node gives; topics and
+    partitions are those that it creates from now on, what these hold is what stored bytes and pending messages bound.
+    """
+    changes = {name: _bound(name, text) for name, text in given.items() if text is not None}
+    if not changes:
+        raise click.UsageError("say what is to be bounded: --requests-per-s 100 (`identity show` tells what is)")
+
+    async def work(client: Client) -> Identity:
+        return await client.admin.update_identity(principal, quota=changes)
+
+    one = run(work)
+    told = ", ".join(f"{name}={value}" for name, value in one.quota.items()) or "no quota"
+    done(f"{one.principal} has {told}", _row(one))
 
 
 @identity.command()

@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from sandq.model.errors import QuotaExceeded
+from sandq.model.limits import FIXED
 from sandq.model.quotas import Quota
 from sandq.protocol.frames import Type
 
@@ -45,9 +46,10 @@ class Meter:
 class QuotaMeters:
     """Those of one process: of identities that have a quota, of which there are at most as many as identities."""
 
-    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
-        """`clock`: monotonic, in seconds."""
+    def __init__(self, clock: Callable[[], float] = trio.current_time, most: int = FIXED.identities) -> None:
+        """`clock`: monotonic, in seconds. `most`: of more identities, those that owe nothing are forgotten."""
         self._clock = clock
+        self._most = most
         self.meters: dict[str, Meter] = {}
         """By principal."""
 
@@ -122,12 +124,17 @@ class QuotaMeters:
     def _meter(self, principal: str) -> Meter:
         meter = self.meters.get(principal)
         if meter is None:
+            if len(self.meters) >= self._most:
+                self._forget()
             meter = self.meters[principal] = Meter()
             meter.requests_full_at = meter.bytes_full_at = self._clock()
         return meter
 
-    def keep(self, principals: Callable[[str], object]) -> None:
-        """Forget those of which `principals` says that they are not there, and that have no connection."""
-        gone = [name for name, meter in self.meters.items() if not meter.connections and not principals(name)]
-        for name in gone:
-            del self.meters[name]
+    def _forget(self) -> None:
+        """Forget those that owe nothing and have no connection: of identities that are gone, most often."""
+        now = self._clock()
+        self.meters = {
+            name: meter
+            for name, meter in self.meters.items()
+            if meter.connections or max(meter.requests_full_at, meter.bytes_full_at) > now
+        }

@@ -47,6 +47,9 @@ class Identity:
     expires_ms: int | None
     quota: Mapping[str, int]
     note: str
+    used: Mapping[str, int] = field(default_factory=dict)
+    """What one that has a quota has: `topics`, `partitions`, `stored_bytes`, `pending_messages` of the cluster; of the
+    node that was asked `connections`, and `requests` and `bytes` since that started."""
 
     @classmethod
     def from_map(cls, row: object) -> Identity:
@@ -57,7 +60,16 @@ class Identity:
         expires_ms = row.get("expires_ms")
         if expires_ms is not None and type(expires_ms) is not int:
             raise ProtocolError("expires_ms of an identity must be a number or nil")
-        return cls(row["principal"], row["grants"], row["created_ms"], expires_ms, row["quota"], row["note"])
+        used = row.get("used")
+        return cls(
+            row["principal"],
+            row["grants"],
+            row["created_ms"],
+            expires_ms,
+            row["quota"],
+            row["note"],
+            used if isinstance(used, dict) else {},
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from sandq.protocol.requests_access import (
     RolePut,
 )
 from sandq.server.handlers.routes import Context, answered, told
+from sandq.server.quota_use import use_of
 
 
 async def _identify(at: Context, request: Identify) -> tuple[Any, ...]:
@@ -38,11 +39,22 @@ def _told(at: Context, principal: str, login: Login | None) -> tuple[Any, ...]:
     return principal, grants, login.expires_ms, login.quota.record()
 
 
+def _identities(at: Context, request: IdentityList) -> list[dict[str, Any]]:
+    """With what they have, of those that have a quota."""
+    rows, info = at.info.identities.page(request), at.info
+    bounded = {row["principal"] for row in rows if row["quota"]}
+    if bounded:
+        held = {} if info.usage is None else info.usage.held
+        used = use_of(bounded, at.broker.metadata.topics.values(), held, info.quotas)
+        rows = [{**row, "used": used[row["principal"]]} if row["quota"] else row for row in rows]
+    return rows
+
+
 ROUTES = (
     answered(Identify, _identify),
     answered(IdentityPut, lambda at, request: at.info.identities.put(request, at.caller)),
     answered(IdentityDelete, lambda at, request: at.info.identities.delete(request, at.caller)),
-    told(IdentityList, lambda at, request: at.info.identities.page(request)),
+    told(IdentityList, _identities),
     answered(RolePut, lambda at, request: at.info.identities.put_role(request, at.caller)),
     answered(RoleDelete, lambda at, request: at.info.identities.delete_role(request, at.caller)),
     told(RoleList, lambda at, request: at.info.identities.roles(request)),

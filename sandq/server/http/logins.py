@@ -7,9 +7,9 @@ require  who shows nothing is not let in
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from hashlib import sha256
 from typing import Final
 
 import anyio
@@ -72,13 +72,16 @@ class HttpLogins:
                 raise not_let_in(self._cluster.refused)
             await self._until_connected()
             return await self.caller(headers, certificate, source)
-        token = None if shown is None else _token_of(shown)
-        if token is None and certificate is None:
+        if shown is None and certificate is None:
             raise Revoked(
                 "this cluster lets nobody in who does not say who it is: send a token (Authorization: Bearer ...)"
             )
+        key = sha256(shown if shown is not None else b"certificate " + str(certificate).encode()).digest()
+        known = self._kept.get(key)
+        if known is not None and self._clock() < known[1]:
+            return known[0]
         try:
-            return await self._identified(token, certificate)
+            return await self._identified(key, None if shown is None else _token_of(shown), certificate)
         except Revoked:
             await anyio.sleep(self._failed.pause_s(source))
             raise
@@ -92,9 +95,8 @@ class HttpLogins:
         if self.mode is None:
             raise Unavailable("no node of the cluster is connected; ask again in a moment")
 
-    async def _identified(self, token: str | None, certificate: str | None) -> HttpCaller | None:
-        shown = f"t{token}" if token is not None else f"c{certificate}"
-        key = hashlib.sha256(shown.encode("utf-8", "surrogateescape")).digest()
+    async def _identified(self, key: bytes, token: str | None, certificate: str | None) -> HttpCaller | None:
+        """As it is known, or as a node says. `key`: the hash of what was shown."""
         while True:
             known = self._kept.get(key)
             if known is not None and self._clock() < known[1]:
@@ -105,7 +107,7 @@ class HttpLogins:
             await other.wait()
         event = self._asking[key] = anyio.Event()
         try:
-            caller = await self._ask(token, certificate)
+            caller = await self._ask(key, token, certificate)
             self._keep(key, caller)
             return caller
         except BaseException:
@@ -115,7 +117,7 @@ class HttpLogins:
             del self._asking[key]
             event.set()
 
-    async def _ask(self, token: str | None, certificate: str | None) -> HttpCaller | None:
+    async def _ask(self, key: bytes, token: str | None, certificate: str | None) -> HttpCaller | None:
         if (refused := self._cluster.refused) is not None and not self._cluster.connections():
             raise not_let_in(refused)
         try:
@@ -124,7 +126,7 @@ class HttpLogins:
             if token is None and self._mode != REQUIRE:
                 return None  # certificates may be shown before they are known here
             raise Revoked(error.message, **error.details) from None
-        until_revoked = partial(self._until_revoked, token, certificate, reply.grants)
+        until_revoked = partial(self._until_revoked, key, token, certificate, reply.grants)
         return HttpCaller(reply.principal, reply.access, Quota.of(reply.quota), until_revoked)
 
     def _keep(self, key: bytes, caller: HttpCaller | None) -> None:
@@ -133,14 +135,14 @@ class HttpLogins:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = caller, self._clock() + KEPT_S
 
-    async def _until_revoked(self, token: str | None, certificate: str | None, grants: object) -> None:
+    async def _until_revoked(self, key: bytes, token: str | None, certificate: str | None, grants: object) -> None:
         """Wait until who waits for something is not let in any more, or may do something else. Raises Revoked,
         Unavailable."""
         known_s = self._clock()
         while True:
             await anyio.sleep(KEPT_S)
             try:
-                caller = await self._identified(token, certificate)
+                caller = await self._identified(key, token, certificate)
             except Revoked:
                 raise
             except SandqError as error:

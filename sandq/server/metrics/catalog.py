@@ -221,4 +221,20 @@ MEMBERS: Final = (
     Metric("sandq_gossip_malformed_total", COUNTER, (), "Messages, and packets, that could not be read or decrypted."),
     Metric("sandq_gossip_stalls_total", COUNTER, (), "Times that gossip was held up for over 250 ms by this node."),
 )
-EVERY: Final = (*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *TENANTS, *STORAGE, *MEMBERS)
+IDENTITY = ("identity",)
+QUOTAS: Final = (
+    Metric(
+        "sandq_identity_requests_total", COUNTER, IDENTITY, "Requests of an identity that has a quota, to this node."
+    ),
+    Metric("sandq_identity_request_bytes_total", COUNTER, IDENTITY, "Bytes of these, as far as its quota bounds them."),
+    Metric("sandq_identity_refused_total", COUNTER, IDENTITY, "Requests and connections of it that were too many."),
+    Metric("sandq_identity_connections", GAUGE, IDENTITY, "Its connections to this node."),
+    Metric(
+        "sandq_identity_stored_bytes",
+        GAUGE,
+        IDENTITY,
+        "What topics that it owns hold, if its quota bounds it; of all nodes.",
+    ),
+    Metric("sandq_identity_pending_messages", GAUGE, IDENTITY, "Of these, messages that are not due yet."),
+)
+EVERY: Final = (*NODE, *CLIENTS, *HTTP, *HTTP_PROCESS, *TOPICS, *GROUPS, *TENANTS, *STORAGE, *MEMBERS, *QUOTAS)

@@ -26,6 +26,7 @@ from sandq.broker.clock.guarded_clock import ClockStatus
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
+from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.stats import SECONDS, Histogram
 from sandq.broker.turns import Turn
@@ -45,6 +46,8 @@ from sandq.server.metrics.pushes import tell_pushes
 from sandq.server.metrics.tenants import TenantRows, tell_tenants
 from sandq.server.metrics.text import Exposition
 from sandq.server.metrics.topics import Board, GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
+from sandq.server.quota_meters import QuotaMeters
+from sandq.server.quota_use import tell_quotas
 
 STALL_CHECK_S = 0.1
 REFRESH_S = 5.0
@@ -115,6 +118,8 @@ class Metrics:
         members: Callable[[], Seen],
         pusher: Pusher | None = None,
         audit: AuditLog | None = None,
+        quotas: QuotaMeters | None = None,
+        usage: OwnerUsage | None = None,
     ) -> None:
         self.registry = CollectorRegistry()
         self._broker = broker
@@ -127,6 +132,8 @@ class Metrics:
         self._members = members
         self._pusher = pusher
         self._audit = audit
+        self._quotas = quotas
+        self._usage = usage
         self._board = Board(broker.limits.metric_topics, broker.limits.metric_groups)
         self._stalls = Histogram(SECONDS)
         self._came_due: dict[int, tuple[Any, int, int]] = {}
@@ -239,6 +246,8 @@ class Metrics:
         tell_pushes(*seen.pushes, groups, told)
         if self._pusher is not None:
             told.histogram("sandq_push_request_duration_seconds", self._pusher.durations)
+        if self._quotas is not None:
+            tell_quotas(self._quotas, {} if self._usage is None else self._usage.held, told)
         tell_tenants(self._tenants_seen(seen), groups, self._broker.limits.metric_groups, told)
         return told.text(encode(self.registry)), content_type
 

@@ -105,7 +105,7 @@ def bodies() -> Iterator[tuple[str, str, Any]]:
 async def test_every_route_lets_through_who_has_the_right_and_nobody_else(
     strict: Serving, web: httpx.AsyncClient
 ) -> None:
-    tokens = {role: await give(strict, role, role) for role in ROLES}
+    tokens = {role: await give(strict, f"has-{role}", role) for role in ROLES}
     tokens["elsewhere"] = await give(strict, "elsewhere", "writer:shop.*", "manage:shop.*")
     tokens["team"] = await give(strict, "team", "writer:billing.*", "manage:billing.*")
     for method, path, body in bodies():

@@ -116,11 +116,16 @@ def test_connections_are_counted_while_they_are_there(meters: QuotaMeters) -> No
     meters.connect("token:a", quota)
 
 
-def test_who_is_gone_is_forgotten(meters: QuotaMeters) -> None:
+def test_of_many_those_that_owe_nothing_are_forgotten(hand: Hand) -> None:
+    meters = QuotaMeters(hand, most=3)
     meters.connect("token:a", NO_QUOTA)
-    meters.take("token:b", NO_QUOTA, 1, 0)
-    meters.keep(lambda principal: False)
-    assert [*meters.meters] == ["token:a"]
+    meters.take("token:b", Quota(requests_per_s=1), 1, 0)
+    for number in range(5):
+        meters.take(f"token:{number}", NO_QUOTA, 1, 0)
+    assert {"token:a", "token:b"} <= meters.meters.keys() and len(meters.meters) <= 3
+    hand.now_s += 2
+    meters.take("token:c", NO_QUOTA, 1, 0)
+    assert "token:b" not in meters.meters
 
 
 # -- how far ahead -----------------------------------------------------------------------------------------------------

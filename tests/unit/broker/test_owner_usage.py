@@ -1,0 +1,106 @@
+"""What topics of owners hold is added up over nodes, as long as these say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from sandq.broker.owner_usage import STALE_S, Held, OwnerUsage
+from sandq.model.errors import QuotaExceeded
+from sandq.protocol.peer import PeerFrame
+
+
+def no(what: str = "") -> Callable[[], bool]:
+    return lambda: False
+
+
+class Bed:
+    """A node that leads partitions of topics, with these owners."""
+
+    def __init__(self, **quotas: dict[str, int]) -> None:
+        self.sent: list[tuple[str, int, Any]] = []
+        self.asked = 0
+        self.came_due = 0
+        identities = {name: SimpleNamespace(quota=quota) for name, quota in quotas.items()}
+        self.catalog: Any = SimpleNamespace(view=SimpleNamespace(identities=identities), topics={})
+        self.usage = OwnerUsage(self.catalog, self._send, lambda: ["n2", "n3"], self._ask, lambda: 10_000)
+
+    def _send(self, node: str, kind: int, body: Any) -> bool:
+        self.sent.append((node, kind, body))
+        return True
+
+    async def _ask(self, look: Callable[[], list[int]]) -> list[int]:
+        self.asked += 1
+        return look()
+
+    def topic(self, name: str, owner: str | None, *held: tuple[int, int]) -> None:
+        led = {}
+        for number, (size, later) in enumerate(held):
+            status = SimpleNamespace(bytes=size, later=later, now_ms=10_500)
+            host = SimpleNamespace(status=status, number=len(self.catalog.topics) * 10 + number, replica=None)
+            led[number] = SimpleNamespace(host=host)
+        self.catalog.topics[name] = SimpleNamespace(record=SimpleNamespace(owner=owner), led=lambda: led)
+
+
+async def test_partitions_that_are_led_here_are_added_up_and_told() -> None:
+    bed = Bed(ada={"stored_bytes": 100}, bob={"topics": 1})
+    bed.topic("a", "ada", (30, 1), (20, 2))
+    bed.topic("b", "ada", (10, 0))
+    bed.topic("c", "bob", (1000, 9))
+    bed.topic("d", None, (1000, 9))
+    await bed.usage.look()
+    assert bed.usage.held == {"ada": Held(60, 3)}
+    assert bed.sent == [(node, PeerFrame.USAGE, (("ada", 60, 3),)) for node in ("n2", "n3")]
+
+
+async def test_nothing_is_told_while_nobody_is_bounded() -> None:
+    bed = Bed(bob={"topics": 1})
+    bed.topic("c", "bob", (1000, 9))
+    await bed.usage.look()
+    assert bed.sent == [] and bed.usage.held == {}
+    bed.usage.check("bob", no())
+
+
+async def test_what_others_lead_counts_until_they_are_silent(autojump_clock: MockClock) -> None:
+    bed = Bed(ada={"stored_bytes": 100, "pending_messages": 5})
+    bed.topic("a", "ada", (30, 1))
+    await bed.usage.look()
+    bed.usage.check("ada", lambda: True)
+    assert bed.usage.on_frame("n2", (("ada", 40, 4), ("eve", 1, 1)))
+    bed.usage.check("ada", no())
+    with pytest.raises(QuotaExceeded) as refused:
+        bed.usage.check("ada", lambda: True)
+    assert (refused.value.details["quota"], refused.value.details["maximum"]) == ("pending_messages", 5)
+    bed.usage.on_frame("n3", (("ada", 30, 0),))
+    with pytest.raises(QuotaExceeded) as refused:
+        bed.usage.check("ada", no())
+    assert refused.value.details["quota"] == "stored_bytes" and refused.value.retriable
+    bed.usage.on_frame("n3", ())
+    bed.usage.check("ada", no())
+    await trio.sleep(STALE_S)
+    await bed.usage.look()
+    assert bed.usage.held == {"ada": Held(30, 1)}
+
+
+@pytest.mark.parametrize(
+    "body", [None, [], ("ada",), (("ada", 1),), (("ada", 1, "2"),), ((1, 1, 1),), (("a", True, 1),)]
+)
+def test_a_frame_of_another_form_is_none(body: Any) -> None:
+    assert not Bed().usage.on_frame("n2", body)
+
+
+async def test_a_quota_that_is_taken_away_bounds_nothing() -> None:
+    bed = Bed(ada={"stored_bytes": 10})
+    bed.topic("a", "ada", (30, 1))
+    await bed.usage.look()
+    with pytest.raises(QuotaExceeded):
+        bed.usage.check("ada", no())
+    bed.catalog.view = SimpleNamespace(identities={})
+    await bed.usage.look()
+    bed.usage.check("ada", no())
+    assert bed.usage.held == {}
