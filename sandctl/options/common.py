@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -206,6 +206,30 @@ def shown_token() -> str | None:
     given = settings()
     found: str | None = credentials(given.token, given.token_file, given.insecure, servers()).get("token")
     return found
+
+
+@contextmanager
+def tls_in_environment() -> Iterator[None]:
+    """What this command is told of TLS holds for whatever connects inside the block, and processes begun there."""
+    given = settings()
+    said = {f"SANDQ_{name.upper()}": path for name, path in given.files.items()}
+    for name in ("TLS", "CA", "CERT", "KEY"):
+        if path := os.environ.get(f"{TLS_PREFIX}{name}"):
+            said.setdefault(f"SANDQ_{name}", path)
+    if given.tls:
+        said["SANDQ_TLS"] = "1"
+    elif given.tls is False:
+        said = {}
+    before = {name: os.environ.get(name) for name in said}
+    os.environ.update(said)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 
 from sandctl.interrupts import Interrupts
-from sandctl.options.common import run, servers, shown_token
+from sandctl.options.common import run, servers, shown_token, tls_in_environment
 from sandctl.output.progress import Progress
 from sandctl.output.results import done, say
 
@@ -139,7 +139,7 @@ def run_spark(work: Work[T], *, master: str | None, conf: Mapping[str, str]) -> 
             job.spark = None
             job.ended.set()
 
-    with Interrupts() as interrupts, Progress() as progress:
+    with tls_in_environment(), Interrupts() as interrupts, Progress() as progress:
         interrupts.cancel = job.stopped.set
         threading.Thread(target=in_thread, name="sandctl-spark", daemon=True).start()
         while not job.ended.wait(LOOK_S):

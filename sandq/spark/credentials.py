@@ -1,4 +1,5 @@
-"""Who a job is to the cluster: a token of its options, or of a file that every executor has."""
+"""Who a job is to the cluster, and how it speaks to it: a token of its options, or of a file that every executor has, and
+TLS."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from sandq.spark.option_texts import OptionTexts, truth
 TOKEN: Final = "token"
 TOKEN_FILE: Final = "token_file"
 INSECURE: Final = "insecure"
-OPTIONS: Final = (TOKEN, TOKEN_FILE, INSECURE)
+TLS: Final = ("tls", "ca", "cert", "key")
+OPTIONS: Final = (TOKEN, TOKEN_FILE, INSECURE, *TLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +25,17 @@ class Credentials:
     token: str | None = field(default=None, repr=False)
     token_file: str | None = None
     insecure: bool = False
+    tls: bool | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    """Files, which are read where tasks run; what is not said of TLS, the environment says (`SANDQ_CA`)."""
 
     def arguments(self) -> dict[str, Any]:
         """Of `connect`."""
         token: Any = self.token if self.token_file is None else self._read
         said = {"token": token, "insecure": self.insecure or None}
+        said |= {name: getattr(self, name) for name in TLS}
         return {name: value for name, value in said.items() if value is not None}
 
     def _read(self) -> str:
@@ -48,6 +56,8 @@ def credentials_of(texts: OptionTexts) -> Credentials:
         texts.one(TOKEN, _token, None),
         texts.one(TOKEN_FILE, _file, None),
         texts.one(INSECURE, truth, False),
+        texts.one(TLS[0], truth, None),
+        *(texts.one(name, _file, None) for name in TLS[1:]),
     )
     if found.token is not None and found.token_file is not None:
         texts.mistakes.append(f"{TOKEN} and {TOKEN_FILE}: one of them is enough")

@@ -18,6 +18,8 @@ import sandq
 from sandq.errors import ConnectionLost, InvalidRequest, WrongPort
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import FrameReader, Type, encode_frame
+from sandq.spark.source.brokers import ClientBrokers
+from sandq.spark.source.options import parse_options
 from sandq.tls import certificates
 from sandq.tools.certs import Pair, revoke
 from tests.support.certificates import Authority
@@ -257,6 +259,22 @@ def test_a_blocking_client(tmp_path: Path, authority: Authority) -> None:
             client.produce("t", b"x")
 
     trio.run(main)
+
+
+async def test_spark_reads_by_it(tmp_path: Path, authority: Authority) -> None:
+    async with node(tmp_path, authority) as serving, sandq.connect(at(serving), ca=authority.ca) as client:
+        await client.admin.create_topic("t")
+        given = {"sandq.bootstrap.servers": at(serving), "subscribe": "t", "tls": "true", "ca": str(authority.ca)}
+        options = parse_options(given)
+
+        def look() -> int:
+            brokers = ClientBrokers(options.servers, options.who)
+            try:
+                return len(brokers.places(options.topics))
+            finally:
+                brokers.close()
+
+        assert await trio.to_thread.run_sync(look) == 1
 
 
 async def test_what_it_tells_prometheus(tmp_path: Path, authority: Authority) -> None:
