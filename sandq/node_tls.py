@@ -5,7 +5,7 @@ from __future__ import annotations
 from sandq.broker.peers.peer_tls import PeerTls
 from sandq.client.tls import ClientTls
 from sandq.model.config import NodeConfig
-from sandq.model.config_tls import OFF, REQUIRE
+from sandq.model.config_tls import OFF
 from sandq.server.http.nodes_tls import nodes_tls
 from sandq.tls.budget import Handshakes
 from sandq.tls.certificates import Certificates
@@ -47,10 +47,7 @@ class NodeTls:
         return TlsPort(mode, lambda: getattr(self.certificates.loaded, which), self.handshakes)
 
     def inside(self) -> ClientTls | None:
-        """How this node speaks to client ports, its own among them: by TLS where that is required. Whose certificate
-        it is, is checked by the host that is dialled; of its own port by any name that it has."""
-        if self._config.tls.client != REQUIRE:
-            return None
+        """How this node speaks to client ports, its own among them: see `nodes_tls`."""
         return nodes_tls(self.certificates, own_hosts(self._config), own_names(self._config))
 
 

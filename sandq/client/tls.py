@@ -35,9 +35,12 @@ class ClientTls:
         cert: Path | None = None,
         key: Path | None = None,
         name_of: Callable[[str], str] = lambda host: host,
+        falls_back: bool = False,
     ) -> None:
         """`context`: made elsewhere; without it, it is made of these files (no `ca`: whom the machine trusts).
-        `name_of`: under which name the certificate of a host is checked. InvalidRequest: a file cannot be used."""
+        `name_of`: under which name the certificate of a host is checked. `falls_back`: whether a server that speaks no
+        TLS is spoken to without. InvalidRequest: a file cannot be used."""
+        self.falls_back = falls_back
         self._files = (ca, cert, key)
         self._own = context is None
         self._versions: _Versions = ()

@@ -120,6 +120,10 @@ class ClientServer:
             stats.errors[error.code] += 1
             log.debug("a client was not let in", code=error.code, error=error.message)
             await self._turn_away(stream, error)
+        except Exception:
+            stats.errors[SandqError.code] += 1
+            if (held_back := stats.warnings.held_back()) is not None:
+                log.exception("a handshake ended with an unexpected error", not_logged_before=held_back)
         else:
             await self._carry(stream, caller, session, has_place)
         finally:

@@ -213,10 +213,10 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
     inside = of(ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
     inside.check_hostname = True
     if not text:
-        # It trusts whom the machine does, and its own certificate, whoever issued that.
-        inside.load_default_certs()
-        inside.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        inside.load_verify_locations(cadata=_first(certificate))
+        inside.load_default_certs()  # it trusts whom the machine does ...
+    # ... and its own certificate, whoever issued that.
+    inside.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    inside.load_verify_locations(cadata=_first(certificate))
     return Loaded(chain, known, revoked, client, http, peer, dial, inside)
 
 

@@ -15,8 +15,11 @@ from cryptography import x509
 from structlog.testing import capture_logs
 
 import sandq
+from sandq.client import connect_with
+from sandq.client.options import Options
 from sandq.errors import ConnectionLost, InvalidRequest, WrongPort
 from sandq.node import Serving, run_node
+from sandq.node_tls import NodeTls
 from sandq.protocol.frames import FrameReader, Type, encode_frame
 from sandq.spark.source.brokers import ClientBrokers
 from sandq.spark.source.options import parse_options
@@ -146,6 +149,20 @@ async def test_both_are_let_in_while_clients_are_changed(tmp_path: Path, authori
         assert plain.cluster_uuid == by_tls.cluster_uuid
         found = {(one.is_encrypted, one.certificate_name) for one in serving.metrics.clients.open}
         assert found == {(False, None), (True, None)}
+
+
+async def test_a_node_speaks_to_others_as_they_do_while_that_is_changed(tmp_path: Path, authority: Authority) -> None:
+    certified = settings(authority.node("node1"), authority, CLIENT="accept")
+    inside = NodeTls(small_config(tmp_path, **certified)).inside()
+    assert inside is not None
+    options = Options(tls=inside)
+    for directory, mode in (("accept", "accept"), ("require", "require")):
+        (tmp_path / directory).mkdir()
+        config = small_config(tmp_path / directory, **{**certified, "TLS__CLIENT": mode})
+        async with run_node(config) as serving, connect_with(options, (at(serving),), "node"):
+            assert [one.is_encrypted for one in serving.metrics.clients.open] == [True]
+    async with run_node(small_config(tmp_path)) as serving, connect_with(options, (at(serving),), "node"):
+        assert [one.is_encrypted for one in serving.metrics.clients.open] == [False]
 
 
 async def test_tls_to_a_port_that_has_none(tmp_path: Path, authority: Authority) -> None:

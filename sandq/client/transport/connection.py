@@ -419,8 +419,10 @@ async def _connected(host: str, port: int, tls: ClientTls | None) -> anyio.abc.B
         return await TLSStream.wrap(
             stream, hostname=tls.name_of(host), ssl_context=tls.context(), standard_compatible=False
         )
-    except BaseException:
+    except BaseException as problem:
         await anyio.aclose_forcefully(stream)
+        if isinstance(problem, ssl.SSLError) and speaks_no_tls(problem) and tls.falls_back:
+            return await anyio.connect_tcp(host, port)
         raise
 
 

@@ -76,6 +76,10 @@ class TlsDoor:
         except (OSError, SandqError, ConnectionError, TimeoutError) as error:
             accepted.close()
             log.debug("a client was not let in", error=str(error))
+        except Exception:
+            # A fault in one connection must not take the others with it; the log has it whole.
+            accepted.close()
+            log.exception("a handshake ended with an unexpected error")
         except BaseException:
             accepted.close()
             raise

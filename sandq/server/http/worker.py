@@ -19,7 +19,7 @@ import structlog
 
 from sandq import __version__
 from sandq.broker.memory_budget import HTTP_SHARE, Account
-from sandq.model.config_tls import OFF, REQUIRE, TlsSection
+from sandq.model.config_tls import OFF, TlsSection
 from sandq.model.errors import Unavailable
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
@@ -163,7 +163,7 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
         certificates = Certificates(section)
         door = TlsDoor(section, certificates) if section.http != OFF else None
         own = begin.own_hosts, begin.own_names
-        inside = nodes_tls(certificates, *own) if section.client == REQUIRE else None
+        inside = nodes_tls(certificates, *own)
     settings = HttpSettings(
         names,
         origins,
