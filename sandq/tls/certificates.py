@@ -214,9 +214,9 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
     inside.check_hostname = True
     if not text:
         inside.load_default_certs()  # it trusts whom the machine does ...
-    # ... and its own certificate, whoever issued that.
-    inside.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    inside.load_verify_locations(cadata=_first(certificate))
+    if not revoked:  # ... and its own certificate, whoever issued that; for such there is no list
+        inside.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        inside.load_verify_locations(cadata=_first(certificate))
     return Loaded(chain, known, revoked, client, http, peer, dial, inside)
 
 

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, suppress
+from itertools import pairwise
 from typing import Any
 
 import msgpack
@@ -466,6 +467,25 @@ def has_v6() -> bool:
     except OSError:
         return False
     return True
+
+
+async def test_encryption_is_turned_on_one_member_after_the_other(jumping: MockClock, cluster: Cluster) -> None:
+    """Each mode of `gossip.encrypt` meets the one before it, and what is plain the last one does not take."""
+    modes: list[dict[str, Any]] = [
+        {},
+        {"keyring": ONE, "seals": False, "takes_plain": True},
+        {"keyring": ONE, "takes_plain": True},
+        {"keyring": ONE},
+    ]
+    for one, other in pairwise(modes):
+        a = await cluster.start("a", **one)
+        b = await cluster.start("b", joins=a, **other)
+        await until_holds(lambda a=a, b=b: agree([a, b]))  # type: ignore[misc]
+        await a.crash()
+        await b.crash()
+    plain = await cluster.start("c")
+    with pytest.raises(Unavailable):
+        await cluster.start("d", joins=plain, keyring=ONE)
 
 
 @pytest.mark.skipif(not has_v6(), reason="this machine has no ::1")
