@@ -88,6 +88,8 @@ class TlsSession:
                     break  # to be told so by an exception costs as much as all the rest
         except ssl.SSLWantReadError:
             pass
+        except ssl.SSLZeroReturnError:
+            self.has_ended = True  # both sides have said so
         except ssl.SSLError as error:
             raise TlsError(self._why(error)) from None
         return plain[0] if len(plain) == 1 else b"".join(plain)
