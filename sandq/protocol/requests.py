@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from operator import sub
 from typing import Annotated, Any, Final, NamedTuple, Self
 
+from sandq.model.access import parse_grant
 from sandq.model.batch_format import Column
-from sandq.model.errors import ProtocolError, WrongVersion
+from sandq.model.errors import InvalidRequest, ProtocolError, WrongVersion
 from sandq.model.limits import DEFAULT, FIXED
 from sandq.model.nack_ends import DEAD, ENDS, RETRY, SNOOZE
 from sandq.model.offsets import PLACE_BITS, PLACE_STEP
@@ -98,6 +99,14 @@ def _check_name(name: Any) -> str | None:
     return None if type(name) is str else "expected str"
 
 
+def _check_grant(grant: Any) -> str | None:
+    try:
+        parse_grant(grant)
+    except InvalidRequest as error:
+        return error.message
+    return None
+
+
 class Prove(Request, type=Type.PROVE):
     """Prove to be a gateway (`proofs.prove_gateway`), once, behind a HELLO that asked for a challenge."""
 
@@ -106,13 +115,27 @@ class Prove(Request, type=Type.PROVE):
 
 class OnBehalf(Request, type=Type.ON_BEHALF):
     """What follows is asked on behalf of a caller, until the next of these; without an address for the gateway itself.
-    Only who has proved to be a gateway may say so. No reply."""
+    Only who has proved to be a gateway may say so. No reply.
+
+    `grants`, which may be missing: of a caller that may consume by some groups of topics alone, what it may consume.
+    The gateway looks after its rights, but whose a lease is the node alone can tell.
+    """
 
     principal: Annotated[str, characters(1, PRINCIPAL_CHARS)] | None
     address: Annotated[str, characters(1, ADDRESS_CHARS)] | None
+    grants: Annotated[Sequence[str], each(_check_grant, FIXED.grants)] | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        return cls.checked(with_missing(frame, _PLAIN_ON_BEHALF, 1))
 
     def frame(self, request_id: int = 0) -> bytes:
-        return encode_frame(self.type, request_id, *self)
+        """Without the field that a version of before does not know, where it says nothing."""
+        return encode_frame(self.type, request_id, *without_nils(self, 1))
+
+
+_PLAIN_ON_BEHALF: Final = 2 + 2
+"""Items of a frame without the last field."""
 
 
 class Metadata(Request, type=Type.METADATA):

@@ -370,10 +370,12 @@ class Connection:
         """What follows is asked on behalf of a caller; None: for this connection itself. For who reads it."""
         own = self._own
         asks = own if caller is None else self._callers.get(caller)
-        if caller is not None and asks is None and len(self._callers) < CALLERS:
+        if caller is not None and asks is None and (len(self._callers) < CALLERS or caller.access is not None):
             about = own.log.bind(principal=caller.principal, peer=caller.address, gateway=own.caller.address)
             asks = CallerRequests(caller, self._memory, self._limits, about, has_connection=False)
             self._callers[caller] = asks
+        elif caller is not None and asks is not None:
+            asks.caller = caller  # it may do something else by now
         asking.set(asks or own)
         # Of what is logged by the tasks that are begun for it.
         structlog.contextvars.bind_contextvars(principal=self.caller.principal, peer=self.caller.address)

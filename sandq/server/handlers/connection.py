@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgpack
 
+from sandq.model.access import Access
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.model.topic_patterns import TopicPattern
@@ -29,12 +30,13 @@ def _on_behalf(at: Context, frame: Frame) -> None:
     at.gateway_proof.require()
     at.kv_gets.flush()  # what came before is asked by another
     try:
-        principal, address = OnBehalf.parse(frame)
+        principal, address, grants = OnBehalf.parse(frame)
     except InvalidRequest as error:
         # Nobody knows on whose behalf what follows would be.
         raise ProtocolError(error.message) from None
-    gateway = at.connection.address
-    at.connection.ask_for(None if address is None else Caller(principal or ANONYMOUS, address, gateway))
+    who, gateway = principal or ANONYMOUS, at.connection.address
+    access = None if grants is None else Access.of(who, grants, {})
+    at.connection.ask_for(None if address is None else Caller(who, address, gateway, access))
 
 
 async def _metadata(at: Context, request: Metadata) -> Packed:

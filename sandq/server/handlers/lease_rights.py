@@ -22,10 +22,11 @@ TopicOfLease = Callable[[Context, Frame], str | None]
 
 
 def guard_groups(handler: Handler, topic_of_lease: TopicOfLease) -> Handler:
-    """Have a handler of leases look whose they are, where that matters."""
+    """Have a handler of leases look whose they are, where that matters. Of a gateway's callers it tells those of which
+    it does."""
 
     def handle(context: Context, frame: Frame) -> Awaitable[None] | None:
-        access = context.entrance.access
+        access = context.entrance.access or context.caller.access
         topic = topic_of_lease(context, frame) if access is not None else None
         if access is None or topic is None or access.allows(Right.CONSUME, topic):
             return handler(context, frame)

@@ -239,6 +239,15 @@ def guarded(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
     }
 
 
+def guarded_for_gateways(handlers: Mapping[int, Handler]) -> dict[int, Handler]:
+    """Handlers for gateways, which look after the rights of their callers themselves, but cannot tell whose a lease
+    is."""
+    return {
+        kind: guard_groups(handler, _topic_of_lease) if kind in SETTLING else handler
+        for kind, handler in handlers.items()
+    }
+
+
 def _guard(check: Check, handler: Handler) -> Handler:
     def handle(context: Context, frame: Frame) -> Any:
         access = context.entrance.access

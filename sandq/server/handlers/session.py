@@ -28,7 +28,7 @@ from sandq.server.handlers import (
     schedules,
     topics,
 )
-from sandq.server.handlers.rights import guarded
+from sandq.server.handlers.rights import guarded, guarded_for_gateways
 from sandq.server.handlers.routes import Context, Handler
 from sandq.server.info import ServerInfo
 from sandq.server.request_rates import RATED
@@ -54,6 +54,8 @@ HANDLERS: Final[dict[int, Handler]] = {
 """What becomes of every request there is, by frame type."""
 GUARDED: Final = guarded(HANDLERS)
 """The same, for who is held to something."""
+OF_GATEWAYS: Final = guarded_for_gateways(HANDLERS)
+"""The same, for gateways that have proved themselves."""
 _PRODUCE: Final = int(Type.PRODUCE)
 _RATED: Final = RATED - {_PRODUCE}
 """Those are counted as they are handed on, together."""
@@ -99,7 +101,21 @@ class ClientSession:
                 self._context.check_delay_of_caller(frame)
         if kind in _RATED:
             self._context.check_rate(frame[2] if len(frame) > 2 else None)
+        if kind == Type.PROVE:
+            return self._prove(handler, frame)
         return handler(self._context, frame)
+
+    def _prove(self, handler: Handler, frame: Frame) -> Awaitable[None] | None:
+        rest = handler(self._context, frame)
+        self._choose_handlers()
+        return rest
+
+    def _choose_handlers(self) -> None:
+        """By who asks by this connection."""
+        if self.is_gateway:
+            self._startup_gate = StartupGate(OF_GATEWAYS, self._waiting)
+        elif self._context.entrance.access is not None:
+            self._startup_gate = StartupGate(GUARDED, self._waiting)
 
     def gather(
         self, frames: Sequence[Frame | LargeFrame], first: int, most: int, requests: dict[int, Mark], mark: Mark
@@ -117,8 +133,7 @@ class ClientSession:
                 await rest
         except (Unauthenticated, Unavailable, QuotaExceeded) as error:
             await entrance.refused(error)
-        if entrance.access is not None:
-            self._startup_gate = StartupGate(GUARDED, self._waiting)
+        self._choose_handlers()
         self.greeted = entrance.is_in
 
     def handled(self) -> None:

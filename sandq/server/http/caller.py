@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sandq.model.access import Access, Right
+from sandq.model.access import ANY, Access, Right
 from sandq.model.errors import Forbidden, InvalidRequest, SandqError
 from sandq.model.quotas import Quota
 from sandq.model.times import duration_ms, instant_ms
@@ -43,6 +43,12 @@ class HttpCaller:
     access: Access | None
     quota: Quota
     until_revoked: Callable[[], Awaitable[None]] = field(default=_nothing, repr=False, compare=False)
+
+    @property
+    def consumes(self) -> list[str] | None:
+        """What it may consume, where that is not by all groups of a topic: the nodes look whose leases it settles."""
+        of = () if self.access is None else [one for one in self.access.grants if one.right == Right.CONSUME]
+        return [str(one) for one in of] if any(one.groups != ANY for one in of) else None
 
 
 def caller_of(request: Request) -> HttpCaller | None:

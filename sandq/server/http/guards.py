@@ -223,7 +223,7 @@ class Guard:
             if caller is None:
                 await self._pass_on(scope, headers, exchange)
                 return
-            with on_behalf_of(origin[0], caller.principal):
+            with on_behalf_of(origin[0], caller.principal, caller.consumes):
                 await self._counted(caller, scope, headers, exchange)
         except Refused as refused:
             await exchange.refuse(scope, refused)

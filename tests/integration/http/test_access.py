@@ -93,3 +93,19 @@ async def test_identities_and_roles_are_changed(boss: httpx.AsyncClient) -> None
 async def test_mistakes_are_told(boss: httpx.AsyncClient, path: str, body: dict[str, object]) -> None:
     refused = await boss.post(path, json=body)
     assert refused.status_code == 400 and refused.json()["code"].startswith("INVALID"), refused.text
+
+
+async def test_who_has_some_groups_settles_nothing_of_others(strict: Serving, boss: httpx.AsyncClient) -> None:
+    assert (await boss.post("/topics", json={"name": "t"})).status_code == 201
+    for text in ("x", "y"):
+        await boss.post("/topics/t", json={"text": text})
+    theirs = (await boss.post("/topics/t/groups/billing/lease", json={})).json()["messages"][0]["lease_token"]
+    mine = {"authorization": f"Bearer {await give(strict, 'mail', 'consume:t/mail-*')}"}
+    leased = (await boss.post("/topics/t/groups/mail-eu/lease", json={}, headers=mine)).json()["messages"]
+    for what, more in (("ack", {}), ("nack", {}), ("extend", {"lease": "1m"})):
+        body = {"lease_token": theirs, **more}
+        refused = await boss.post(f"/topics/t/groups/mail-eu/{what}", json=body, headers=mine)
+        assert refused.status_code == 403, (what, refused.text)
+    body = {"lease_token": leased[0]["lease_token"]}
+    assert (await boss.post("/topics/t/groups/mail-eu/ack", json=body, headers=mine)).is_success
+    assert (await boss.post("/topics/t/groups/billing/ack", json={"lease_token": theirs})).is_success

@@ -172,6 +172,15 @@ def test_a_lease_without_partitions_is_one_of_before() -> None:
         assert len(frame) == items and requests.Lease.parse(frame) == request
 
 
+def test_whom_a_gateway_asks_for_may_have_grants() -> None:
+    plain = requests.OnBehalf("ada", "192.0.2.7")
+    for request, items in ((plain, 4), (plain._replace(grants=["consume:t/mail-*"]), 5)):
+        (frame,) = FrameReader().feed(request.frame())
+        assert len(frame) == items and requests.OnBehalf.parse(frame) == request
+    with pytest.raises(InvalidRequest, match="grants"):
+        requests.OnBehalf.parse([Type.ON_BEHALF, 0, "ada", "192.0.2.7", ["fly:"]])
+
+
 @pytest.mark.parametrize("partitions", [[], [1, 1], [4096], [-1], ["1"], [True], "1", [*range(4096), 0]])
 def test_partitions_are_some_of_a_topic_each_once(partitions: Any) -> None:
     frame = [Type.SUBSCRIBE, 1, 4, "t", "g", "me-1", 10, None, "earliest", [], None, partitions]
