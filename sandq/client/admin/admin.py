@@ -41,7 +41,7 @@ from sandq.protocol.fields import PARTITION_MAX
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.replies_messages import ForecastReply
-from sandq.protocol.request import TopicRequest
+from sandq.protocol.request import TopicRequest, unknown_request
 from sandq.protocol.requests import Metadata
 from sandq.protocol.requests_admin import (
     ACCEPT,
@@ -433,8 +433,10 @@ class Admin(AccessAdmin):
                     self._cluster.introduce(name, _address_of(name, rows))
                 request = AuditList(last, positions.get(name))
                 told[name] = audit.told_by(await call(self._cluster, request, node_id=name))
-            except (Conflict, Retriable, NotFound) as error:
-                if node is not None:
+            except (Conflict, Retriable, NotFound, InvalidRequest) as error:
+                if node is not None or (
+                    isinstance(error, InvalidRequest) and error.message != unknown_request(AuditList.type)
+                ):
                     raise
                 missing[name] = error.message
         return audit.together(told, positions, missing, None if after else last)

@@ -306,7 +306,8 @@ async def test_a_gateway_that_proves_nothing_says_what_to_do(strict: Serving) ->
 
 async def test_callers_are_held_to_their_quotas(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
-    await web.post("/topics", json={"name": "t"}, headers=admin)
+    made = await web.post("/topics", json={"name": "t"}, headers=admin)
+    assert made.json()["owner"] == "token:boss"
     few = bearer(await give(strict, "few", "admin", quota={"requests_per_s": 2}))
     answers = [await web.get("/topics", headers=few) for _ in range(8)]
     refused = [answer for answer in answers if answer.status_code == 429]

@@ -63,6 +63,7 @@ def test_help_imports_nothing_heavy_and_no_command() -> None:
             ".main",
             ".options",
             ".options.common",
+            ".options.login",
             ".options.times",
             ".output",
             ".output.escaping",
@@ -114,7 +115,7 @@ def complete(words: str, *, shell: str = "bash", complete_s: float = LONG_S, **e
 
 
 def test_commands_and_options_complete_without_a_server() -> None:
-    assert complete("sandctl to") == ["topic", "token"]
+    assert complete("sandctl top") == ["topic"]
     assert complete("sandctl ") == list(COMMANDS)
     assert complete("sandctl message c") == ["cancel"]
     assert complete("sandctl produce --js") == ["--jsonl"]
