@@ -63,7 +63,6 @@ def test_help_imports_nothing_heavy_and_no_command() -> None:
             ".main",
             ".options",
             ".options.common",
-            ".options.login",
             ".options.times",
             ".output",
             ".output.escaping",
