@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sandctl.options.login import credentials
 from sandctl.options.times import DURATION
 
 if TYPE_CHECKING:
@@ -203,6 +202,8 @@ def servers() -> tuple[str, ...]:
 
 def shown_token() -> str | None:
     """The token that is shown to the servers; None: there is none."""
+    from sandctl.options.login import credentials
+
     given = settings()
     found: str | None = credentials(given.token, given.token_file, given.insecure, servers()).get("token")
     return found
@@ -235,6 +236,7 @@ def tls_in_environment() -> Iterator[None]:
 @asynccontextmanager
 async def connected() -> AsyncIterator[Client]:
     """A client; CannotConnect when there is none to be had within a few seconds."""
+    from sandctl.options.login import credentials
     from sandq.client import connect_with
     from sandq.client.options import Options
     from sandq.client.tls import tls_of

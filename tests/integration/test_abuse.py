@@ -391,6 +391,8 @@ ABUSES: dict[str, Abuse] = {
             (Type.IDENTITY_LIST, None, 100),
             (Type.ROLE_LIST, None, 100),
             (Type.IDENTIFY, "sandq_nothing", None),
+            (Type.AUDIT_LIST, 1000, None),
+            (Type.AUDIT_NOTE, "GET /", {}, "FORBIDDEN", ""),
             (Type.IDENTITY_DELETE, f"token:i{n - 3}"),
             (Type.ROLE_DELETE, f"r{n - 3}"),
         ],
@@ -523,7 +525,7 @@ ABUSED: dict[Type, str] = {
     **dict.fromkeys(
         (
             *(Type.IDENTIFY, Type.IDENTITY_PUT, Type.IDENTITY_DELETE, Type.IDENTITY_LIST),
-            *(Type.ROLE_PUT, Type.ROLE_DELETE, Type.ROLE_LIST),
+            *(Type.ROLE_PUT, Type.ROLE_DELETE, Type.ROLE_LIST, Type.AUDIT_LIST, Type.AUDIT_NOTE),
         ),
         "identities that come and go",
     ),

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 import sandq
+import sandq.testing
 from sandq.client import connect_with
 from sandq.client.options import Options
 from sandq.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unauthenticated
@@ -16,6 +17,7 @@ from sandq.node import Serving, run_node
 from tests.integration.conftest import until_risen
 from tests.integration.test_identities import give
 from tests.support.nodes.small_node import small_config
+from tests.support.push_receiver import receiving
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("node_time")
@@ -175,3 +177,25 @@ def test_a_token_is_not_shown_to_everybody_on_the_way(remote: object) -> None:
     check_clear("sandq_x", remote, Options(insecure=True))
     check_clear("sandq_x", remote, Options(), is_encrypted=True)
     check_clear("sandq_x", ("127.0.0.1", 4711), Options())
+
+
+async def test_what_is_pushed_goes_on_where_all_must_say_who_they_are(tmp_path: Path) -> None:
+    allowed = {"PUSH__ALLOW": "127.0.0.1", "PUSH__ALLOW_HTTP": "true", "PUSH__PORTS": ""}
+    config = small_config(tmp_path, SECURITY__AUTHENTICATION="require", **allowed)
+    async with run_node(config) as node, receiving() as receiver:
+        await until_risen(node)
+        async with sandq.connect(at(node), token=await give(node, "boss", "admin")) as boss:
+            await boss.admin.create_topic("t")
+            await boss.admin.set_push("t", "g", receiver.url, secrets=sandq.new_push_secret())
+            await boss.produce("t", b"pushed")
+            (came,) = await receiver.until(1)
+            assert came.body == b"pushed"
+
+
+def test_the_blocking_client_says_who_it_is() -> None:
+    with sandq.testing.broker(authentication=True) as b:
+        token = b.token("app", "reader")
+        with sandq.sync.connect(b.address, token=lambda: token) as client:
+            assert client.admin.whoami().principal == "token:app"
+            with pytest.raises(Forbidden):
+                client.admin.create_topic("t")

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
+import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.queries.kv_queries import KvQueries
@@ -114,18 +115,28 @@ class Context:
             quota = Quota.of(record.quota)
             check_delay(principal, quota, delay_of_request(frame, self.broker.clock.now_ms()))
 
-    def _count_produce(self, request: Produce, requests: int) -> None:
-        """Raises QuotaExceeded when who asks has no more, or whose topic it is."""
+    def _count_produce(self, request: Produce, requests: int, delay_ms: int | None = None) -> None:
+        """Raises QuotaExceeded when who asks has no more, or whose topic it is. `delay_ms`: how far ahead the batch
+        sends; None: it is looked at here, if that matters."""
         quota, raw = self.quota, request.batch
-        opened, usage = self.broker.catalog.topics.get(request.topic), self.info.usage
-        if opened is not None and opened.record.owner is not None and usage is not None:
-            usage.check(opened.record.owner, lambda: delay_of_batch(raw, self.broker.clock.now_ms()) > 0)
+
+        def delay() -> int:
+            return delay_of_batch(raw, self.broker.clock.now_ms()) if delay_ms is None else delay_ms
+
+        owner, usage = self._owner(request.topic), self.info.usage
+        if owner is not None and usage is not None:
+            usage.check(owner, lambda: delay() > 0)
         if quota is NO_QUOTA:
             return
         principal = self.caller.principal
         if quota.max_delay_ms is not None:
-            check_delay(principal, quota, delay_of_batch(raw, self.broker.clock.now_ms()))
+            check_delay(principal, quota, delay())
         self.info.quotas.take(principal, quota, requests, len(raw))
+
+    def _owner(self, topic: str) -> str | None:
+        """Who owns a topic, as far as it is open here."""
+        opened = self.broker.catalog.topics.get(topic)
+        return None if opened is None else opened.record.owner
 
     def _produce(self, request: Produce, requests: int, done: Done) -> None:
         self.check_rate(request.topic, requests)
@@ -134,7 +145,11 @@ class Context:
 
     async def _produce_large(self, request: Produce, done: Done) -> None:
         self.check_rate(request.topic)
-        self._count_produce(request, 1)
+        delay_ms = 0
+        if self.quota.max_delay_ms is not None or self._owner(request.topic) is not None:
+            # It takes long, and others are not to wait for that.
+            delay_ms = await trio.to_thread.run_sync(delay_of_batch, request.batch, self.broker.clock.now_ms())
+        self._count_produce(request, 1, delay_ms)
         checked = await self.broker.check_large(request)
         self.broker.produce(request, self.caller, done, checked=checked)
 

@@ -34,8 +34,9 @@ PATHS = sorted(commands(main))
 ANY_NUMBER = (
     *(("message", "cancel"), ("kv", "get"), ("kv", "delete")),
     *(("pipeline", "forecast"), ("pipeline", "report")),
+    *(("identity", "grant"), ("identity", "ungrant"), ("role", "put")),
 )
-"""Commands that take any number of ids, of keys, of topics."""
+"""Commands that take any number of ids, of keys, of topics, of grants."""
 
 
 def python(code: str, **environ: str) -> list[str]:
@@ -113,7 +114,7 @@ def complete(words: str, *, shell: str = "bash", complete_s: float = LONG_S, **e
 
 
 def test_commands_and_options_complete_without_a_server() -> None:
-    assert complete("sandctl to") == ["topic"]
+    assert complete("sandctl top") == ["topic"]
     assert complete("sandctl ") == list(COMMANDS)
     assert complete("sandctl message c") == ["cancel"]
     assert complete("sandctl produce --js") == ["--jsonl"]
