@@ -152,17 +152,17 @@ async def test_more_rights_are_there_without_connecting_anew(strict: Serving, bo
 
 
 async def test_a_gateway_is_let_in_by_its_proof(strict: Serving) -> None:
-    options = Options(gateway_secret=b"a secret of gateways")
+    options = Options(gateway_secret=lambda: b"a secret of gateways")
     async with connect_with(options, (at(strict),), "gateway") as client:
         whoami = await client.admin.whoami()
         assert (whoami.principal, whoami.grants) == ("node", None)
     with pytest.raises(Unauthenticated, match="gateway_secret_file"):
-        async with connect_with(Options(gateway_secret=b"another secret, alas"), (at(strict),), "gateway"):
+        async with connect_with(Options(gateway_secret=lambda: b"another secret, alas"), (at(strict),), "gateway"):
             pass
 
 
 async def test_a_gateway_that_is_not_let_in_says_so(strict: Serving) -> None:
-    options = Options(gateway_secret=b"another secret, alas", starts_alone=True)
+    options = Options(gateway_secret=lambda: b"another secret, alas", starts_alone=True)
     async with connect_with(options, (at(strict),), "gateway") as client:
         with pytest.raises(sandq.errors.Unavailable, match="does not let this gateway in"):
             await client.produce("t", b"x")

@@ -19,7 +19,7 @@ from sandq.client import connect_with
 from sandq.client.options import Options
 from sandq.errors import ConnectionLost, InvalidRequest, WrongPort
 from sandq.node import Serving, run_node
-from sandq.node_tls import NodeTls
+from sandq.node.tls import NodeTls
 from sandq.protocol.frames import FrameReader, Type, encode_frame
 from sandq.spark.source.brokers import ClientBrokers
 from sandq.spark.source.options import parse_options

@@ -32,7 +32,6 @@ FLOORS = {
     "sandq.server.http": 5,
     "sandq.push": 5,
     "sandq.node": 6,
-    "sandq.node_tls": 6,
     "sandq.tools": 6,
     "sandq.cli": 6,
     "sandq.__main__": 6,

@@ -111,7 +111,7 @@ def node_at_client_port(address: Address, config: NodeConfig | None = None) -> N
     from sandq.client import connect_with
     from sandq.client.options import Options
     from sandq.model.errors import SandqError
-    from sandq.node_tls import own_hosts, own_names
+    from sandq.node.tls import own_hosts, own_names
     from sandq.server.http.nodes_tls import nodes_tls
     from sandq.tls.certificates import Certificates
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 import trio
 
-from sandq import node as node_module
 from sandq.node import Serving, run_node
+from sandq.node import web as node_web
 from sandq.server.caller_requests import WAITING_BYTES
 from sandq.server.http.worker_pipe import Begin
 from tests.support.nodes.gateway import PATIENT
@@ -43,9 +43,7 @@ async def everything(stream: trio.SocketStream) -> bytes:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes by the machine's clock, whatever clock the test has."""
-    monkeypatch.setattr(
-        node_module, "Begin", partial(Begin, stale_s=PATIENCE_S, timeout_s=PATIENCE_S, deadlines=PATIENT)
-    )
+    monkeypatch.setattr(node_web, "Begin", partial(Begin, stale_s=PATIENCE_S, timeout_s=PATIENCE_S, deadlines=PATIENT))
 
 
 async def test_it_answers_what_is_under_way_before_the_client_port_closes(tmp_path: Path, patient: None) -> None:

@@ -15,9 +15,9 @@ import pytest
 import trio
 from cryptography import x509
 
-from sandq import node as node_module
 from sandq.client.tls import ClientTls
 from sandq.node import Serving, run_node
+from sandq.node import web as node_web
 from sandq.server.http.connections import _Connection as Inside
 from sandq.server.http.fast_connections import _Connection as Fast
 from sandq.server.http.tls_door import TlsDoor
@@ -167,7 +167,7 @@ async def test_what_is_renewed_is_used(
 
 async def test_by_a_process_of_the_node(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = partial(Begin, stale_s=PATIENCE_S, timeout_s=PATIENCE_S, deadlines=PATIENT)
-    monkeypatch.setattr(node_module, "Begin", begin)
+    monkeypatch.setattr(node_web, "Begin", begin)
     pair = authority.node("node1")
     files = {"CERT_FILE": str(pair.certificate), "KEY_FILE": str(pair.key), "CA_FILE": str(authority.ca)}
     environ = {f"TLS__{name}": value for name, value in {**files, "CLIENT_CERTIFICATES": "accept"}.items()}

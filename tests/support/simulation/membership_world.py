@@ -22,7 +22,6 @@ import structlog
 import trio
 import trio.testing
 
-import sandq.node
 from sandq.broker.broker import Broker
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.clock.guarded_clock import GuardedClock
@@ -39,6 +38,7 @@ from sandq.model.errors import SandqError, StorageFailed
 from sandq.model.members import member_id, own_member
 from sandq.model.names import COMPACTED, TIMER
 from sandq.node import run_node
+from sandq.node import serving as node_serving
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.protocol.peer import PeerFrame
@@ -182,7 +182,7 @@ class MembershipWorld:
             (trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),  # type: ignore[attr-defined]
             (trio.to_thread, "run_sync", in_task),
             (trio, "open_tcp_stream", self.net.connect),
-            (sandq.node, "listen", self.net.listen),
+            (node_serving, "listen", self.net.listen),
             (runner, "Worker", TaskWorker),
             (runner, "FairWorker", FairTaskWorker),
             # Sets of members are walked over in the order of these, which must not be another one in each process.

@@ -1,0 +1,234 @@
+"""What a node serves: clients, peers, HTTP, pushes; from the moment on at which it listens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+import trio
+
+import sandq
+from sandq.broker.access.first_token import give_first_token
+from sandq.broker.access.identities import Identities
+from sandq.broker.peers.secret import follow_secrets
+from sandq.membership.discovery import Discovery
+from sandq.model.config import NodeConfig
+from sandq.model.config_schema import Address
+from sandq.node.member import make_discovery, make_member, take_part
+from sandq.node.parts import Parts, Serving
+from sandq.node.web import serving_http
+from sandq.push.pusher import Pusher, pushing
+from sandq.schedules.zones import data_version
+from sandq.server.audit.audit_log import AuditLog
+from sandq.server.audit.files import AuditFiles
+from sandq.server.client_stats import ClientStats
+from sandq.server.connection import Connection, Gate
+from sandq.server.handlers.session import ClientSession
+from sandq.server.info import NodeState, ServerInfo
+from sandq.server.logins import Logins
+from sandq.server.metrics.metrics import About, Metrics
+from sandq.server.tcp import ClientServer, listen
+from sandq.server.topic_records import TopicRecords
+
+_REACHED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Where this node itself connects to what listens everywhere."""
+AUDIT_NAME = "audit"
+
+
+@contextlib.asynccontextmanager
+async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
+    config, broker, this_node = parts.config, parts.broker, parts.this_node
+    async with (
+        _audit(parts) as audit,
+        _listening(config) as (listeners, web, between),
+        trio.open_nursery() as serving,
+    ):
+        host, port = listeners[0].socket.getsockname()[:2]
+        advertised = config.node.advertise_host or host
+        addresses = {"client": str(Address(advertised, port))}
+        web_address = Address(*web[0].socket.getsockname()[:2]) if web else None
+        if web_address is not None:
+            addresses["http"] = str(Address(config.node.advertise_host or web_address.host, web_address.port))
+        if between:
+            peer_address = Address(*between[0].socket.getsockname()[:2])
+            addresses["peer"] = str(Address(config.node.advertise_host or peer_address.host, peer_address.port))
+        this_node.advertise(addresses)
+        discovery = make_discovery(parts, addresses)
+        member = make_member(parts, discovery)
+        cluster = member.cluster
+        if between:
+            await serving.start(parts.links.run, between, member.dispatch)
+            serving.start_soon(parts.snapshots.run)
+        serving.start_soon(parts.clocks.run, parts.node_log.hosts.values)
+        await serving.start(discovery.run)
+        serving.start_soon(member.directory.follow)
+        _follow_secrets(parts, discovery, serving)
+        tls = parts.tls
+        if tls is not None:
+            serving.start_soon(tls.certificates.follow)
+        inside = None if tls is None else tls.inside()
+        waits = cluster.waits
+        if not waits:
+            await take_part(member, broker, serving)
+        server_address = Address(_REACHED.get(host, host), port)
+        pusher = Pusher(
+            broker,
+            this_node.name,
+            str(server_address),
+            config.push.rules(),
+            sandq.__version__,
+            parts.push_tls,
+            grace_s=config.shutdown_grace_ms / 1000,
+            nodes_tls=inside,
+            gateway_secret=lambda: parts.gateway_keys.first,
+        )
+        info = ServerInfo(
+            sandq.__version__,
+            data_version(),
+            this_node.name,
+            config.cluster.name,
+            this_node.own.store_uuid,
+            advertised,
+            port,
+            {
+                **dataclasses.asdict(broker.limits),
+                "credit_least": -broker.limits.credit_max,
+                "authentication": parts.authenticator.mode,
+            },
+            broker,
+            broker.up,
+            discovery.membership.members,
+            config.cluster.membership != "static",
+            cluster.waiting,
+            parts.health,
+            parts.scrubber,
+            parts.digests,
+            lambda: this_node.cluster_uuid,
+            cluster.init,
+            TopicRecords(broker.routes),
+            pusher.rows,
+            parts.node_log.memory,
+            Logins(parts.authenticator, parts.timers.at),
+            Identities(broker.administration, lambda: broker.metadata),
+            lambda: parts.gateway_keys.current,
+            config.exposed,
+            audit=audit,
+            usage=member.usage,
+        )
+
+        def session(connection: Connection) -> ClientSession:
+            return ClientSession(broker, connection, info)
+
+        clients = ClientStats()
+        about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
+        numbers = None if tls is None else (tls.certificates, tls.handshakes)
+        metrics = Metrics(
+            broker,
+            parts.health,
+            parts.scrubber,
+            parts.digests,
+            clients,
+            about,
+            discovery.seen,
+            pusher,
+            audit,
+            numbers,
+            info.quotas,
+            member.usage,
+        )
+        request_timeout_s = config.health.request_timeout_ms / 1000
+        memory = parts.node_log.memory
+        server = ClientServer(
+            session,
+            broker.limits,
+            str(web_address or ""),
+            clients,
+            gate,
+            request_timeout_s,
+            memory,
+            parts.sender,
+            None if tls is None else tls.client_port,
+            config.tls.client_name,
+        )
+        serving.start_soon(server.serve, listeners)
+        serving.start_soon(metrics.run)
+        node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
+        async with serving_http(
+            config,
+            this_node.name,
+            memory,
+            broker.limits,
+            metrics,
+            node,
+            web,
+            str(server_address),
+            lambda: parts.gateway_keys.first,
+            tls,
+            inside,
+        ):
+            if waits:
+                await take_part(member, broker, serving)
+            serving.start_soon(parts.sweeper.sweep)
+            metadata = broker.metadata_host
+            serving.start_soon(info.logins.run, metadata)
+            mode, files = parts.authenticator.mode, parts.files
+            serving.start_soon(give_first_token, mode, metadata, info.identities, parts.runner, files, parts.data_dir)
+            async with pushing(pusher):
+                yield Serving(
+                    host,
+                    port,
+                    web_address,
+                    parts.data_dir,
+                    broker,
+                    metrics,
+                    parts.digests,
+                    info.identities,
+                    info.quotas,
+                    member.usage,
+                    parts.health.restart,
+                )
+                await cluster.hand_over(parts.clocks, parts.health)
+            await discovery.leave()
+        serving.cancel_scope.cancel()
+
+
+def _follow_secrets(parts: Parts, discovery: Discovery, serving: trio.Nursery) -> None:
+    """Go on with others when they are changed: those of gateways are asked for each time."""
+
+    def on_change() -> None:
+        discovery.secrets_changed()
+        parts.links.secrets_changed()
+
+    if parts.secrets is not None:
+        serving.start_soon(follow_secrets, parts.secrets, on_change)
+    if parts.gateway_secrets is not None:
+        serving.start_soon(follow_secrets, parts.gateway_secrets, lambda: None)
+
+
+@contextlib.asynccontextmanager
+async def _audit(parts: Parts) -> AsyncIterator[AuditLog]:
+    """The audit log; what was noted is written when the block ends."""
+    kept = parts.config.audit
+    files = AuditFiles(parts.data_dir / AUDIT_NAME, kept.file_bytes, kept.files) if kept.enabled else None
+    audit = AuditLog(parts.this_node.name, files, parts.broker.clock.now_ms)
+    try:
+        yield audit
+    finally:
+        await audit.close()
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    config: NodeConfig,
+) -> AsyncIterator[tuple[list[trio.SocketListener], list[trio.SocketListener], list[trio.SocketListener]]]:
+    """Listeners for clients, for HTTP and, of a node that may have peers, for them: all or none."""
+    listen_at = config.listen
+    peer = listen_at.peer if config.cluster.peers or config.cluster.membership != "static" else None
+    async with contextlib.AsyncExitStack() as stack:
+        listeners: list[list[trio.SocketListener]] = []
+        for address, what in ((listen_at.client, "client"), (listen_at.http, "http"), (peer, "peer")):
+            listeners.append(await listen(address.host, address.port, what) if address else [])
+            for listener in listeners[-1]:
+                stack.push_async_callback(listener.aclose)
+        yield listeners[0], listeners[1], listeners[2]

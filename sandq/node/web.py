@@ -1,0 +1,67 @@
+"""HTTP of a node: in its loop, or in a process that it starts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import trio
+
+import sandq
+from sandq.broker.memory_budget import HTTP_SHARE, MemoryBudget
+from sandq.client.tls import ClientTls
+from sandq.model.config import NodeConfig
+from sandq.model.limits import Limits
+from sandq.node.tls import NodeTls, own_hosts, own_names
+from sandq.server import logs
+from sandq.server.http.supervisor import Supervisor, launch_on, serve_http_apart
+from sandq.server.http.worker_pipe import Begin
+from sandq.server.info import NodeState
+from sandq.server.metrics.metrics import Metrics
+
+
+def serving_http(
+    config: NodeConfig,
+    name: str,
+    memory: MemoryBudget,
+    limits: Limits,
+    metrics: Metrics,
+    node: NodeState,
+    listeners: list[trio.SocketListener],
+    server: str,
+    gateway_secret: Callable[[], bytes],
+    tls: NodeTls | None,
+    inside: ClientTls | None,
+) -> contextlib.AbstractAsyncContextManager[None]:
+    if not listeners:
+        return contextlib.nullcontext()
+    names = {name.lower() for name in (config.node.advertise_host, *config.http.allowed_hosts) if name}
+    if config.http.workers:
+        begin = Begin(
+            sandq.__version__,
+            name,
+            (server,),
+            tuple(names),
+            tuple(config.http.allowed_origins),
+            limits,
+            tuple(listener.socket.fileno() for listener in listeners),
+            *logs.as_set_up(),
+            gateway_secret().hex(),
+            None if tls is None else config.tls.model_dump(mode="json", exclude_none=True),
+            own_hosts(config),
+            own_names(config),
+        )
+        requests, on_restart = metrics.http_requests, metrics.on_http_restart
+        supervisor = Supervisor(begin, node, requests, on_restart, launch_on(begin.listeners), gateway_secret)
+        memory.measure("http", HTTP_SHARE, lambda: supervisor.held_bytes)
+        return serve_http_apart(listeners, supervisor)
+    # FastAPI takes its time: who does not serve HTTP by itself does not pay for it.
+    from sandq.server.http.connections import serve_http
+    from sandq.server.http.serve import HttpSettings
+
+    origins = frozenset(config.http.allowed_origins)
+    settings = HttpSettings(
+        frozenset(names), origins, (server,), sandq.__version__, gateway_secret=gateway_secret, nodes_tls=inside
+    )
+    observe, port = metrics.http_requests.observe, None if tls is None else tls.http_port
+    return serve_http(listeners, settings, limits, node, observe, memory.http, port, config.tls.client_name)
