@@ -792,7 +792,7 @@ def _serving_http(
             tuple(listener.socket.fileno() for listener in listeners),
             *logs.as_set_up(),
             gateway_secret().hex(),
-            None if tls is None else config.tls.model_dump(mode="json"),
+            None if tls is None else config.tls.model_dump(mode="json", exclude_none=True),
             own_hosts(config),
             own_names(config),
         )

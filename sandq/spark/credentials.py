@@ -1,5 +1,4 @@
-"""Who a job is to the cluster, and how it speaks to it: a token of its options, or of a file that every executor has, and
-TLS."""
+"""Who a job is to the cluster, by a token of its options or of a file that every executor has, and how it speaks."""
 
 from __future__ import annotations
 
