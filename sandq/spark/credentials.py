@@ -1,4 +1,4 @@
-"""Who a job is to the cluster: TLS, and a token of its options or of a file that every executor has."""
+"""Who a job is to the cluster, by a token of its options or of a file that every executor has, and how it speaks."""
 
 from __future__ import annotations
 

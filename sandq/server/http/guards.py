@@ -85,10 +85,6 @@ Hold = Callable[[int], None]
 """Told how many bytes were read of an answer without an end, and are not sent yet."""
 
 
-CERTIFICATE: Final = "certificate_name"
-"""Of a connection's state: the name in the certificate that its client showed."""
-
-
 class Logins(Protocol):
     """Says who asks."""
 
@@ -249,7 +245,7 @@ class Guard:
         state, (asker, source) = scope["state"], origin
         request_id: str = state["request_id"]
         try:
-            caller = await logins.caller(headers, state.get(CERTIFICATE), source)
+            caller = await logins.caller(headers, state.get(CERTIFICATE_NAME), source)
         except SandqError as error:
             if error.http_status == 401 and self._notes is not None and b"authorization" not in headers:
                 # What a node did not get to see; of the others it has noted the failure itself.

@@ -25,7 +25,7 @@ NTP_ERROR = 5
 """adjtimex: the clock is not synchronised (TIME_ERROR)."""
 
 _DISTRIBUTIONS = ("sandq", "sandq-client")
-_MODULES = {"pyyaml": "yaml", "sandq-client": "sandq"}
+_MODULES = {"pyyaml": "yaml", "pyjwt": "jwt", "sandq-client": "sandq"}
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")
 _CLAUSE = re.compile(r"(===|==|!=|>=|<=|~=|<|>)\s*([0-9A-Za-z.*+!_-]+)")
 

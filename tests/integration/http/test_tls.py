@@ -165,12 +165,17 @@ async def test_what_is_renewed_is_used(
         assert await serial(kept) == first  # it goes on as it was
 
 
-async def test_by_a_process_of_the_node(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_authority", [True, False])
+async def test_by_a_process_of_the_node(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch, has_authority: bool
+) -> None:
     begin = partial(Begin, stale_s=PATIENCE_S, timeout_s=PATIENCE_S, deadlines=PATIENT)
     monkeypatch.setattr(node_web, "Begin", begin)
     pair = authority.node("node1")
-    files = {"CERT_FILE": str(pair.certificate), "KEY_FILE": str(pair.key), "CA_FILE": str(authority.ca)}
-    environ = {f"TLS__{name}": value for name, value in {**files, "CLIENT_CERTIFICATES": "accept"}.items()}
+    files = {"CERT_FILE": str(pair.certificate), "KEY_FILE": str(pair.key)}
+    # Without an authority it trusts its node by that one's own certificate.
+    more = {"CA_FILE": str(authority.ca), "CLIENT_CERTIFICATES": "accept"} if has_authority else {"PEER": "off"}
+    environ = {f"TLS__{name}": value for name, value in {**files, **more}.items()}
     config = small_config(tmp_path, LISTEN__HTTP=f"{HOST}:0", HTTP__WORKERS="1", **environ)
     async with run_node(config) as node, web(node, trusting(authority, "ada")) as client:
         found = await client.post("/topics", json={"name": "t"})
