@@ -315,6 +315,7 @@ async def test_callers_are_held_to_their_quotas(strict: Serving, web: httpx.Asyn
     told = refused[0].json()
     assert (told["code"], told["quota"], told["maximum"], told["retriable"]) == ("QUOTA", "requests_per_s", 2, True)
     assert refused[0].headers["retry-after"] == "1" and told["retry_after_ms"] > 0
+    assert strict.quotas.meters["token:few"].requests == len(answers) - len(refused)
     assert (await web.get("/topics", headers=admin)).status_code == 200
 
 
