@@ -540,6 +540,7 @@ async def _serving(parts: _Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             web,
             str(server_address),
             parts.gateway_keys[0],
+            info.quotas,
         ):
             if waits:
                 await _take_part(member, broker, serving)
@@ -732,6 +733,7 @@ def _serving_http(
     listeners: list[trio.SocketListener],
     server: str,
     gateway_secret: bytes,
+    quotas: QuotaMeters,
 ) -> contextlib.AbstractAsyncContextManager[None]:
     if not listeners:
         return contextlib.nullcontext()
@@ -757,7 +759,9 @@ def _serving_http(
     from sandq.server.http.serve import HttpSettings
 
     origins = frozenset(config.http.allowed_origins)
-    settings = HttpSettings(frozenset(names), origins, (server,), sandq.__version__, gateway_secret=gateway_secret)
+    settings = HttpSettings(
+        frozenset(names), origins, (server,), sandq.__version__, gateway_secret=gateway_secret, quotas=quotas
+    )
     return serve_http(listeners, settings, limits, node, metrics.http_requests.observe, memory.http)
 
 
