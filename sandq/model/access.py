@@ -155,7 +155,7 @@ def _matcher(pattern: str) -> re.Pattern[str]:
 class Access:
     """What one principal may do, ready to be asked. Unchanging; another one is made when a grant or a role changes."""
 
-    __slots__ = ("_by_right", "_known", "grants", "principal")
+    __slots__ = ("_by_right", "_known", "_known_of_some", "grants", "principal")
 
     def __init__(self, principal: str, grants: Iterable[Grant]) -> None:
         self.principal = principal
@@ -164,7 +164,9 @@ class Access:
         for grant in self.grants:
             self._by_right.setdefault(grant.right, []).append(grant)
         self._known: dict[tuple[Right, str | None, str | None], bool] = {}
-        """What was asked before."""
+        """What was asked before ..."""
+        self._known_of_some: dict[tuple[Right, str], bool] = {}
+        """... of `allows_some`."""
 
     @classmethod
     def of(cls, principal: str, texts: Iterable[str], roles: Mapping[str, Sequence[str]]) -> Access:
@@ -193,10 +195,15 @@ class Access:
 
     def allows_some(self, right: Right, topic: str) -> bool:
         """Whether it may be done to a topic, or by some groups of it."""
-        return any(
-            grant.topics == ANY or _matcher(grant.topics).match(topic) is not None
-            for grant in self._by_right.get(right, ())
-        )
+        known = self._known_of_some.get((right, topic))
+        if known is None:
+            if len(self._known_of_some) >= _ANSWERS:
+                self._known_of_some.clear()
+            known = self._known_of_some[right, topic] = any(
+                grant.topics == ANY or _matcher(grant.topics).match(topic) is not None
+                for grant in self._by_right.get(right, ())
+            )
+        return known
 
     def sees(self, topic: str) -> bool:
         """Whether it has some right on a topic, or on groups of it: then it may know that the topic is there."""

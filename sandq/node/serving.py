@@ -164,6 +164,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             web,
             str(server_address),
             lambda: parts.gateway_keys.first,
+            info.quotas,
             tls,
             inside,
         ):

@@ -18,6 +18,7 @@ from sandq.server.http.supervisor import Supervisor, launch_on, serve_http_apart
 from sandq.server.http.worker_pipe import Begin
 from sandq.server.info import NodeState
 from sandq.server.metrics.metrics import Metrics
+from sandq.server.quota_meters import QuotaMeters
 
 
 def serving_http(
@@ -30,6 +31,7 @@ def serving_http(
     listeners: list[trio.SocketListener],
     server: str,
     gateway_secret: Callable[[], bytes],
+    quotas: QuotaMeters,
     tls: NodeTls | None,
     inside: ClientTls | None,
 ) -> contextlib.AbstractAsyncContextManager[None]:
@@ -61,7 +63,13 @@ def serving_http(
 
     origins = frozenset(config.http.allowed_origins)
     settings = HttpSettings(
-        frozenset(names), origins, (server,), sandq.__version__, gateway_secret=gateway_secret, nodes_tls=inside
+        frozenset(names),
+        origins,
+        (server,),
+        sandq.__version__,
+        gateway_secret=gateway_secret,
+        nodes_tls=inside,
+        quotas=quotas,
     )
     observe, port = metrics.http_requests.observe, None if tls is None else tls.http_port
     return serve_http(listeners, settings, limits, node, observe, memory.http, port, config.tls.client_name)

@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from sandq.broker.access.authenticator import REQUIRE, Login
+from sandq.broker.access.authenticator import OFF, REQUIRE, Login
 from sandq.broker.timers import Timer
 from sandq.model.access import Access, Grant, Right
 from sandq.model.caller import ANONYMOUS, NODE, Caller, host_of
@@ -81,10 +81,12 @@ class Entrance:
         if is_required and token is None and request.options.get(OPTION) is not None:
             self.must_prove = True
             return
-        if self._waiting() is not None and (is_required or token is not None):
+        certificate, mode = self._connection.certificate_name, self._authenticator.mode
+        shows = token is not None or certificate is not None
+        if self._waiting() is not None and mode != OFF and (is_required or shows):
             self._let_founder_in()
             return
-        login = await self._authenticator.identify(token, self._connection.certificate_name)
+        login = await self._authenticator.identify(token, certificate)
         if login is None and is_required:
             raise Unauthenticated(
                 "this cluster lets nobody in who does not say who it is: give a token (connect(token=...), "

@@ -134,18 +134,19 @@ class AuditFiles:
         lines: list[bytes] = []
         for other in [other for other in numbers if other >= number]:
             begin = offset if other == number else 0
-            found, end = self._read(other, begin, most - len(lines))
+            found, end, is_all = self._read(other, begin, most - len(lines))
             lines += found
             position = f"{other}:{end}"
-            if len(lines) >= most:
+            if len(lines) >= most or not is_all:
                 break
         return lines, position
 
-    def _read(self, number: int, start: int, most: int) -> tuple[list[bytes], int]:
+    def _read(self, number: int, start: int, most: int) -> tuple[list[bytes], int, bool]:
+        """Whole lines, where they end, and whether that is as far as the file goes."""
         try:
             fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return [], start
+            return [], start, True
         try:
             if start > os.fstat(fd).st_size:
                 start = 0
@@ -153,7 +154,8 @@ class AuditFiles:
         finally:
             os.close(fd)
         lines = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)[:most]
-        return [line.rstrip(b"\r\n") for line in lines], start + sum(map(len, lines))
+        is_all = len(data) < READ_BYTES
+        return [line.rstrip(b"\r\n") for line in lines], start + sum(map(len, lines)), is_all
 
 
 def parse_position(text: str) -> tuple[int, int]:

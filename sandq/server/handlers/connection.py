@@ -26,6 +26,11 @@ async def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
     return info.version, info.node_id, cluster_uuid, info.limits, at.broker.clock.now_ms(), *challenge
 
 
+def _prove(at: Context, request: Prove) -> None:
+    at.entrance.prove(request)
+    at.on_proved()
+
+
 def _on_behalf(at: Context, frame: Frame) -> None:
     at.gateway_proof.require()
     at.kv_gets.flush()  # what came before is asked by another
@@ -70,7 +75,7 @@ ROUTES = (
     sliced(Hello, _hello),
     sliced(Metadata, _metadata),
     sliced(TopicNames, _names),
-    told(Prove, lambda at, request: at.entrance.prove(request)),
+    told(Prove, _prove),
     framed(OnBehalf, _on_behalf),
     told(Ping, lambda at, request: at.broker.clock.now_ms()),
 )

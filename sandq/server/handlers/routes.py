@@ -62,6 +62,8 @@ class Context:
             info.waiting,
             info.quotas,
         )
+        self.on_proved: Callable[[], None] = lambda: None
+        """Called once the client has proved to be a gateway; set by the session."""
         self.lease_topics: dict[int, str] = {}
         """Of partitions of which leases were settled here, by Raft group."""
         self.queries = MessageQueries(broker, connection)

@@ -69,6 +69,7 @@ class ClientSession:
         connection.add_hint = info.add_hint
         connection.audit = RequestAudit(info.audit)
         self._context = Context(broker, connection, info)
+        self._context.on_proved = self._choose_handlers
         self._flush_produces = self._context.produces.flush
         self._gather = self._context.produces.gather
         self._waiting = info.waiting
@@ -101,14 +102,7 @@ class ClientSession:
                 self._context.check_delay_of_caller(frame)
         if kind in _RATED:
             self._context.check_rate(frame[2] if len(frame) > 2 else None)
-        if kind == Type.PROVE:
-            return self._prove(handler, frame)
         return handler(self._context, frame)
-
-    def _prove(self, handler: Handler, frame: Frame) -> Awaitable[None] | None:
-        rest = handler(self._context, frame)
-        self._choose_handlers()
-        return rest
 
     def _choose_handlers(self) -> None:
         """By who asks by this connection."""

@@ -32,6 +32,7 @@ from sandq.server.http.hot_routes import HotRoutes
 from sandq.server.http.logins import HttpLogins
 from sandq.server.http.openapi import completed
 from sandq.server.http.request_rates import RateGate
+from sandq.server.quota_meters import QuotaMeters
 from sandq.server.request_rates import RequestRates
 
 _HOT = (routes_messages.produce, routes_groups.lease, routes_groups.ack)
@@ -43,9 +44,15 @@ Bodies are JSON, whatever their content type says. Errors are `application/probl
 
 
 def create_app(
-    gateway: Gateway, rules: Rules, observe: Observe, account: Account, notes: AuditNotes | None = None
+    gateway: Gateway,
+    rules: Rules,
+    observe: Observe,
+    account: Account,
+    notes: AuditNotes | None = None,
+    quotas: QuotaMeters | None = None,
 ) -> Any:
-    """The ASGI application of a node; `account` is of what requests take, `notes` takes what is refused."""
+    """The ASGI application of a node; `account` is of what requests take, `notes` takes what is refused,
+    `quotas` counts what callers ask."""
     app = _application(gateway.version)
     hot = HotRoutes(app, [route for route in app.state.routes if route.endpoint in _HOT])
     of_node = {"gateway": gateway, "reading": anyio.CapacityLimiter(1)}
@@ -69,7 +76,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["etag", "retry-after", "sandq-stale-ms", "x-request-id"],
         )
-    return Guard(inner, rules, observe, account, HttpLogins(gateway.client), notes)
+    return Guard(inner, rules, observe, account, HttpLogins(gateway.client), notes, quotas)
 
 
 @cache

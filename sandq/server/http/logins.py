@@ -16,6 +16,7 @@ import anyio
 
 from sandq.client import Client, cluster_of
 from sandq.client.transport import call
+from sandq.model.access import Access, Grant
 from sandq.model.config_security import AUTHENTICATION
 from sandq.model.errors import SandqError, Unauthenticated, Unavailable
 from sandq.model.principals import TOKEN_CHARS
@@ -126,8 +127,9 @@ class HttpLogins:
             if token is None and self._mode != REQUIRE:
                 return None  # certificates may be shown before they are known here
             raise Revoked(error.message, **error.details) from None
-        until_revoked = partial(self._until_revoked, key, token, certificate, reply.grants)
-        return HttpCaller(reply.principal, reply.access, Quota.of(reply.quota), until_revoked)
+        access = reply.access
+        until_revoked = partial(self._until_revoked, key, token, certificate, access)
+        return HttpCaller(reply.principal, access, Quota.of(reply.quota), until_revoked)
 
     def _keep(self, key: bytes, caller: HttpCaller | None) -> None:
         self._kept.pop(key, None)
@@ -135,7 +137,9 @@ class HttpLogins:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = caller, self._clock() + KEPT_S
 
-    async def _until_revoked(self, key: bytes, token: str | None, certificate: str | None, grants: object) -> None:
+    async def _until_revoked(
+        self, key: bytes, token: str | None, certificate: str | None, access: Access | None
+    ) -> None:
         """Wait until who waits for something is not let in any more, or may do something else. Raises Revoked,
         Unavailable."""
         known_s = self._clock()
@@ -150,9 +154,13 @@ class HttpLogins:
                     raise Unavailable(f"nobody says who you are at present: {error.message}") from None
                 continue
             known_s = self._clock()
-            now = None if caller is None or caller.access is None else [str(one) for one in caller.access.grants]
-            if now != grants:
+            now = None if caller is None else caller.access
+            if _grants_of(now) != _grants_of(access):
                 raise Unavailable("what you may do has changed: ask again")
+
+
+def _grants_of(access: Access | None) -> frozenset[Grant] | None:
+    return None if access is None else frozenset(access.grants)
 
 
 def _token_of(header: bytes) -> str:

@@ -19,6 +19,7 @@ from sandq.server.http.audit_notes import AuditNotes
 from sandq.server.http.bounds import GATEWAY_S
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
+from sandq.server.quota_meters import QuotaMeters
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class HttpSettings:
     """Proves to nodes that they may believe for whom it asks; None: its requests count as its own."""
     nodes_tls: ClientTls | None = None
     """How it speaks to these; None: no TLS."""
+    quotas: QuotaMeters | None = None
+    """What callers take, those of a node, if it is served within one; None: of this server alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ async def running_app(
     async with connect_with(options, settings.servers, "sandq-http") as client:
         gateway = Gateway(client, node, settings.version, ending, limits.http_stream_messages)
         notes = AuditNotes(client)
-        app = create_app(gateway, rules, observe, account, notes)
+        app = create_app(gateway, rules, observe, account, notes, settings.quotas)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(notes.run)
             yield RunningApp(app, client, ending)

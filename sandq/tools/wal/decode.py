@@ -71,6 +71,8 @@ def command_record(command: Any, *, values: bool) -> dict[str, Any]:
             record.update(_batch(value, values))
         elif name == "set_push" and field == "push":
             record[field] = None if value is None else shown(value)
+        elif name == "put_identity" and field == "secret_hash":
+            record[field] = None if value is None else "<hidden>"
         elif field == "job_id":
             record[field] = bytes(value).hex()
         else:

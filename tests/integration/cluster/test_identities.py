@@ -86,3 +86,12 @@ async def test_below_its_feature_level_a_cluster_knows_no_identities(tmp_path: P
         with pytest.raises(Conflict, match="feature level"):
             await client.admin.create_token("app", ["read"])
         assert await client.admin.identities() == []
+
+
+async def test_a_token_keeps_nobody_out_of_a_node_that_waits_where_authentication_is_off(tmp_path: Path) -> None:
+    async with waiting_nodes(tmp_path, "node1") as nodes:
+        raw, answer = await greeted(nodes, "node1", "sandq_whatever")
+        assert answer[0] == Type.REPLY
+        assert (await raw.call(Type.CLUSTER_INIT))[0] == Type.REPLY
+        assert (await raw.call(Type.CLUSTER_INFO))[0] == Type.REPLY
+        await trio.aclose_forcefully(raw.stream)

@@ -127,3 +127,18 @@ def test_a_role_is_made_of_rights_and_built_in_roles() -> None:
 def test_grants_read_as_they_are_told() -> None:
     for grant in (Grant(Right.PRODUCE), Grant(Right.READ, "a*"), Grant(Right.CONSUME, "*", "g"), Grant(Right.CLUSTER)):
         assert parse_grant(str(grant)).expanded({}) == [grant]
+
+
+def test_some_groups_are_not_all_of_them_and_answers_are_kept_apart() -> None:
+    access = Access.of("token:a", ["consume:orders/mail-*"], {})
+    for _ in range(2):  # the second time from what was kept
+        assert access.allows_some(Right.CONSUME, "orders") and not access.allows_some(Right.CONSUME, "payments")
+        assert not access.allows(Right.CONSUME, "orders") and access.allows(Right.CONSUME, "orders", "mail-eu")
+    assert not access.allows(Right.CONSUME, "orders", "\0"), "no group has this name"
+
+
+def test_what_is_kept_of_answers_is_bounded() -> None:
+    access = Access.of("token:a", ["read:a*"], {})
+    for number in range(3000):
+        assert access.allows(Right.READ, f"a{number}") and not access.allows(Right.READ, f"b{number}")
+    assert len(access._known) <= 1024

@@ -106,6 +106,15 @@ async def test_where_authentication_is_off_nobody_is_held_to_anything() -> None:
     assert login is not None and node.authenticator.access_of(login) is None
 
 
+async def test_where_authentication_is_off_nobody_is_asked(autojump_clock: Any) -> None:
+    node = Node(record("token:app", "read", secret=TOKEN), mode="off")
+    node.is_cut_off = True
+    assert await node.authenticator.identify(TOKEN, None) is not None
+    node.view = None
+    assert await node.authenticator.identify(TOKEN, None) is None
+    assert node.asked == 0
+
+
 async def test_a_node_that_is_cut_off_lets_nobody_in(autojump_clock: Any) -> None:
     node = Node(record("token:app", "read", secret=TOKEN))
     await node.authenticator.identify(TOKEN, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandq.client.options import Options
-from sandq.errors import Throttled, Unavailable
+from sandq.errors import QuotaExceeded, Throttled, Unavailable
 
 
 def test_a_pause_is_as_long_as_who_refused_says_but_not_longer_than_it_may_matter() -> None:
@@ -11,5 +11,6 @@ def test_a_pause_is_as_long_as_who_refused_says_but_not_longer_than_it_may_matte
     assert 0.05 <= options.pause_s(0, Unavailable("no leader")) <= 0.1
     assert options.pause_s(0, Throttled("too many", retry_after_ms=1500)) == 1.5
     assert options.pause_s(9, Throttled("too many", retry_after_ms=1)) >= 0.2
+    assert options.pause_s(0, QuotaExceeded("too many", retry_after_ms=1500)) == 1.5
     assert options.pause_s(0, Throttled("one a day", retry_after_ms=86_400_000)) == 5.0
     assert options.pause_s(9, Throttled("strange", retry_after_ms="soon")) <= 0.4

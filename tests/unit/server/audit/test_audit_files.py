@@ -107,3 +107,16 @@ def test_long_files_are_read_from_their_end(tmp_path: Path) -> None:
     files = AuditFiles(tmp_path, 10 << 20, 10)
     files.append(b"".join([line(number, 1000) for number in range(500)]))
     assert numbers(files.last(150)[0]) == [*range(350, 500)]
+
+
+def test_a_long_file_is_read_on_before_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandq.server.audit.files.READ_BYTES", 50)
+    files = AuditFiles(tmp_path, 200, 10)
+    for number in range(30):
+        files.append(line(number))
+    found: list[int] = []
+    position = "1:0"
+    for _ in range(40):
+        lines, position = files.after(position, 1000)
+        found += numbers(lines)
+    assert found == [*range(30)]

@@ -17,6 +17,7 @@ from sandq.partition import commands as c
 from sandq.storage.wal import Kind
 from sandq.storage.wal_recovery import recover
 from sandq.tools.read_only import ReadOnlyFiles
+from sandq.tools.wal.decode import command_record
 from tests.support.storage.log_bed import (
     GROUP,
     append,
@@ -294,3 +295,8 @@ def test_it_says_what_a_start_of_the_node_would_say(tmp_path: Path, seal: bool) 
         told.append(refused)
         path.write_bytes(whole[path])
     assert True in told and False in told
+
+
+def test_what_a_token_is_known_by_is_not_shown() -> None:
+    command = m.PutIdentity("token:app", True, ["read"], b"h" * 32, None, {}, "")
+    assert command_record(command, values=True)["secret_hash"] == "<hidden>"
