@@ -20,9 +20,12 @@ PATTERN_CHARS: Final = 16
 
 
 async def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
-    await at.entrance.hello(request)
+    if at.entrance.is_in:
+        # What it began goes by who it is: nobody else may go on with that.
+        raise InvalidRequest("HELLO comes once: connect again to be somebody else")
     info, cluster_uuid = at.info, at.info.cluster_uuid
     challenge = at.gateway_proof.challenge(request.options, cluster_uuid)
+    await at.entrance.hello(request)
     return info.version, info.node_id, cluster_uuid, info.limits, at.broker.clock.now_ms(), *challenge
 
 
