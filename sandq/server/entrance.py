@@ -33,6 +33,7 @@ TOKEN_OPTION: Final = "token"
 """Of HELLO."""
 _FOUNDERS: Final = Access(ANONYMOUS, [Grant(Right.CLUSTER)])
 """What who is on the machine of a node may do while that belongs to no cluster, and so knows nobody."""
+_NOBODY: Final = Access(ANONYMOUS, [])
 FOUNDED_MS: Final = 200
 """Who founds a cluster has so long to be answered, again and again, before it is to say who it is."""
 
@@ -142,6 +143,7 @@ class Entrance:
         """End the connection if what lets it in, or what it may do, has changed."""
         connection, login = self._connection, self._connection.login
         if self._is_founder and self._waiting() is None:
+            self.access = _NOBODY  # whatever it asks for from now on
             if connection.requests:  # that founded the cluster, maybe
                 self._wake_at(self._now_ms() + FOUNDED_MS)
             else:

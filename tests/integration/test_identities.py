@@ -153,6 +153,32 @@ async def test_a_token_ends_when_it_expires(tmp_path: Path) -> None:
             await trio.aclose_forcefully(one.stream)
 
 
+async def test_who_is_in_cannot_become_somebody_else(strict: Serving) -> None:
+    """What was begun goes by the token that let it in: it ends with that one."""
+    admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
+    await admin.create("t")
+    other = await give(strict, "other", "read:none")
+    raw, _ = await greet(strict, token=await give(strict, "app", "writer:t"))
+    assert (await raw.subscribe())[0] == Type.REPLY
+    assert (await raw.call(Type.HELLO, 1, "raw", {"token": other}))[2] == "INVALID"
+    assert (await raw.call(Type.IDENTIFY, None, None))[2] == "token:app"
+    await admin.call(Type.IDENTITY_DELETE, "token:app")
+    with trio.fail_after(PATIENCE_S):
+        assert (await raw.receive())[:3] == [Type.ERROR, 0, "UNAUTHENTICATED"]
+    for one in (raw, admin):
+        await trio.aclose_forcefully(one.stream)
+
+
+async def test_a_hello_that_is_refused_lets_nobody_half_in(strict: Serving) -> None:
+    quota = {"connections": 1}
+    token = await give(strict, "app", "reader", quota=quota)
+    raw, answer = await greet(strict, token=token, gateway=5)
+    assert answer[2] == "INVALID"
+    again = await raw.call(Type.HELLO, 1, "raw", {"token": token})
+    assert again[0] == Type.REPLY, "and it does not count twice"
+    await trio.aclose_forcefully(raw.stream)
+
+
 async def test_wrong_tokens_and_frames_before_hello_are_refused(strict: Serving) -> None:
     for options in ({"token": "sandq_" + "x" * 43}, {"token": "no.such.jwt"}):
         raw, answer = await greet(strict, **options)

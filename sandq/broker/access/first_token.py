@@ -7,6 +7,7 @@ authentication is turned on, and of one whose last identity was deleted.
 from __future__ import annotations
 
 import secrets
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.model.caller import NODE
-from sandq.model.errors import Conflict, SandqError
+from sandq.model.errors import SandqError
 from sandq.model.features import IDENTITIES_LEVEL
 from sandq.model.principals import TOKEN, TOKEN_BYTES, principal_of, token_hash, token_text
 from sandq.protocol.requests_access import IdentityPut
@@ -40,30 +41,34 @@ async def give_first_token(
     """Make one whenever there is none. `mode`: the authenticator's; `data_dir`: for the log, which says where it is."""
     if mode == OFF:
         return
-    changed = Signal()
+    changed, text = Signal(), ""
     metadata.listen(on_status=changed.set, on_ready=lambda ready: changed.set())
     while True:
         view = metadata.status
         if metadata.ready and not view.identities and view.feature_level >= IDENTITIES_LEVEL:
+            # The same one until it is known what became of it: it may have been made all the same.
+            text = text or token_text(secrets.token_bytes(TOKEN_BYTES))
             try:
-                await _give(identities, runner, files, data_dir)
+                await _give(text, identities, runner, files, data_dir)
+                text = ""
             except SandqError as error:
                 log.warning("no first token could be made; it is tried again", error=error.message)
                 await trio.sleep(AGAIN_S)
+        elif text and view.identities:
+            record = view.identities.get(PRINCIPAL)
+            if record is not None and record.secret_hash != token_hash(text):
+                with suppress(SandqError):
+                    await runner.on_maintenance(partial(files.remove, NAME))  # somebody else was first
+            text = ""
         else:
             await changed.wait()
 
 
-async def _give(identities: Identities, runner: Runner, files: Files, data_dir: Path) -> None:
-    text = token_text(secrets.token_bytes(TOKEN_BYTES))
+async def _give(text: str, identities: Identities, runner: Runner, files: Files, data_dir: Path) -> None:
     # The file first: a token that nobody has would keep another one from being made.
     await runner.on_maintenance(partial(files.replace, NAME, f"{text}\n".encode()))
     fields = {"grants": ["admin"], "secret_hash": token_hash(text), "note": "made at the first start"}
-    try:
-        await identities.put(IdentityPut(PRINCIPAL, True, fields), NODE)
-    except Conflict:
-        await runner.on_maintenance(partial(files.remove, NAME))  # somebody else was first
-        return
+    await identities.put(IdentityPut(PRINCIPAL, True, fields), NODE)
     log.warning(
         "this cluster knew nobody: a first token, with all rights, is in a file; make tokens of your own with it, "
         "and delete both",

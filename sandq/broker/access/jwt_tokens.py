@@ -76,6 +76,7 @@ class JwtVerifier:
 
     async def claims(self, text: str) -> Claims:
         """Return what a token says. Raises Unauthenticated; Unavailable while nobody gives the issuer's keys."""
+        await self._renew_old_keys()
         digest = hashlib.sha256(text.encode()).digest()
         claims = self._checked.get(digest)
         if claims is None:
@@ -139,11 +140,18 @@ class JwtVerifier:
 
     # -- keys -----------------------------------------------------------------------------------------------------
 
+    async def _renew_old_keys(self) -> None:
+        """A token that was checked is not good for longer than the key by which it was."""
+        url = self._config.jwks_url
+        if url is not None and trio.current_time() - self._fetched_s > KEPT_S:
+            await self._renew(url)
+            if trio.current_time() - self._fetched_s > STALE_S:
+                self._checked.clear()
+
     async def _keys_of(self, key_id: str | None) -> list[Any]:
         url = self._config.jwks_url
         if url is not None:
-            age_s = trio.current_time() - self._fetched_s
-            if age_s > KEPT_S or not self._named(key_id):
+            if not self._named(key_id):
                 await self._renew(url)
             if trio.current_time() - self._fetched_s > STALE_S or not self._keys:
                 raise Unavailable(f"the keys of issuer {self._config.issuer} cannot be had at present (jwt.jwks_url)")
@@ -164,8 +172,12 @@ class JwtVerifier:
                 with trio.fail_after(FETCH_S):
                     text = await self._fetch(url)
                 keys = _read_keys(text)
-            except (OSError, ValueError, trio.TooSlowError) as error:
-                log.warning("the keys of the issuer of tokens could not be read", url=url, error=str(error)[:200])
+            except Exception as error:  # whatever it is that stands there, it is no fault of this node
+                log.warning(
+                    "the keys of the issuer of tokens could not be read",
+                    url=url,
+                    error=str(error)[:200] or type(error).__name__,
+                )
                 return
             self._keys, self._fetched_s = keys, self._tried_s
             self._checked.clear()  # one may have been taken out
@@ -198,6 +210,7 @@ def _read(path: Path) -> bytes:
 
 def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
     """Public keys in PEM, or in a JWKS, by key id. Raises ValueError."""
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
     keys: dict[str | None, list[Any]] = {}
@@ -207,11 +220,17 @@ def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
         for part in content.split(b"-----END")[:-1]:
             begin = part.index(b"-----BEGIN")
             kind = part[begin + len(b"-----BEGIN") :].split(b"-----")[0]
-            keys.setdefault(None, []).append(load_pem_public_key(part[begin:] + b"-----END" + kind + b"-----\n"))
+            try:
+                public = load_pem_public_key(part[begin:] + b"-----END" + kind + b"-----\n")
+            except UnsupportedAlgorithm as error:
+                raise ValueError(str(error)) from None
+            keys.setdefault(None, []).append(public)
+        if not keys:
+            raise ValueError("it has no key that is whole")
         return keys
     try:
         rows = json.loads(content)["keys"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("it is neither PEM nor a set of keys (JWKS)") from None
     if not isinstance(rows, list) or len(rows) > KEYS:
         raise ValueError(f"a set of keys has a list of {KEYS} keys at most")
@@ -220,8 +239,8 @@ def _read_keys(content: bytes) -> dict[str | None, list[Any]]:
             continue
         try:
             key = jwt.PyJWK.from_dict(row)
-        except jwt.PyJWTError:
-            continue  # of a kind that is not known here
+        except (jwt.PyJWTError, NotImplementedError, TypeError, ValueError):
+            continue  # of a kind that is not known here, or damaged
         keys.setdefault(row.get("kid") if isinstance(row.get("kid"), str) else None, []).append(key.key)
     if not keys:
         raise ValueError("it has no key that signs")

@@ -20,9 +20,12 @@ PATTERN_CHARS: Final = 16
 
 
 async def _hello(at: Context, request: Hello) -> tuple[Any, ...]:
-    await at.entrance.hello(request)
+    if at.entrance.is_in:
+        # What it began goes by who it is: nobody else may go on with that.
+        raise InvalidRequest("HELLO comes once: connect again to be somebody else")
     info, cluster_uuid = at.info, at.info.cluster_uuid
     challenge = at.gateway_proof.challenge(request.options, cluster_uuid)
+    await at.entrance.hello(request)
     return info.version, info.node_id, cluster_uuid, info.limits, at.broker.clock.now_ms(), *challenge
 
 
@@ -46,7 +49,7 @@ def _on_behalf(at: Context, frame: Frame) -> None:
 
 async def _metadata(at: Context, request: Metadata) -> Packed:
     names, broker, turn = request.topics, at.broker, at.connection.turn
-    access = at.caller.access
+    access = at.entrance.access  # a gateway leaves out itself what its caller may not see
     records = []
     for name in [*broker.catalog.topics] if names is None else dict.fromkeys(names):
         await turn.spend(TOPIC_WORK)
@@ -60,7 +63,7 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
 async def _names(at: Context, request: TopicNames) -> list[str]:
     turn = at.connection.turn
     await turn.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
-    pattern, access = TopicPattern(request.patterns), at.caller.access
+    pattern, access = TopicPattern(request.patterns), at.entrance.access
     found = []
     for name in sorted(at.broker.catalog.topics):
         if pattern.matches(name) and (access is None or access.sees(name)):

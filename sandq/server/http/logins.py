@@ -77,7 +77,9 @@ class HttpLogins:
             raise Revoked(
                 "this cluster lets nobody in who does not say who it is: send a token (Authorization: Bearer ...)"
             )
-        key = sha256(shown if shown is not None else b"certificate " + str(certificate).encode()).digest()
+        # A header must never be taken for the certificate of somebody else, whatever it says.
+        kind, said = (b"h", shown) if shown is not None else (b"c", str(certificate).encode())
+        key = sha256(kind + said).digest()
         known = self._kept.get(key)
         if known is not None and self._clock() < known[1]:
             return known[0]

@@ -371,3 +371,19 @@ async def test_nothing_is_sent_further_ahead_than_a_caller_may(strict: Serving, 
     every = {"name": "n", "text": "", "every": "1h"}
     assert (await web.post("/topics/t/schedules", json=every, headers=near)).status_code == 429
     assert (await web.post("/topics/t/schedules", json=every, headers=admin)).status_code in (200, 201)
+
+
+async def test_who_consumes_by_some_groups_is_told_of_all_topics_that_it_sees(
+    strict: Serving, web: httpx.AsyncClient
+) -> None:
+    """The nodes know of these callers what they may consume, and the gateway what else they may do."""
+    admin = bearer(await give(strict, "boss", "admin"))
+    team = bearer(await give(strict, "team", "consume:bills/mail-*", "read:orders"))
+    for name in ("bills", "orders", "secret"):
+        assert (await web.post("/topics", json={"name": name}, headers=admin)).status_code == 201
+    listed = (await web.get("/topics", headers=team)).json()["topics"]
+    assert [topic["name"] for topic in listed] == ["bills", "orders"]
+    assert (await web.get("/cluster", headers=team)).json()["topics"] == 2
+    for path in ("/cluster", "/cluster/nodes", "/cluster/partitions"):
+        answer = await web.get(path, headers=team)
+        assert "secret" not in answer.text, path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,52 @@ async def test_keys_that_there_are_hold_while_nobody_answers(autojump_clock: Any
         await verifier.claims(signed(key_id="one", sub="bob"))
 
 
+async def test_a_token_that_was_checked_is_no_good_without_its_key(autojump_clock: Any) -> None:
+    issuer = Issuer()
+    verifier = JwtVerifier(section(jwks_url="https://id.example/keys"), Clock(), issuer)
+    token = signed(key_id="one")
+    await verifier.claims(token)
+    issuer.content = issuer.of("two", OTHER)
+    await trio.sleep(jwt_tokens.KEPT_S + 1)
+    with pytest.raises(Unauthenticated):
+        await verifier.claims(token)
+
+
+async def test_nor_when_nobody_says_for_a_day_which_keys_there_are(autojump_clock: Any) -> None:
+    issuer = Issuer()
+    verifier = JwtVerifier(section(jwks_url="https://id.example/keys"), Clock(), issuer)
+    token = signed(key_id="one")
+    await verifier.claims(token)
+    issuer.content = b""
+    await trio.sleep(jwt_tokens.STALE_S + 1)
+    with pytest.raises(Unavailable, match="jwks_url"):
+        await verifier.claims(token)
+
+
+@pytest.mark.parametrize("error", [HTTPException("what is this"), TypeError("no"), KeyError("kty")])
+async def test_an_issuer_that_talks_nonsense_is_none_that_answers(autojump_clock: Any, error: Exception) -> None:
+    async def fetch(url: str) -> bytes:
+        raise error
+
+    verifier = JwtVerifier(section(jwks_url="https://id.example/keys"), Clock(), fetch)
+    with pytest.raises(Unavailable, match="jwks_url"):
+        await verifier.claims(signed(key_id="one"))
+
+
+async def test_a_damaged_key_does_not_keep_the_others_out(autojump_clock: Any) -> None:
+    issuer = Issuer()
+    (whole,) = json.loads(issuer.content)["keys"]
+    damaged = {"kty": "RSA", "n": "AQAB", "e": "AQAB"}
+    issuer.content = json.dumps({"keys": [damaged | {"alg": ["x"]}, damaged | {"alg": "none"}, whole]}).encode()
+    verifier = JwtVerifier(section(jwks_url="https://id.example/keys"), Clock(), issuer)
+    assert (await verifier.claims(signed(key_id="one"))).subject == "ada"
+
+
+_CUT_OFF = b"-----BEGIN PUBLIC KEY-----\nx\n-----END"
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b'{"keys": 5}', b'{"keys": []}', b"-----BEGIN PUBLIC KEY-----\nx\n-----END"]
+    "content", [b"", b"{}", b'{"keys": 5}', b'{"keys": []}', b"[" * 100_000, _CUT_OFF, b"-----BEGIN PUBLIC KEY-----\nx"]
 )
 def test_a_file_without_keys_is_a_mistake(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "keys").write_bytes(content)

@@ -1,0 +1,110 @@
+"""The first token of a cluster that knows nobody: whoever is in metadata, its text is in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from sandq.broker.access.authenticator import REQUIRE
+from sandq.broker.access.first_token import AGAIN_S, PRINCIPAL, give_first_token
+from sandq.model.caller import Caller
+from sandq.model.errors import Conflict, NotLeader
+from sandq.model.features import IDENTITIES_LEVEL
+from sandq.model.principals import token_hash
+from sandq.protocol.requests_access import IdentityPut
+from sandq.storage.files import RealFiles
+
+
+class Node:
+    """One that leads the metadata of a cluster in which there is nobody."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.ready = True
+        self.file = data_dir / "admin.token"
+        self.identities: dict[str, Any] = {}
+        self.puts: list[bytes] = []
+        self.outcomes: list[Callable[[bytes], None]] = []
+        """What becomes of one put after the other; then they are done."""
+        self._told: Callable[[], None] = lambda: None
+        self._files = RealFiles(data_dir)
+
+    @property
+    def status(self) -> Any:
+        return SimpleNamespace(identities=dict(self.identities), feature_level=IDENTITIES_LEVEL)
+
+    def listen(self, on_status: Callable[[], None], on_ready: Callable[[bool], None]) -> None:
+        self._told = on_status
+
+    async def put(self, request: IdentityPut, caller: Caller) -> None:
+        secret_hash = request.changes["secret_hash"]
+        self.puts.append(secret_hash)
+        (self.outcomes.pop(0) if self.outcomes else self.have)(secret_hash)
+
+    def have(self, secret_hash: bytes) -> None:
+        """It is in metadata."""
+        self.identities = {PRINCIPAL: SimpleNamespace(secret_hash=secret_hash)}
+        self._told()
+
+    async def on_maintenance(self, work: Callable[[], None]) -> None:
+        work()
+
+    async def run(self) -> None:
+        node: Any = self
+        with trio.move_on_after(10 * AGAIN_S):
+            await give_first_token(REQUIRE, node, node, node, self._files, self.file.parent)
+
+    @property
+    def is_of_file(self) -> bool:
+        """Whether who has the file is let in."""
+        secret_hash: bytes = self.identities[PRINCIPAL].secret_hash
+        return secret_hash == token_hash(self.file.read_text().strip())
+
+
+def lost(secret_hash: bytes) -> None:
+    raise NotLeader("another node leads")
+
+
+async def test_it_is_in_the_file(autojump_clock: Any, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.run()
+    assert node.is_of_file and len(node.puts) == 1
+    assert node.file.stat().st_mode & 0o777 == 0o600
+
+
+async def test_one_of_which_nobody_knows_what_became_is_not_replaced(autojump_clock: Any, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+
+    def made_late(secret_hash: bytes) -> None:
+        node.have(node.puts[0])
+        raise Conflict("there is such an identity")
+
+    node.outcomes = [lost, made_late]
+    await node.run()
+    assert node.is_of_file, "the first one was made after all"
+
+
+async def test_that_of_a_node_that_was_too_late_is_removed(autojump_clock: Any, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+
+    def other_was_first(secret_hash: bytes) -> None:
+        node.have(bytes(32))
+        raise NotLeader("another node leads")
+
+    node.outcomes = [other_was_first]
+    await node.run()
+    assert not node.file.exists()
+
+
+async def test_another_one_is_made_when_the_last_identity_is_deleted(autojump_clock: Any, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.run)
+        await trio.sleep(AGAIN_S)
+        first = node.file.read_text()
+        node.identities = {}
+        node._told()
+    assert node.is_of_file and node.file.read_text() != first, "the text of before was revoked"

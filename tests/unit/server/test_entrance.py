@@ -1,0 +1,52 @@
+"""Who is let in before there is a cluster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from sandq.broker.access.authenticator import REQUIRE
+from sandq.model.access import Right
+from sandq.model.caller import ANONYMOUS, Caller
+from sandq.protocol.requests import Hello
+from sandq.server.entrance import FOUNDED_MS, Entrance
+
+
+class Connection:
+    """One from the machine of the node."""
+
+    def __init__(self) -> None:
+        self.caller = Caller(ANONYMOUS, "127.0.0.1:1")
+        self.certificate_name = None
+        self.login = None
+        self.requests = 1
+        self.ended: list[Any] = []
+        self.end = self.ended.append
+
+    def log_in(self, caller: Caller, login: Any) -> None:
+        self.caller, self.login = caller, login
+
+
+async def test_who_founds_a_cluster_may_do_nothing_more_once_it_is_there() -> None:
+    connection: Any = Connection()
+    waiting: list[str | None] = ["it waits"]
+    wakes: list[int] = []
+    logins: Any = SimpleNamespace(
+        authenticator=SimpleNamespace(mode=REQUIRE),
+        add=lambda one: None,
+        discard=lambda one: None,
+        at=lambda at_ms, call: wakes.append(at_ms) or SimpleNamespace(cancel=lambda: None),
+    )
+    nothing: Any = None
+    entrance = Entrance(connection, nothing, logins, nothing, lambda: 1000, lambda: waiting[0], nothing)
+    await entrance.hello(Hello(1, "raw", {}))
+    assert entrance.access is not None and entrance.access.allows(Right.CLUSTER)
+    waiting[0] = None
+    entrance.look()
+    assert wakes == [1000 + FOUNDED_MS] and not connection.ended, "what it has asked for is still answered"
+    assert not entrance.access.allows(Right.CLUSTER), (
+        "but whoever keeps a request under way is no administrator by that"
+    )
+    connection.requests = 0
+    entrance.look()
+    assert [error.code for error in connection.ended] == ["UNAVAILABLE"]
