@@ -17,7 +17,7 @@ def _clock(at: Context, request: ClusterClock) -> dict[str, Any]:
 
 
 ROUTES = (
-    sliced(ClusterInfo, lambda at, request: at.info.cluster(at.connection.turn, at.caller.access)),
+    sliced(ClusterInfo, lambda at, request: at.info.cluster(at.connection.turn, at.entrance.access)),
     told(ClusterClock, _clock),
     answered(ClusterInit, lambda at, request: at.info.init()),
     answered(NodeChange, lambda at, request: at.broker.administration.change_node(request, at.caller)),

@@ -46,7 +46,7 @@ def _on_behalf(at: Context, frame: Frame) -> None:
 
 async def _metadata(at: Context, request: Metadata) -> Packed:
     names, broker, turn = request.topics, at.broker, at.connection.turn
-    access = at.caller.access
+    access = at.entrance.access
     records = []
     for name in [*broker.catalog.topics] if names is None else dict.fromkeys(names):
         await turn.spend(TOPIC_WORK)
@@ -60,7 +60,7 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
 async def _names(at: Context, request: TopicNames) -> list[str]:
     turn = at.connection.turn
     await turn.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
-    pattern, access = TopicPattern(request.patterns), at.caller.access
+    pattern, access = TopicPattern(request.patterns), at.entrance.access
     found = []
     for name in sorted(at.broker.catalog.topics):
         if pattern.matches(name) and (access is None or access.sees(name)):

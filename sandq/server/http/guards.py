@@ -268,10 +268,12 @@ class Guard:
             await self._pass_on(scope, headers, exchange)
             return
         length = headers.get(b"content-length", b"0")
-        size = int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
+        # Of what is larger nothing is read.
+        size = min(int(length), self._rules.body_bytes) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
         is_free = scope["method"] == "POST" and _SETTLES.fullmatch(scope["path"]) is not None
         try:
-            with quotas.connected(caller.principal, quota):
+            # What settles messages finds room beside the leases and streams that wait.
+            with quotas.connected(caller.principal, NO_QUOTA if is_free else quota):
                 quotas.take(caller.principal, quota, 1, size, is_free=is_free)
                 await self._pass_on(scope, headers, exchange)
         except QuotaExceeded as error:

@@ -12,6 +12,7 @@ import anyio
 import httpx
 import pytest
 
+from sandq.client.admin.admin import Admin
 from sandq.model.access import ROLES, Access, Right
 from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
@@ -23,7 +24,7 @@ from sandq.server.http.rights import NEEDS, UNKNOWN, is_open
 from tests.integration.conftest import until_risen
 from tests.support.nodes.gateway import gateway
 from tests.support.nodes.small_node import small_config
-from tests.support.waiting import PATIENCE_S, until_answer
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 ROUTES = [(next(iter(route.methods - {"HEAD"})), route.path, route) for route in _application("0").state.routes]
 NAMES = {
@@ -371,3 +372,60 @@ async def test_nothing_is_sent_further_ahead_than_a_caller_may(strict: Serving, 
     every = {"name": "n", "text": "", "every": "1h"}
     assert (await web.post("/topics/t/schedules", json=every, headers=near)).status_code == 429
     assert (await web.post("/topics/t/schedules", json=every, headers=admin)).status_code in (200, 201)
+
+
+async def test_connections_that_wait_keep_nobody_from_settling(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    one = bearer(await give(strict, "one", "admin", quota={"connections": 1}))
+    items = {"items": [{"lease_token": "1.0.65536"}]}
+    async with web.stream("GET", "/topics/t/groups/g/stream", headers=one) as stream:
+        assert stream.status_code == 200
+        other = await web.get("/topics", headers=one)
+        assert (other.status_code, other.json()["quota"]) == (429, "connections")
+        for what in ("ack", "nack", "extend"):
+            settled = await web.post(f"/topics/t/groups/g/{what}", json=items, headers=one)
+            assert settled.status_code != 429, (what, settled.text)
+    await until_holds(lambda: not strict.quotas.meters["token:one"].connections)
+
+
+async def test_a_body_that_is_too_large_takes_no_more_than_the_largest(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    large = bearer(await give(strict, "large", "admin", quota={"bytes_per_s": 1 << 40}))
+    assert strict.http is not None
+    head = f"POST /topics/t HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {large['authorization']}\r\n"
+    async with await anyio.connect_tcp(*strict.http) as raw:
+        await raw.send(f"{head}Content-Length: {'9' * 18}\r\n\r\n".encode())
+        await raw.send_eof()
+        answer = await raw.receive()
+    assert b" 413 " in answer.splitlines()[0]
+    assert (await web.get("/topics", headers=large)).status_code == 200
+
+
+def _of_hidden(cluster: Any) -> Any:
+    async def told(admin: Admin) -> Any:
+        return {**await cluster(admin), "different": [{"topic": "hidden", "partition": 0, "nodes": ["node1"]}]}
+
+    return told
+
+
+async def test_who_settles_for_some_groups_sees_what_it_may(
+    strict: Serving, web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    for name in ("billing.bills", "shop.orders", "hidden"):
+        await web.post("/topics", json={"name": name}, headers=admin)
+    mail = bearer(await give(strict, "mail", "consume:billing.*/mail", "read:shop.*"))
+    topics = (await web.get("/topics", headers=mail)).json()["topics"]
+    assert [topic["name"] for topic in topics] == ["billing.bills", "shop.orders"]
+    rows = (await web.get("/cluster/partitions", headers=mail)).json()["partitions"]
+    assert {row["topic"] for row in rows} == {"billing.bills", "shop.orders"}
+    shop = await web.get("/topics/shop.orders", headers=mail)
+    assert shop.status_code == 200, shop.text
+    assert (await web.get("/topics/shop.orders/messages", headers=mail)).status_code == 200
+    monkeypatch.setattr(Admin, "cluster", _of_hidden(Admin.cluster))
+    for headers, count, different in ((mail, 2, []), (admin, 3, ["hidden"])):
+        told = (await web.get("/cluster", headers=headers)).json()
+        assert (told["topics"], [row["topic"] for row in told["different"]]) == (count, different)
+    assert (await web.get("/topics/hidden", headers=admin)).status_code == 200
