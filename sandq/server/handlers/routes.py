@@ -28,7 +28,7 @@ from sandq.model.caller import Caller
 from sandq.model.errors import SandqError
 from sandq.model.piece import Piece
 from sandq.model.quotas import NO_QUOTA, Quota
-from sandq.protocol.frames import Frame, PackedArray, encode_packed, encode_reply
+from sandq.protocol.frames import Frame, PackedArray, Type, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
 from sandq.protocol.requests import Produce
@@ -106,7 +106,8 @@ class Context:
         if kind in DELAYING and quota.max_delay_ms is not None:
             check_delay(principal, quota, delay_of_request(frame, now_ms))
         size = 0 if quota.bytes_per_s is None else len(msgpack.packb(frame))
-        self.info.quotas.take(principal, quota, 1, size, is_free=kind in NEVER_REFUSED)
+        is_free, carries = kind in NEVER_REFUSED, kind == Type.ACK_THEN
+        self.info.quotas.take(principal, quota, 1, size, is_free=is_free, carries=carries)
 
     def check_delay_of_caller(self, frame: Frame) -> None:
         """Look at what a gateway asks for somebody: it sees to the rest of its callers' quotas. Raises
