@@ -61,6 +61,7 @@ class Context:
             broker.clock.now_ms,
             info.waiting,
             info.quotas,
+            info.gateway_keys,
         )
         self.on_proved: Callable[[], None] = lambda: None
         """Called once the client has proved to be a gateway; set by the session."""
