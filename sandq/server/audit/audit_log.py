@@ -121,7 +121,10 @@ class AuditLog:
     def _line(self, told: Mapping[str, Any]) -> bytes:
         head = {"time": format_instant(self._now_ms()), "node": self._node_id}
         text = json.dumps({**head, **told}, ensure_ascii=False, separators=(",", ":"))
-        return text.encode("utf-8", "backslashreplace") + b"\n"
+        if not text.isprintable():
+            # Some readers end lines at more than line feeds, and terminals take controls for orders.
+            text = "".join([one if one.isprintable() else json.dumps(one)[1:-1] for one in text])
+        return text.encode() + b"\n"
 
     def _add(self, line: bytes) -> None:
         with self._changed:

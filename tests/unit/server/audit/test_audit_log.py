@@ -194,6 +194,26 @@ async def test_whatever_was_sent_is_noted_in_a_short_line() -> None:
     assert not any(b"v" * 10 in line for line in lines)
 
 
+async def test_nothing_that_was_sent_looks_like_another_line() -> None:
+    files = HandFiles()
+    audit = log_of(files)
+    name = 'Zürich\n\r\x85\u2028\u2029\x0b\x1b[2J\x9b\x7f\u202e\udc80\U000e0001"}'
+    audit.note(
+        principal=name,
+        peer="",
+        gateway="",
+        request=name,
+        about={name: name},
+        result="FORBIDDEN",
+        request_id=name,
+    )
+    await audit.close()
+    text = files.data.decode()
+    assert text[:-1].isprintable() and len(text.splitlines()) == 1 and "Zürich" in text
+    (line,) = files.lines
+    assert line["about"] == {name: name} and line["principal"] == line["request"] == line["request_id"] == name
+
+
 async def test_what_fails_pushes_out_no_acts() -> None:
     files = HandFiles()
     audit = log_of(files, second=lambda: 1.0)
