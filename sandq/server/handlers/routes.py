@@ -88,7 +88,9 @@ class Context:
     def check_rate(self, topic: object, requests: int = 1) -> None:
         """Raises Throttled when its client asks more of a topic than it may. Gateways see to it themselves: they know
         whose requests these are."""
-        opened = self.broker.catalog.topics.get(topic) if type(topic) is str else None
+        opened, access = self.broker.catalog.topics.get(topic) if type(topic) is str else None, self.entrance.access
+        if opened is not None and access is not None and not access.sees(opened.record.name):
+            return  # it is refused, and so takes nothing of others and learns nothing
         if opened is not None and not self.gateway_proof.is_given:
             self.info.request_rates.take(opened.record.name, opened.record.settings, self.caller, requests)
 

@@ -11,18 +11,21 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+import trio
 
 from sandq.client.admin.admin import Admin
 from sandq.model.access import ROLES, Access, Right
 from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
+from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityDelete, IdentityPut
 from sandq.server.http.app import _application
 from sandq.server.http.caller import needs_of
 from sandq.server.http.rights import NEEDS, UNKNOWN, is_open
 from tests.integration.conftest import until_risen
 from tests.support.nodes.gateway import gateway
+from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
@@ -429,3 +432,22 @@ async def test_who_settles_for_some_groups_sees_what_it_may(
         told = (await web.get("/cluster", headers=headers)).json()
         assert (told["topics"], [row["topic"] for row in told["different"]]) == (count, different)
     assert (await web.get("/topics/hidden", headers=admin)).status_code == 200
+
+
+async def test_who_is_refused_learns_nothing_of_a_topics_rate_and_takes_nothing_of_it(
+    strict: Serving, web: httpx.AsyncClient
+) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    made = {"name": "slow", "settings": {"max_request_rate": 1}}
+    assert (await web.post("/topics", json=made, headers=admin)).status_code == 201
+    text = await give(strict, "elsewhere", "writer:shop.*")
+    for address in ("/topics/slow", "/topics/slow/messages"):
+        answers = [await web.get(address, headers=bearer(text)) for _ in range(5)]
+        assert [one.status_code for one in answers] == [403] * 5
+    raw = await RawClient.connect(strict.client_port, hello=False)
+    await raw.call(Type.HELLO, 1, "raw", {"token": text})
+    refused = [await raw.call(Type.LIST, "slow", 0) for _ in range(5)]
+    refused += [await raw.produce(b"x", topic="slow") for _ in range(5)]
+    assert {answer[2] for answer in refused} == {"FORBIDDEN"}
+    await trio.aclose_forcefully(raw.stream)
+    assert (await web.get("/topics/slow/messages", headers=admin)).status_code == 200
