@@ -268,11 +268,14 @@ class Guard:
             await self._pass_on(scope, headers, exchange)
             return
         length = headers.get(b"content-length", b"0")
-        size = int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
+        # Of what is larger nothing is read.
+        size = min(int(length), self._rules.body_bytes) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
         is_free = scope["method"] == "POST" and _SETTLES.fullmatch(scope["path"]) is not None
+        carries = not is_free or scope["path"].endswith("/ack")  # which may send messages
         try:
-            with quotas.connected(caller.principal, quota):
-                quotas.take(caller.principal, quota, 1, size, is_free=is_free)
+            # What settles messages finds room beside the leases and streams that wait.
+            with quotas.connected(caller.principal, NO_QUOTA if is_free else quota):
+                quotas.take(caller.principal, quota, 1, size, is_free=is_free, carries=carries)
                 await self._pass_on(scope, headers, exchange)
         except QuotaExceeded as error:
             again = {"retry-after": problems.retry_after(error)} if error.retriable else None
@@ -286,7 +289,7 @@ class Guard:
             ) from None
         finally:
             if exchange.size > size:  # of a body that did not say how long it is
-                quotas.take(caller.principal, quota, 0, exchange.size - size, is_free=True)
+                quotas.owe(caller.principal, quota, exchange.size - size)
 
     async def _pass_on(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange) -> None:
         """Read the body, and let the application answer. Raises Refused."""
