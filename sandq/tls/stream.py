@@ -17,12 +17,10 @@ import trio
 
 from sandq.model.errors import ConnectionLost
 from sandq.tls.budget import HANDSHAKE_S, Handshakes
-from sandq.tls.session import Buffer, TlsError, TlsSession
+from sandq.tls.session import HEAD_BYTES, RECORD_BYTES, Buffer, TlsError, TlsSession
 
 FIRST_BYTE: Final = 0x16
 """A record of a handshake; no frame of ours and no request of HTTP begins so."""
-HEAD_BYTES: Final = 5
-RECORD_BYTES: Final = (1 << 14) + 256
 HANDSHAKE_BYTES: Final = 128 << 10
 """Of all records of one side, certificates included."""
 LAST_WORDS_S: Final = 1.0
@@ -182,11 +180,15 @@ class TlsStream(trio.abc.HalfCloseableStream):
         while not self._received:
             if self.session.has_ended:
                 return b""
-            data = await self._stream.receive_some(max(max_bytes or 0, 16_640))
-            if not data:
-                return b""  # frames and requests say themselves where they end
+            if self.session.is_behind:
+                await trio.lowlevel.checkpoint()  # others may have their turn
+                data = b""
+            else:
+                data = bytes(await self._stream.receive_some(max(max_bytes or 0, 16_640)))
+                if not data:
+                    return b""  # frames and requests say themselves where they end
             try:
-                self._received += self.session.decode(bytes(data))
+                self._received += self.session.decode(data)
             except TlsError as error:
                 raise trio.BrokenResourceError(error.message) from None
             # What TLS itself has to answer goes with what is sent next: nobody who receives waits for who sends.
