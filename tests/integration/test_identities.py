@@ -17,6 +17,7 @@ from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityPut, RolePut
+from sandq.server.handlers.rights import NAMES_AT_ONCE
 from tests.integration.conftest import until_risen
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import Frame, RawClient
@@ -98,6 +99,15 @@ async def test_only_topics_with_some_right_are_told(strict: Serving) -> None:
     assert (await raw.call(Type.CLUSTER_INFO))[2]["topics"] == 2
     for one in (raw, admin):
         await trio.aclose_forcefully(one.stream)
+
+
+async def test_each_of_many_topics_that_are_named_is_looked_at(strict: Serving) -> None:
+    raw, _ = await greet(strict, token=await give(strict, "app", "produce:mine.*"))
+    names = [f"mine.{number}" for number in range(2 * NAMES_AT_ONCE)]
+    for at in (0, len(names)):
+        answer = await raw.call(Type.METADATA, [*names[:at], "yours", *names[at:]])
+        assert answer[2] == "FORBIDDEN" and answer[5]["topic"] == "yours"
+    await trio.aclose_forcefully(raw.stream)
 
 
 async def test_a_revoked_token_ends_a_live_subscription(strict: Serving) -> None:
