@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,8 +123,15 @@ def _row(one: Identity) -> dict[str, Any]:
 
 def _check_out(out: str | None) -> None:
     """Before anything is made: a token that nobody got would be lost."""
-    if out is not None and not Path(out).absolute().parent.is_dir():
+    if out is None:
+        return
+    file = Path(out).absolute()
+    if not file.parent.is_dir():
         raise click.UsageError(f"--out {out}: there is no such directory")
+    if file.is_dir():
+        raise click.UsageError(f"--out {out}: that is a directory; name a file")
+    if not os.access(file.parent, os.W_OK | os.X_OK):
+        raise click.UsageError(f"--out {out}: you may not write there")
 
 
 def _show_new(name: str, made: NewToken, out: str | None) -> None:

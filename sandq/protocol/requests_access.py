@@ -35,6 +35,11 @@ class Identify(Request, type=Type.IDENTIFY):
     token: Annotated[str, characters(1, TOKEN_CHARS)] | None
     certificate: Annotated[str, characters(1, FIXED.principal_chars)] | None
 
+    def __repr__(self) -> str:
+        """Without the token."""
+        shown = None if self.token is None else "..."
+        return f"Identify(token={shown}, certificate={self.certificate!r})"
+
 
 class IdentifyReply(NamedTuple):
     """The answer to it."""

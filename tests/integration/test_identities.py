@@ -13,10 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sandq.model.caller import NODE
+from sandq.model.errors import Conflict
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityPut, RolePut
+from sandq.server.handlers.rights import NAMES_AT_ONCE
 from tests.integration.conftest import until_risen
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import Frame, RawClient
@@ -100,6 +102,15 @@ async def test_only_topics_with_some_right_are_told(strict: Serving) -> None:
         await trio.aclose_forcefully(one.stream)
 
 
+async def test_each_of_many_topics_that_are_named_is_looked_at(strict: Serving) -> None:
+    raw, _ = await greet(strict, token=await give(strict, "app", "produce:mine.*"))
+    names = [f"mine.{number}" for number in range(2 * NAMES_AT_ONCE)]
+    for at in (0, len(names)):
+        answer = await raw.call(Type.METADATA, [*names[:at], "yours", *names[at:]])
+        assert answer[2] == "FORBIDDEN" and answer[5]["topic"] == "yours"
+    await trio.aclose_forcefully(raw.stream)
+
+
 async def test_a_revoked_token_ends_a_live_subscription(strict: Serving) -> None:
     admin, _ = await greet(strict, token=await give(strict, "boss", "admin"))
     await admin.create("t")
@@ -127,6 +138,18 @@ async def test_who_may_do_something_else_now_comes_again(strict: Serving) -> Non
     assert (await again.call(Type.PING))[0] == Type.REPLY  # that ends nobody
     for one in (raw, again):
         await trio.aclose_forcefully(one.stream)
+
+
+async def test_a_token_is_of_one_identity(strict: Serving) -> None:
+    token = await give(strict, "app", "reader")
+    for name, is_new in (("other", True), ("admin", False)):
+        if not is_new:
+            await until_holds(lambda: "token:admin" in strict.broker.metadata.identities or None)
+        fields = {"grants": ["admin"], "secret_hash": token_hash(token)}
+        with pytest.raises(Conflict, match="token:app has this token"):
+            await strict.identities.put(IdentityPut(f"token:{name}", is_new, fields), NODE)
+    again = IdentityPut("token:app", True, {"grants": ["reader"], "secret_hash": token_hash(token)})
+    await strict.identities.put(again, NODE)  # as by who has not seen the answer
 
 
 async def test_roles_that_change_change_what_those_may_do_that_have_them(strict: Serving) -> None:

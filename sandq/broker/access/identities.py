@@ -13,7 +13,7 @@ from sandq.metadata import commands as m
 from sandq.metadata.records import IdentityRecord
 from sandq.model.access import check_grants, check_role
 from sandq.model.caller import Caller
-from sandq.model.errors import InvalidRequest, NotFound
+from sandq.model.errors import Conflict, InvalidRequest, NotFound
 from sandq.model.limits import FIXED
 from sandq.model.principals import HASH_BYTES, TOKEN, check_principal, kind_of
 from sandq.model.quotas import Quota
@@ -50,6 +50,11 @@ class Identities:
             if old is None and not request.is_new:
                 raise NotFound(f"there is no identity {principal!r}", principal=principal)
             changes, is_new = request.changes, request.is_new
+            given = changes.get("secret_hash")
+            others = [name for name, one in view.identities.items() if one.secret_hash == given and name != principal]
+            if given is not None and others:
+                # Nodes would not agree on who shows it, and to revoke one would leave the other.
+                raise Conflict(f"{others[0]} has this token already: each is of one identity", principal=others[0])
             if is_new and old is not None and old.secret_hash is not None:
                 # The same token is asked for once more by who has not seen the answer.
                 is_new = old.secret_hash != changes.get("secret_hash")

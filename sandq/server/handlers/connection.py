@@ -6,15 +6,18 @@ from typing import Any, Final
 
 import msgpack
 
-from sandq.model.access import Access
+from sandq.model.access import Access, Right
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import InvalidRequest, ProtocolError
+from sandq.model.limits import FIXED
 from sandq.model.topic_patterns import TopicPattern
 from sandq.protocol.frames import Frame, PackedArray
 from sandq.protocol.requests import Hello, Metadata, OnBehalf, Ping, Prove, TopicNames
 from sandq.server.handlers.routes import Context, Packed, framed, sliced, told
 
 TOPIC_WORK: Final = 1
+GRANTS: Final = 16
+"""That cost about as much to look at, for one name, as a topic."""
 PATTERN_CHARS: Final = 16
 """Of a pattern, that cost as much to make out as a topic to look at."""
 
@@ -51,8 +54,15 @@ async def _metadata(at: Context, request: Metadata) -> Packed:
     names, broker, turn = request.topics, at.broker, at.connection.turn
     access = at.entrance.access  # a gateway leaves out itself what its caller may not see
     records = []
+    work = TOPIC_WORK if access is None else TOPIC_WORK + len(access.grants) // GRANTS
+    for name in dict.fromkeys(names or ()):
+        if access is None:
+            break
+        await turn.spend(work)
+        if not access.sees(name[: FIXED.name_chars + 1]):
+            raise access.refusal(Right.READ, name)
     for name in [*broker.catalog.topics] if names is None else dict.fromkeys(names):
-        await turn.spend(TOPIC_WORK)
+        await turn.spend(work)
         if names is None and access is not None and not access.sees(name):
             continue
         if names is not None or name in broker.catalog.topics:  # it may have been deleted since the turn before
@@ -64,13 +74,14 @@ async def _names(at: Context, request: TopicNames) -> list[str]:
     turn = at.connection.turn
     await turn.spend(sum(map(len, request.patterns)) // PATTERN_CHARS)
     pattern, access = TopicPattern(request.patterns), at.entrance.access
+    work = TOPIC_WORK if access is None else TOPIC_WORK + len(access.grants) // GRANTS
     found = []
     for name in sorted(at.broker.catalog.topics):
         if pattern.matches(name) and (access is None or access.sees(name)):
             found.append(name)
             if len(found) == request.most:
                 break
-        await turn.spend(TOPIC_WORK)
+        await turn.spend(work)
     return found
 
 

@@ -80,7 +80,7 @@ class _EventStream(Response):
         self._request = request
         self._leases = leases
         self._wanted = wanted
-        self._in_flight = InFlight(gateway_of(request).streams, wanted.max_in_flight)
+        self._in_flight = InFlight(gateway_of(request).streams, leases.topic, wanted.max_in_flight)
         self._unsent: deque[LeasedMessage] = deque()
         self._has_gone = True
         """The client, unless it is known to be there at the end."""

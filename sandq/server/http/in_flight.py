@@ -15,11 +15,12 @@ class OpenStreams:
     def __init__(self) -> None:
         self.by_token: dict[str, InFlight] = {}
 
-    def settled(self, items: Iterable[tuple[str, str | None]]) -> None:
-        """These are not held any more, whoever held them. An item without an offset is all under its lease."""
+    def settled(self, topic: str, items: Iterable[tuple[str, str | None]]) -> None:
+        """These of a topic are not held any more, whoever held them. An item without an offset is all under its lease.
+        Who may consume of this topic may name leases of another, which are lost to it, and to nobody else."""
         for token, offset in items:
             stream = self.by_token.get(token)
-            if stream is not None:
+            if stream is not None and stream.topic == topic:
                 stream.settle(token, offset)
 
     def extended(self, token: str, lease_s: float) -> None:
@@ -36,7 +37,8 @@ class InFlight:
     Leases end by the clock of the event loop, so long after they came: what clocks of other machines say is not asked.
     """
 
-    def __init__(self, streams: OpenStreams, most: int) -> None:
+    def __init__(self, streams: OpenStreams, topic: str, most: int) -> None:
+        self.topic = topic
         self._by_token = streams.by_token
         self._most = most
         self._offsets: dict[str, set[str]] = {}

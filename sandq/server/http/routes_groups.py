@@ -111,9 +111,9 @@ async def ack(request: Request, topic: TopicName, group: GroupName, body: bodies
     leases = gateway_of(request).client.leases(topic, group)
     lost = await leases.ack(held, then=then)
     if then is not None and lost:
-        gateway_of(request).streams.settled(lost)
+        gateway_of(request).streams.settled(topic, lost)
         return _settled(leases, held, lost, 0)
-    gateway_of(request).streams.settled(held)
+    gateway_of(request).streams.settled(topic, held)
     return _settled(leases, held, lost)
 
 
@@ -129,7 +129,7 @@ async def nack(request: Request, topic: TopicName, group: GroupName, body: bodie
     leases = gateway_of(request).client.leases(topic, group)
     terms: Found = {"delay": body.delay, "delay_ms": body.delay_ms, "error": body.error, "count": body.count}
     lost = await leases.nack(held, **terms, **body.changes())
-    gateway_of(request).streams.settled(held)
+    gateway_of(request).streams.settled(topic, held)
     return _settled(leases, held, lost)
 
 
@@ -144,7 +144,7 @@ async def reject(request: Request, topic: TopicName, group: GroupName, body: bod
     held = body.held()
     leases = gateway_of(request).client.leases(topic, group)
     lost = await leases.dead(held, body.error)
-    gateway_of(request).streams.settled(held)
+    gateway_of(request).streams.settled(topic, held)
     return _settled(leases, held, lost)
 
 
@@ -159,7 +159,7 @@ async def extend(request: Request, topic: TopicName, group: GroupName, body: bod
     streams, lease_s = gateway_of(request).streams, duration_ms(body.lease) / 1000
     for (token, offset), ms in zip(held, until_ms, strict=True):
         if ms is None:
-            streams.settled([(token, offset)])
+            streams.settled(topic, [(token, offset)])
         else:
             streams.extended(token, lease_s)
     ends = [ms for ms in until_ms if ms is not None]

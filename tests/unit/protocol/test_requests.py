@@ -566,3 +566,9 @@ def test_deliver(last: bool) -> None:
     ):
         with pytest.raises(ProtocolError, match=words):
             Deliver.parse([*frame[:place], value, *frame[place + 1 :]])
+
+
+def test_no_token_is_shown_by_what_holds_one() -> None:
+    hello = requests.Hello(1, "app", {"token": "sandq_secret", "gateway": b"nonce"})
+    assert repr(hello) == "Hello(version=1, client_name='app', options=['token', 'gateway'])"
+    assert repr(requests_access.Identify("sandq_secret", None)) == "Identify(token=..., certificate=None)"

@@ -122,6 +122,12 @@ def test_a_token_is_printed_once_or_written(offline: Ctl, access: FakeAccess, tm
     assert offline("token", "create", "app", "--grant", "read", "--out", str(tmp_path / "no" / "file")).exit_code == 2
 
 
+def test_no_token_is_replaced_by_one_that_cannot_be_kept(offline: Ctl, access: FakeAccess, tmp_path: Path) -> None:
+    refused = offline("token", "rotate", "app", "--out", str(tmp_path))
+    assert refused.exit_code == 2 and "name a file" in refused.stderr
+    assert access.asked == []
+
+
 def test_lists_show_who_may_do_what(offline: Ctl, access: FakeAccess) -> None:
     assert "payments" in offline("token", "list").stdout and "till" not in offline("token", "list").stdout
     assert "cert:till" in offline("identity", "list").stdout

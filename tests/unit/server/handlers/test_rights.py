@@ -11,7 +11,7 @@ import pytest
 from sandq.model.access import ROLES, Access
 from sandq.model.errors import Forbidden, SandqError
 from sandq.protocol.frames import Type
-from sandq.server.handlers.rights import RULES
+from sandq.server.handlers.rights import NAMES_AT_ONCE, RULES
 from sandq.server.handlers.session import GUARDED, HANDLERS
 from tests.support.paths import ROOT
 from tests.support.protocol_document import EXAMPLES, KINDS, decode
@@ -84,6 +84,19 @@ def test_who_has_rights_elsewhere_has_none_here(name: str) -> None:
     if frame[0] == Type.METADATA and frame[2] is None:
         return
     assert not is_let(access, frame)
+
+
+def test_many_topics_that_are_named_hold_up_nobody() -> None:
+    class Counting(Access):
+        asked = 0
+
+        def sees(self, topic: str) -> bool:
+            Counting.asked += 1
+            return super().sees(topic)
+
+    access = Counting("token:a", Access.of("token:a", ["read:a*"], {}).grants)
+    assert is_let(access, [Type.METADATA, 1, 65_000 * ["a"]])
+    assert Counting.asked <= NAMES_AT_ONCE, "the others are looked at in turns"
 
 
 def test_settling_needs_to_consume_of_the_topic_of_the_lease() -> None:
