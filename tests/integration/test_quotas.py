@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import msgpack
 import pytest
 import trio
 
 from sandq.broker.owner_usage import NOTHING
+from sandq.model.batch import Column, encode
 from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
@@ -82,6 +85,24 @@ async def test_requests_beyond_the_quota_are_refused_and_others_are_not(strict: 
     for _ in range(6):
         assert (await other.produce(b"x"))[0] == Type.REPLY
         assert (await raw.call(Type.PING))[0] == Type.REPLY
+
+
+async def test_requests_that_come_together_are_held_to_the_quota_one_by_one(strict: Serving, greet: Greet) -> None:
+    other, _ = await greet(strict, await give(strict, "other", "admin"))
+    await other.create("t")
+    raw, _ = await greet(strict, await give(strict, "app", "admin", requests_per_s=5))
+    batch = encode({Column.VALUE: [b"x"]})
+    bodies = [msgpack.packb((Type.PRODUCE, 100 + at, "t", 0, 0, 0, 0, 0, batch)) for at in range(50)]
+    await raw.send_bytes(b"".join([struct.pack(">I", len(body)) + body for body in bodies]))
+    answers = [await raw.receive() for _ in bodies]
+    refused = [answer for answer in answers if answer[0] == Type.ERROR]
+    assert 40 <= len(refused) <= 45
+    assert all(answer[5]["retry_after_ms"] <= 1000 for answer in refused)
+    wide, _ = await greet(strict, await give(strict, "wide", "admin", bytes_per_s=100))
+    packer = msgpack.Packer()
+    body = packer.pack_array_header(3) + msgpack.packb(int(Type.METADATA)) + msgpack.packb(7) + b"\x91" * 900 + b"\x01"
+    await wide.send_bytes(struct.pack(">I", len(body)) + body)
+    assert (await wide.receive())[:3] == [Type.ERROR, 7, "INVALID"]
 
 
 async def test_a_quota_holds_for_connections_that_are_there_when_it_is_set(strict: Serving, greet: Greet) -> None:
