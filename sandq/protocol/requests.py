@@ -94,6 +94,10 @@ class Hello(Request, type=Type.HELLO):
             )
         return cls.checked(frame)
 
+    def __repr__(self) -> str:
+        # A token may be among the options.
+        return f"Hello(version={self.version!r}, client_name={self.client_name!r}, options={[*self.options]!r})"
+
 
 def _check_name(name: Any) -> str | None:
     return None if type(name) is str else "expected str"

@@ -35,6 +35,9 @@ class Identify(Request, type=Type.IDENTIFY):
     token: Annotated[str, characters(1, TOKEN_CHARS)] | None
     certificate: Annotated[str, characters(1, FIXED.principal_chars)] | None
 
+    def __repr__(self) -> str:
+        return f"Identify(token={None if self.token is None else '...'}, certificate={self.certificate!r})"
+
 
 class IdentifyReply(NamedTuple):
     """The answer to it."""

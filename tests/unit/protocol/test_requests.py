@@ -566,3 +566,11 @@ def test_deliver(last: bool) -> None:
     ):
         with pytest.raises(ProtocolError, match=words):
             Deliver.parse([*frame[:place], value, *frame[place + 1 :]])
+
+
+def test_what_holds_a_secret_does_not_show_it() -> None:
+    shown = repr(requests.Hello(1, "app", {"token": "sandq_secret"})) + repr(
+        requests_access.Identify("sandq_secret", None)
+    )
+    assert "sandq_secret" not in shown and "token" in shown and "app" in shown
+    assert "ada" in repr(requests_access.Identify(None, "ada"))
