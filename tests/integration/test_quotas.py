@@ -115,6 +115,20 @@ async def test_a_quota_holds_for_connections_that_are_there_when_it_is_set(stric
     assert answers[0][0] == Type.REPLY and refusal(answers[1]) == ("bytes_per_s", True)
 
 
+async def test_connections_that_are_there_when_they_are_bounded_count(strict: Serving, greet: Greet) -> None:
+    token = await give(strict, "app", "admin")
+    first, _ = await greet(strict, token)
+    second, _ = await greet(strict, token)
+    await strict.identities.put(IdentityPut("token:app", False, {"quota": {"connections": 2}}), NODE)
+    await until_holds(lambda: getattr(strict.quotas.meters.get("token:app"), "connections", 0) == 2)
+    assert (await first.call(Type.PING))[0] == Type.REPLY
+    _, answer = await greet(strict, token)
+    assert refusal(answer) == ("connections", True)
+    for raw in (first, second):
+        await trio.aclose_forcefully(raw.stream)
+    await until_holds(lambda: not strict.quotas.meters["token:app"].connections)
+
+
 async def test_topics_and_partitions_are_bounded(strict: Serving, greet: Greet) -> None:
     raw, _ = await greet(strict, await give(strict, "app", "admin", topics=2, partitions=3))
     assert (await raw.create("a"))[2]["owner"] == "token:app"
