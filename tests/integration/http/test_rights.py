@@ -298,11 +298,16 @@ async def test_no_name_that_is_refused_ends_the_server(strict: Serving, web: htt
         made = await web.post("/topics", content=b'{"name": %b}' % name, headers=team)
         sent = await web.post("/topics/t/groups/g/ack", content=then % name, headers=team)
         assert (made.status_code, sent.status_code) == (403, 403), name[:40]
+        assert max(len(made.content), len(sent.content)) < 8000
+    assert len((await web.post(f"/topics/{'y' * 8000}", json={"text": "x"}, headers=team)).content) < 3000
+    assert (await web.post("/topics", json={"name": "y" * 8000}, headers=admin)).status_code == 400
 
     async def look() -> Any:
         return (await web.get("/audit", headers=admin)).json()["lines"]
 
-    lines = await until_answer(look, lambda lines: sum(one["result"] == "FORBIDDEN" for one in lines) == 2 * len(names))
+    lines = await until_answer(
+        look, lambda lines: sum(one["result"] == "FORBIDDEN" for one in lines) == 2 * len(names) + 1
+    )
     assert "\\ud800" in {one.get("about", {}).get("topic") for one in lines}
 
 
