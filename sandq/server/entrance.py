@@ -164,6 +164,9 @@ class Entrance:
             self._end(Unavailable(f"the rights of {login.principal} have changed: connect again"))
         elif now != login:
             connection.login = now
+            if self._counts_for is None and now.quota is not NO_QUOTA:
+                self._quotas.connect(now.principal, NO_QUOTA)  # it is there already
+                self._counts_for = now.principal
             self._wake_at(now.expires_ms)
 
     def _end(self, error: SandqError) -> None:

@@ -93,6 +93,15 @@ class QuotaMeters:
         meter.requests += requests
         meter.bytes += size
 
+    def has_room(self, principal: str, quota: Quota, requests: int) -> bool:
+        """Whether each of so many requests would be let through now, as far as their number is concerned."""
+        per_s = quota.requests_per_s
+        if per_s is None:
+            return True
+        meter, now = self._meter(principal), self._clock()
+        full_at = meter.requests_full_at if meter.rates == (per_s, quota.bytes_per_s) else now
+        return bool(per_s) and max(full_at, now) - now - 1 + requests / per_s <= _LEAST_S
+
     def owe(self, principal: str, quota: Quota, size: int) -> None:
         """Count bytes of a request that was let through, and turned out to have so many more: they are waited for."""
         meter, bytes_per_s = self._meter(principal), quota.bytes_per_s

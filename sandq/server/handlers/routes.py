@@ -25,7 +25,7 @@ from sandq.broker.queries.message_queries import MessageQueries
 from sandq.broker.queries.schedule_queries import ScheduleQueries
 from sandq.broker.replication.raft_group import Done
 from sandq.model.caller import Caller
-from sandq.model.errors import SandqError
+from sandq.model.errors import QuotaExceeded, SandqError
 from sandq.model.piece import Piece
 from sandq.model.quotas import NO_QUOTA, Quota
 from sandq.protocol.frames import Frame, PackedArray, Type, encode_packed, encode_reply
@@ -108,7 +108,7 @@ class Context:
         principal = self.caller.principal
         if kind in DELAYING and quota.max_delay_ms is not None:
             check_delay(principal, quota, delay_of_request(frame, now_ms))
-        size = 0 if quota.bytes_per_s is None else len(msgpack.packb(frame))
+        size = 0 if quota.bytes_per_s is None else _size_of(frame)
         is_free, carries = kind in NEVER_REFUSED, kind == Type.ACK_THEN
         self.info.quotas.take(principal, quota, 1, size, is_free=is_free, carries=carries)
 
@@ -145,6 +145,8 @@ class Context:
         return None if opened is None else opened.record.owner
 
     def _produce(self, request: Produce, requests: int, done: Done) -> None:
+        if requests > 1 and not self.info.quotas.has_room(self.caller.principal, self.quota, requests):
+            raise QuotaExceeded("not all of them at once")  # so they come one by one
         self.check_rate(request.topic, requests)
         self._count_produce(request, requests)
         self.broker.produce(request, self.caller, done, requests=requests)
@@ -161,6 +163,13 @@ class Context:
 
     def _spend(self, work: int) -> None:
         self.connection.turn.left -= work
+
+
+def _size_of(frame: Frame) -> int:
+    try:
+        return len(msgpack.packb(frame))
+    except ValueError:
+        return 0  # nested deeper than anything that is taken: who reads it says so
 
 
 Handler = Callable[[Context, Frame], Awaitable[None] | None]

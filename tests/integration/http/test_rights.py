@@ -16,10 +16,13 @@ import trio
 from sandq.client.admin.admin import Admin
 from sandq.model.access import ROLES, Access, Right
 from sandq.model.caller import NODE
+from sandq.model.errors import Forbidden
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityDelete, IdentityPut
+from sandq.protocol.requests_audit import AuditNote
+from sandq.server.http import audit_notes
 from sandq.server.http.app import _application
 from sandq.server.http.caller import needs_of
 from sandq.server.http.rights import NEEDS, UNKNOWN, is_open
@@ -284,6 +287,47 @@ async def test_refusals_are_in_the_audit_log(strict: Serving, web: httpx.AsyncCl
     assert (line["principal"], line["request"], line["request_id"]) == ("token:team", "DELETE /topics/{topic}", "mine")
     assert line["about"] == {"right": "manage", "topic": "t"} and line["peer"] == "127.0.0.1"
     assert "sandq_wrong" not in str(lines)
+
+
+async def test_no_name_that_is_refused_ends_the_server(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    team = bearer(await give(strict, "team", "consume:t"))
+    then = b'{"lease_token": "1.0.65536", "offset": "01M8ES50JH000000000M000000", "then": [{"topic": %b, "text": "x"}]}'
+    names = (rb'"\ud800"', b'"' + rb"\udfff" * 300 + b'"', rb'"\u0000\u2028"', b'"%b"' % (b"x" * 9000))
+    for name in names:
+        made = await web.post("/topics", content=b'{"name": %b}' % name, headers=team)
+        sent = await web.post("/topics/t/groups/g/ack", content=then % name, headers=team)
+        assert (made.status_code, sent.status_code) == (403, 403), name[:40]
+        assert max(len(made.content), len(sent.content)) < 8000
+    assert len((await web.post(f"/topics/{'y' * 8000}", json={"text": "x"}, headers=team)).content) < 3000
+    assert (await web.post("/topics", json={"name": "y" * 8000}, headers=admin)).status_code == 400
+
+    async def look() -> Any:
+        return (await web.get("/audit", headers=admin)).json()["lines"]
+
+    lines = await until_answer(
+        look, lambda lines: sum(one["result"] == "FORBIDDEN" for one in lines) == 2 * len(names) + 1
+    )
+    assert "\\ud800" in {one.get("about", {}).get("topic") for one in lines}
+
+
+async def test_a_note_that_cannot_be_sent_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def call(cluster: Any, note: AuditNote) -> None:
+        told.append(note.call)
+        if note.call == "first":
+            raise UnicodeEncodeError("utf-8", "", 0, 1, "no")
+
+    monkeypatch.setattr(audit_notes, "call", call)
+    monkeypatch.setattr(audit_notes, "cluster_of", lambda client: None)
+    notes = audit_notes.AuditNotes(None)  # type: ignore[arg-type]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(notes.run)
+        for name in ("first", "second"):
+            notes.refused("a", None, name, Forbidden("no"), "1")
+        await until_holds(lambda: told == ["first", "second"])
+        tasks.cancel_scope.cancel()
 
 
 async def test_who_shows_nothing_may_do_everything_where_it_is_accepted(tmp_path: Path) -> None:
