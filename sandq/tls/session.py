@@ -49,6 +49,8 @@ class TlsSession:
         """Whether the handshake is done."""
         self.has_ended = False
         """Whether the other side has said that nothing more comes."""
+        self.greeting_s = 0.0
+        """The CPU time that the last step of the handshake took, in seconds, also when it failed."""
         self.records = 0
         """That were decoded, ever."""
         self.is_behind = False
@@ -82,7 +84,9 @@ class TlsSession:
             pass
         except ssl.SSLError as error:
             raise TlsError(self._why(error)) from None
-        return time.thread_time() - began_s
+        finally:
+            self.greeting_s = time.thread_time() - began_s
+        return self.greeting_s
 
     def words(self) -> bytes:
         """What is to be sent."""
