@@ -90,7 +90,7 @@ def info_of(identities: Twin) -> SimpleNamespace:
     return SimpleNamespace(
         waiting=lambda: None,
         add_hint=None,
-        gateway_keys=(),
+        gateway_keys=tuple,
         node_id="node1",
         logins=SimpleNamespace(authenticator=None),
         failed_logins=None,
