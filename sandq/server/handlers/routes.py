@@ -145,7 +145,11 @@ class Context:
         return None if opened is None else opened.record.owner
 
     def _produce(self, request: Produce, requests: int, done: Done) -> None:
-        if requests > 1 and not self.info.quotas.has_room(self.caller.principal, self.quota, requests):
+        if (
+            requests > 1
+            and self.quota is not NO_QUOTA
+            and not self.info.quotas.has_room(self.caller.principal, self.quota, requests)
+        ):
             raise QuotaExceeded("not all of them at once")  # so they come one by one
         self.check_rate(request.topic, requests)
         self._count_produce(request, requests)

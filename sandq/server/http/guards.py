@@ -218,7 +218,9 @@ class Guard:
         """`origin`: on behalf of which address nodes are asked, and whose limits it has."""
         try:
             self._check(scope, headers, has_place)
-            if self._logins is None or is_open(scope["path"]) or _is_preflight(scope, headers):
+            is_for_everybody = is_open(scope["path"]) or _is_preflight(scope, headers)
+            # Who is nobody keeps no place for as long as a body takes.
+            if self._logins is None or (is_for_everybody and not _has_body(headers)):
                 await self._pass_on(scope, headers, exchange)
                 return
             caller = await self._log_in(self._logins, scope, headers, origin)
@@ -527,6 +529,10 @@ class _Exchange:
 def _is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     """Whether a page of another site asks what it may ask: that shows nothing that says who it is."""
     return scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
+
+
+def _has_body(headers: Mapping[bytes, bytes]) -> bool:
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:

@@ -32,6 +32,8 @@ KEPT_S: Final = 0.5
 """What a node said is believed for so long; and so often it is looked whether who waits is still let in."""
 KEPT: Final = 10_000
 """Of those that were let in; of more, who was asked for longest ago is asked for again."""
+PAUSED_MOST: Final = 32
+"""Whose answers wait because what they show is wrong."""
 PATIENCE_S: Final = 10.0
 """Who waits, or is sent a stream, stays for so long while no node says who it is."""
 _SCHEME: Final = b"bearer "
@@ -50,6 +52,7 @@ class HttpLogins:
         """By SHA-256 of what was shown: who that is, and until when it is believed."""
         self._asking: dict[bytes, anyio.Event] = {}
         self._failed = FailedLogins(clock)
+        self._paused = 0
 
     @property
     def mode(self) -> int | None:
@@ -86,8 +89,18 @@ class HttpLogins:
         try:
             return await self._identified(key, None if shown is None else _token_of(shown), certificate)
         except Revoked:
-            await anyio.sleep(self._failed.pause_s(source))
+            await self._pause(self._failed.pause_s(source))
             raise
+
+    async def _pause(self, seconds: float) -> None:
+        """Slow down who shows what is wrong; of many at once some, for each of them keeps the place of a request."""
+        if self._paused >= PAUSED_MOST:
+            return
+        self._paused += 1
+        try:
+            await anyio.sleep(seconds)
+        finally:
+            self._paused -= 1
 
     async def _until_connected(self) -> None:
         """Wait for a node. Raises Unavailable."""

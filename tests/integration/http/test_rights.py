@@ -236,6 +236,24 @@ async def test_health_and_documents_are_open_and_metrics_are_for_who_is_known(
     assert (await web.get("/metrics", headers=bearer(token))).status_code == 200
 
 
+async def test_who_is_nobody_sends_no_bodies(strict: Serving, web: httpx.AsyncClient) -> None:
+    assert strict.http is not None
+    for length in ("Content-Length: 9", "Transfer-Encoding: chunked"):
+        for method, path, more in (
+            ("POST", "/docs", ""),
+            ("GET", "/openapi.json", ""),
+            ("GET", "/healthz", ""),
+            ("OPTIONS", "/topics", "Access-Control-Request-Method: GET\r\n"),
+        ):
+            async with await anyio.connect_tcp(*strict.http) as raw:
+                head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{more}{length}\r\n\r\n"
+                await raw.send(head.encode())
+                with anyio.fail_after(PATIENCE_S):
+                    assert b" 401 " in (await raw.receive()).splitlines()[0]
+    none = await web.get("/docs", headers={"content-length": "0"})
+    assert none.status_code == 200
+
+
 async def test_a_revoked_token_ends_what_waits(strict: Serving, web: httpx.AsyncClient) -> None:
     admin = bearer(await give(strict, "boss", "admin"))
     await web.post("/topics", json={"name": "t"}, headers=admin)

@@ -14,7 +14,7 @@ from sandq.model.errors import Unauthenticated, Unavailable
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import Identify
 from sandq.server.http import logins
-from sandq.server.http.logins import KEPT_S, OFF, REQUIRE, HttpLogins
+from sandq.server.http.logins import KEPT_S, OFF, PAUSED_MOST, REQUIRE, HttpLogins
 from sandq.server.http.problems import Revoked
 
 BEARER = {b"authorization": b"Bearer sandq_one"}
@@ -125,6 +125,24 @@ async def test_wrong_tokens_are_slowed_down_by_where_they_come_from(
         await seconds("a")
     assert await seconds("a") > 0.5
     assert await seconds("b") < 0.1
+
+
+async def test_wrong_tokens_keep_few_places(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
+    found, nodes = of(monkeypatch, REQUIRE)
+    nodes.answer = Unauthenticated("wrong")
+    waited: list[float] = []
+
+    async def show(number: int) -> None:
+        since_s = trio.current_time()
+        with pytest.raises(Revoked):
+            await found.caller({b"authorization": b"Bearer sandq_%d" % number}, None, "a")
+        waited.append(trio.current_time() - since_s)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(500):
+            tasks.start_soon(show, number)
+    assert 10 < sum(seconds > 0.5 for seconds in waited) <= PAUSED_MOST
+    assert max(waited) < 6
 
 
 async def test_few_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
