@@ -18,7 +18,7 @@ from sandq.model.gossip_timing import PROFILES, Timing
 _DAY_MS = 86_400_000
 ACCEPT: Final = "accept"
 SEND: Final = "send"
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_TRUE, _FALSE = ("true", "t", "yes", "y", "on", "1"), ("false", "f", "no", "n", "off", "0")
 
 
 def _encryption(value: object) -> bool | str:

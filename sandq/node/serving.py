@@ -63,7 +63,8 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         serving.start_soon(parts.clocks.run, parts.node_log.hosts.values)
         await serving.start(discovery.run)
         serving.start_soon(member.directory.follow)
-        _follow_secrets(parts, discovery, serving)
+        logins = Logins(parts.authenticator, parts.timers.at)
+        _follow_secrets(parts, discovery, logins, serving)
         tls = parts.tls
         if tls is not None:
             serving.start_soon(tls.certificates.follow)
@@ -109,7 +110,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             TopicRecords(broker.routes),
             pusher.rows,
             parts.node_log.memory,
-            Logins(parts.authenticator, parts.timers.at),
+            logins,
             Identities(broker.administration, lambda: broker.metadata),
             lambda: parts.gateway_keys.current,
             config.exposed,
@@ -194,17 +195,18 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         serving.cancel_scope.cancel()
 
 
-def _follow_secrets(parts: Parts, discovery: Discovery, serving: trio.Nursery) -> None:
+def _follow_secrets(parts: Parts, discovery: Discovery, logins: Logins, serving: trio.Nursery) -> None:
     """Go on with others when they are changed: those of gateways are asked for each time."""
 
     def on_change() -> None:
         discovery.secrets_changed()
         parts.links.secrets_changed()
+        logins.secrets_changed()
 
     if parts.secrets is not None:
         serving.start_soon(follow_secrets, parts.secrets, on_change)
     if parts.gateway_secrets is not None:
-        serving.start_soon(follow_secrets, parts.gateway_secrets, lambda: None)
+        serving.start_soon(follow_secrets, parts.gateway_secrets, logins.secrets_changed)
 
 
 @contextlib.asynccontextmanager

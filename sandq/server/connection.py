@@ -540,7 +540,8 @@ class Connection:
     async def _read(self) -> None:
         reader = FrameReader(self._limits.frame_bytes, first_frame_bytes=HELLO_BYTES, defer_bytes=LARGE_BYTES)
         stats, incoming = self._stats, self._incoming
-        received, is_transformed = self._wire.received, isinstance(self._wire, TransformedWire)
+        wire = self._wire
+        received, is_transformed = wire.received, isinstance(wire, TransformedWire)
         more = False
         while True:
             try:
@@ -553,13 +554,12 @@ class Connection:
                     with self._not_counted():
                         await self.turn.end()
                 size = RECEIVE_FEW_BYTES if incoming.is_waited_for else RECEIVE_BYTES
-                data = os.read(self._fd, size)
+                data = b"" if wire.is_behind else os.read(self._fd, size)
             except BlockingIOError:
                 more = False
                 continue
             except OSError:
                 return
-            more = len(data) == size
             self.turn.left -= len(data) >> RECEIVE_BITS
             stats.received_bytes += len(data)
             try:
@@ -569,8 +569,11 @@ class Connection:
                 return
             if plain is None:
                 return
-            if is_transformed and not self._writing and self._wire.is_due():
-                self._sender.add(self)  # it has words of its own, or may send at last
+            more = len(data) == size or wire.is_behind
+            if is_transformed:
+                self.turn.left -= wire.work
+                if not self._writing and wire.is_due():
+                    self._sender.add(self)  # it has words of its own, or may send at last
             if self._gate is not None:
                 with self._not_counted():
                     await self._gate()

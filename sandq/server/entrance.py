@@ -7,7 +7,7 @@ require  who shows nothing is not let in; a gateway must prove itself before it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -50,8 +50,9 @@ class Entrance:
         now_ms: Callable[[], int],
         waiting: Callable[[], str | None],
         quotas: QuotaMeters,
+        gateway_keys: Callable[[], Sequence[bytes]],
     ) -> None:
-        """`waiting`: why the node belongs to no cluster yet; None once it does."""
+        """`gateway_keys`: that count now. `waiting`: why the node belongs to no cluster yet; None once it does."""
         self._connection = connection
         self._authenticator = logins.authenticator
         self._logins = logins
@@ -61,6 +62,7 @@ class Entrance:
         self._failed = failed
         self._waiting = waiting
         self._quotas = quotas
+        self._gateway_keys = gateway_keys
         self._is_founder = False
         """It was let in because there was no cluster yet."""
         self._counts_for: str | None = None
@@ -126,6 +128,7 @@ class Entrance:
                 raise
             raise Unauthenticated(f"this cluster requires authentication: {error.message}") from None
         self.must_prove, self.is_in, self._is_founder, self.access = False, True, False, None
+        self._logins.add(self)
         connection = self._connection
         connection.log_in(Caller(NODE.principal, connection.address), None)
 
@@ -148,6 +151,8 @@ class Entrance:
                 self._wake_at(self._now_ms() + FOUNDED_MS)
             else:
                 self._end(Unavailable("this node belongs to a cluster now: connect again"))
+        if self._proof.is_given and not self._proof.is_by(self._gateway_keys()):
+            self._end(Unavailable("the secret that this gateway has proved itself by counts no more: connect again"))
         if login is None:
             return
         try:
@@ -159,6 +164,9 @@ class Entrance:
             self._end(Unavailable(f"the rights of {login.principal} have changed: connect again"))
         elif now != login:
             connection.login = now
+            if self._counts_for is None and now.quota is not NO_QUOTA:
+                self._quotas.connect(now.principal, NO_QUOTA)  # it is there already
+                self._counts_for = now.principal
             self._wake_at(now.expires_ms)
 
     def _end(self, error: SandqError) -> None:

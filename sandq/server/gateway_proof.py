@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -56,7 +57,16 @@ class GatewayProof:
         self._random_bytes = random_bytes
         self._said = b"", b"", ""
         """The nonce, the challenge and the cluster's UUID, as this connection's HELLO and its reply had them."""
-        self.is_given = False
+        self._proved_by: list[bytes] = []
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it has proved it."""
+        return bool(self._proved_by)
+
+    def is_by(self, keys: Sequence[bytes]) -> bool:
+        """Whether what was proved is still proved by one of these keys."""
+        return any([hmac.compare_digest(key, own) for key in keys for own in self._proved_by])
 
     def challenge(self, options: Mapping[str, Any], cluster_uuid: str) -> tuple[bytes, ...]:
         """What HELLO's reply ends with: nothing, unless its options ask for it. Raises InvalidRequest."""
@@ -76,12 +86,13 @@ class GatewayProof:
             raise ProtocolError(f"PROVE comes once, behind a HELLO with the option {OPTION!r}")
         said = nonce, challenge, self._node_id, cluster_uuid
         # All are tried, so that nobody learns how many there are.
-        if not any([is_gateway_proof(proof, key, *said) for key in self._keys]):
+        fitting = [key for key in self._keys if is_gateway_proof(proof, key, *said)]
+        if not fitting:
             raise Forbidden(
                 f"this is no proof of a gateway of node {self._node_id}: give both the same {SETTING}; "
                 "until then its requests count as its own"
             )
-        self.is_given = True
+        self._proved_by = fitting
 
     def require(self) -> None:
         """Raise ProtocolError unless it was proved."""

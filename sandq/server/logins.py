@@ -7,6 +7,7 @@ from typing import Protocol
 
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import MetadataView
 from sandq.broker.signals import Signal
 from sandq.broker.timers import Timer
 from sandq.broker.turns import Turn
@@ -28,6 +29,7 @@ class Logins:
         self.at = at
         self._there: dict[LetIn, None] = {}
         self._changed = Signal()
+        self._have_secrets_changed = False
 
     def add(self, one: LetIn) -> None:
         """It was let in."""
@@ -37,13 +39,19 @@ class Logins:
         """It has gone."""
         self._there.pop(one, None)
 
+    def secrets_changed(self) -> None:
+        """Gateways prove themselves by others from now on."""
+        self._have_secrets_changed = True
+        self._changed.set()
+
     async def run(self, metadata: RaftGroup) -> None:
         """Look whenever identities or roles change. This node must take part in its cluster."""
         metadata.listen(on_status=self._changed.set)
         seen = None
         while True:
             view = self.authenticator.look()
-            if view is not None and (seen is None or view.identities != seen.identities or view.roles != seen.roles):
+            is_due, self._have_secrets_changed = self._have_secrets_changed, False
+            if is_due or _differ(view, seen):
                 turn = Turn()
                 for one in list(self._there):
                     if one in self._there:
@@ -52,3 +60,10 @@ class Logins:
                 seen = view
             else:
                 await self._changed.wait()
+
+
+def _differ(view: MetadataView | None, seen: MetadataView | None) -> bool:
+    """Whether others are let in by what metadata says now, or may do something else."""
+    if view is None:
+        return False
+    return seen is None or view.identities != seen.identities or view.roles != seen.roles

@@ -2,7 +2,8 @@
 
 Each identity has two token buckets, of requests and of bytes of requests, which hold what one second gives. A bucket is
 one number: the instant at which it will be full. What settles messages is counted, and never refused: who may not ack
-would get the same messages again. A request that is refused is not counted.
+would get the same messages again. It empties the buckets, and no more: who settles all the time what is pushed to it
+may ask for something else soon after. A request that is refused is not counted.
 """
 
 from __future__ import annotations
@@ -53,10 +54,20 @@ class QuotaMeters:
         self.meters: dict[str, Meter] = {}
         """By principal."""
 
-    def take(self, principal: str, quota: Quota, requests: int, size: int, *, is_free: bool = False) -> None:
+    def take(
+        self,
+        principal: str,
+        quota: Quota,
+        requests: int,
+        size: int,
+        *,
+        is_free: bool = False,
+        carries: bool = True,
+    ) -> None:
         """Count requests of so many bytes together. Raises QuotaExceeded when there is no room for one more: nothing is
         counted then. Several that came together are let through together, and those that follow wait the longer.
-        `is_free`: they are never refused."""
+        `is_free`: they are never refused, and take no more than there is; but
+        for the bytes of one that `carries` messages, which are waited for like those of others."""
         per_s, bytes_per_s = quota.requests_per_s, quota.bytes_per_s
         meter = self._meter(principal)
         if per_s is None and bytes_per_s is None:
@@ -76,11 +87,27 @@ class QuotaMeters:
                 wait_s = math.inf if not bytes_per_s else meter.bytes_full_at - now - 1 + 1 / bytes_per_s
                 self._check(meter, principal, "bytes_per_s", bytes_per_s, wait_s)
         if per_s:
-            meter.requests_full_at = max(meter.requests_full_at, now) + requests / per_s
+            meter.requests_full_at = _taken(meter.requests_full_at, now, requests / per_s, is_free)
         if bytes_per_s:
-            meter.bytes_full_at = max(meter.bytes_full_at, now) + size / bytes_per_s
+            meter.bytes_full_at = _taken(meter.bytes_full_at, now, size / bytes_per_s, is_free and not carries)
         meter.requests += requests
         meter.bytes += size
+
+    def has_room(self, principal: str, quota: Quota, requests: int) -> bool:
+        """Whether each of so many requests would be let through now, as far as their number is concerned."""
+        per_s = quota.requests_per_s
+        if per_s is None:
+            return True
+        meter, now = self._meter(principal), self._clock()
+        full_at = meter.requests_full_at if meter.rates == (per_s, quota.bytes_per_s) else now
+        return bool(per_s) and max(full_at, now) - now - 1 + requests / per_s <= _LEAST_S
+
+    def owe(self, principal: str, quota: Quota, size: int) -> None:
+        """Count bytes of a request that was let through, and turned out to have so many more: they are waited for."""
+        meter, bytes_per_s = self._meter(principal), quota.bytes_per_s
+        meter.bytes += size
+        if bytes_per_s and meter.rates == (quota.requests_per_s, bytes_per_s):
+            meter.bytes_full_at = _taken(meter.bytes_full_at, self._clock(), size / bytes_per_s, False)
 
     def _check(self, meter: Meter, principal: str, name: str, most: int, wait_s: float) -> None:
         if wait_s <= _LEAST_S:
@@ -138,3 +165,9 @@ class QuotaMeters:
             for name, meter in self.meters.items()
             if meter.connections or max(meter.requests_full_at, meter.bytes_full_at) > now
         }
+
+
+def _taken(full_at: float, now: float, seconds: float, is_free: bool) -> float:
+    """When a bucket is full of which that was taken. `is_free`: no more than was in it."""
+    later = max(full_at, now) + seconds
+    return max(full_at, min(later, now + 1)) if is_free else later

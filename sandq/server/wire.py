@@ -11,7 +11,7 @@ for they are cut again. The send queue holds plain bytes, and counts them until 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from sandq.server.send_queue import Buffer, SendQueue
 
@@ -28,8 +28,16 @@ class Transform(Protocol):
     def has_ended(self) -> bool:
         """Whether the other side has said that nothing more comes."""
 
+    @property
+    def records(self) -> int:
+        """How many parts were decoded, ever: each costs something, whatever it carries."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more has come than was decoded, because that was much: others are to have their turn."""
+
     def decode(self, data: bytes) -> bytes:
-        """The plain bytes that what came completes; often none."""
+        """The plain bytes that what came completes; often none. While it is behind, nothing need come for more."""
 
     def encode(self, plain: Sequence[Buffer]) -> bytes:
         """What is to be sent: words of its own, and behind them what becomes of these bytes. Without bytes its own
@@ -39,8 +47,15 @@ class Transform(Protocol):
         """Nothing is sent any more, but for words that say so."""
 
 
+RECORD_BITS: Final = 1
+"""Two records are a unit of work."""
+
+
 class PlainWire:
     """Nothing is made of the bytes."""
+
+    is_behind: Final = False
+    work: Final = 0
 
     def __init__(self, queue: SendQueue) -> None:
         self.head = queue.head
@@ -70,6 +85,13 @@ class TransformedWire:
         """What has not left of what was encoded last ..."""
         self._plain = 0
         """... and how many plain bytes it is made of, that are still in the queue."""
+        self.work = 0
+        """Units of it that `received` took last, beside those of its bytes."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to be had from `received` without any more bytes, if only that it was all."""
+        return self._transform.is_behind or self._transform.has_ended
 
     def is_due(self) -> bool:
         if not self._encoded:
@@ -91,10 +113,13 @@ class TransformedWire:
         return plain
 
     def received(self, data: bytes) -> bytes | None:
-        if not data:
+        transform = self._transform
+        if not data and not self.is_behind:
             return None
-        plain = self._transform.decode(data)
-        return None if self._transform.has_ended and not plain else plain
+        before = transform.records
+        plain = transform.decode(data)
+        self.work = transform.records - before >> RECORD_BITS
+        return None if transform.has_ended and not plain else plain
 
     def end(self) -> None:
         self._transform.end()

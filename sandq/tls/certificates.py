@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 import structlog
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from sandq.model.config_tls import ACCEPT, REQUIRE, TlsSection
 from sandq.model.errors import SandqError, StartupError
@@ -35,7 +36,8 @@ FILE_BYTES: Final = 4 << 20
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2, what keeps what was said secret when the key is lost later."""
 
-_CRL_BEGIN: Final = "-----BEGIN X509 CRL-----"
+_BEGIN: Final = b"-----BEGIN CERTIFICATE-----"
+_CRL_BEGIN: Final = b"-----BEGIN X509 CRL-----"
 _CRL_END: Final = b"-----END X509 CRL-----"
 _GREETINGS: Final = 4
 """A handshake takes no more turns."""
@@ -101,10 +103,11 @@ class Certificates:
         try:
             contents = _read(self.settings)
             loaded = self.loaded if contents == self._contents else _load(self.settings, *contents)
-        except SandqError as error:
-            if self.error != error.message:
-                log.error("the certificates are not changed: the files cannot be used", error=error.message)
-            self.error = error.message
+        except (SandqError, OSError, ValueError) as error:  # it may be that no more files can be opened
+            why = error.message if isinstance(error, SandqError) else str(error)
+            if self.error != why:
+                log.error("the certificates are not changed: the files cannot be used", error=why)
+            self.error = why
             self._versions = versions
             return False
         is_new = loaded is not self.loaded
@@ -162,24 +165,29 @@ def read_file(path: Path, setting: str) -> bytes:
 
 
 def certificates_in(content: bytes, path: Path | None, setting: str) -> tuple[x509.Certificate, ...]:
-    """The certificates of a file. StartupError when there is none, or something else."""
+    """The certificates of a file. StartupError when there is none, something else, or one that is not whole."""
     try:
-        return tuple(x509.load_pem_x509_certificates(content))
+        found = tuple(x509.load_pem_x509_certificates(content))
     except ValueError:
-        raise StartupError(
-            f"{setting} {path} holds no certificates: PEM is expected (-----BEGIN CERTIFICATE-----)"
-        ) from None
+        raise StartupError(f"{setting} {path} holds no certificates: PEM is expected ({_BEGIN.decode()})") from None
+    if content.count(_BEGIN) > len(found):
+        raise StartupError(f"{setting} {path} is not whole: {content.count(_BEGIN)} begin, and {len(found)} end")
+    return found
 
 
 def lists_in(content: bytes, path: Path | None) -> tuple[x509.CertificateRevocationList, ...]:
-    """The lists of revoked certificates of a file. StartupError when there is none, or something else."""
+    """The lists of revoked certificates of a file. StartupError when there is none, something else, or one that is not
+    whole."""
     parts = [part + _CRL_END for part in content.split(_CRL_END)[:-1]]
     try:
         lists = tuple(x509.load_pem_x509_crl(part.strip()) for part in parts)
     except ValueError:
         lists = ()
     if not lists:
-        raise StartupError(f"tls.crl_file {path} holds no list of revoked certificates: PEM is expected ({_CRL_BEGIN})")
+        expected = _CRL_BEGIN.decode()
+        raise StartupError(f"tls.crl_file {path} holds no list of revoked certificates: PEM is expected ({expected})")
+    if content.count(_CRL_BEGIN) > len(lists):
+        raise StartupError(f"tls.crl_file {path} is not whole: {content.count(_CRL_BEGIN)} begin, {len(lists)} end")
     return lists
 
 
@@ -199,7 +207,7 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
         if verify != ssl.CERT_NONE and trusted:
             _trust(context, trusted, settings)
             if revoked:
-                _take_lists(context, lists)
+                _take_lists(context, revoked, settings)
         context.verify_mode = verify
         return context
 
@@ -251,15 +259,20 @@ def _trust(context: ssl.SSLContext, authorities: str, settings: TlsSection) -> N
         raise StartupError(f"tls.ca_file {settings.ca_file} cannot be used: {_reason(error)}") from None
 
 
-def _take_lists(context: ssl.SSLContext, lists: bytes) -> None:
-    """`ssl` reads lists of revoked certificates from files alone, too."""
-    with _in_memory(lists) as path:
-        context.load_verify_locations(cafile=path)
+def _take_lists(
+    context: ssl.SSLContext, lists: tuple[x509.CertificateRevocationList, ...], settings: TlsSection
+) -> None:
+    """`ssl` reads lists of revoked certificates from files alone, too; a certificate among them it would trust."""
+    with _in_memory(b"".join(one.public_bytes(serialization.Encoding.PEM) for one in lists)) as path:
+        try:
+            context.load_verify_locations(cafile=path)
+        except ssl.SSLError as error:
+            raise StartupError(f"tls.crl_file {settings.crl_file} cannot be used: {_reason(error)}") from None
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _first(certificates: bytes) -> str:
-    end = b"-----END CERTIFICATE-----"
+    end = _BEGIN.replace(b"BEGIN", b"END")
     return (certificates.partition(end)[0] + end).decode("ascii", "ignore") + "\n"
 
 

@@ -17,14 +17,14 @@ import trio
 
 from sandq.model.errors import ConnectionLost
 from sandq.tls.budget import HANDSHAKE_S, Handshakes
-from sandq.tls.session import Buffer, TlsError, TlsSession
+from sandq.tls.session import HEAD_BYTES, RECORD_BYTES, Buffer, TlsError, TlsSession
 
 FIRST_BYTE: Final = 0x16
 """A record of a handshake; no frame of ours and no request of HTTP begins so."""
-HEAD_BYTES: Final = 5
-RECORD_BYTES: Final = (1 << 14) + 256
 HANDSHAKE_BYTES: Final = 128 << 10
 """Of all records of one side, certificates included."""
+HANDSHAKE_RECORDS: Final = 64
+"""Of one side: there are six and what certificates need, but who cuts them into bytes would keep the loop busy."""
 LAST_WORDS_S: Final = 1.0
 SEND_BYTES: Final = 262_144
 
@@ -75,23 +75,30 @@ async def reach(stream: trio.SocketStream, context: ssl.SSLContext, host: str | 
 
 
 async def _greet(stream: trio.SocketStream, session: TlsSession, handshakes: Handshakes | None, source: str) -> None:
-    left = HANDSHAKE_BYTES
+    left_bytes, left = HANDSHAKE_BYTES, HANDSHAKE_RECORDS
     while not session.is_open:
         record = await _record(stream)
-        left -= len(record)
-        if left < 0:
-            raise TlsError(f"a handshake of more than {HANDSHAKE_BYTES} bytes")
+        left_bytes -= len(record)
+        left -= 1
+        if left_bytes < 0 or left < 0:
+            raise TlsError(f"a handshake of more than {HANDSHAKE_BYTES} bytes, or {HANDSHAKE_RECORDS} records")
         if handshakes is not None:
             await handshakes.turn(source)
         try:
-            cpu_s = session.greet(record)
+            _take(session, record, handshakes, source)
         except TlsError:
             with trio.move_on_after(LAST_WORDS_S), suppress(ConnectionLost):
                 await _send(stream, session.words())  # why not
             raise
-        if handshakes is not None:
-            handshakes.spent(source, cpu_s)
         await _send(stream, session.words())
+
+
+def _take(session: TlsSession, record: bytes, handshakes: Handshakes | None, source: str) -> None:
+    try:
+        session.greet(record)
+    finally:
+        if handshakes is not None:  # what fails has cost as much as what does not
+            handshakes.spent(source, session.greeting_s)
 
 
 async def _record(stream: trio.SocketStream) -> bytes:
@@ -182,11 +189,15 @@ class TlsStream(trio.abc.HalfCloseableStream):
         while not self._received:
             if self.session.has_ended:
                 return b""
-            data = await self._stream.receive_some(max(max_bytes or 0, 16_640))
-            if not data:
-                return b""  # frames and requests say themselves where they end
+            if self.session.is_behind:
+                await trio.lowlevel.checkpoint()  # others may have their turn
+                data = b""
+            else:
+                data = bytes(await self._stream.receive_some(max(max_bytes or 0, 16_640)))
+                if not data:
+                    return b""  # frames and requests say themselves where they end
             try:
-                self._received += self.session.decode(bytes(data))
+                self._received += self.session.decode(data)
             except TlsError as error:
                 raise trio.BrokenResourceError(error.message) from None
             # What TLS itself has to answer goes with what is sent next: nobody who receives waits for who sends.

@@ -123,6 +123,10 @@ def revoke(certificates: Sequence[Path], ca: Path, out: Path) -> tuple[Path, int
     now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
     builder = builder.last_update(now - BACKDATED).next_update(authority.not_valid_after_utc)
+    # Of authorities of the same name, which one's it is: when one follows another, nodes have the lists of both.
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    builder = builder.add_extension(issuer, critical=False)
+    builder = builder.add_extension(x509.CRLNumber(int(now.timestamp())), critical=False)
     before = _list(kept, authority)
     entries = {entry.serial_number: entry for entry in before}
     for path in certificates:

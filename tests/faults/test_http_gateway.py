@@ -66,8 +66,12 @@ def test_it_serves_while_a_node_answers_and_says_503_while_none_does(
     assert gateway.ended() == 0
 
 
-def test_told_to_stop_it_answers_what_is_under_way_and_takes_nothing_new(make_gateway: MakeGateway) -> None:
-    gateway = make_gateway("--server", f"127.0.0.1:{free_port()}", SANDQ_SHUTDOWN_GRACE="4m")
+def test_told_to_stop_it_answers_what_is_under_way_and_takes_nothing_new(
+    make_node: MakeNode, make_gateway: MakeGateway
+) -> None:
+    node = make_node()
+    node.start()
+    gateway = make_gateway("--server", node.address, SANDQ_SHUTDOWN_GRACE="4m")
     head = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
     with socket.create_connection(gateway.address, timeout=PATIENCE_S) as client, client.makefile("rb") as answer:
         client.sendall(head)
@@ -93,10 +97,16 @@ def takes_connections(address: tuple[str, int]) -> bool:
         return probe.connect_ex(address) == 0
 
 
-def test_what_a_node_may_be_told_a_gateway_may_be_told(make_gateway: MakeGateway, tmp_path: Path) -> None:
+def test_what_a_node_may_be_told_a_gateway_may_be_told(
+    make_node: MakeNode, make_gateway: MakeGateway, tmp_path: Path
+) -> None:
     """Limits, and who may ask: by a file, that need not say what a node must, and by the environment."""
+    node = make_node()
+    node.start()
     (tmp_path / "gateway.yaml").write_text("limits: {http_body_bytes: 64KiB}\nhttp: {allowed_hosts: [q.example]}\n")
-    gateway = make_gateway("--config", "gateway.yaml", SANDQ_HTTP__ALLOWED_ORIGINS="https://a.example")
+    gateway = make_gateway(
+        "--config", "gateway.yaml", "--server", node.address, SANDQ_HTTP__ALLOWED_ORIGINS="https://a.example"
+    )
     with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S) as web:
         found = say(gateway, b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 65537\r\n\r\n")
         assert found.startswith(b"HTTP/1.1 413 ") and b"limits.http_body_bytes" in found, found

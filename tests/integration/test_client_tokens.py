@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 import sandq
 import sandq.testing
-from sandq.client import connect_with
+from sandq.broker.peers import secret
+from sandq.client import cluster_of, connect_with
 from sandq.client.options import Options
 from sandq.errors import Conflict, Forbidden, InvalidRequest, NotFound, Unauthenticated
 from sandq.node import Serving, run_node
@@ -18,17 +20,17 @@ from tests.integration.conftest import until_risen
 from tests.integration.test_identities import give
 from tests.support.nodes.small_node import small_config
 from tests.support.push_receiver import receiving
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until_holds
 
 pytestmark = pytest.mark.usefixtures("node_time")
 
 
 @pytest.fixture
 async def strict(tmp_path: Path) -> AsyncIterator[Serving]:
-    secret = tmp_path / "gateways"
-    secret.write_text("a secret of gateways")
-    secret.chmod(0o600)
-    more = {"SECURITY__AUTHENTICATION": "require", "HTTP__GATEWAY_SECRET_FILE": str(secret)}
+    file = tmp_path / "gateways"
+    file.write_text("a secret of gateways")
+    file.chmod(0o600)
+    more = {"SECURITY__AUTHENTICATION": "require", "HTTP__GATEWAY_SECRET_FILE": str(file)}
     async with run_node(small_config(tmp_path, **more)) as serving:
         await until_risen(serving)
         yield serving
@@ -159,6 +161,32 @@ async def test_a_gateway_is_let_in_by_its_proof(strict: Serving) -> None:
     with pytest.raises(Unauthenticated, match="gateway_secret_file"):
         async with connect_with(Options(gateway_secret=lambda: b"another secret, alas"), (at(strict),), "gateway"):
             pass
+
+
+async def test_a_gateway_is_cut_off_once_its_secret_counts_no_more(
+    strict: Serving, boss: sandq.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret, "CHECK_S", 0.05)
+    old, new = b"a secret of gateways", b"another one of gateways"
+
+    def write(*secrets: bytes) -> None:
+        path = tmp_path / "gateways"
+        path.with_suffix(".new").write_bytes(b"\n---\n".join(secrets))
+        path.with_suffix(".new").chmod(0o600)
+        path.with_suffix(".new").rename(path)
+
+    options = Options(gateway_secret=lambda: old)
+    async with connect_with(options, (at(strict),), "gateway") as client:
+        for step in ((old, new), (new, old), (new,)):
+            with capture_logs() as log:
+                write(*step)
+                await until_holds(lambda log=log: "the secrets were read anew" in [one["event"] for one in log])
+                if step != (new,):
+                    assert (await client.admin.whoami()).principal == "node"
+        await until_holds(lambda: not cluster_of(client).connections())
+        with pytest.raises(sandq.errors.SandqError):
+            await client.admin.whoami(timeout=0.5)
+    assert (await boss.admin.whoami()).principal == "token:boss"
 
 
 async def test_a_gateway_that_is_not_let_in_says_so(strict: Serving) -> None:

@@ -399,6 +399,26 @@ async def test_links_that_were_made_by_a_secret_that_is_none_any_more_are_made_a
     assert not refusals(log)
 
 
+async def test_a_secret_that_ends_while_two_shake_hands_by_it_makes_no_link() -> None:
+    node1, node2 = await both()
+    old, new = b"the old one, as long", b"the new one, as long"
+    now, pin = [old, new], node2.known.pin
+
+    def pin_late(node_id: str, store_uuid: str) -> None:
+        """Between the handshake and the link."""
+        if old in now:
+            now.remove(old)
+            for node in (node1, node2):
+                trio.from_thread.run_sync(node.links.secrets_changed)
+        pin(node_id, store_uuid)
+
+    node2.known.pin = pin_late  # type: ignore[method-assign]
+    async with linked(node1, node2, secrets=lambda: tuple(now)):
+        await until_holds(lambda: is_up(node1, node2) and old not in now)
+        await until_holds(lambda: all(link.secret == new for link in node2.links._links.values()))
+        assert node2.names("node1") == ["up"], "never by the old one"
+
+
 # ----------------------------------------------------------------------------------------------- without a secret
 
 

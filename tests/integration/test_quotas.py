@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import msgpack
 import pytest
 import trio
 
 from sandq.broker.owner_usage import NOTHING
+from sandq.model.batch import Column, encode
 from sandq.model.caller import NODE
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
@@ -84,6 +87,24 @@ async def test_requests_beyond_the_quota_are_refused_and_others_are_not(strict: 
         assert (await raw.call(Type.PING))[0] == Type.REPLY
 
 
+async def test_requests_that_come_together_are_held_to_the_quota_one_by_one(strict: Serving, greet: Greet) -> None:
+    other, _ = await greet(strict, await give(strict, "other", "admin"))
+    await other.create("t")
+    raw, _ = await greet(strict, await give(strict, "app", "admin", requests_per_s=5))
+    batch = encode({Column.VALUE: [b"x"]})
+    bodies = [msgpack.packb((Type.PRODUCE, 100 + at, "t", 0, 0, 0, 0, 0, batch)) for at in range(50)]
+    await raw.send_bytes(b"".join([struct.pack(">I", len(body)) + body for body in bodies]))
+    answers = [await raw.receive() for _ in bodies]
+    refused = [answer for answer in answers if answer[0] == Type.ERROR]
+    assert 40 <= len(refused) <= 45
+    assert all(answer[5]["retry_after_ms"] <= 1000 for answer in refused)
+    wide, _ = await greet(strict, await give(strict, "wide", "admin", bytes_per_s=100))
+    packer = msgpack.Packer()
+    body = packer.pack_array_header(3) + msgpack.packb(int(Type.METADATA)) + msgpack.packb(7) + b"\x91" * 900 + b"\x01"
+    await wide.send_bytes(struct.pack(">I", len(body)) + body)
+    assert (await wide.receive())[:3] == [Type.ERROR, 7, "INVALID"]
+
+
 async def test_a_quota_holds_for_connections_that_are_there_when_it_is_set(strict: Serving, greet: Greet) -> None:
     raw, _ = await greet(strict, await give(strict, "app", "admin", topics=5))
     await raw.create("t")
@@ -92,6 +113,20 @@ async def test_a_quota_holds_for_connections_that_are_there_when_it_is_set(stric
     await until_holds(lambda: strict.broker.metadata.identities["token:app"].quota.get("bytes_per_s") == 100)
     answers = [await raw.produce(b"x" * 1000) for _ in range(2)]
     assert answers[0][0] == Type.REPLY and refusal(answers[1]) == ("bytes_per_s", True)
+
+
+async def test_connections_that_are_there_when_they_are_bounded_count(strict: Serving, greet: Greet) -> None:
+    token = await give(strict, "app", "admin")
+    first, _ = await greet(strict, token)
+    second, _ = await greet(strict, token)
+    await strict.identities.put(IdentityPut("token:app", False, {"quota": {"connections": 2}}), NODE)
+    await until_holds(lambda: getattr(strict.quotas.meters.get("token:app"), "connections", 0) == 2)
+    assert (await first.call(Type.PING))[0] == Type.REPLY
+    _, answer = await greet(strict, token)
+    assert refusal(answer) == ("connections", True)
+    for raw in (first, second):
+        await trio.aclose_forcefully(raw.stream)
+    await until_holds(lambda: not strict.quotas.meters["token:app"].connections)
 
 
 async def test_topics_and_partitions_are_bounded(strict: Serving, greet: Greet) -> None:

@@ -110,7 +110,7 @@ def test_every_module_is_in_one_wheel(wheels: tuple[Path, Path]) -> None:
     assert whole & slim == set()
     assert sources <= whole | slim
     assert {"sandq/__init__.py", "sandq/py.typed", "sandctl/main.py"} <= slim
-    assert {"sandq/node.py", "sandq/spark/datasource.py", "sandq/testing/__init__.py"} <= whole
+    assert {"sandq/node/node.py", "sandq/spark/datasource.py", "sandq/testing/__init__.py"} <= whole
 
 
 def test_sandq_wants_its_own_version_of_the_client(wheels: tuple[Path, Path]) -> None:

@@ -52,6 +52,9 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 class TlsTransform:
     """One end's."""
 
+    records = 0
+    is_behind = False
+
     def __init__(self, is_server: bool = True) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = contexts()[0 if is_server else 1]

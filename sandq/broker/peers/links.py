@@ -289,7 +289,7 @@ class PeerLinks:
                 return
             if introduced.purpose == LINK:
                 await self._carry(stream, introduced, own)
-            else:
+            elif introduced.secret in self._terms.secrets():
                 await self._serve_stream(stream, introduced.peer.identity.node_id)
         finally:
             await stream.aclose()
@@ -375,8 +375,8 @@ class PeerLinks:
         """Be the link with a peer until it ends. `own`: as whom this node introduced itself."""
         peer = introduced.peer
         node_id = peer.identity.node_id
-        if own != self._terms.identity():
-            await stream.aclose()
+        if own != self._terms.identity() or introduced.secret not in self._terms.secrets():
+            await stream.aclose()  # something became different while they shook hands
             return
         link = PeerLink(peer, stream, introduced.secret, ping_s=self._ping_s, silence_s=self._silence_s)
         if node_id in self._links:

@@ -31,6 +31,12 @@ CLOSE_S: Final = 2.0
 TEXT_CHARS: Final = 300
 """Of one thing in a line."""
 LIST_ITEMS: Final = 20
+ABOUT_CHARS: Final = 6500
+"""Of all that a line says of what was asked for, about ..."""
+FREQUENT_ABOUT_CHARS: Final = 1000
+"""... and of those that may be frequent: they share files with the others."""
+NESTED: Final = 4
+"""Lists and maps within each other."""
 FREQUENT_PER_S: Final = 100
 """Lines a second about refusals, and about single messages: nobody can push out what others did by asking for what is
 refused."""
@@ -102,8 +108,9 @@ class AuditLog:
             told["gateway"] = _short(gateway)
         told["request"] = _short(request)
         if about:
-            told["about"] = {_short(name): _shown(value) for name, value in about.items()}
-        self._add(self._line({**told, "result": _short(result), "request_id": _shown(request_id)}))
+            told["about"] = _About(FREQUENT_ABOUT_CHARS if is_frequent else ABOUT_CHARS).shown(about)
+        number = request_id if isinstance(request_id, int) else _short(request_id)
+        self._add(self._line({**told, "result": _short(result), "request_id": number}))
 
     def _has_room_of_second(self) -> bool:
         second = int(self._second())
@@ -114,7 +121,10 @@ class AuditLog:
     def _line(self, told: Mapping[str, Any]) -> bytes:
         head = {"time": format_instant(self._now_ms()), "node": self._node_id}
         text = json.dumps({**head, **told}, ensure_ascii=False, separators=(",", ":"))
-        return text.encode("utf-8", "backslashreplace") + b"\n"
+        if not text.isprintable():
+            # Some readers end lines at more than line feeds, and terminals take controls for orders.
+            text = "".join([one if one.isprintable() else json.dumps(one)[1:-1] for one in text])
+        return text.encode() + b"\n"
 
     def _add(self, line: bytes) -> None:
         with self._changed:
@@ -226,12 +236,34 @@ def _short(text: str) -> str:
     return text if len(text) <= TEXT_CHARS else text[: TEXT_CHARS - 1] + "…"
 
 
-def _shown(value: Any) -> Any:
-    """What may stand in a line: nothing long."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, list | tuple):
-        return [_shown(one) for one in value[:LIST_ITEMS]] + (["…"] if len(value) > LIST_ITEMS else [])
-    if isinstance(value, dict):
-        return {_short(str(name)): _shown(one) for name, one in list(value.items())[:LIST_ITEMS]}
-    return _short(str(value))
+class _About:
+    """Makes of what somebody asked for what may stand in a line: nothing long or deep, whatever was sent."""
+
+    def __init__(self, chars: int) -> None:
+        self._left = chars
+
+    def shown(self, value: Any, depth: int = 0) -> Any:
+        if value is None or isinstance(value, bool | int):
+            self._left -= 8
+            return value
+        if isinstance(value, str):
+            self._left -= min(len(value), TEXT_CHARS)
+            return _short(value)
+        if depth > NESTED or not isinstance(value, list | tuple | Mapping):
+            return "…"
+        more = depth + 1
+        if isinstance(value, Mapping):
+            found = {}
+            for count, (name, one) in enumerate(value.items()):
+                if self._left <= 0 or count == LIST_ITEMS:
+                    found["…"] = "…"
+                    break
+                found[str(self.shown(name, NESTED))] = self.shown(one, more)
+            return found
+        items = []
+        for count, one in enumerate(value):
+            if self._left <= 0 or count == LIST_ITEMS:
+                items.append("…")
+                break
+            items.append(self.shown(one, more))
+        return items

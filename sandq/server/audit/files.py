@@ -96,20 +96,20 @@ class AuditFiles:
         lines: list[bytes] = []
         position = "0:0"
         for number in reversed(self._numbers()):
-            found, end = self._tail(number, most - len(lines))
+            found, end, is_all = self._tail(number, most - len(lines))
             if position == "0:0":
                 position = f"{number}:{end}"
             lines[:0] = found
-            if len(lines) >= most:
+            if len(lines) >= most or not is_all:
                 break
         return lines, position
 
-    def _tail(self, number: int, most: int) -> tuple[list[bytes], int]:
-        """The last whole lines of a file, and where they end."""
+    def _tail(self, number: int, most: int) -> tuple[list[bytes], int, bool]:
+        """The last whole lines of a file, where they end, and whether there are no others before them."""
         try:
             fd = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:  # it went meanwhile
-            return [], 0
+            return [], 0, True
         try:
             start = size = os.fstat(fd).st_size
             data = b""
@@ -122,7 +122,7 @@ class AuditFiles:
         lines = data[:end].splitlines()
         if start and lines:
             del lines[0]  # only its end may be there
-        return lines[-most:], start + end
+        return lines[-most:], start + end, not start
 
     def after(self, position: str, most: int) -> tuple[list[bytes], str]:
         """Lines from a position on, and the position behind them; from the oldest on where what stood there is gone.

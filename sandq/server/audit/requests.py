@@ -72,5 +72,6 @@ class RequestAudit:
             about=act.about,
             result=result,
             request_id=request_id,
-            is_frequent=act.kind in FREQUENT or result in REFUSALS,
+            # What was not done may be asked for again and again, also by who may do nothing.
+            is_frequent=act.kind in FREQUENT or result not in (OK, NO_ANSWER),
         )

@@ -25,10 +25,10 @@ from sandq.broker.queries.message_queries import MessageQueries
 from sandq.broker.queries.schedule_queries import ScheduleQueries
 from sandq.broker.replication.raft_group import Done
 from sandq.model.caller import Caller
-from sandq.model.errors import SandqError
+from sandq.model.errors import QuotaExceeded, SandqError
 from sandq.model.piece import Piece
 from sandq.model.quotas import NO_QUOTA, Quota
-from sandq.protocol.frames import Frame, PackedArray, encode_packed, encode_reply
+from sandq.protocol.frames import Frame, PackedArray, Type, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
 from sandq.protocol.requests import Produce
@@ -61,6 +61,7 @@ class Context:
             broker.clock.now_ms,
             info.waiting,
             info.quotas,
+            info.gateway_keys,
         )
         self.on_proved: Callable[[], None] = lambda: None
         """Called once the client has proved to be a gateway; set by the session."""
@@ -87,7 +88,9 @@ class Context:
     def check_rate(self, topic: object, requests: int = 1) -> None:
         """Raises Throttled when its client asks more of a topic than it may. Gateways see to it themselves: they know
         whose requests these are."""
-        opened = self.broker.catalog.topics.get(topic) if type(topic) is str else None
+        opened, access = self.broker.catalog.topics.get(topic) if type(topic) is str else None, self.entrance.access
+        if opened is not None and access is not None and not access.sees(opened.record.name):
+            return  # it is refused, and so takes nothing of others and learns nothing
         if opened is not None and not self.gateway_proof.is_given:
             self.info.request_rates.take(opened.record.name, opened.record.settings, self.caller, requests)
 
@@ -105,8 +108,9 @@ class Context:
         principal = self.caller.principal
         if kind in DELAYING and quota.max_delay_ms is not None:
             check_delay(principal, quota, delay_of_request(frame, now_ms))
-        size = 0 if quota.bytes_per_s is None else len(msgpack.packb(frame))
-        self.info.quotas.take(principal, quota, 1, size, is_free=kind in NEVER_REFUSED)
+        size = 0 if quota.bytes_per_s is None else _size_of(frame)
+        is_free, carries = kind in NEVER_REFUSED, kind == Type.ACK_THEN
+        self.info.quotas.take(principal, quota, 1, size, is_free=is_free, carries=carries)
 
     def check_delay_of_caller(self, frame: Frame) -> None:
         """Look at what a gateway asks for somebody: it sees to the rest of its callers' quotas. Raises
@@ -141,6 +145,8 @@ class Context:
         return None if opened is None else opened.record.owner
 
     def _produce(self, request: Produce, requests: int, done: Done) -> None:
+        if requests > 1 and not self.info.quotas.has_room(self.caller.principal, self.quota, requests):
+            raise QuotaExceeded("not all of them at once")  # so they come one by one
         self.check_rate(request.topic, requests)
         self._count_produce(request, requests)
         self.broker.produce(request, self.caller, done, requests=requests)
@@ -157,6 +163,13 @@ class Context:
 
     def _spend(self, work: int) -> None:
         self.connection.turn.left -= work
+
+
+def _size_of(frame: Frame) -> int:
+    try:
+        return len(msgpack.packb(frame))
+    except ValueError:
+        return 0  # nested deeper than anything that is taken: who reads it says so
 
 
 Handler = Callable[[Context, Frame], Awaitable[None] | None]

@@ -27,7 +27,7 @@ from sandq.server.http import (
 from sandq.server.http.audit_notes import AuditNotes
 from sandq.server.http.caller import guard_route
 from sandq.server.http.gateway import Gateway
-from sandq.server.http.guards import Guard, Observe, Rules
+from sandq.server.http.guards import EXPOSED_HEADERS, Guard, Observe, Rules
 from sandq.server.http.hot_routes import HotRoutes
 from sandq.server.http.logins import HttpLogins
 from sandq.server.http.openapi import completed
@@ -74,7 +74,7 @@ def create_app(
             allow_origins=sorted(rules.origins),
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["etag", "retry-after", "sandq-stale-ms", "x-request-id"],
+            expose_headers=EXPOSED_HEADERS,
         )
     return Guard(inner, rules, observe, account, HttpLogins(gateway.client), notes, quotas)
 

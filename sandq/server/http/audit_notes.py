@@ -40,14 +40,14 @@ class AuditNotes:
     def refused(self, address: str, principal: str | None, call: str, error: SandqError, request_id: str) -> None:
         """Have it noted that something was refused. Waits for nothing."""
         about: dict[str, Any] = {
-            name: str(error.details[name])[:TEXT_CHARS] for name in _TOLD if error.details.get(name) is not None
+            name: _sendable(str(error.details[name])) for name in _TOLD if error.details.get(name) is not None
         }
         if len(self._queue) >= QUEUED:
             self._lost += 1
             return
         if self._lost:
             about["lost"], self._lost = self._lost, 0
-        note = AuditNote(call[:TEXT_CHARS], about, error.code[:40], request_id[:TEXT_CHARS])
+        note = AuditNote(_sendable(call), about, error.code[:40], request_id[:TEXT_CHARS])
         self._queue.append(_Note(address, principal, note))
         self._came.set()
 
@@ -60,13 +60,21 @@ class AuditNotes:
                 await self._came.wait()
             address, principal, note = self._queue.popleft()
             why = "no answer"
-            with anyio.move_on_after(TRY_S), on_behalf_of(address, principal):
-                try:
+            try:
+                with anyio.move_on_after(TRY_S), on_behalf_of(address, principal):
                     await call(self._cluster, note)
                     continue
-                except SandqError as error:
-                    why = error.message
+            except SandqError as error:
+                why = error.message
+            except Exception as error:
+                # What somebody was refused must not end the server, whatever it was.
+                why = type(error).__name__
             self._lost += 1
             if anyio.current_time() - failed_s > 60:
                 failed_s = anyio.current_time()
                 log.warning("no node notes what was refused here", error=why)
+
+
+def _sendable(text: str) -> str:
+    """The beginning of a text; JSON may have halves of characters in it, which are none elsewhere."""
+    return text[:TEXT_CHARS].encode("utf-8", "backslashreplace").decode()[:TEXT_CHARS]

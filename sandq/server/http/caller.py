@@ -18,7 +18,7 @@ from sandq.model.quotas import Quota
 from sandq.model.times import duration_ms, instant_ms
 from sandq.server.delays import check_delay
 from sandq.server.http import problems
-from sandq.server.http.rights import NEEDS, UNKNOWN, Needs
+from sandq.server.http.rights import NEEDS, UNKNOWN, Needs, short
 
 CALLER: Final = "caller"
 """Of a request's state: an `HttpCaller`; None, or missing: whoever asks may do everything."""
@@ -65,7 +65,7 @@ def access_of(request: Request) -> Access | None:
 
 def authorize(request: Request, right: Right, topic: str | None, group: str | None = None) -> None:
     """Raise Forbidden unless who asks has a right on what its body names. The right of the path was looked at."""
-    access = access_of(request)
+    access, topic, group = access_of(request), short(topic), short(group)
     if access is not None and not access.allows(right, topic, group):
         raise _noted(request.scope, access.refusal(right, topic, group))
 

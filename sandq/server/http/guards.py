@@ -69,6 +69,8 @@ HOSTS_KEPT: Final = 256
 """Names by which the server was called last, and whether they are addresses."""
 CONTROL_BYTES: Final = 1 << 20
 """A body that carries no messages, and is no answer that is sent back."""
+EXPOSED_HEADERS: Final = ("etag", "retry-after", "sandq-stale-ms", "x-request-id")
+"""That pages of other sites may read."""
 _CARRYING: Final = ("POST", "PUT", "PATCH")
 _CARRIES = re.compile(r"/topics/[^/]+(/[0-9]+|/keys/[\s\S]*|/groups/[^/]+/(ack|nack|extend))?")
 _CARRIES_SCHEDULES = re.compile(r"/topics/[^/]+/schedules(/[\s\S]*)?")
@@ -226,6 +228,7 @@ class Guard:
             with on_behalf_of(origin[0], caller.principal, caller.consumes):
                 await self._counted(caller, scope, headers, exchange)
         except Refused as refused:
+            refused.headers = {**refused.headers, **self._for_page(headers)}
             await exchange.refuse(scope, refused)
         except ClientDisconnect:
             pass  # nobody is left to be told
@@ -237,6 +240,17 @@ class Guard:
                 await exchange.refuse(scope, Refused(500, "INTERNAL", problems.FAULT))
             elif exchange.status != 500:
                 raise  # half of the answer is out: the server closes the connection
+
+    def _for_page(self, headers: Mapping[bytes, bytes]) -> dict[str, str]:
+        """What has a page of another site that may ask read why it is refused."""
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if origin not in self._rules.origins:
+            return {}
+        return {
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": ", ".join(EXPOSED_HEADERS),
+            "vary": "Origin",
+        }
 
     async def _log_in(
         self, logins: Logins, scope: Scope, headers: dict[bytes, bytes], origin: tuple[str, str]
@@ -268,11 +282,14 @@ class Guard:
             await self._pass_on(scope, headers, exchange)
             return
         length = headers.get(b"content-length", b"0")
-        size = int(length) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
+        # Of what is larger nothing is read.
+        size = min(int(length), self._rules.body_bytes) if length.isdigit() and len(length) <= _LENGTH_DIGITS else 0
         is_free = scope["method"] == "POST" and _SETTLES.fullmatch(scope["path"]) is not None
+        carries = not is_free or scope["path"].endswith("/ack")  # which may send messages
         try:
-            with quotas.connected(caller.principal, quota):
-                quotas.take(caller.principal, quota, 1, size, is_free=is_free)
+            # What settles messages finds room beside the leases and streams that wait.
+            with quotas.connected(caller.principal, NO_QUOTA if is_free else quota):
+                quotas.take(caller.principal, quota, 1, size, is_free=is_free, carries=carries)
                 await self._pass_on(scope, headers, exchange)
         except QuotaExceeded as error:
             again = {"retry-after": problems.retry_after(error)} if error.retriable else None
@@ -286,7 +303,7 @@ class Guard:
             ) from None
         finally:
             if exchange.size > size:  # of a body that did not say how long it is
-                quotas.take(caller.principal, quota, 0, exchange.size - size, is_free=True)
+                quotas.owe(caller.principal, quota, exchange.size - size)
 
     async def _pass_on(self, scope: Scope, headers: dict[bytes, bytes], exchange: _Exchange) -> None:
         """Read the body, and let the application answer. Raises Refused."""

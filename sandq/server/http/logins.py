@@ -77,9 +77,9 @@ class HttpLogins:
             raise Revoked(
                 "this cluster lets nobody in who does not say who it is: send a token (Authorization: Bearer ...)"
             )
-        # A header must never be taken for the certificate of somebody else, whatever it says.
-        kind, said = (b"h", shown) if shown is not None else (b"c", str(certificate).encode())
-        key = sha256(kind + said).digest()
+        # What is before it tells headers from certificates: nobody gets a certificate's answer by a header like it.
+        what = b"header " + shown if shown is not None else b"certificate " + str(certificate).encode()
+        key = sha256(what).digest()
         known = self._kept.get(key)
         if known is not None and self._clock() < known[1]:
             return known[0]

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.model.errors import Throttled
+from sandq.server.http.caller import CALLER, HttpCaller
 from sandq.server.http.problems import problem, retry_after
 from sandq.server.request_rates import RequestRates
 
@@ -33,6 +34,9 @@ class RateGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         topic = _topic_of(scope)
+        caller: HttpCaller | None = scope.get("state", {}).get(CALLER)
+        if topic is not None and caller is not None and caller.access is not None and not caller.access.sees(topic):
+            topic = None  # it is refused, and so takes nothing of others and learns nothing
         settings = self._settings(topic) if topic is not None else None
         if topic is not None and settings is not None:
             address = str((scope.get("client") or ("?",))[0])

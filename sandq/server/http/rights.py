@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from sandq.model.access import Access, Right
 from sandq.model.errors import Forbidden
+from sandq.model.limits import FIXED
 
 OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/docs"})
 """For everybody, without a look at what they show ..."""
@@ -28,8 +29,8 @@ class Needs(NamedTuple):
 
     def refusal(self, access: Access, names: Mapping[str, Any]) -> Forbidden | None:
         """Return why it is not let through. `names`: of the path."""
-        topic = names.get("topic") if self.is_of_topic else None
-        group = names.get("group") if self.is_of_group else None
+        topic = short(names.get("topic")) if self.is_of_topic else None
+        group = short(names.get("group")) if self.is_of_group else None
         for right in self.rights:
             if not access.allows(right, topic, group):
                 return access.refusal(right, topic, group)
@@ -128,6 +129,11 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("GET", "/metrics"): KNOWN,
     **{("GET", path): OPEN for path in ("/healthz", "/readyz", "/", "/docs", "/docs/start.js", "/docs/{asset}")},
 }
+
+
+def short(name: str | None) -> str | None:
+    """As much of a name as says whether it may be one: longer ones are not kept, and not said back."""
+    return None if name is None else name[: FIXED.name_chars + 1]
 
 
 def is_open(path: str) -> bool:

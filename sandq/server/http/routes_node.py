@@ -46,13 +46,12 @@ _POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' 
     summary="The cluster as this node sees it",
 )
 async def cluster(request: Request) -> Found:
-    """Of topics on which whoever asks has some right."""
+    """Of topics it tells those on which whoever asks has some right."""
     admin, access = gateway_of(request).client.admin, access_of(request)
-    found = await admin.cluster()
+    found = dict(await admin.cluster())
     if access is not None:
-        different = [row for row in found.get("different", ()) if access.sees(str(row["topic"]))]
-        topics = sum(access.sees(record.name) for record in await admin.list_topics())
-        found = {**found, "different": different, "topics": topics}
+        found["topics"] = sum(access.sees(topic.name) for topic in await admin.list_topics())
+        found["different"] = [row for row in found.get("different", ()) if access.sees(str(row["topic"]))]
     return found
 
 

@@ -52,7 +52,7 @@ class Begin:
     """Descriptors of sockets that listen already."""
     log_format: str
     log_level: str
-    gateway_secret: str
+    gateway_secret: str = field(repr=False)
     """Proves to nodes that it may say for whom it asks; in hexadecimal digits."""
     tls: Mapping[str, str | None] | None = None
     """The section of the configuration, where HTTP or nodes' client ports speak it."""

@@ -38,6 +38,10 @@ class Found(NamedTuple):
 class Brokers(Protocol):
     """Everything that planning asks."""
 
+    @property
+    def cluster(self) -> str:
+        """The UUID of the cluster."""
+
     def places(self, topics: Topics) -> dict[Place, Found]:
         """The partitions that are wanted. UnknownTopic, UnknownPartition when one that is named is not there."""
 
@@ -67,6 +71,10 @@ class ClientBrokers:
         if self._client is None:
             self._client = connect(*self._servers, name=CLIENT_NAME, **self._who.arguments())
         return self._client
+
+    @property
+    def cluster(self) -> str:
+        return self.client.cluster_uuid
 
     def close(self) -> None:
         if self._client is not None:

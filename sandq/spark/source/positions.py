@@ -1,11 +1,14 @@
 """How far a stream has come: a cursor for each partition, as the JSON that Spark keeps in its checkpoint.
 
-    {"version": 1, "hold": "spark-1f...", "topics": {"7": {"0": "01J..."}}}        topic number, partition, cursor
+    {"version": 2, "cluster": "5f0c...", "hold": "spark-1f...", "names": {"7": "orders"},
+     "topics": {"7": {"0": "01J..."}}}                                  topic number, partition, cursor
 
 A cursor is the text of the first offset that was not read: it is where a range ends (without it), and the next one
 begins (with it). Topics go by their number, which is never reused, so a topic that was deleted and made again is not
-mistaken for the one that was read. The JSON is sorted: Spark compares it as text. Once a partition's clock was set
-back, "clock_epochs" says how often, likewise by topic number and partition; cursors of two epochs are not compared.
+mistaken for the one that was read; numbers are a cluster's own, and so the position names that, by its UUID. Names are
+for people. Version 1, before v0.3.0, had neither: it is read, and the next position has both. The JSON is sorted: Spark
+compares it as text. Once a partition's clock was set back, "clock_epochs" says how often, likewise by topic number and
+partition; cursors of two epochs are not compared.
 
 Checkpoints hold it: VERSION is raised when it changes.
 """
@@ -20,7 +23,9 @@ from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest
 from sandq.model.offsets import FIRST
 
-VERSION: Final = 1
+VERSION: Final = 2
+READ: Final = (1, VERSION)
+"""Versions that are read."""
 
 
 class Place(NamedTuple):
@@ -49,17 +54,29 @@ class Positions:
     hold: str = ""
     clock_epochs: Mapping[Place, int] = field(default_factory=dict)
     """How often the clocks of partitions were set back when their cursors were noted; those left out never were."""
+    cluster: str = ""
+    """The UUID of the cluster whose topics these are; empty: it is not noted."""
+    names: Mapping[int, str] = field(default_factory=dict, compare=False)
+    """Of topics, by number, as far as they are noted."""
+
+    def shown(self, place: Place) -> str:
+        """Return a partition as people know it."""
+        name = self.names.get(place.number)
+        return str(place) if name is None else f"partition {place.partition} of topic {name!r} (number {place.number})"
 
     @classmethod
     def parse(cls, found: object) -> Positions:
         """From what `to_json` gave; InvalidRequest unless it is that."""
         if not isinstance(found, dict) or not isinstance(found.get("topics"), dict):
             raise InvalidRequest(f'a position like {{"version": 1, "topics": ...}} is expected, not {str(found)[:100]}')
-        if found.get("version") != VERSION:
+        if found.get("version") not in READ:
             raise InvalidRequest(
-                f"the position is of version {found.get('version')!r}, this sandq reads {VERSION}: the checkpoint was "
-                "written by another one"
+                f"the position is of version {str(found.get('version'))[:20]}, this sandq reads "
+                f"{' and '.join(map(str, READ))}: the checkpoint was written by another one"
             )
+        cluster, names = (found.get("cluster"), found.get("names")) if found["version"] > 1 else ("", {})
+        if not isinstance(cluster, str) or not isinstance(names, dict):
+            raise InvalidRequest("position: the UUID of a cluster, and names by topic number, are expected")
         hold = found.get("hold")
         if not isinstance(hold, str):
             raise InvalidRequest(f"position: {str(hold)[:40]!r} is no name of a hold")
@@ -70,7 +87,8 @@ class Positions:
             for partition, text in partitions.items():
                 place = Place(_number("topic number", number), _number("partition", partition))
                 cursors[place] = offset_model.from_text(text)
-        return cls(cursors, hold, _epochs(found.get("clock_epochs", {})))
+        noted = {_number("topic number", number): str(name) for number, name in names.items()}
+        return cls(cursors, hold, _epochs(found.get("clock_epochs", {})), cluster, noted)
 
     def to_json(self) -> dict[str, Any]:
         """What may be written as JSON; positions that are equal give the same text."""
@@ -78,7 +96,9 @@ class Positions:
         for place in sorted(self.cursors):
             text = offset_model.to_text(self.cursors[place])
             topics.setdefault(str(place.number), {})[str(place.partition)] = text
+        names = {number: self.names[int(number)] for number in topics if int(number) in self.names}
         found: dict[str, Any] = {"version": VERSION, "hold": self.hold, "topics": topics}
+        found |= {"cluster": self.cluster, "names": names}
         epochs: dict[str, dict[str, int]] = {}
         for place, epoch in sorted(self.clock_epochs.items()):
             if epoch:
@@ -110,7 +130,7 @@ def steps(start: Positions, end: Positions, first_of: Callable[[Place], bytes] =
         first = crossed[0]
         more = f" (and {len(crossed) - 1} more)" if len(crossed) > 1 else ""
         raise InvalidRequest(
-            f"{first}{more}: the start {offset_model.to_text(start.cursors[first])} lies behind the end "
+            f"{end.shown(first)}{more}: the start {offset_model.to_text(start.cursors[first])} lies behind the end "
             f"{offset_model.to_text(end.cursors[first])}"
         )
     found = []

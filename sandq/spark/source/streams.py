@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from sandq.model import offsets as offset_model
-from sandq.model.errors import HistoryGone, SandqError
+from sandq.model.errors import HistoryGone, InvalidRequest, SandqError
 from sandq.model.names import COMPACTED
 from sandq.model.offsets import behind
 from sandq.protocol.requests_log import MeasureReply
@@ -77,7 +77,7 @@ class Stream:
         replies = self._measured(places, {})
         found = {place: self._beginning(place, places[place], replies[place]) for place in places}
         self._is_written_down = False
-        return Positions(found, f"spark-{secrets.token_hex(HOLD_BYTES)}", _epochs(replies))
+        return self._noted(found, f"spark-{secrets.token_hex(HOLD_BYTES)}", _epochs(replies), places)
 
     def latest(self, start: Positions, limit: int | None) -> Positions:
         """Where the micro-batch from `start` on ends: at one instant in all partitions, after `limit` messages, about,
@@ -86,12 +86,13 @@ class Stream:
         HistoryGone: a topic is gone that was not read to its end, or a partition's clock was set back since (a warning,
         with failOnDataLoss=false).
         """
+        self._check_cluster(start)
         places = self._places()
         if self._target is not None:
             places = {place: found for place, found in places.items() if place in self._target.cursors}
         known = {place.number for place in start}
         cursors = {place: start.cursors.get(place, first_of(place, known)) for place in places}
-        held = Positions(cursors, start.hold)
+        held = replace(start, cursors=cursors)
         self._renew(held, places, at_once=bool(cursors.keys() - start.cursors.keys()))
         replies = self._measured(places, cursors)
         self._check_epochs(start, places, replies)
@@ -106,6 +107,7 @@ class Stream:
         counts = {place: replies[place].messages for place in firsts}
         epochs = {**start.clock_epochs, **_epochs(replies)}
         is_as_before = cursors.keys() <= start.cursors.keys() and epochs == {**start.clock_epochs}
+        is_as_before = is_as_before and start.cluster == self._brokers.cluster
         # What was trimmed before it was read is told by who reads there.
         is_whole = all(reply.trimmed < cursors[place] for place, reply in replies.items())
         if is_as_before and is_whole and self._may_wait(sum(counts.values())):
@@ -114,8 +116,30 @@ class Stream:
             ends = self._limited(places, cursors, ends, firsts, limit)
         self._triggered_at = self._clock()
         # What is gone keeps its cursor: should it be asked for again, it is not read again.
-        self._found = Positions({**start.cursors, **ends}, start.hold, epochs)
+        self._found = self._noted({**start.cursors, **ends}, start.hold, epochs, places, start.names)
         return self._found
+
+    def _noted(
+        self,
+        cursors: Mapping[Place, bytes],
+        hold: str,
+        epochs: Mapping[Place, int],
+        places: Mapping[Place, Found],
+        names: Mapping[int, str] | None = None,
+    ) -> Positions:
+        """A position of this cluster."""
+        told = {place.number: found.topic for place, found in places.items()}
+        return Positions(cursors, hold, epochs, self._brokers.cluster, {**(names or {}), **told})
+
+    def _check_cluster(self, *noted: Positions) -> None:
+        """Numbers of topics say nothing in another cluster. Raises InvalidRequest."""
+        cluster = self._brokers.cluster
+        for positions in noted:
+            if positions.cluster not in ("", cluster):
+                raise InvalidRequest(
+                    f"the checkpoint is of a stream from cluster {positions.cluster}, and this is cluster {cluster} "
+                    "(sandq.bootstrap.servers): give each its own checkpointLocation"
+                )
 
     def _may_wait(self, messages: int) -> bool:
         """Whether no micro-batch is made, with so many messages. A first one is: it writes the hold's name down."""
@@ -141,6 +165,7 @@ class Stream:
 
     def tasks(self, start: Positions, end: Positions) -> list[Task]:
         """What reads a micro-batch; the same for the same positions."""
+        self._check_cluster(start, end)
         places = self._places()
         # Between knowing an end and planning what is before it, Spark writes the end down.
         self._is_written_down = True
@@ -154,7 +179,7 @@ class Stream:
         for step in steps(start, end, lambda place: first_of(place, known)):
             found = places.get(step.place)
             if found is None:
-                self._lose(f"{step.place} is gone, and with it what was to be read of it")
+                self._lose(f"{end.shown(step.place)} is gone, and with it what was to be read of it")
                 continue
             ranges.append(
                 Range(
@@ -175,8 +200,8 @@ class Stream:
         crossed = [place for place in start if start.cursors[place] > end.cursors.get(place, offset_model.LAST)]
         if not crossed or start.hold == end.hold:
             return start
-        self._lose(f"{crossed[0]}: all of the first micro-batch was trimmed before it was read")
-        return Positions({**start.cursors, **{place: end.cursors[place] for place in crossed}}, start.hold)
+        self._lose(f"{end.shown(crossed[0])}: all of the first micro-batch was trimmed before it was read")
+        return replace(start, cursors={**start.cursors, **{place: end.cursors[place] for place in crossed}})
 
     def _from_first(self, one: Range) -> Range:
         """A range that begins at the very beginning is cut from its first message on."""
@@ -298,7 +323,7 @@ class Stream:
         gone = lost(start, end)
         if gone and set(gone) != self._gone:
             more = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
-            self._lose(f"{gone[0]}{more}: it was deleted, or is not asked for any more")
+            self._lose(f"{start.shown(gone[0])}{more}: it was deleted, or is not asked for any more")
             self._gone = set(gone)
 
     def _lose(self, what: str) -> None:

@@ -96,6 +96,17 @@ async def test_pages_may_read_that_they_ask_too_much(open_web: Web) -> None:
     assert "retry-after" in found[-1].headers["access-control-expose-headers"]
 
 
+async def test_pages_may_read_that_nobody_knows_who_they_are(open_web: Web) -> None:
+    headers = {"host": "queue.example:80", "authorization": "Bearer sandq_wrong"}
+    found = await open_web.raw("GET", "/topics", headers={**headers, "origin": FOREIGN})
+    assert found.status_code == 401 and found.headers["access-control-allow-origin"] == FOREIGN
+    assert found.headers["vary"] == "Origin"
+    for origin in ("https://elsewhere.example", f"{FOREIGN}x"):
+        refused = await open_web.raw("GET", "/topics", headers={**headers, "origin": origin})
+        assert refused.status_code == 403 and "access-control-allow-origin" not in refused.headers
+    assert "access-control-allow-origin" not in (await open_web.raw("GET", "/topics", headers=headers)).headers
+
+
 @by_both
 async def test_request_ids(web: Web) -> None:
     found = await web.raw("GET", "/topics/nope", headers={"x-request-id": "mine-1"})

@@ -11,19 +11,26 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+import trio
 
+from sandq.client.admin.admin import Admin
 from sandq.model.access import ROLES, Access, Right
 from sandq.model.caller import NODE
+from sandq.model.errors import Forbidden
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
+from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityDelete, IdentityPut
+from sandq.protocol.requests_audit import AuditNote
+from sandq.server.http import audit_notes
 from sandq.server.http.app import _application
 from sandq.server.http.caller import needs_of
 from sandq.server.http.rights import NEEDS, UNKNOWN, is_open
 from tests.integration.conftest import until_risen
 from tests.support.nodes.gateway import gateway
+from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
-from tests.support.waiting import PATIENCE_S, until_answer
+from tests.support.waiting import PATIENCE_S, until_answer, until_holds
 
 ROUTES = [(next(iter(route.methods - {"HEAD"})), route.path, route) for route in _application("0").state.routes]
 NAMES = {
@@ -282,6 +289,47 @@ async def test_refusals_are_in_the_audit_log(strict: Serving, web: httpx.AsyncCl
     assert "sandq_wrong" not in str(lines)
 
 
+async def test_no_name_that_is_refused_ends_the_server(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    team = bearer(await give(strict, "team", "consume:t"))
+    then = b'{"lease_token": "1.0.65536", "offset": "01M8ES50JH000000000M000000", "then": [{"topic": %b, "text": "x"}]}'
+    names = (rb'"\ud800"', b'"' + rb"\udfff" * 300 + b'"', rb'"\u0000\u2028"', b'"%b"' % (b"x" * 9000))
+    for name in names:
+        made = await web.post("/topics", content=b'{"name": %b}' % name, headers=team)
+        sent = await web.post("/topics/t/groups/g/ack", content=then % name, headers=team)
+        assert (made.status_code, sent.status_code) == (403, 403), name[:40]
+        assert max(len(made.content), len(sent.content)) < 8000
+    assert len((await web.post(f"/topics/{'y' * 8000}", json={"text": "x"}, headers=team)).content) < 3000
+    assert (await web.post("/topics", json={"name": "y" * 8000}, headers=admin)).status_code == 400
+
+    async def look() -> Any:
+        return (await web.get("/audit", headers=admin)).json()["lines"]
+
+    lines = await until_answer(
+        look, lambda lines: sum(one["result"] == "FORBIDDEN" for one in lines) == 2 * len(names) + 1
+    )
+    assert "\\ud800" in {one.get("about", {}).get("topic") for one in lines}
+
+
+async def test_a_note_that_cannot_be_sent_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def call(cluster: Any, note: AuditNote) -> None:
+        told.append(note.call)
+        if note.call == "first":
+            raise UnicodeEncodeError("utf-8", "", 0, 1, "no")
+
+    monkeypatch.setattr(audit_notes, "call", call)
+    monkeypatch.setattr(audit_notes, "cluster_of", lambda client: None)
+    notes = audit_notes.AuditNotes(None)  # type: ignore[arg-type]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(notes.run)
+        for name in ("first", "second"):
+            notes.refused("a", None, name, Forbidden("no"), "1")
+        await until_holds(lambda: told == ["first", "second"])
+        tasks.cancel_scope.cancel()
+
+
 async def test_who_shows_nothing_may_do_everything_where_it_is_accepted(tmp_path: Path) -> None:
     config = small_config(tmp_path, LISTEN__HTTP="127.0.0.1:0", SECURITY__AUTHENTICATION="accept")
     async with run_node(config) as serving:
@@ -373,17 +421,77 @@ async def test_nothing_is_sent_further_ahead_than_a_caller_may(strict: Serving, 
     assert (await web.post("/topics/t/schedules", json=every, headers=admin)).status_code in (200, 201)
 
 
-async def test_who_consumes_by_some_groups_is_told_of_all_topics_that_it_sees(
+async def test_connections_that_wait_keep_nobody_from_settling(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    one = bearer(await give(strict, "one", "admin", quota={"connections": 1}))
+    items = {"items": [{"lease_token": "1.0.65536"}]}
+    async with web.stream("GET", "/topics/t/groups/g/stream", headers=one) as stream:
+        assert stream.status_code == 200
+        other = await web.get("/topics", headers=one)
+        assert (other.status_code, other.json()["quota"]) == (429, "connections")
+        for what in ("ack", "nack", "extend"):
+            settled = await web.post(f"/topics/t/groups/g/{what}", json=items, headers=one)
+            assert settled.status_code != 429, (what, settled.text)
+    await until_holds(lambda: not strict.quotas.meters["token:one"].connections)
+
+
+async def test_a_body_that_is_too_large_takes_no_more_than_the_largest(strict: Serving, web: httpx.AsyncClient) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    await web.post("/topics", json={"name": "t"}, headers=admin)
+    large = bearer(await give(strict, "large", "admin", quota={"bytes_per_s": 1 << 40}))
+    assert strict.http is not None
+    head = f"POST /topics/t HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: {large['authorization']}\r\n"
+    async with await anyio.connect_tcp(*strict.http) as raw:
+        await raw.send(f"{head}Content-Length: {'9' * 18}\r\n\r\n".encode())
+        await raw.send_eof()
+        answer = await raw.receive()
+    assert b" 413 " in answer.splitlines()[0]
+    assert (await web.get("/topics", headers=large)).status_code == 200
+
+
+def _of_hidden(cluster: Any) -> Any:
+    async def told(admin: Admin) -> Any:
+        return {**await cluster(admin), "different": [{"topic": "hidden", "partition": 0, "nodes": ["node1"]}]}
+
+    return told
+
+
+async def test_who_settles_for_some_groups_sees_what_it_may(
+    strict: Serving, web: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = bearer(await give(strict, "boss", "admin"))
+    for name in ("billing.bills", "shop.orders", "hidden"):
+        await web.post("/topics", json={"name": name}, headers=admin)
+    mail = bearer(await give(strict, "mail", "consume:billing.*/mail", "read:shop.*"))
+    topics = (await web.get("/topics", headers=mail)).json()["topics"]
+    assert [topic["name"] for topic in topics] == ["billing.bills", "shop.orders"]
+    rows = (await web.get("/cluster/partitions", headers=mail)).json()["partitions"]
+    assert {row["topic"] for row in rows} == {"billing.bills", "shop.orders"}
+    shop = await web.get("/topics/shop.orders", headers=mail)
+    assert shop.status_code == 200, shop.text
+    assert (await web.get("/topics/shop.orders/messages", headers=mail)).status_code == 200
+    monkeypatch.setattr(Admin, "cluster", _of_hidden(Admin.cluster))
+    for headers, count, different in ((mail, 2, []), (admin, 3, ["hidden"])):
+        told = (await web.get("/cluster", headers=headers)).json()
+        assert (told["topics"], [row["topic"] for row in told["different"]]) == (count, different)
+    assert (await web.get("/topics/hidden", headers=admin)).status_code == 200
+
+
+async def test_who_is_refused_learns_nothing_of_a_topics_rate_and_takes_nothing_of_it(
     strict: Serving, web: httpx.AsyncClient
 ) -> None:
-    """The nodes know of these callers what they may consume, and the gateway what else they may do."""
     admin = bearer(await give(strict, "boss", "admin"))
-    team = bearer(await give(strict, "team", "consume:bills/mail-*", "read:orders"))
-    for name in ("bills", "orders", "secret"):
-        assert (await web.post("/topics", json={"name": name}, headers=admin)).status_code == 201
-    listed = (await web.get("/topics", headers=team)).json()["topics"]
-    assert [topic["name"] for topic in listed] == ["bills", "orders"]
-    assert (await web.get("/cluster", headers=team)).json()["topics"] == 2
-    for path in ("/cluster", "/cluster/nodes", "/cluster/partitions"):
-        answer = await web.get(path, headers=team)
-        assert "secret" not in answer.text, path
+    made = {"name": "slow", "settings": {"max_request_rate": 1}}
+    assert (await web.post("/topics", json=made, headers=admin)).status_code == 201
+    text = await give(strict, "elsewhere", "writer:shop.*")
+    for address in ("/topics/slow", "/topics/slow/messages"):
+        answers = [await web.get(address, headers=bearer(text)) for _ in range(5)]
+        assert [one.status_code for one in answers] == [403] * 5
+    raw = await RawClient.connect(strict.client_port, hello=False)
+    await raw.call(Type.HELLO, 1, "raw", {"token": text})
+    refused = [await raw.call(Type.LIST, "slow", 0) for _ in range(5)]
+    refused += [await raw.produce(b"x", topic="slow") for _ in range(5)]
+    assert {answer[2] for answer in refused} == {"FORBIDDEN"}
+    await trio.aclose_forcefully(raw.stream)
+    assert (await web.get("/topics/slow/messages", headers=admin)).status_code == 200

@@ -56,6 +56,7 @@ class FakeBrokers:
         """By name and partition, of all topics together."""
         self.held = 0
         self.refuses_holds = False
+        self.cluster = "the cluster"
         self.step = 1000
         """More are not counted one by one in one answer."""
         self._numbers = 0

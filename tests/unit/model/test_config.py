@@ -142,6 +142,13 @@ def test_a_node_that_others_reach_is_secured_or_says_that_it_is_not(write, text:
     assert config.exposed == says
 
 
+@pytest.mark.parametrize("word", ["y", "T", "on", "1", "TRUE", "Yes"])
+def test_whether_gossip_is_encrypted_is_said_in_the_words_for_true_and_false(write, word: str) -> None:  # type: ignore[no-untyped-def]
+    assert load_config(write(FOUND), {"SANDQ_GOSSIP__ENCRYPT": word}).gossip.encrypt is True
+    opposite = {"y": "n", "T": "F", "on": "off", "1": "0", "TRUE": "FALSE", "Yes": "No"}[word]
+    assert load_config(write(FOUND), {"SANDQ_GOSSIP__ENCRYPT": opposite}).gossip.encrypt is False
+
+
 def test_gossip_in_the_clear_beyond_this_machine_is_insecure(write) -> None:  # type: ignore[no-untyped-def]
     text = FOUND + "listen: {gossip: '10.0.0.1:4'}\ngossip: {encrypt: false}\n"
     (found,) = mistakes(write(text))

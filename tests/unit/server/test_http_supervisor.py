@@ -293,3 +293,7 @@ async def test_one_is_killed_when_the_node_fails(autojump_clock: Clock) -> None:
         process = await bed.process()
         nursery.cancel_scope.cancel()
     assert process.returncode == -9
+
+
+def test_the_secret_of_gateways_is_not_shown() -> None:
+    assert BEGIN.gateway_secret not in repr(BEGIN)

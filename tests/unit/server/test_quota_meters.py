@@ -90,6 +90,54 @@ def test_what_settles_is_counted_and_never_refused(meters: QuotaMeters) -> None:
     assert most(meters, quota) == 0
 
 
+def test_who_settles_all_the_time_owes_nothing_for_it(meters: QuotaMeters, hand: Hand) -> None:
+    quota = Quota(requests_per_s=2, bytes_per_s=100)
+    for _ in range(10_000):
+        meters.take("token:a", quota, 1, 1000, is_free=True, carries=False)
+    assert most(meters, quota) == 0
+    hand.now_s += 1
+    assert most(meters, quota) == 2
+    meters.take("token:b", quota, 1, 1000)
+    meters.take("token:b", quota, 1, 1000, is_free=True, carries=False)
+    hand.now_s += 8.5
+    with pytest.raises(QuotaExceeded):
+        meters.take("token:b", quota, 1, 0)
+    hand.now_s += 1
+    meters.take("token:b", quota, 1, 0)
+
+
+def test_messages_that_an_ack_sends_are_waited_for(meters: QuotaMeters, hand: Hand) -> None:
+    quota = Quota(bytes_per_s=100)
+    for _ in range(2):
+        meters.take("token:a", quota, 1, 500, is_free=True)
+    hand.now_s += 8.5
+    assert most(meters, quota) == 0
+    hand.now_s += 1
+    assert most(meters, quota) > 0
+
+
+def test_there_is_room_for_as_many_as_are_let_through(meters: QuotaMeters, hand: Hand) -> None:
+    quota = Quota(requests_per_s=5)
+    assert meters.has_room("token:a", quota, 5) and not meters.has_room("token:a", quota, 6)
+    meters.take("token:a", quota, 3, 0)
+    assert meters.has_room("token:a", quota, 2) and not meters.has_room("token:a", quota, 3)
+    hand.now_s += 1
+    assert meters.has_room("token:a", quota, 5)
+    assert meters.has_room("token:a", NO_QUOTA, 10_000)
+    assert not meters.has_room("token:b", Quota(requests_per_s=0), 1)
+
+
+def test_what_turned_out_to_be_larger_is_waited_for(meters: QuotaMeters, hand: Hand) -> None:
+    quota = Quota(bytes_per_s=100)
+    meters.take("token:a", quota, 1, 0)
+    meters.owe("token:a", quota, 1000)
+    hand.now_s += 8.5
+    assert most(meters, quota) == 0
+    hand.now_s += 1
+    assert most(meters, quota) > 0
+    assert meters.meters["token:a"].bytes == 1000
+
+
 def test_a_quota_of_nothing_lets_nothing_through(meters: QuotaMeters) -> None:
     with pytest.raises(QuotaExceeded) as refused:
         meters.take("token:a", Quota(requests_per_s=0), 1, 0)

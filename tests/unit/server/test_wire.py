@@ -14,11 +14,13 @@ import trio.testing
 
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.peers.stream import PeerStream
+from sandq.broker.turns import FIRST_WORK
 from sandq.model.caller import ANONYMOUS, Caller
 from sandq.protocol.frames import FrameReader, Type, encode_frame, encode_reply
 from sandq.server.connection import Connection
 from sandq.server.send_queue import Buffer, SendQueue
-from sandq.server.wire import PlainWire, TransformedWire, Wire
+from sandq.server.wire import RECORD_BITS, PlainWire, Transform, TransformedWire, Wire
+from sandq.tls.session import RECORDS_AT_ONCE, TlsSession
 from tests.support.nodes.one_connection import NothingTogether, one_connection
 from tests.support.stopped_time import loop_clock
 from tests.support.tls import NAME, TlsTransform, contexts
@@ -34,6 +36,8 @@ class Blocks:
 
     HI = b"HI"
     SIZE = 7
+    records = 0
+    is_behind = False
 
     def __init__(self) -> None:
         self.is_open = self.has_ended = False
@@ -154,7 +158,9 @@ class Echo(NothingTogether):
 
 
 @asynccontextmanager
-async def echoing(memory: MemoryBudget) -> AsyncIterator[tuple[Echo, trio.SocketStream]]:
+async def echoing(
+    memory: MemoryBudget, transform: Transform | None = None
+) -> AsyncIterator[tuple[Echo, trio.SocketStream]]:
     """A connection by TLS, and the client's socket."""
     session = Echo()
 
@@ -163,8 +169,22 @@ async def echoing(memory: MemoryBudget) -> AsyncIterator[tuple[Echo, trio.Socket
         return session
 
     caller = Caller(ANONYMOUS, "10.0.0.1:1")
-    async with one_connection(make_session, caller=caller, memory=memory, transform=TlsTransform()) as (_, client):
+    async with one_connection(make_session, caller=caller, memory=memory, transform=transform or TlsTransform()) as (
+        _,
+        client,
+    ):
         yield session, client
+
+
+def shaken_hands() -> tuple[TlsSession, TlsSession]:
+    """A server's and a client's side."""
+    server = TlsSession(contexts()[0], is_server=True)
+    client = TlsSession(contexts()[1], is_server=False, host=NAME)
+    client.greet()
+    while not (server.is_open and client.is_open):
+        server.greet(client.words())
+        client.greet(server.words())
+    return server, client
 
 
 def tls_over(stream: trio.abc.Stream) -> trio.SSLStream[trio.abc.Stream]:
@@ -195,6 +215,27 @@ async def test_a_client_that_says_nothing_more_ends_the_connection(memory: Memor
         assert await client.receive_some(1000)
         await client.aclose()
         await session.has_closed.wait()
+
+
+async def test_many_records_are_all_handled_and_then_the_end_that_came_with_them(memory: MemoryBudget) -> None:
+    server, client = shaken_hands()
+    many = 2 * RECORDS_AT_ONCE + 1
+    data = b"".join(client.encode((encode_frame(Type.WHY, number, 5),)) for number in range(1, many + 1))
+    client.end()
+    async with echoing(memory, server) as (session, socket_stream):
+        await socket_stream.send_all(data + client.words())
+        await session.has_closed.wait()  # though the socket is open
+        assert [frame[1] for frame in session.frames] == list(range(1, many + 1))
+
+
+async def test_small_records_take_of_the_turn_of_who_sends_them(memory: MemoryBudget) -> None:
+    server, client = shaken_hands()
+    async with echoing(memory, server) as (session, socket_stream):
+        frame = encode_frame(Type.METADATA, 1, "x" * 900)
+        pieces = [client.encode((frame[at : at + 10],)) for at in range(0, len(frame), 10)]
+        await socket_stream.send_all(b"".join(pieces))
+        await until_holds(lambda: bool(session.frames))
+        assert session.connection.turn.left <= FIRST_WORK - (len(pieces) >> RECORD_BITS)
 
 
 async def test_the_last_words_arrive_and_then_the_end(memory: MemoryBudget) -> None:

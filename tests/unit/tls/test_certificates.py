@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import ssl
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ from structlog.testing import capture_logs
 
 from sandq.model.config_tls import SAN, SUBJECT, TlsSection
 from sandq.model.errors import StartupError
-from sandq.tls.certificates import Certificates
+from sandq.tls.certificates import UNUSABLE_EVERY, Certificates, new_context
 from sandq.tls.names import client_name, is_of_host, is_of_node
-from sandq.tools.certs import Pair
+from sandq.tls.session import TlsError, TlsSession
+from sandq.tools.certs import Pair, revoke
 from tests.support.certificates import Authority
 
 
@@ -52,6 +55,68 @@ def test_a_half_written_pair_changes_nothing(authority: Authority) -> None:
     pair.key.write_bytes(other.key.read_bytes())
     assert certificates.look() and certificates.error is None
     assert is_of_node(certificates.loaded.chain[0], "node2")
+
+
+@pytest.mark.parametrize("which", ["cert_file", "ca_file", "crl_file"])
+def test_of_several_in_a_file_none_may_be_half_written(authority: Authority, tmp_path: Path, which: str) -> None:
+    pair, other = authority.node("node1"), Authority(tmp_path / "other")
+    lists = revoke([], authority.directory, authority.directory)[0]
+    files = {"cert_file": pair.certificate, "ca_file": authority.ca, "crl_file": lists}
+    certificates = Certificates(settings(pair, authority.ca, crl_file=str(lists)))
+    first = certificates.loaded
+    more = revoke([], other.directory, other.directory)[0] if which == "crl_file" else other.ca
+    whole = files[which].read_bytes() + more.read_bytes()
+    files[which].write_bytes(whole[:-100])
+    assert not certificates.look() and certificates.loaded is first
+    assert f"tls.{which}" in (certificates.error or "") and "is not whole: 2 begin" in (certificates.error or "")
+    files[which].write_bytes(whole)
+    assert certificates.look() and certificates.error is None
+
+
+def test_what_the_system_refuses_is_tried_again(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = Certificates(settings(authority.node("node1"), authority.ca))
+    authority.node("node1", "other.example", force=True)
+
+    def none_left(name: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "memfd_create", none_left)
+        assert not certificates.look() and "Too many open files" in (certificates.error or "")
+    assert any(certificates.look() for _ in range(UNUSABLE_EVERY))
+    assert is_of_host(certificates.loaded.chain[0], "other.example")
+
+
+def shakes_hands(server: Certificates, client: TlsSection) -> bool:
+    """Whether a node takes the certificate of another side, which takes any."""
+    context = new_context(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.load_cert_chain(str(client.cert_file), str(client.key_file))
+    here, there = TlsSession(server.loaded.peer, is_server=True), TlsSession(context, is_server=False)
+    try:
+        there.greet()
+        while not (here.is_open and there.is_open):
+            here.greet(there.words())
+            there.greet(here.words())
+    except TlsError:
+        return False
+    return True
+
+
+def test_lists_of_authorities_of_the_same_name(authority: Authority, tmp_path: Path) -> None:
+    """As one follows the other; and a certificate in the file of lists is not trusted."""
+    other, both, lists = Authority(tmp_path / "other"), tmp_path / "both.pem", tmp_path / "lists.pem"
+    lists.write_bytes(
+        other.ca.read_bytes()
+        + b"".join(revoke([], one.directory, one.directory)[0].read_bytes() for one in (authority, other))
+    )
+    own, theirs = authority.node("node1"), settings(other.node("node2"), None)
+    one = Certificates(settings(own, authority.ca, crl_file=str(lists)))
+    assert shakes_hands(one, settings(own, None)) and not shakes_hands(one, theirs)
+    both.write_bytes(authority.ca.read_bytes() + other.ca.read_bytes())
+    two = Certificates(settings(own, both, crl_file=str(lists)))
+    assert shakes_hands(two, settings(own, None)) and shakes_hands(two, theirs)
 
 
 def test_a_file_that_is_away_is_missed_and_found_again(authority: Authority) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -163,6 +164,47 @@ async def test_no_more_is_taken_than_a_handshake_has(
         await far.send_all(client.words())
         with pytest.raises(TlsError, match="a handshake of more than 100 bytes"):
             await let_in(near, certificates.loaded.client, Handshakes(), "a")
+
+
+async def test_a_handshake_is_not_cut_into_bytes(certificates: Certificates) -> None:
+    async with sockets() as (near, far):
+        client = TlsSession(certificates.loaded.dial, is_server=False)
+        client.greet()
+        hello = client.words()[5:]
+        await far.send_all(b"".join(b"\x16\x03\x01\0\x01" + hello[at : at + 1] for at in range(len(hello))))
+        with pytest.raises(TlsError, match="64 records"):
+            await let_in(near, certificates.loaded.client, Handshakes(), "a")
+
+
+async def test_what_fails_is_counted_as_well(certificates: Certificates) -> None:
+    handshakes = Handshakes()
+    async with sockets() as (near, far):
+
+        async def fail() -> None:
+            with pytest.raises(TlsError, match="no certificate"):
+                await let_in(near, certificates.loaded.peer, handshakes, "a")
+            await near.send_eof()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail)
+            client = TlsSession(anonymous(), is_server=False)
+            client.greet()
+            await far.send_all(client.words())
+            while not client.is_open:
+                client.greet(bytes(await far.receive_some(65_536)))
+            before_s = handshakes.cpu_s
+            await far.send_all(client.words())
+            while await far.receive_some(65_536):
+                pass
+        assert handshakes.cpu_s > before_s > 0 and handshakes.failed == 1
+
+
+def anonymous() -> ssl.SSLContext:
+    """Of a client that trusts anybody, and shows nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 async def test_what_is_changed_on_its_way_breaks_the_connection(certificates: Certificates) -> None:

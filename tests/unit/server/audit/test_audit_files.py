@@ -120,3 +120,13 @@ def test_a_long_file_is_read_on_before_the_next_one(tmp_path: Path, monkeypatch:
         lines, position = files.after(position, 1000)
         found += numbers(lines)
     assert found == [*range(30)]
+
+
+def test_last_lines_have_no_gap_where_not_all_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandq.server.audit.files.READ_BYTES", 4000)
+    monkeypatch.setattr("sandq.server.audit.files._CHUNK_BYTES", 1000)
+    files = AuditFiles(tmp_path, 20_000, 10)
+    for number in range(40):
+        files.append(line(number, 1000))
+    found = numbers(files.last(1000)[0])
+    assert found == [*range(found[0], 40)] and len(found) >= 3

@@ -12,7 +12,7 @@ import pytest
 
 from sandq.model.access import Right
 from sandq.model.caller import Caller
-from sandq.model.errors import Conflict, Forbidden, InvalidRequest, Unauthenticated
+from sandq.model.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded, Unauthenticated
 from sandq.protocol.frames import Type
 from sandq.server.audit.acts import ACTS, is_act, name_of
 from sandq.server.audit.audit_log import FREQUENT_PER_S, LINES_LOST, AuditLog
@@ -161,6 +161,72 @@ async def test_long_texts_are_cut() -> None:
     assert len(files.data) < 8000
     (line,) = files.lines
     assert len(line["about"]["grants"]) == 21
+
+
+def nested(depth: int) -> Any:
+    found: Any = "x"
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+async def test_whatever_was_sent_is_noted_in_a_short_line() -> None:
+    files = HandFiles()
+    audit = log_of(files)
+    wide = [[["y" * 300] * 100] * 100] * 100
+    for value in (nested(100_000), wide, {"a": wide}, {number: "z" * 1000 for number in range(100)}, [b"v" * 10**6]):
+        for is_frequent in (False, True):
+            audit.note(
+                principal="token:ada",
+                peer="",
+                gateway="",
+                request="topic_create",
+                about={"topic": value, "kind": value},
+                result="INVALID",
+                request_id=1,
+                is_frequent=is_frequent,
+            )
+    await audit.close()
+    lines = files.data.splitlines()
+    assert len(lines) == 10
+    assert max(map(len, lines[::2])) < 10_000
+    assert max(map(len, lines[1::2])) < 2500
+    assert not any(b"v" * 10 in line for line in lines)
+
+
+async def test_nothing_that_was_sent_looks_like_another_line() -> None:
+    files = HandFiles()
+    audit = log_of(files)
+    name = 'Zürich\n\r\x85\u2028\u2029\x0b\x1b[2J\x9b\x7f\u202e\udc80\U000e0001"}'
+    audit.note(
+        principal=name,
+        peer="",
+        gateway="",
+        request=name,
+        about={name: name},
+        result="FORBIDDEN",
+        request_id=name,
+    )
+    await audit.close()
+    text = files.data.decode()
+    assert text[:-1].isprintable() and len(text.splitlines()) == 1 and "Zürich" in text
+    (line,) = files.lines
+    assert line["about"] == {name: name} and line["principal"] == line["request"] == line["request_id"] == name
+
+
+async def test_what_fails_pushes_out_no_acts() -> None:
+    files = HandFiles()
+    audit = log_of(files, second=lambda: 1.0)
+    requests = RequestAudit(audit)
+    for number in range(FREQUENT_PER_S + 5):
+        requests.begin([Type.TOPIC_CREATE, number, 5], CALLER)
+        requests.failed(number, "topic_create", CALLER, InvalidRequest("no") if number % 2 else QuotaExceeded("no"))
+    requests.begin([Type.TOPIC_DELETE, 1000, "t"], CALLER)
+    requests.answered(1000)
+    await audit.close()
+    told = [line["request"] for line in files.lines]
+    assert (told.count("topic_create"), told[-1]) == (FREQUENT_PER_S, "topic_delete")
+    assert audit.lost == 5
 
 
 async def noted(*asked: Any) -> list[tuple[str, dict[str, Any], str]]:

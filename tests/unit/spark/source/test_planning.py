@@ -38,17 +38,28 @@ def test_positions_come_back_from_json(found: Positions) -> None:
 
 
 def test_the_json() -> None:
-    found = Positions({Place(10, 2): at(1), Place(9, 10): at(2), Place(9, 2): at(3)}, "h")
+    cursors = {Place(10, 2): at(1), Place(9, 10): at(2), Place(9, 2): at(3)}
+    found = Positions(cursors, "h", {}, "a cluster", {10: "ten", 9: "nine", 8: "gone"})
     assert json.dumps(found.to_json()) == json.dumps(
         {
-            "version": 1,
+            "version": 2,
             "hold": "h",
             "topics": {
                 "9": {"2": offsets.to_text(at(3)), "10": offsets.to_text(at(2))},
                 "10": {"2": offsets.to_text(at(1))},
             },
+            "cluster": "a cluster",
+            "names": {"9": "nine", "10": "ten"},
         }
     )
+    again = Positions.parse(found.to_json())
+    assert again == found and again.names == {10: "ten", 9: "nine"}
+    assert again.shown(Place(9, 2)) == "partition 2 of topic 'nine' (number 9)"
+
+
+def test_the_json_of_before_is_read() -> None:
+    before = {"version": 1, "hold": "h", "topics": {"9": {"2": offsets.to_text(at(3))}}}
+    assert Positions.parse(before) == Positions({Place(9, 2): at(3)}, "h")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +68,9 @@ def test_the_json() -> None:
         None,
         {},
         {"version": 2, "hold": "h", "topics": {}},
+        {"version": 3, "hold": "h", "topics": {}, "cluster": "c", "names": {}},
+        {"version": 2, "hold": "h", "topics": {}, "cluster": 7, "names": {}},
+        {"version": 2, "hold": "h", "topics": {}, "cluster": "c", "names": {"x": "t"}},
         {"hold": "h", "topics": {}},
         {"version": 1, "topics": {}},
         {"version": 1, "hold": 7, "topics": {}},

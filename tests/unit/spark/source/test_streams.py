@@ -171,6 +171,32 @@ def test_an_idle_stream_idles(brokers: FakeBrokers) -> None:
     assert brokers.held == held
 
 
+def test_a_checkpoint_of_another_cluster_is_refused(brokers: FakeBrokers) -> None:
+    """A topic has the same number there: what is older would be passed over in silence."""
+    brokers.append("t", 10, 3)
+    start = stream(brokers).initial()
+    end = stream(brokers).latest(start, None)
+    brokers.cluster = "another cluster"
+    for ask in (
+        lambda reader: reader.latest(end, None),
+        lambda reader: reader.tasks(start, end),
+    ):
+        with pytest.raises(InvalidRequest, match=r"from cluster the cluster, and this is cluster another cluster"):
+            ask(stream(brokers))
+
+
+def test_a_checkpoint_of_before_goes_on_and_names_the_cluster_then(brokers: FakeBrokers) -> None:
+    brokers.append("t", 10, 3)
+    reader = stream(brokers)
+    end = reader.latest(reader.initial(), None)
+    told = end.to_json()
+    before = Positions.parse({"version": 1, "hold": told["hold"], "topics": told["topics"]})
+    after = stream(brokers).latest(before, None)
+    assert (after.cluster, after.names, after.cursors) == (brokers.cluster, {1: "t"}, end.cursors)
+    assert after != before and not rows_of(brokers, stream(brokers).tasks(before, after))
+    assert stream(brokers).latest(after, None) == after
+
+
 def test_the_hold_of_an_idle_stream_is_renewed(brokers: FakeBrokers) -> None:
     clock = Clock()
     reader = stream(brokers, clock, holdName="mine", holdTtl="10s")
@@ -247,7 +273,7 @@ def test_a_topic_that_was_deleted_and_made_again(brokers: FakeBrokers, caplog: p
     start = stream(brokers).latest(stream(brokers).initial(), None)
     brokers.add("t", 1)
     brokers.append("t", 20, 3)
-    with pytest.raises(HistoryGone, match=r"partition 0 of topic number 1 \(and 1 more\).*failOnDataLoss"):
+    with pytest.raises(HistoryGone, match=r"partition 0 of topic 't' \(number 1\) \(and 1 more\).*failOnDataLoss"):
         stream(brokers).latest(start, None)
     reader = stream(brokers, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "sandq.spark"):
