@@ -52,6 +52,8 @@ class Options:
     # Who refused a request may say when to ask again; it is asked so soon all the same, for it may think otherwise by
     # then: a rate was raised.
     told_pause_max_s: float = 5.0
+    # Whether it is asked again where a quota has no more. A gateway does not: it tells its callers when to.
+    waits_for_quota: bool = True
 
     # A PING every so often; when nothing at all came for the second time, the connection is given up.
     keepalive_s: float = 10.0

@@ -36,6 +36,7 @@ from sandq.model.errors import (
     OutOfSequence,
     Overloaded,
     ProtocolError,
+    QuotaExceeded,
     SandqError,
     StorageFailed,
     TimedOut,
@@ -368,7 +369,7 @@ class BatchSender(Generic[B]):
                 raise
             self._failures = 0
             self.settle(batch, offsets, None)
-        elif batch.may_pass(reply):
+        elif batch.may_pass(reply) and not self._is_final(batch, reply):
             self._come_back(batch, reply)
         else:
             # A log that failed in mid-write may hold the batch all the same.
@@ -377,6 +378,10 @@ class BatchSender(Generic[B]):
             if BELONGS_TO in reply.details:
                 self.cluster.refresh(self.topic)  # it was made anew: what comes next goes where it belongs
             self.fail(batch, again(reply))
+
+    def _is_final(self, batch: B, error: SandqError) -> bool:
+        """Whether nobody waits for a quota; what may be stored already is asked for until that is known."""
+        return isinstance(error, QuotaExceeded) and not self.options.waits_for_quota and not batch.unknown
 
     def _come_back(self, batch: B, error: SandqError) -> None:
         log.debug("topic %s partition %d: %s; trying again", self.topic, self.partition, error)

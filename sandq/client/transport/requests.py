@@ -26,6 +26,7 @@ from sandq.model.errors import (
     NotLeader,
     Overloaded,
     ProtocolError,
+    QuotaExceeded,
     SandqError,
     Unavailable,
     UnknownPartition,
@@ -308,6 +309,8 @@ async def _call(
         except SandqError as error:
             at_once = route.failed(error)
             if not error.retriable or not (idempotent or isinstance(error, _NOTHING_DONE)):
+                raise
+            if last is None and isinstance(error, QuotaExceeded) and not cluster.options.waits_for_quota:
                 raise
             last, least_s = error, _LAST_SHARE * timeout_s
         if at_once:

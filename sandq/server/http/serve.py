@@ -66,6 +66,7 @@ async def running_app(
         starts_alone=settings.starts_alone,
         gateway_secret=settings.gateway_secret,
         tls=settings.nodes_tls,
+        waits_for_quota=False,
         # What callers have in bodies is bounded by the account, by address: in a smaller buffer one would keep others
         # waiting.
         buffer_bytes=int(account.share_bytes),

@@ -13,6 +13,7 @@ import httpx
 import pytest
 import trio
 
+from sandq.broker.owner_usage import NOTHING
 from sandq.client.admin.admin import Admin
 from sandq.model.access import ROLES, Access, Right
 from sandq.model.caller import NODE
@@ -513,3 +514,20 @@ async def test_who_is_refused_learns_nothing_of_a_topics_rate_and_takes_nothing_
     assert {answer[2] for answer in refused} == {"FORBIDDEN"}
     await trio.aclose_forcefully(raw.stream)
     assert (await web.get("/topics/slow/messages", headers=admin)).status_code == 200
+
+
+async def test_who_has_no_more_room_is_told_when_to_ask_again(strict: Serving, web: httpx.AsyncClient) -> None:
+    own = bearer(await give(strict, "own", "admin", quota={"stored_bytes": 10}))
+    for made in ({"name": "t"}, {"name": "k", "kind": "compacted"}):
+        assert (await web.post("/topics", json=made, headers=own)).status_code == 201
+    assert (await web.post("/topics/t", json={"text": "x" * 1000}, headers=own)).status_code == 201
+    usage = strict.usage
+    await until_holds(lambda: usage.held.get("token:own", NOTHING).stored_bytes > 10)
+    for method, path, body in (
+        ("POST", "/topics/t", {"text": "y"}),
+        ("POST", "/topics/t", {"messages": [{"text": "y"}, {"text": "z"}]}),
+        ("PUT", "/topics/k/keys/a", {"text": "v"}),
+    ):
+        refused = await web.request(method, path, json=body, headers=own)
+        assert (refused.status_code, refused.json()["quota"]) == (429, "stored_bytes"), refused.text
+        assert refused.headers["retry-after"] == "1"

@@ -18,6 +18,7 @@ from sandq.model.errors import (
     InvalidTime,
     NotLeader,
     Overloaded,
+    QuotaExceeded,
     StorageFailed,
     TimedOut,
     TooLarge,
@@ -342,6 +343,23 @@ def test_what_may_pass_is_tried_again_in_order(with_client: Any, problem: Any) -
         ]
 
     with_client(body)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_does_not_wait_for_a_quota_is_told_at_once(with_client: Any, waits: bool) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        server.script[Type.PRODUCE] += [QuotaExceeded("full", quota="stored_bytes", retry_after_ms=1)]
+        if waits:
+            assert await client.produce("t", b"x")
+        else:
+            with pytest.raises(QuotaExceeded, match="full"):
+                await client.produce("t", b"x")
+        assert len(server.of_type(Type.PRODUCE)) == 1 + waits
+        assert await client.produce("t", b"y")
+        server.script[Type.PRODUCE] += [TimedOut("who knows"), QuotaExceeded("full", retry_after_ms=1)]
+        assert await client.produce("t", b"z"), "it may be stored already: it is asked for until that is known"
+
+    with_client(body, waits_for_quota=waits)
 
 
 def test_not_leader_asks_for_metadata(with_client: Any) -> None:
