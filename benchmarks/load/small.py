@@ -35,21 +35,9 @@ SETTLE_S = 3.0
 Once = Callable[[], Awaitable[object]]
 
 
-def produce(address: str, messages: int, clients: int, per_s: float | None = None) -> Ready:
-    """`await client.produce(...)`, again and again, by so many clients; each as often a second, if that is said."""
-
-    def of(client: sandq.Client) -> Once:
-        begins_s: list[float] = []
-
-        async def once() -> None:
-            if per_s is not None:
-                begins_s.append(anyio.current_time() if not begins_s else begins_s.pop() + 1 / per_s)
-                await anyio.sleep_until(begins_s[0])
-            await client.produce(TOPIC, VALUE)
-
-        return once
-
-    return _lock_step(address, messages, clients, of)
+def produce(address: str, messages: int, clients: int) -> Ready:
+    """`await client.produce(...)`, again and again, by so many clients."""
+    return _lock_step(address, messages, clients, lambda client: lambda: client.produce(TOPIC, VALUE))
 
 
 def kv_get(address: str, messages: int, clients: int) -> Ready:

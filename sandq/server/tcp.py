@@ -92,6 +92,8 @@ class ClientServer:
         self._places = Places(limits.connections)
         self._spare: dict[Connection, None] = {}
         """Who has a spare place, the oldest first."""
+        self._greeting: dict[trio.SocketStream, None] = {}
+        """Who would have one, and shakes hands before, the oldest first: no more than there are such places."""
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
         async with trio.open_nursery() as nursery:
@@ -103,11 +105,8 @@ class ClientServer:
         caller = Caller(ANONYMOUS, _peer(stream))
         source = source_of_caller(caller)
         has_place = self._places.take(source)
-        if not has_place and not (_is_of_this_machine(stream) and self._has_spare_place()):
-            stats.refused += 1
-            with suppress(OSError):  # it has no place: it is told what it takes at once
-                os.write(stream.socket.fileno(), encode_error(0, Overloaded(f"{self._why_none(source)}: {_REMEDY}")))
-            await trio.aclose_forcefully(stream)
+        if not has_place and not (_is_of_this_machine(stream) and self._may_greet(stream)):
+            await self._refuse(stream, source, None)
             return
         stats.accepted += 1
         # Of the task of this connection, and of those it begins.
@@ -125,8 +124,10 @@ class ClientServer:
             if (held_back := stats.warnings.held_back()) is not None:
                 log.exception("a handshake ended with an unexpected error", not_logged_before=held_back)
         else:
+            self._greeting.pop(stream, None)
             await self._carry(stream, caller, session, has_place)
         finally:
+            self._greeting.pop(stream, None)
             if has_place:
                 self._places.give(source)
             log.debug("a client has gone")
@@ -136,7 +137,7 @@ class ClientServer:
     ) -> None:
         stats = self._stats
         if not has_place and not self._has_spare_place():  # others may have come during the handshake
-            await trio.aclose_forcefully(stream)
+            await self._refuse(stream, source_of_caller(caller), session)
             return
         connection = Connection(
             stream,
@@ -190,6 +191,26 @@ class ClientServer:
             text += f"HTTP belongs to {self._http_address} on this node.\n"
         head_lines = f"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n"
         return f"{head_lines}Connection: close\r\n\r\n{text}".encode()
+
+    async def _refuse(self, stream: trio.SocketStream, source: str, session: TlsSession | None) -> None:
+        """It has no place: it is told what it takes at once."""
+        self._stats.refused += 1
+        words = encode_error(0, Overloaded(f"{self._why_none(source)}: {_REMEDY}"))
+        with suppress(OSError):
+            os.write(stream.socket.fileno(), words if session is None else session.encode((words,)))
+        await trio.aclose_forcefully(stream)
+
+    def _may_greet(self, stream: trio.SocketStream) -> bool:
+        """Whether there is a spare place; where hands are shaken first, that is asked behind it, and the oldest of too
+        many who do is closed."""
+        if self._tls is None:
+            return self._has_spare_place()
+        if len(self._greeting) >= SPARE_PLACES:
+            oldest = next(iter(self._greeting))
+            del self._greeting[oldest]
+            oldest.socket.close()
+        self._greeting[stream] = None
+        return True
 
     def _has_spare_place(self) -> bool:
         """Whether there is a spare place, if need be that of another connection, which is ended."""

@@ -28,7 +28,10 @@ HANDSHAKE_S: Final = 10.0
 HANDSHAKES: Final = 512
 """Under way at a time ..."""
 SOURCE_HANDSHAKES: Final = 128
-"""... and those of one source; who comes beyond that is closed."""
+"""... and those of one source; beyond that who has been silent for longest is closed, or who comes when nobody is."""
+
+
+_TOO_MANY: Final = "too many TLS handshakes are under way: try again in a moment"
 
 
 class _Line:
@@ -80,6 +83,8 @@ class Handshakes:
         self._lock = anyio.Lock()
         self._bucket = _Bucket(SHARE)
         self._lines: dict[str, _Line] = {}
+        self._silent: dict[anyio.CancelScope, str] = {}
+        """Who is waited for to say something, and their sources; the one who has been for longest first."""
         self.under_way = 0
         self.done = 0
         self.failed = 0
@@ -87,21 +92,38 @@ class Handshakes:
         self.cpu_s = 0.0
 
     @asynccontextmanager
-    async def place(self, source: str) -> AsyncIterator[None]:
-        """For a handshake. Raises Overloaded when too many are under way."""
+    async def place(self, source: str) -> AsyncIterator[anyio.CancelScope]:
+        """For a handshake, which is to name it for its turns. Raises Overloaded when too many are under way: at once,
+        or when it is ended for another one."""
         line = self._lines.setdefault(source, _Line())
-        if self.under_way >= HANDSHAKES or line.under_way >= SOURCE_HANDSHAKES:
+        is_full = line.under_way >= SOURCE_HANDSHAKES
+        if (is_full or self.under_way >= HANDSHAKES) and not self._end_silent(source if is_full else None):
             self.refused += 1
             self._forget(source, line)
-            raise Overloaded("too many TLS handshakes are under way: try again in a moment")
+            raise Overloaded(_TOO_MANY)
         self.under_way += 1
         line.under_way += 1
-        try:
-            yield
-        finally:
-            self.under_way -= 1
-            line.under_way -= 1
-            self._forget(source, line)
+        with anyio.CancelScope() as scope:
+            self._silent[scope] = source
+            try:
+                yield scope
+            finally:
+                self._silent.pop(scope, None)
+                self.under_way -= 1
+                line.under_way -= 1
+                self._forget(source, line)
+        if scope.cancelled_caught:
+            self.refused += 1
+            raise Overloaded(_TOO_MANY)
+
+    def _end_silent(self, of: str | None) -> bool:
+        """End who has been silent for longest, of a source or of all; whether there is one."""
+        for scope, source in self._silent.items():
+            if of is None or of == source:
+                del self._silent[scope]
+                scope.cancel()
+                return True
+        return False
 
     def _forget(self, source: str, line: _Line) -> None:
         if not line.under_way and line.bucket.is_full:
@@ -110,13 +132,20 @@ class Handshakes:
             for other in [name for name, one in self._lines.items() if not one.under_way and one.bucket.is_full]:
                 del self._lines[other]
 
-    async def turn(self, source: str) -> None:
-        """Wait until a step of a handshake may be done, which is done before anything else is awaited."""
+    async def turn(self, source: str, place: anyio.CancelScope | None = None) -> None:
+        """Wait until a step of a handshake may be done, which is done before anything else is awaited. `place`: its
+        own, where one may be ended who is silent."""
         line = self._lines.setdefault(source, _Line())
-        async with line.lock:
-            await line.bucket.wait()
-            async with self._lock:
-                await self._bucket.wait()
+        if place is not None:
+            self._silent.pop(place, None)
+        try:
+            async with line.lock:
+                await line.bucket.wait()
+                async with self._lock:
+                    await self._bucket.wait()
+        finally:
+            if place is not None:
+                self._silent[place] = source
 
     def spent(self, source: str, seconds: float) -> None:
         """So much CPU time was spent on a step."""

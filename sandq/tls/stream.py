@@ -13,6 +13,7 @@ import ssl
 from contextlib import suppress
 from typing import Final
 
+import anyio
 import trio
 
 from sandq.model.errors import ConnectionLost
@@ -52,8 +53,8 @@ async def let_in(
         return session
     try:
         with trio.fail_after(HANDSHAKE_S):
-            async with handshakes.place(source):
-                await _greet(stream, session, handshakes, source)
+            async with handshakes.place(source) as place:
+                await _greet(stream, session, handshakes, source, place)
     except trio.TooSlowError:
         handshakes.failed += 1
         raise ConnectionLost(f"no TLS handshake within {HANDSHAKE_S:g} s") from None
@@ -74,7 +75,13 @@ async def reach(stream: trio.SocketStream, context: ssl.SSLContext, host: str | 
     return session
 
 
-async def _greet(stream: trio.SocketStream, session: TlsSession, handshakes: Handshakes | None, source: str) -> None:
+async def _greet(
+    stream: trio.SocketStream,
+    session: TlsSession,
+    handshakes: Handshakes | None,
+    source: str,
+    place: anyio.CancelScope | None = None,
+) -> None:
     left_bytes, left = HANDSHAKE_BYTES, HANDSHAKE_RECORDS
     while not session.is_open:
         record = await _record(stream)
@@ -83,7 +90,7 @@ async def _greet(stream: trio.SocketStream, session: TlsSession, handshakes: Han
         if left_bytes < 0 or left < 0:
             raise TlsError(f"a handshake of more than {HANDSHAKE_BYTES} bytes, or {HANDSHAKE_RECORDS} records")
         if handshakes is not None:
-            await handshakes.turn(source)
+            await handshakes.turn(source, place)
         try:
             _take(session, record, handshakes, source)
         except TlsError:

@@ -70,8 +70,8 @@ class TlsDoor:
     async def _let_in(self, accepted: socket.socket, make: Make) -> None:
         try:
             source = source_of(str(accepted.getpeername()[0]))
-            async with self.handshakes.place(source):
-                if not await self._hand_on(accepted, make, source):
+            async with self.handshakes.place(source) as place:
+                if not await self._hand_on(accepted, make, source, place):
                     accepted.close()
         except (OSError, SandqError, ConnectionError, TimeoutError) as error:
             accepted.close()
@@ -84,7 +84,7 @@ class TlsDoor:
             accepted.close()
             raise
 
-    async def _hand_on(self, accepted: socket.socket, make: Make, source: str) -> bool:
+    async def _hand_on(self, accepted: socket.socket, make: Make, source: str, place: anyio.CancelScope) -> bool:
         """False: it is not needed."""
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -98,7 +98,7 @@ class TlsDoor:
             await loop.connect_accepted_socket(lambda: make(self._mode == REQUIRE), accepted)
             return True
         handshakes, loaded = self.handshakes, self.certificates.loaded
-        await handshakes.turn(source)
+        await handshakes.turn(source, place)
         handshakes.spent(source, self._cost_of(loaded))
         try:
             await loop.connect_accepted_socket(

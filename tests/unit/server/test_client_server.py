@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from sandq.model.config_tls import REQUIRE
 from sandq.model.limits import Limits
+from sandq.protocol.frames import FrameReader, Type
 from sandq.server import tcp
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import SEND_BYTES, Connection
 from sandq.server.tcp import ClientServer
+from sandq.tls.budget import Handshakes
+from sandq.tls.port import TlsPort
 from tests.support.nodes.one_connection import NothingTogether
+from tests.support.tls import NAME, contexts
 from tests.support.waiting import PATIENCE_S
 
 HERE: Final = "127.0.0.1"
@@ -44,9 +49,9 @@ class Unread(NothingTogether):
 
 
 @asynccontextmanager
-async def served(limits: Limits, stats: ClientStats) -> AsyncIterator[int]:
+async def served(limits: Limits, stats: ClientStats, tls: TlsPort | None = None) -> AsyncIterator[int]:
     """The port of a server that sends each client more than it reads."""
-    server = ClientServer(Unread, limits, "", stats)  # type: ignore[arg-type]
+    server = ClientServer(Unread, limits, "", stats, tls=tls)  # type: ignore[arg-type]
     listeners = await trio.open_tcp_listeners(0, host=HERE)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
@@ -69,6 +74,45 @@ async def test_those_that_lose_a_spare_place_keep_no_socket(
         assert stats.accepted == limits.connections + FLOOD
     for client in clients:
         await trio.aclose_forcefully(client)
+
+
+async def test_no_more_shake_hands_than_there_are_spare_places(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "SPARE_PLACES", SPARE)
+    limits, stats, clients, ended = Limits(connections=1), ClientStats(), [], []
+    port_tls = TlsPort(REQUIRE, lambda: contexts()[0], Handshakes())
+
+    async def until_closed(number: int, client: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            assert await client.receive_some(1) == b""
+        ended.append(number)
+
+    async with served(limits, stats, port_tls) as port, trio.open_nursery() as nursery:
+        for number in range(limits.connections + FLOOD):
+            clients.append(await trio.open_tcp_stream(HERE, port))
+            nursery.start_soon(until_closed, number, clients[-1])
+            await wait_all_tasks_blocked()
+        assert ended == list(range(1, 1 + FLOOD - SPARE)), "those that came first, and the one that has a place is left"
+        nursery.cancel_scope.cancel()
+    for client in clients:
+        await trio.aclose_forcefully(client)
+
+
+async def test_who_has_shaken_hands_for_nothing_is_told_why(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, stats = Limits(connections=1), ClientStats()
+    monkeypatch.setattr(tcp, "SPARE_PLACES", SPARE)
+    monkeypatch.setattr(ClientServer, "_has_spare_place", lambda self: False)  # gateways have them all
+    port_tls = TlsPort(REQUIRE, lambda: contexts()[0], Handshakes())
+    async with served(limits, stats, port_tls) as port, await trio.open_tcp_stream(HERE, port):
+        await wait_all_tasks_blocked()
+        raw = await trio.open_tcp_stream(HERE, port)
+        client = trio.SSLStream(raw, contexts()[1], server_hostname=NAME, https_compatible=True)
+        (error,) = FrameReader().feed(await client.receive_some(4096))
+        assert error[:3] == [Type.ERROR, 0, "OVERLOADED"] and stats.refused == 1
+        await trio.aclose_forcefully(raw)
 
 
 async def test_one_source_of_ipv6_has_a_share(mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:

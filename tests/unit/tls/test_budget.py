@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from sandq.model.errors import Overloaded
 from sandq.tls import budget
@@ -54,8 +55,9 @@ async def test_more_than_so_many_at_once_are_refused(autojump_clock: trio.testin
     handshakes = Handshakes()
 
     async def hold(source: str) -> None:
-        async with handshakes.place(source):
-            await trio.sleep_forever()
+        async with handshakes.place(source) as place:
+            handshakes.spent(source, 1000.0)
+            await handshakes.turn(source, place)  # nobody is silent
 
     async with trio.open_nursery() as nursery:
         for _ in range(SOURCE_HANDSHAKES):
@@ -76,3 +78,35 @@ async def test_sources_that_have_gone_are_forgotten(autojump_clock: trio.testing
         await shake(handshakes, f"s{number}", ended)
         await trio.sleep(1)
     assert len(handshakes._lines) <= 2 * budget.HANDSHAKES + 1
+
+
+async def test_who_comes_takes_the_place_of_who_has_been_silent_for_longest(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    handshakes, ended, refused = Handshakes(), [], []  # type: ignore[var-annotated]
+
+    async def hold(source: str, number: int) -> None:
+        try:
+            async with handshakes.place(source) as place:
+                if number < 2:
+                    await trio.sleep(1)
+                    await handshakes.turn(source, place)  # it has said something
+                await trio.sleep_forever()
+        except Overloaded:
+            refused.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(SOURCE_HANDSHAKES):
+            nursery.start_soon(hold, "a", number)
+            await wait_all_tasks_blocked()
+        await trio.sleep(2)
+        for _ in range(3):
+            await shake(handshakes, "a", ended)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(hold, "a", SOURCE_HANDSHAKES)
+            await wait_all_tasks_blocked()
+        assert refused == [2, 3, 4] and len(ended) == 3 and handshakes.refused == 3
+        await shake(handshakes, "b", ended)
+        assert len(refused) == 3, "others have places"
+        nursery.cancel_scope.cancel()
+    assert not handshakes.under_way and not handshakes._silent
