@@ -55,6 +55,21 @@ def test_says_where_its_data_is_and_where_it_serves(make_node: MakeNode) -> None
     assert f"clients: {node.address}" in node.output()
 
 
+def test_one_that_others_may_reach_says_at_every_start_what_is_open(make_node: MakeNode) -> None:
+    """127.1 is this machine, too; but what is no address in full may be any machine's name."""
+    open_port = "listen.client on 127.1 without TLS (tls.client: require) and authentication"
+    between = {"SANDQ_LISTEN__PEER": "127.0.0.1:0", "SANDQ_LISTEN__GOSSIP": "127.0.0.1:0"}
+    refused = make_node(program=TEXT, host="127.1", SANDQ_SECURITY__INSECURE="false", **between)
+    refused.start(wait=False)
+    assert refused.ended() == 1 and open_port in refused.output()
+    node = make_node(program=TEXT, host="127.1", **between)
+    for number in (1, 2):
+        node.start()
+        wait_until(lambda number=number: node.output().count(f"INSECURE: {open_port}") == number)
+        assert node.output().count("this node is open to anybody") >= number
+        assert node.stop() == 0
+
+
 def test_start_ready_and_stop_are_events_like_all_others(make_node: MakeNode) -> None:
     node = make_node()
     node.start()

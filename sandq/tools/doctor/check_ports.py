@@ -1,4 +1,4 @@
-"""Checks of `sandq doctor` on the addresses of a node: free, or who answers there."""
+"""Checks of `sandq doctor` on the addresses of a node: free, or who answers there; and open to whom."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ class Node(NamedTuple):
 
     id: str
     store_uuid: str
+
+
+def check_exposed(config: NodeConfig) -> list[Check]:
+    """Each port on which others than this machine may do everything, or read what is said."""
+    found = [warning("security", port, "turn on what is missing: docs/security.md") for port in config.exposed]
+    return found or [ok("security", "nothing is open to other machines without TLS and authentication")]
 
 
 def check_ports(config: NodeConfig, own_store: str | None, is_running: bool = False) -> list[Check]:

@@ -49,8 +49,7 @@ def examine(config_file: Path | None, environ: Mapping[str, str]) -> Iterator[Ch
 def _of_node(config: NodeConfig) -> Iterator[Check]:
     from sandq.tools.doctor import check_disk
     from sandq.tools.doctor.check_data import DataDirectory
-    from sandq.tools.doctor.check_ports import check_ports
-    from sandq.tools.doctor.check_security import check_security
+    from sandq.tools.doctor.check_ports import check_exposed, check_ports
     from sandq.tools.doctor.check_tls import check_tls
 
     data_dir = Path(config.node.data_dir).absolute()
@@ -66,7 +65,7 @@ def _of_node(config: NodeConfig) -> Iterator[Check]:
         yield from data.checks()
     yield from check_tls(config)
     yield from check_ports(config, data.store_uuid, data.is_running)
-    yield from check_security(config)
+    yield from check_exposed(config)
     yield check_open_files(config.limits)
     yield check_clock(config.clock.max_drift_ms)
 

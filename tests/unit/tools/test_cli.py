@@ -127,6 +127,7 @@ def test_wrong_usage(args: list[str]) -> None:
         ([], {"SANDQ_LISTEN__HTTP": "none"}, "listen.http is none"),
         ([], {"SANDQ_LIMITS__HTTP_WAITING": "0"}, "SANDQ_LIMITS__HTTP_WAITING"),
         (["--config", "nowhere.yaml"], {}, "nowhere.yaml: cannot be read"),
+        (["--server", "127.0.0.1:1", "--listen", "127.1:0"], {}, "HTTP on 127.1 without TLS: say tls.http: require"),
     ],
 )
 def test_what_a_gateway_is_told_wrongly(args: list[str], env: dict[str, str], words: str) -> None:

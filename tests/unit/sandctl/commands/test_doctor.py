@@ -111,11 +111,13 @@ def test_groups_nodes_and_partitions(offline: Ctl, sick: FakeClient) -> None:
         "clock_alarm": False,
         "storage_failed": None,
         "different": [{"topic": "t", "partition": 1, "nodes": ["n2"]}],
+        "exposed": ["listen.client on 10.0.0.1 without TLS (tls.client: require)"],
     }
     assert [(what, state, found) for what, state, found, _ in findings(offline)] == [
         ("nodes", "failed", "n2 cannot be reached by n1"),
         ("nodes", "failed", "n3 is sick: EIO"),
         ("nodes", "failed", "n1 says no room"),
+        ("nodes", "warning", "n1 is open to anybody: listen.client on 10.0.0.1 without TLS (tls.client: require)"),
         ("nodes", "failed", "the replica of partition 1 of t at n2 is not what the others are"),
         ("partitions", "failed", "partition 0 of t: no leader"),
         ("groups", "warning", "a of t gets nothing: it is paused"),
