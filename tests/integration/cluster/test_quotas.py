@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ async def test_all_nodes_add_up_what_an_owner_has_and_tell_who_did_what(tmp_path
         servers = tuple(f"127.0.0.1:{nodes.client_ports[name]}" for name in NAMES)
         async with connect_with(options, servers, "boss") as boss:
             made = await boss.admin.create_token("app", ["admin"], quota={"pending_messages": 9, "topics": 1})
-            quick = Options(timeout_s=PATIENCE_S, delivery_timeout_s=1.0, token=made.text)
-            async with connect_with(quick, servers, "app") as app:
+            impatient = replace(options, waits_for_quota=False, token=made.text)
+            async with connect_with(impatient, servers, "app") as app:
                 record = await app.admin.create_topic("t", partitions=3, replicas=3)
                 assert record.owner == "token:app"
                 with pytest.raises(QuotaExceeded) as refused:
