@@ -23,6 +23,7 @@ level  since    what it adds
 13     v0.3.0   what an entry writes again; topics made when used; request rates; partition keys; groups that are pushed
 14     v0.3.0   limits inside a partition that hold within a lease and for tenants
 15     v0.3.0   identities with rights and quotas, and roles
+16     v0.3.0   topics that are restored from a backup
 =====  =======  ===========================================================
 """
 
@@ -46,7 +47,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=15)
+KNOWN: Final = Levels(lowest=1, highest=16)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""
@@ -72,5 +73,7 @@ PUSH_LEVEL: Final = 13
 """From which on groups may be pushed to URLs."""
 IDENTITIES_LEVEL: Final = 15
 """From which on the cluster knows identities and roles."""
+RESTORE_LEVEL: Final = 16
+"""From which on topics are restored from backups."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""
