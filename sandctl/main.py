@@ -136,7 +136,7 @@ COMMANDS = {
     "cluster": Later(
         "sandctl.commands.cluster",
         "cluster",
-        "Look at the cluster, found it, drain and remove nodes; clocks.",
+        "Look at the cluster, found it, drain and remove nodes, finalize upgrades; clocks.",
     ),
     "whoami": Later("sandctl.commands.login", "whoami", "Show who you are to the cluster, and what you may do."),
     "login": Later("sandctl.commands.login", "login", "Keep a token for the servers, for the commands that follow."),
@@ -154,6 +154,11 @@ COMMANDS = {
         "sandctl.commands.audit",
         "audit",
         "See who did what to the cluster, and who was refused it.",
+    ),
+    "debug": Later(
+        "sandctl.commands.debug",
+        "debug",
+        "Look into a node: stacks, stalls, queues; change what it logs; collect all of it.",
     ),
     "doctor": Later(
         "sandctl.commands.doctor",

@@ -64,9 +64,10 @@ def check_config(config_file: Path | None, show: bool) -> None:
     with _errors():
         config = load_config(config_file, os.environ)
         if show:
-            from sandq.tools.show_config import effective
+            from sandq.model.show_config import effective
 
-            for line in effective(config, config_file, os.environ):
+            text = None if config_file is None else config_file.read_text(encoding="utf-8")
+            for line in effective(config, text, os.environ):
                 click.echo(line)
         else:
             click.echo(f"{config_file or 'defaults'}: fine (node {config.node.id}, data in {config.node.data_dir})")

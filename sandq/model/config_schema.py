@@ -2,7 +2,7 @@
 
     node     {id, data_dir, advertise_host, zone, weight}     who this node is
     listen   {client, http, peer, gossip}                     where it listens, "host:port"
-    cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after}
+    cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after, finalize}
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
     http     {allowed_hosts, allowed_origins, workers, gateway_secret_file}   who may use it, which process serves it
@@ -111,6 +111,8 @@ class ClusterSection(schema.Section):
     reassign_after_ms: Annotated[int, schema.duration(1000, 7 * _DAY_MS)] = Field(
         default=300_000, alias="reassign_after"
     )
+    finalize: Literal["auto", "manual"] = "auto"
+    """Whether the feature level rises once every node knows a higher one, or when somebody says so."""
     # Last, so that its validator sees the seeds and the peers.
     bootstrap: bool = Field(default=False, validate_default=True)
 

@@ -15,6 +15,7 @@ from sandq.broker.peers.secret import follow_secrets
 from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
+from sandq.model.show_config import effective
 from sandq.node.member import make_discovery, make_member, take_part
 from sandq.node.parts import Parts, Serving
 from sandq.node.web import serving_http
@@ -24,6 +25,9 @@ from sandq.server.audit.audit_log import AuditLog
 from sandq.server.audit.files import AuditFiles
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
+from sandq.server.debug.dump import NodeDump
+from sandq.server.debug.log_level import LogLevel
+from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.logins import Logins
@@ -84,6 +88,9 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             nodes_tls=inside,
             gateway_secret=lambda: parts.gateway_keys.first,
         )
+        clients, watch, log_level = ClientStats(), LoopWatch(), LogLevel(broker.clock.now_ms)
+        serving.start_soon(watch.run)
+        serving.start_soon(log_level.run)
         info = ServerInfo(
             sandq.__version__,
             data_version(),
@@ -107,6 +114,9 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             parts.digests,
             lambda: this_node.cluster_uuid,
             cluster.init,
+            lambda dry_run: cluster.finalize(dry_run=dry_run),
+            log_level,
+            NodeDump(broker, parts.health, clients, watch, lambda: effective(config, None, {}), sandq.__version__).make,
             TopicRecords(broker.routes),
             pusher.rows,
             parts.node_log.memory,
@@ -121,7 +131,6 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         def session(connection: Connection) -> ClientSession:
             return ClientSession(broker, connection, info)
 
-        clients = ClientStats()
         about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
         numbers = None if tls is None else (tls.certificates, tls.handshakes)
         metrics = Metrics(

@@ -122,6 +122,9 @@ class Type(IntEnum):
     DEAD_PURGE = 57
     GROUP_PUSH = 58
     PUSH_LIST = 59
+    FINALIZE = 60
+    LOG_LEVEL = 61
+    DEBUG_DUMP = 62
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66

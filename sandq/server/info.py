@@ -25,6 +25,7 @@ from sandq.model.members import node_of
 from sandq.model.membership import Member
 from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
 from sandq.server.audit.audit_log import AuditLog
+from sandq.server.debug.log_level import LogLevel
 from sandq.server.failed_logins import FailedLogins
 from sandq.server.logins import Logins
 from sandq.server.quota_meters import QuotaMeters
@@ -88,6 +89,11 @@ class ServerInfo:
     """The UUID of its cluster, as this node has it written down."""
     init: Callable[[], Awaitable[str]]
     """Found the cluster with this node alone; its UUID."""
+    finalize: Callable[[bool], Awaitable[dict[str, int]]]
+    """Come to the highest feature level that all nodes know, or only say which it is."""
+    log_level: LogLevel
+    dump: Callable[[], dict[str, Any]]
+    """What this node does now."""
     topics: TopicRecords
     pushes: Callable[[str], list[dict[str, Any]]]
     """The groups of a topic that are pushed, and how that goes here."""
@@ -157,6 +163,7 @@ class ServerInfo:
             "waiting": waiting,
             "metadata_leader": broker.metadata_host.leader if waiting is None else None,
             "feature_level": None if waiting is not None else broker.metadata.feature_level,
+            "feature_level_next": None if waiting is not None else self._next_level(),
             "moving": self.placed.moving if waiting is None else 0,
             "nodes": nodes,
             "others": others,
@@ -171,6 +178,12 @@ class ServerInfo:
             "different": [] if waiting is not None else self._different(access),
             "memory": self._memory(),
         }
+
+    def _next_level(self) -> int | None:
+        """A higher feature level that all registered nodes know."""
+        metadata = self.broker.metadata
+        reachable = min([node.levels.highest for node in metadata.nodes.values()], default=metadata.feature_level)
+        return reachable if reachable > metadata.feature_level else None
 
     async def _floors_ahead(self, turn: Turn) -> int:
         """Partitions led here whose time is ahead of this node's clock, as a wrong clock leaves it."""

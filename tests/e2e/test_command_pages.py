@@ -27,6 +27,7 @@ ASKS = re.compile(
     r"message (cancel|move) .*(--all|--since|--key-prefix))"
 )
 REFUSED = {
+    "sandctl cluster finalize": "comes to no other",
     "sandctl cluster init": "belongs to cluster",
     "sandctl cluster drain": "no node 'node2' is registered",
     "sandctl cluster remove": "no node 'node2' is registered",

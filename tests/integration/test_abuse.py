@@ -339,6 +339,7 @@ def _id(number: int) -> bytes:
 ABUSES: dict[str, Abuse] = {
     "metadata, never read": never_reads(Type.METADATA, None),
     "cluster info, never read": never_reads(Type.CLUSTER_INFO),
+    "dumps, never read": never_reads(Type.DEBUG_DUMP, count=200),
     "fetch, never read": never_reads(Type.FETCH, *_FETCH, count=200),
     "scan, never read": never_reads(Type.KV_SCAN, *_SCAN, count=200),
     "get, never read": never_reads(Type.KV_GET, "keys", 0, False, [b"0", b"1", b"2"], count=500),
@@ -429,6 +430,8 @@ ABUSES: dict[str, Abuse] = {
             (Type.NODE_CHANGE, f"x{n}", "drain"),
             (Type.TRANSFER, "t", 0, f"x{n}"),
             (Type.REBUILD, "t", 0, f"x{n}"),
+            (Type.FINALIZE, bool(n % 2)),
+            (Type.LOG_LEVEL, (None, "info")[n % 2], 1000),
             (Type.CLOCK_RESET, "nobody", 0),
         ]
     ),
@@ -521,6 +524,9 @@ ABUSED: dict[Type, str] = {
     Type.NODE_CHANGE: "what is for those who run it",
     Type.TRANSFER: "what is for those who run it",
     Type.REBUILD: "what is for those who run it",
+    Type.FINALIZE: "what is for those who run it",
+    Type.LOG_LEVEL: "what is for those who run it",
+    Type.DEBUG_DUMP: "dumps, never read",
     Type.CLOCK_RESET: "what is for those who run it",
     **dict.fromkeys(
         (

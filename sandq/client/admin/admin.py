@@ -41,7 +41,7 @@ from sandq.protocol.fields import PARTITION_MAX
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.replies_messages import ForecastReply
-from sandq.protocol.request import TopicRequest, unknown_request
+from sandq.protocol.request import Request, TopicRequest, unknown_request
 from sandq.protocol.requests import Metadata
 from sandq.protocol.requests_admin import (
     ACCEPT,
@@ -53,6 +53,7 @@ from sandq.protocol.requests_admin import (
     ClusterClock,
     ClusterInfo,
     ClusterInit,
+    Finalize,
     GroupDelete,
     GroupLimit,
     GroupList,
@@ -71,6 +72,7 @@ from sandq.protocol.requests_admin import (
     Transfer,
 )
 from sandq.protocol.requests_audit import AuditList
+from sandq.protocol.requests_debug import DebugDump, LogLevel
 from sandq.protocol.requests_messages import BUCKETS_MAX, UNITS
 from sandq.protocol.requests_messages import Forecast as ForecastRequest
 
@@ -403,10 +405,7 @@ class Admin(AccessAdmin):
 
         The node that leads the metadata group (`metadata_leader`) knows first what has changed.
         """
-        if node is not None and not self._cluster.knows(check_name("node", node)):
-            address = _address_of(node, (await self.cluster()).get("nodes"))
-            self._cluster.introduce(node, address)
-        return _map(await call(self._cluster, ClusterInfo(), node_id=node))
+        return _map(await self._at(node, ClusterInfo(), idempotent=True))
 
     @timed_read
     async def audit(
@@ -440,6 +439,40 @@ class Admin(AccessAdmin):
                     raise
                 missing[name] = error.message
         return audit.together(told, positions, missing, None if after else last)
+
+    @timed_change
+    async def log_level(
+        self,
+        level: str | None = None,
+        *,
+        for_: Duration | None = None,
+        node: str | None = None,
+        timeout: Duration | None = None,
+    ) -> dict[str, Any]:
+        """At which level a node logs; with `level` (debug, info, warning, error) it logs at that from now on, `for_` so
+        long at most a day, or until it stops.
+
+        Its `node`, `level`, the `configured` one, and `until_ms`. None as `node`: the one that is asked. Connections
+        that began before keep the level they had.
+        """
+        for_ms = None if for_ is None else duration_ms(for_)
+        request = LogLevel(level, for_ms)
+        return _map(await self._at(node, request, idempotent=level is None))
+
+    @timed_read
+    async def dump(self, node: str | None = None, *, timeout: Duration | None = None) -> dict[str, Any]:
+        """What a node does now: `process`, `threads` and `tasks` with their stacks, `loop_stalls`, `memory`,
+        `raft_groups`, `connections`, its `configuration` without secrets and the last lines of its `log`.
+
+        None: of the node that is asked. There are names in it, but no values, keys, headers or secrets.
+        """
+        return _map(await self._at(node, DebugDump(), idempotent=True))
+
+    async def _at(self, node: str | None, request: Request, *, idempotent: bool) -> Frame:
+        """What a node answers, whether this client knows it or not; None: any."""
+        if node is not None and not self._cluster.knows(check_name("node", node)):
+            self._cluster.introduce(node, _address_of(node, (await self.cluster()).get("nodes")))
+        return await call(self._cluster, request, node_id=node, idempotent=idempotent)
 
     @timed_change
     async def drain_node(self, node: str, *, undo: bool = False, timeout: Duration | None = None) -> None:
@@ -482,6 +515,17 @@ class Admin(AccessAdmin):
         """
         request = Rebuild(check_name("topic", topic), _partition(partition), check_name("node", node))
         await call(self._cluster, request, idempotent=False)
+
+    @timed_change
+    async def finalize(self, *, dry_run: bool = False, timeout: Duration | None = None) -> tuple[int, int]:
+        """Let the cluster come to the highest feature level that all nodes know, for good: the level before, and after.
+
+        It is for clusters of `cluster.finalize: manual`; others do it by themselves. No node of a version that does not
+        know the new level can be started afterwards. `dry_run`: only say. Conflict when there is no higher level that
+        all know, and when a node is older.
+        """
+        told = _map(await call(self._cluster, Finalize(dry_run)))
+        return told["before"], told["after"]
 
     @timed_change
     async def init_cluster(self, *, timeout: Duration | None = None) -> str:

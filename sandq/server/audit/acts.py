@@ -14,6 +14,7 @@ ACTS: Final = frozenset(
         *(Type.GROUP_SEEK, Type.GROUP_DELETE, Type.GROUP_UPDATE, Type.GROUP_PAUSE, Type.GROUP_LIMIT, Type.GROUP_PUSH),
         *(Type.HOLD, Type.DEAD_REDRIVE, Type.DEAD_PURGE),
         *(Type.CLUSTER_INIT, Type.CLUSTER_CLOCK, Type.NODE_CHANGE, Type.TRANSFER, Type.REBUILD, Type.CLOCK_RESET),
+        *(Type.FINALIZE, Type.LOG_LEVEL, Type.DEBUG_DUMP),
         *(Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE),
         *(Type.IDENTITY_PUT, Type.IDENTITY_DELETE, Type.ROLE_PUT, Type.ROLE_DELETE),
     }
@@ -24,7 +25,7 @@ FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCH
 _SHOWN: Final = frozenset(
     {
         *("topic", "name", "group", "partition", "node", "action", "kind", "partitions", "replicas", "paused"),
-        *("principal", "grants", "is_new"),
+        *("principal", "grants", "is_new", "level", "dry_run"),
     }
 )
 """Fields that say what a request is about."""
@@ -32,9 +33,13 @@ _CHANGES: Final = ("grants", "add", "remove", "expires_ms", "quota")
 """What is said of the changes of an identity; not what it shows."""
 
 
+_ASKING: Final = {Type.CLUSTER_CLOCK: "show", Type.LOG_LEVEL: None}
+"""With this as their first field they change nothing."""
+
+
 def is_act(frame: Frame) -> bool:
     """Whether a request is noted, besides when it is refused."""
-    return frame[0] in ACTS and not (frame[0] == Type.CLUSTER_CLOCK and frame[2:3] == ["show"])
+    return frame[0] in ACTS and not (frame[0] in _ASKING and frame[2:3] == [_ASKING[frame[0]]])
 
 
 def name_of(kind: int) -> str:

@@ -222,7 +222,13 @@ RULES: Final[Mapping[int, Rule]] = {
     _T.TOPIC_DELETE: _of_topic(_T.TOPIC_DELETE, MANAGE, topic="name"),
     _T.TOPIC_ENSURE: _one_of(_T.TOPIC_ENSURE, PRODUCE, CONSUME, MANAGE, topic="name"),
     _T.HOLD: _one_of(_T.HOLD, CONSUME, MANAGE),
-    **{kind: _whole(CLUSTER) for kind in (_T.CLUSTER_INIT, _T.NODE_CHANGE, _T.TRANSFER, _T.REBUILD, _T.CLOCK_RESET)},
+    **{
+        kind: _whole(CLUSTER)
+        for kind in (
+            *(_T.CLUSTER_INIT, _T.NODE_CHANGE, _T.TRANSFER, _T.REBUILD, _T.CLOCK_RESET),
+            *(_T.FINALIZE, _T.LOG_LEVEL, _T.DEBUG_DUMP),
+        )
+    },
     **{
         kind: _whole(SECURITY)
         for kind in (

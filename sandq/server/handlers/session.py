@@ -20,6 +20,7 @@ from sandq.server.handlers import (
     cluster,
     connection,
     consume,
+    debug,
     groups,
     jobs,
     keys,
@@ -47,6 +48,7 @@ _SUBJECTS: Final = (
     cluster,
     access,
     audit,
+    debug,
 )
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES

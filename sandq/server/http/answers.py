@@ -339,6 +339,34 @@ class Changing(Answer):
     standing: str
 
 
+class Finalized(Answer):
+    before: int = Field(description="The feature level of the cluster before.")
+    after: int = Field(description="The highest that all nodes know.")
+    dry_run: bool = Field(description="It was only asked for.")
+
+
+class LogLevel(Answer):
+    level: str = Field(description="At which it logs now.")
+    configured: str = Field(description="At which it was started.")
+    until_ms: int | None = Field(description="When that holds again; null: until it stops, or already.")
+
+
+class Dump(Answer):
+    process: dict[str, Any]
+    threads: list[dict[str, Any]] = Field(description="Each with its stack, the innermost frame first.")
+    tasks: list[dict[str, Any]] = Field(description="Of the event loop, each with its depth and stack.")
+    task_count: int
+    loop_stalls: list[dict[str, Any]] = Field(description="When the event loop stood still, and what held it.")
+    loop_stall_count: int
+    standing_still_s: dict[str, float] = Field(description="For how long each kind of work has made no progress.")
+    stalled: str | None
+    memory: dict[str, Any]
+    connections: dict[str, Any]
+    raft_groups: dict[str, Any]
+    configuration: list[str] = Field(description="As lines of a file; secrets are not in it.")
+    log: list[str] = Field(description="The last lines.")
+
+
 class Partition(Answer):
     topic: str
     partition: int
@@ -363,6 +391,9 @@ class Cluster(Answer):
     node: str
     version: str
     feature_level: int | None = Field(description="What the cluster has come to: what its nodes may write and say.")
+    feature_level_next: int | None = Field(
+        description="A higher one that all nodes know: with `cluster.finalize: manual` for `/cluster/finalize`."
+    )
     moving: int = Field(description="Partitions that are on their way between nodes.")
     nodes: list[Node]
     others: list[dict[str, Any]] = Field(description=_OTHERS)

@@ -114,8 +114,11 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("GET", "/cluster/clock"): KNOWN,
     **{
         ("POST", f"/cluster/{what}"): _CLUSTER
-        for what in ("init", "transfer", "rebuild", "nodes/{node}/drain", "clock/accept", "clock/reset")
+        for what in ("init", "transfer", "rebuild", "nodes/{node}/drain", "clock/accept", "clock/reset", "finalize")
     },
+    ("GET", "/cluster/nodes/{node}/dump"): _CLUSTER,
+    ("GET", "/cluster/nodes/{node}/log-level"): _CLUSTER,
+    ("PUT", "/cluster/nodes/{node}/log-level"): _CLUSTER,
     ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
     ("GET", "/audit"): _SECURITY,
     # Who may do what.

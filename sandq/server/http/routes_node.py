@@ -90,6 +90,43 @@ async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = 
     return {"node": node, "standing": "in" if undo else "draining"}
 
 
+@router.get(
+    "/cluster/nodes/{node}/dump",
+    operation_id="dumpNode",
+    tags=CLUSTER,
+    response_model=answers.Dump,
+    summary="What a node does now",
+)
+async def dump(request: Request, node: NodeName) -> Found:
+    """Stacks of its threads and tasks, stalls of its event loop, queues, memory; its configuration and its last log
+    lines. There are names in it, but no values, keys, headers or secrets."""
+    return await gateway_of(request).client.admin.dump(node)
+
+
+@router.get(
+    "/cluster/nodes/{node}/log-level",
+    operation_id="getLogLevel",
+    tags=CLUSTER,
+    response_model=answers.LogLevel,
+    summary="At which level a node logs",
+)
+async def get_log_level(request: Request, node: NodeName) -> Found:
+    return await gateway_of(request).client.admin.log_level(node=node)
+
+
+@router.put(
+    "/cluster/nodes/{node}/log-level",
+    operation_id="setLogLevel",
+    tags=CLUSTER,
+    response_model=answers.LogLevel,
+    summary="Have a node log at another level",
+)
+async def set_log_level(request: Request, node: NodeName, body: bodies.LogLevelIn) -> Found:
+    """For a while, or until it stops. Connections that began before keep the level they had; its HTTP process is
+    another process, and is not asked."""
+    return await gateway_of(request).client.admin.log_level(body.level, for_=body.for_, node=node)
+
+
 @router.delete(
     "/cluster/nodes/{node}",
     operation_id="removeNode",
@@ -167,6 +204,21 @@ async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
     """For a replica that is not what the others are. It is dropped, and on its way back, when this is answered; 409
     when the other replicas are not all there."""
     await gateway_of(request).client.admin.rebuild(body.topic, body.partition, body.node)
+
+
+@router.post(
+    "/cluster/finalize",
+    operation_id="finalizeCluster",
+    tags=CLUSTER,
+    response_model=answers.Finalized,
+    summary="Come to the features of a new version, for good",
+)
+async def finalize(request: Request, body: bodies.FinalizeIn | None = None) -> Found:
+    """For clusters of `cluster.finalize: manual`, once all nodes are upgraded. `dry_run`: only say which feature
+    levels. 409 when there is none that all know and that is higher."""
+    dry_run = body is not None and body.dry_run
+    before, after = await gateway_of(request).client.admin.finalize(dry_run=dry_run)
+    return {"before": before, "after": after, "dry_run": dry_run}
 
 
 @router.get(

@@ -20,6 +20,7 @@ FIXED_NAMES = {
     "extendLeases": "LEASE_LOST",
     "transferPartition": "INVALID",
     "rebuildReplica": "INVALID",
+    "finalizeCluster": "CONFLICT",
     "rotateToken": "NOT_FOUND",
 }
 

@@ -39,6 +39,7 @@ MANAGER = {
 OPERATOR = {
     *MANAGER,
     *(Type.CLUSTER_INIT, Type.NODE_CHANGE, Type.TRANSFER, Type.REBUILD, Type.CLOCK_RESET),
+    *(Type.FINALIZE, Type.LOG_LEVEL, Type.DEBUG_DUMP),
 }
 OF_ROLES: dict[str, set[Type]] = {
     "reader": READER | {Type.METADATA},
