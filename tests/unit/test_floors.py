@@ -76,9 +76,9 @@ FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 # A file of the configuration; the zone data that is installed with sandq.
 MAY_READ = {"sandq.model.config": {"read_text"}, "sandq.schedules.zones": {"read_bytes"}}
-# They come with the extra sandq[spark]: all else runs without.
-EXTRA = {"pyarrow", "pyspark"}
-MAY_USE_EXTRA = ("sandq.spark", "sandctl.pipeline", "pyspark_sandq")
+# They come with the extras sandq[spark] and sandq-client[otel]: all else runs without.
+EXTRA = {"opentelemetry", "pyarrow", "pyspark"}
+MAY_USE_EXTRA = ("sandq.client.tracing", "sandq.spark", "sandctl.pipeline", "pyspark_sandq")
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve"}
 
 
