@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sandctl.commands.cluster_moves import drain, rebuild, remove, transfer
+from sandctl.commands.plan import plan
 from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.names import topic_option
@@ -216,6 +217,7 @@ cluster.add_command(drain)
 cluster.add_command(remove)
 cluster.add_command(transfer)
 cluster.add_command(rebuild)
+cluster.add_command(plan)
 
 
 @cluster.group(invoke_without_command=True)
