@@ -17,6 +17,7 @@ from sandq.server.delays import DELAYING
 from sandq.server.handlers import (
     access,
     audit,
+    backups,
     cluster,
     connection,
     consume,
@@ -47,6 +48,7 @@ _SUBJECTS: Final = (
     cluster,
     access,
     audit,
+    backups,
 )
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES
