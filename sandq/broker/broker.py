@@ -11,6 +11,7 @@ import structlog
 import trio
 import trio.lowlevel
 
+from sandq.broker.backups.exports import Exports
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
@@ -118,6 +119,7 @@ class Broker:
         self.reads = LinearizableReads(runner, nursery)
         self.kv_watches = KvWatches(runner, nursery)
         self.schedule_outlooks = ScheduleOutlooks(self.reads)
+        self.exports = Exports(node_log, runner, nursery)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers

@@ -17,9 +17,11 @@ ACTS: Final = frozenset(
         *(Type.FINALIZE, Type.LOG_LEVEL, Type.DEBUG_DUMP),
         *(Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE),
         *(Type.IDENTITY_PUT, Type.IDENTITY_DELETE, Type.ROLE_PUT, Type.ROLE_DELETE),
+        *(Type.BACKUP_ACCESS, Type.BACKUP_BEGIN, Type.RESTORE_TOPIC, Type.RESTORE_BEGIN, Type.RESTORE_END),
+        Type.RESTORE_OPEN,
     }
 )
-"""Requests that change what is managed, the cluster, or who may use it."""
+"""Requests that change what is managed, the cluster, or who may use it; and those that read all there is."""
 FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD})
 """Of these, what applications may ask for again and again."""
 _SHOWN: Final = frozenset(

@@ -173,6 +173,17 @@ def _identify(context: Context, access: Access, frame: Frame) -> None:
         access.check(SECURITY)
 
 
+def _and_cluster(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
+    """`cluster`, and these on the topic: who reads or writes all of it needs both."""
+    plain = _of_topic(kind, *rights, topic=topic)
+
+    def check(context: Context, access: Access, frame: Frame) -> None:
+        access.check(CLUSTER)
+        plain.check(context, access, frame)
+
+    return Rule(f"`cluster`, and {plain.words}", check)
+
+
 _SETTINGS_WORDS: Final = "`manage` on the topic; `produce` on a `dead_letter_topic` that is named"
 _T = Type
 RULES: Final[Mapping[int, Rule]] = {
@@ -233,8 +244,15 @@ RULES: Final[Mapping[int, Rule]] = {
         kind: _whole(SECURITY)
         for kind in (
             *(_T.IDENTITY_PUT, _T.IDENTITY_DELETE, _T.IDENTITY_LIST),
-            *(_T.ROLE_PUT, _T.ROLE_DELETE, _T.ROLE_LIST, _T.AUDIT_LIST),
+            *(_T.ROLE_PUT, _T.ROLE_DELETE, _T.ROLE_LIST, _T.AUDIT_LIST, _T.BACKUP_ACCESS),
         )
+    },
+    _T.BACKUP_TOPICS: Rule("`cluster`; topics on which there is some right are told", _whole(CLUSTER).check),
+    **{kind: _and_cluster(kind, READ) for kind in (_T.BACKUP_BEGIN, _T.BACKUP_READ, _T.BACKUP_END)},
+    _T.RESTORE_TOPIC: _and_cluster(_T.RESTORE_TOPIC, MANAGE, PRODUCE, topic="name"),
+    **{
+        kind: _and_cluster(kind, MANAGE, PRODUCE)
+        for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END, _T.RESTORE_OPEN)
     },
 }
 """By type of frame."""

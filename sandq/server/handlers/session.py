@@ -17,6 +17,7 @@ from sandq.server.delays import DELAYING
 from sandq.server.handlers import (
     access,
     audit,
+    backups,
     cluster,
     connection,
     consume,
@@ -48,6 +49,7 @@ _SUBJECTS: Final = (
     cluster,
     access,
     audit,
+    backups,
     debug,
 )
 HANDLERS: Final[dict[int, Handler]] = {
