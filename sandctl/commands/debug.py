@@ -59,7 +59,8 @@ def _told(found: dict[str, Any]) -> Iterator[str]:
     versions = f"sandq {process['version']}, Python {process['python']}"
     yield f"{versions}, up {process['uptime_s']:.0f} s, CPU {process['cpu_s']:.0f} s"
     yield f"stalled: {found['stalled'] or 'no'}"
-    yield f"the event loop stood still {counted(found['loop_stall_count'], 'time')}"
+    if found["loop_stall_count"] is not None:
+        yield f"the event loop stood still {counted(found['loop_stall_count'], 'time')}"
     for stall in found["loop_stalls"]:
         yield f"  {stall['seconds']:.2f} s at {(stall['stack'] or ['(the whole process)'])[0]}"
     for name, age_s in sorted(found["standing_still_s"].items()):

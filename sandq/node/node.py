@@ -58,6 +58,7 @@ from sandq.node.tls import NodeTls
 from sandq.push.pusher import tls_of
 from sandq.server import open_files
 from sandq.server.connection import Gate
+from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.gateway_proof import SETTING as GATEWAY_SETTING
 from sandq.server.gateway_proof import GatewayKeys
 from sandq.server.sender import Sender
@@ -85,6 +86,7 @@ async def run_node(
     gate: Gate | None = None,
     levels: Levels = KNOWN,
     abandon: Callable[[], None] | None = None,
+    watch: LoopWatch | None = None,
 ) -> AsyncIterator[Serving]:
     """A running node; it serves inside the block and stops cleanly at its end.
 
@@ -92,7 +94,8 @@ async def run_node(
     one whose time stands still); `gate` is awaited before what a client sent is looked at; `levels` are the feature
     levels that it knows (a test has nodes of another version by that). `abandon` is called at the end when a thread
     hangs in the disk, and does not return; without it StorageFailed is raised then, and the data directory must not be
-    opened again by this process. Raises StartupError (ConfigError, DataDirInUse, Corruption), StorageFailed.
+    opened again by this process. `watch` remembers when this process' loop stood still; whoever makes it runs it.
+    Raises StartupError (ConfigError, DataDirInUse, Corruption), StorageFailed.
     """
     # Of what runs in here; several nodes may be in one process.
     structlog.contextvars.bind_contextvars(node=config.node.id)
@@ -100,7 +103,7 @@ async def run_node(
     files = files or RealFiles(data_dir)
     lock = files.lock(LOCK_NAME)
     try:
-        async with _running(config, data_dir, files, stores, clock, timers, gate, levels, abandon) as serving:
+        async with _running(config, data_dir, files, stores, clock, timers, gate, levels, abandon, watch) as serving:
             yield serving
     finally:
         lock.close()
@@ -117,6 +120,7 @@ async def _running(
     gate: Gate | None,
     levels: Levels,
     abandon: Callable[[], None] | None,
+    watch: LoopWatch | None,
 ) -> AsyncIterator[Serving]:
     first_start = not files.exists(identity.NAME)
     way = way_of(config)
@@ -296,6 +300,7 @@ async def _running(
                     tls,
                     timers,
                     _authenticator(config, node_log, catalog, clock),
+                    watch,
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)

@@ -32,6 +32,7 @@ from sandq.broker.timers import Timers
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.node.tls import NodeTls
+from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.gateway_proof import GatewayKeys
 from sandq.server.metrics.metrics import Metrics
 from sandq.server.quota_meters import QuotaMeters
@@ -91,3 +92,4 @@ class Parts:
     tls: NodeTls | None
     timers: Timers
     authenticator: Authenticator
+    watch: LoopWatch | None

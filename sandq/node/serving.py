@@ -27,7 +27,6 @@ from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
 from sandq.server.debug.dump import NodeDump
 from sandq.server.debug.log_level import LogLevel
-from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.logins import Logins
@@ -88,9 +87,11 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             nodes_tls=inside,
             gateway_secret=lambda: parts.gateway_keys.first,
         )
-        clients, watch, log_level = ClientStats(), LoopWatch(), LogLevel(broker.clock.now_ms)
-        serving.start_soon(watch.run)
+        clients, log_level = ClientStats(), LogLevel(broker.clock.now_ms)
         serving.start_soon(log_level.run)
+        dump = NodeDump(
+            broker, parts.health, clients, parts.watch, lambda: effective(config, None, {}), sandq.__version__
+        )
         info = ServerInfo(
             sandq.__version__,
             data_version(),
@@ -116,7 +117,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             cluster.init,
             lambda dry_run: cluster.finalize(dry_run=dry_run),
             log_level,
-            NodeDump(broker, parts.health, clients, watch, lambda: effective(config, None, {}), sandq.__version__).make,
+            dump.make,
             TopicRecords(broker.routes),
             pusher.rows,
             parts.node_log.memory,

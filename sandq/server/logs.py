@@ -32,6 +32,8 @@ _set_up = ["auto", "info"]
 """Format and level, as they were asked for."""
 _now = ["info"]
 """The level by which it is logged now."""
+_before: list[tuple[str, Any, int]] = []
+"""While it is another than the configured one: that, and what goes with it."""
 _recent: deque[str] = deque(maxlen=RECENT_LINES)
 
 
@@ -81,13 +83,33 @@ def level() -> str:
     return _now[0]
 
 
+def configured_level() -> str:
+    """By which it is logged unless somebody has said otherwise."""
+    return _before[0][0] if _before else _now[0]
+
+
 def set_level(level: str) -> None:
-    """Log from this level on from now on; not what was bound to a logger before it."""
+    """Log from this level on from now on, until `reset_level`; not what was bound to a logger before it."""
+    if level == configured_level():
+        reset_level()
+        return
+    if not _before:
+        _before.append((_now[0], structlog.get_config()["wrapper_class"], logging.getLogger().level))
+    number = getattr(logging, level.upper())
+    _use(level, structlog.make_filtering_bound_logger(number), max(number, logging.WARNING))
+
+
+def reset_level() -> None:
+    """Log as it was set up."""
+    if _before:
+        _use(*_before.pop())
+
+
+def _use(level: str, wrapper: Any, of_libraries: int) -> None:
     _now[:] = [level]
     verbose.switch(level == "debug")
-    number = getattr(logging, level.upper())
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
-    logging.getLogger().setLevel(max(number, logging.WARNING))
+    structlog.configure(wrapper_class=wrapper)
+    logging.getLogger().setLevel(of_libraries)
 
 
 def recent() -> list[str]:

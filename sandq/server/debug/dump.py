@@ -41,12 +41,13 @@ class NodeDump:
         broker: Broker,
         health: NodeHealth,
         clients: ClientStats,
-        watch: LoopWatch,
+        watch: LoopWatch | None,
         settings: Callable[[], Iterable[str]],
         version: str,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`settings`: the lines of this node's configuration, without secrets."""
+        """`watch`: None: nobody looks at the loop. `settings`: the lines of this node's configuration, without
+        secrets."""
         self._broker = broker
         self._health = health
         self._clients = clients
@@ -70,8 +71,8 @@ class NodeDump:
             "threads": threads(),
             "tasks": told,
             "task_count": count,
-            "loop_stalls": self._watch.stalls(),
-            "loop_stall_count": self._watch.count,
+            "loop_stalls": [] if self._watch is None else self._watch.stalls(),
+            "loop_stall_count": None if self._watch is None else self._watch.count,
             "standing_still_s": {name: round(age_s, 3) for name, age_s in self._health.ages_s.items()},
             "stalled": self._health.stalled,
             "memory": self._memory(),

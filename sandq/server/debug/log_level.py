@@ -19,7 +19,6 @@ class LogLevel:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self._configured = logs.level()
         self._until_s: float | None = None
         """On trio's clock."""
         self._changed = trio.Event()
@@ -32,7 +31,9 @@ class LogLevel:
         if level is not None:
             before = logs.level()
             logs.set_level(level)
-            self._until_s = None if for_ms is None or level == self._configured else trio.current_time() + for_ms / 1000
+            self._until_s = (
+                None if for_ms is None or level == logs.configured_level() else trio.current_time() + for_ms / 1000
+            )
             self._changed.set()
             if level != before:
                 log.warning("logging at another level", before=before, now=level, for_ms=for_ms, by=caller.principal)
@@ -42,7 +43,7 @@ class LogLevel:
         until_ms = None
         if self._until_s is not None:
             until_ms = self._now_ms() + max(round((self._until_s - trio.current_time()) * 1000), 0)
-        return {"level": logs.level(), "configured": self._configured, "until_ms": until_ms}
+        return {"level": logs.level(), "configured": logs.configured_level(), "until_ms": until_ms}
 
     async def run(self) -> None:
         """Come back to the configured level in time, until cancelled; then at once."""
@@ -57,7 +58,7 @@ class LogLevel:
             self._back()
 
     def _back(self) -> None:
-        if logs.level() != self._configured:
-            logs.set_level(self._configured)
-            log.warning("logging at the configured level again", now=self._configured)
+        if logs.level() != logs.configured_level():
+            logs.reset_level()
+            log.warning("logging at the configured level again", now=logs.level())
         self._until_s = None

@@ -47,13 +47,15 @@ class LoopWatch:
         """Watch this loop until cancelled."""
         self._thread, self._beat_s = threading.get_ident(), self._now_s()
         over = threading.Event()
-        threading.Thread(target=self._watch, args=(over,), name="loop watch", daemon=True).start()
+        thread = threading.Thread(target=self._watch, args=(over,), name="loop watch", daemon=True)
+        thread.start()
         try:
             while True:
                 await trio.sleep(BEAT_S)
                 self.beat()
         finally:
             over.set()
+            thread.join()  # it does nothing that takes long
 
     def beat(self) -> None:
         """The loop runs."""

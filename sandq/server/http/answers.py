@@ -357,7 +357,7 @@ class Dump(Answer):
     tasks: list[dict[str, Any]] = Field(description="Of the event loop, each with its depth and stack.")
     task_count: int
     loop_stalls: list[dict[str, Any]] = Field(description="When the event loop stood still, and what held it.")
-    loop_stall_count: int
+    loop_stall_count: int | None = Field(description="null: nobody looks.")
     standing_still_s: dict[str, float] = Field(description="For how long each kind of work has made no progress.")
     stalled: str | None
     memory: dict[str, Any]

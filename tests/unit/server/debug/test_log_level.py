@@ -20,11 +20,11 @@ ADA = Caller("token:ada", "127.0.0.1:1")
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """What is set is of the whole process."""
-    before, level = structlog.get_config(), logs.level()
-    logs.set_level("info")
+    before = structlog.get_config()["wrapper_class"]
+    assert logs.level() == "info"
     yield
-    logs.set_level(level)
-    structlog.configure(**before)
+    logs.reset_level()
+    assert structlog.get_config()["wrapper_class"] is before
 
 
 async def test_another_level_for_a_while(autojump_clock: trio.testing.MockClock) -> None:
