@@ -151,7 +151,7 @@ async def _running(
         tls=None if tls is None else tls.peers,
     )
     clocks = ClockKeeper(clock, links.send, lambda: node_log.nodes)
-    stats = NodeStats()
+    stats = NodeStats(config.slo.lateness_ms / 1000)
     wakeup = Signal()
     inbox = Inbox()
     sender = Sender()

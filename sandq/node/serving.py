@@ -15,6 +15,7 @@ from sandq.broker.peers.secret import follow_secrets
 from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
+from sandq.model.config_slo import PPM
 from sandq.model.show_config import effective
 from sandq.node.member import make_discovery, make_member, take_part
 from sandq.node.parts import Parts, Serving
@@ -131,7 +132,14 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         def session(connection: Connection) -> ClientSession:
             return ClientSession(broker, connection, info)
 
-        about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
+        about = About(
+            sandq.__version__,
+            this_node.name,
+            config.cluster.name,
+            parts.data_dir,
+            bool(config.exposed),
+            config.slo.target_ppm / PPM,
+        )
         numbers = None if tls is None else (tls.certificates, tls.handshakes)
         metrics = Metrics(
             broker,

@@ -48,6 +48,8 @@ NODE: Final = (
     ),
     Metric("sandq_clock_peer_offset_seconds", GAUGE, ("peer",), "A peer's guarded clock, less this node's."),
     Metric("sandq_clock_median_offset_seconds", GAUGE, (), "The median of the peers' clocks, less this node's."),
+    Metric("sandq_slo_lateness_seconds", GAUGE, (), "How late a delivery may be that is in time (slo.lateness)."),
+    Metric("sandq_slo_target_ratio", GAUGE, (), "The share of deliveries that is to be in time (slo.target)."),
     Metric("sandq_event_loop_stall_seconds", HISTOGRAM, (), "How late the event loop came to a task that was due."),
     Metric("sandq_log_lines_dropped_total", COUNTER, (), "Lines of the log that could not be written."),
     Metric("sandq_audit_lines_total", COUNTER, (), "Lines of the audit log that were written."),
@@ -138,6 +140,13 @@ TOPICS: Final = (
         TOPIC,
         "Of the first delivery of a message: when it was sent, less when it was due. Below 0: early.",
     ),
+    Metric(
+        "sandq_slo_deliveries_total",
+        COUNTER,
+        TOPIC,
+        "First deliveries of messages for which a consumer had room when they were due.",
+    ),
+    Metric("sandq_slo_late_deliveries_total", COUNTER, TOPIC, "Of these, those later than slo.lateness."),
     Metric("sandq_early_deliveries_total", COUNTER, (), "Messages sent before their time. Always 0."),
     Metric("sandq_delivery_attempts", HISTOGRAM, (), "Which attempt a message was sent with."),
 )

@@ -90,6 +90,7 @@ class About:
     data_dir: Path
     is_insecure: bool = False
     """It listens beyond its machine without TLS or authentication."""
+    slo_target: float = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +300,8 @@ class Metrics:
             told.value(name, offset_ms / 1000, told.labels(name, peer))
         if seen.clock.median_ms is not None:
             told.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
+        told.value("sandq_slo_lateness_seconds", self._stats.slo_lateness_s)
+        told.value("sandq_slo_target_ratio", about.slo_target)
         told.histogram("sandq_event_loop_stall_seconds", self._stalls)
         told.value("sandq_log_lines_dropped_total", logs.lines_dropped())
         if self._audit is not None:
@@ -392,6 +395,8 @@ def _tell_topics(topics: dict[str, TopicNumbers], told: Exposition) -> None:
         for reason in DEAD_REASONS:
             dead = told.labels("sandq_messages_dead_total", topic, reason)
             told.value("sandq_messages_dead_total", numbers.count(f"dead_{reason}"), dead)
+        told.value("sandq_slo_deliveries_total", numbers.slo_deliveries, labels)
+        told.value("sandq_slo_late_deliveries_total", numbers.slo_late, labels)
         if any(numbers.lateness.counts):
             told.histogram("sandq_delivery_lateness_seconds", numbers.lateness, labels)
 

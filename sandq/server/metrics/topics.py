@@ -37,6 +37,7 @@ class TopicNumbers:
         self.counted = [0] * len(Counted._fields)
         self.sent = self.sent_bytes = self.redelivered = 0
         self.lateness = Histogram(LATENESS)
+        self.slo_deliveries = self.slo_late = 0
         self.messages = self.delayed = self.schedules = self.outbox = self.keys = self.bytes = 0
 
     def see(self, topic: TopicSeen) -> None:
@@ -52,6 +53,9 @@ class TopicNumbers:
         self.sent_bytes += topic.stats.sent_bytes
         self.redelivered += topic.stats.redelivered
         self.lateness.add(topic.stats.lateness)
+        # Late ones first: this is another thread, and never may they be more.
+        self.slo_late += topic.stats.slo_late
+        self.slo_deliveries += topic.stats.slo_deliveries
 
     def add_counts(self, other: TopicNumbers) -> None:
         """What only rises, of another one."""
@@ -60,6 +64,8 @@ class TopicNumbers:
         self.sent_bytes += other.sent_bytes
         self.redelivered += other.redelivered
         self.lateness.add(other.lateness)
+        self.slo_deliveries += other.slo_deliveries
+        self.slo_late += other.slo_late
 
     def count(self, name: str) -> int:
         """A field of `Counted`."""
