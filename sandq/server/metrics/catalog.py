@@ -68,6 +68,7 @@ NODE: Final = (
     Metric("sandq_partitions", GAUGE, (), "Partitions on this node."),
     Metric("sandq_groups", GAUGE, (), "Groups on this node, each counted in every partition that it holds."),
     Metric("sandq_partitions_led", GAUGE, (), "Partitions that this node leads and that are ready."),
+    Metric("sandq_partitions_without_leader", GAUGE, (), "Partitions on this node of which it knows no leader."),
     Metric(
         "sandq_floor_ahead_seconds",
         GAUGE,
@@ -154,6 +155,12 @@ GROUPS: Final = (
     Metric("sandq_group_lag", GAUGE, GROUP, "Messages that are due and not acked: ready, leased and waiting."),
     Metric("sandq_group_ready", GAUGE, GROUP, "Messages that a consumer may have now."),
     Metric("sandq_group_delayed", GAUGE, GROUP, "Messages whose time has not come."),
+    Metric(
+        "sandq_group_due_soon",
+        GAUGE,
+        (*GROUP, "within"),
+        "Of these, messages whose time comes within 1m, and within 5m.",
+    ),
     Metric("sandq_group_leased", GAUGE, GROUP, "Messages with a consumer."),
     Metric("sandq_group_waiting", GAUGE, GROUP, "Messages given back that wait for their next attempt."),
     Metric("sandq_group_dead", GAUGE, GROUP, "Dead messages."),
@@ -204,6 +211,7 @@ STORAGE: Final = (
     Metric("sandq_wal_segments", GAUGE, (), "WAL segments on the disk."),
     Metric("sandq_store_bytes", GAUGE, (), "Size of LevelDB's tables on the disk, roughly."),
     Metric("sandq_data_free_bytes", GAUGE, (), "Free space where node.data_dir lies."),
+    Metric("sandq_data_size_bytes", GAUGE, (), "Size of the file system where node.data_dir lies."),
     Metric("sandq_apply_duration_seconds", HISTOGRAM, (), "How long applying a batch of entries took."),
     Metric("sandq_apply_batch_entries", HISTOGRAM, (), "Entries applied as one batch."),
     Metric("sandq_store_write_duration_seconds", HISTOGRAM, (), "How long writing a batch of rows to LevelDB took."),

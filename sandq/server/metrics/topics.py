@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from sandq.broker.stats import LATENESS, Histogram, TopicStats
@@ -21,6 +22,8 @@ class PartitionSeen(NamedTuple):
     status: Status
     came_due: int
     consumers: Mapping[str, int]
+    soon: tuple[int, ...] = ()
+    """Messages that come to be due within each of some times."""
 
 
 class TopicSeen(NamedTuple):
@@ -41,7 +44,7 @@ class TopicNumbers:
         self.messages = self.delayed = self.schedules = self.outbox = self.keys = self.bytes = 0
 
     def see(self, topic: TopicSeen) -> None:
-        for status, came_due, _ in topic.partitions:
+        for status, came_due, *_ in topic.partitions:
             self.counted = [one + more for one, more in zip(self.counted, status.counted, strict=True)]
             self.messages += status.messages
             self.delayed += max(status.later - came_due, 0)
@@ -84,6 +87,7 @@ class GroupNumbers:
         "oldest_ms",
         "paused",
         "ready",
+        "soon",
         "stalled",
         "waiting",
     )
@@ -92,13 +96,16 @@ class GroupNumbers:
         self.ready = self.delayed = self.leased = self.waiting = self.dead = self.consumers = 0
         self.paused = self.stalled = 0
         self.oldest_ms: int | None = None
+        self.soon: list[int] = []
         self.limits: list[Limited] = []
         """How its limits stand in each partition, where it has some."""
 
     def see(self, partition: PartitionSeen, group: GroupStatus) -> None:
-        status, came_due, consumers = partition
+        status, came_due, consumers, soon = partition
         self.ready += group.ready + came_due
         self.delayed += max(status.later - came_due, 0)
+        if soon:
+            self.soon = [one + more for one, more in zip_longest(self.soon, soon, fillvalue=0)]
         self.leased += group.leased
         self.waiting += group.waiting
         self.dead += group.dead
@@ -120,6 +127,7 @@ class GroupNumbers:
         self.paused |= other.paused
         self.stalled |= other.stalled
         self.limits += other.limits
+        self.soon = [one + more for one, more in zip_longest(self.soon, other.soon, fillvalue=0)]
         if other.oldest_ms is not None and (self.oldest_ms is None or other.oldest_ms < self.oldest_ms):
             self.oldest_ms = other.oldest_ms
 
