@@ -45,6 +45,7 @@ from sandq.broker.replication.node_log import METADATA_GROUP, Hooks, NodeLog
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.signals import Signal
+from sandq.broker.slo import LatenessSlo
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
@@ -295,6 +296,7 @@ async def _running(
                     push_tls,
                     tls,
                     timers,
+                    LatenessSlo(config.slo, stats, clock, files),
                     _authenticator(config, node_log, catalog, clock),
                 )
                 await nursery.start(runner.run)

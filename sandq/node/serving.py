@@ -127,6 +127,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             config.exposed,
             audit=audit,
             usage=member.usage,
+            slo=parts.slo,
         )
 
         def session(connection: Connection) -> ClientSession:
@@ -171,6 +172,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         )
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
+        serving.start_soon(parts.slo.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
         async with serving_http(
             config,

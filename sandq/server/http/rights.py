@@ -121,6 +121,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("PUT", "/cluster/nodes/{node}/log-level"): _CLUSTER,
     ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
     ("GET", "/audit"): _SECURITY,
+    ("GET", "/slo"): KNOWN,
     # Who may do what.
     ("GET", "/whoami"): KNOWN,
     **{("GET", f"/{what}"): _SECURITY for what in ("tokens", "identities", "identities/{principal}", "roles")},

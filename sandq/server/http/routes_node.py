@@ -163,6 +163,24 @@ async def audit(
 
 
 @router.get(
+    "/slo",
+    operation_id="getSlo",
+    tags=CLUSTER,
+    response_model=answers.Slo,
+    summary="How late messages are, beside what is promised",
+)
+async def slo(
+    request: Request, node: Annotated[str | None, Query(description="Only what this node has delivered.")] = None
+) -> Found:
+    """Of all nodes that can be reached; of topics, those on which whoever asks has some right."""
+    admin, access = gateway_of(request).client.admin, access_of(request)
+    found = (await while_connected(request, lambda: admin.slo(node=node)))._asdict()
+    found["histogram"] = [{"up_to_ms": bound, "deliveries": count} for bound, count in found["histogram"]]
+    found["topics"] = [row for row in found["topics"] if access is None or access.sees(row["topic"])]
+    return found
+
+
+@router.get(
     "/cluster/partitions",
     operation_id="listPartitions",
     tags=CLUSTER,
