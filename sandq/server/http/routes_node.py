@@ -276,6 +276,19 @@ async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
 
 
 @router.get(
+    "/livez",
+    operation_id="getLiveness",
+    tags=NODE,
+    response_model=answers.Health,
+    summary="Whether its process goes on",
+)
+async def livez() -> Any:
+    """Whatever is wrong with its disk or its cluster: to start it anew would mend none of that. It does not answer when
+    its process hangs."""
+    return {"status": "ok"}
+
+
+@router.get(
     "/healthz",
     operation_id="getHealth",
     tags=NODE,
