@@ -160,6 +160,7 @@ COMMANDS = {
         "debug",
         "Look into a node: stacks, stalls, queues; change what it logs; collect all of it.",
     ),
+    "slo": Later("sandctl.commands.slo", "slo", "See how late messages are, beside what is promised."),
     "doctor": Later(
         "sandctl.commands.doctor",
         "doctor",

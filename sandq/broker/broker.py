@@ -374,7 +374,7 @@ class Broker:
         """
         topic = self.topic(request.topic)
         check_name("group", request.group)
-        lease_ms = self._lease_ms(topic, request.lease_ms)
+        lease_ms, room_ms = self._lease_ms(topic, request.lease_ms), self.clock.now_ms()
         deliveries = self._led_of(request)
         takers = self._takers_of(request)
         lease_once = LeaseOnce(request, caller, deliveries, takers, lease_ms, self.clock, self._timers, congested)
@@ -393,7 +393,7 @@ class Broker:
         finally:
             self._forget(request, takers)
         for leader, delivery in taken:
-            leader.stats.delivered(delivery, self.clock.now_s())
+            leader.stats.delivered(delivery, self.clock.now_s(), None if leader.is_held(request.group) else room_ms)
         return [delivery for _, delivery in taken]
 
     def _takers_of(self, request: Lease) -> GroupTakers:

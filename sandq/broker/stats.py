@@ -48,7 +48,11 @@ class Histogram:
 class NodeStats:
     """What is not of any topic."""
 
-    def __init__(self) -> None:
+    def __init__(self, slo_lateness_s: float = 0.1) -> None:
+        """`slo_lateness_s`: what is later than that misses the lateness objective."""
+        self.slo_lateness_s = slo_lateness_s
+        self.slo = Histogram(LATENESS)
+        """Of the first deliveries that count for the objective: their lateness."""
         self.fsync = Histogram(SECONDS)
         self.pass_records = Histogram(COUNTS)
         """Of each pass that was written: WAL records."""
@@ -81,9 +85,14 @@ class TopicStats:
         self.redelivered = 0
         """Messages that had been leased before."""
         self.lateness = Histogram(LATENESS)
+        self.slo_deliveries = 0
+        """First deliveries of messages for which a consumer had room when they were due ..."""
+        self.slo_late = 0
+        """... and those of them that came later than the objective allows."""
 
-    def delivered(self, delivery: Delivery, now_s: float) -> None:
-        """A lease is being sent at this moment of the guarded clock (epoch seconds)."""
+    def delivered(self, delivery: Delivery, now_s: float, room_ms: int | None = None) -> None:
+        """A lease is being sent at this moment of the guarded clock (epoch seconds). `room_ms`: since when a consumer
+        has room for it, without a stop; what was due before that waited for consumers, and None says that of all."""
         self.sent += delivery.count
         now_ms = now_s * 1000
         for piece in delivery.pieces:
@@ -92,30 +101,46 @@ class TopicStats:
             if last_ms > now_ms:
                 self._node.early += _after(piece.offsets, now_ms, piece.count)
             if not (delivery.returning or delivery.repeated):
-                self._observe(piece.offsets, piece.count, now_ms)
+                _spread(piece.offsets, 0, piece.count, now_ms, self.lateness)
+                if room_ms is not None and last_ms >= room_ms:
+                    self._count_for_slo(piece.offsets, piece.count, now_ms, room_ms)
         if not delivery.repeated:
             self._node.attempts.observe(delivery.attempt, delivery.count)
             if delivery.returning:
                 self.redelivered += delivery.count
 
-    def _observe(self, column: bytes, count: int, now_ms: float) -> None:
-        """How late the messages of a piece are, each in its bucket; without a look at each of them."""
-        lateness = self.lateness
-        first_s = (now_ms - offsets.deliver_ms(column[: offsets.OFFSET_BYTES])) / 1000
-        last_s = (now_ms - offsets.deliver_ms(column[-offsets.OFFSET_BYTES :])) / 1000
-        if first_s == last_s or len(column) == offsets.OFFSET_BYTES:
-            lateness.observe(first_s, count)
-            return
-        # In order, so the latest come first.
-        at = 0
-        while at < count:
-            bucket = bisect_left(lateness.bounds, (now_ms - _ms_at(column, at)) / 1000)
-            stop = count
-            if bucket and last_s <= lateness.bounds[bucket - 1]:
-                below_ms = now_ms - lateness.bounds[bucket - 1] * 1000
-                stop = max(_first_from(column, below_ms, at, count), at + 1)
-            lateness.counts[bucket] += stop - at
-            at = stop
+    def _count_for_slo(self, column: bytes, count: int, now_ms: float, room_ms: int) -> None:
+        """Those messages of a piece that were due at `room_ms` or later, of which there are some."""
+        node = self._node
+        if len(column) == offsets.OFFSET_BYTES:
+            start, late = 0, count
+        else:
+            start = _first_from(column, room_ms, 0, count)
+            late = _first_from(column, now_ms - node.slo_lateness_s * 1000, start, count) - start
+        _spread(column, start, count, now_ms, node.slo)
+        self.slo_deliveries += count - start
+        if now_ms - _ms_at(column, start) > node.slo_lateness_s * 1000:
+            self.slo_late += late
+
+
+def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Histogram) -> None:
+    """Count how late the messages of a piece are, from `start` on, each in its bucket; without a look at each of
+    them."""
+    first_s = (now_ms - _ms_at(column, start if len(column) > offsets.OFFSET_BYTES else 0)) / 1000
+    last_s = (now_ms - offsets.deliver_ms(column[-offsets.OFFSET_BYTES :])) / 1000
+    if first_s == last_s or len(column) == offsets.OFFSET_BYTES:
+        lateness.observe(first_s, count - start)
+        return
+    # In order, so the latest come first.
+    at = start
+    while at < count:
+        bucket = bisect_left(lateness.bounds, (now_ms - _ms_at(column, at)) / 1000)
+        stop = count
+        if bucket and last_s <= lateness.bounds[bucket - 1]:
+            below_ms = now_ms - lateness.bounds[bucket - 1] * 1000
+            stop = max(_first_from(column, below_ms, at, count), at + 1)
+        lateness.counts[bucket] += stop - at
+        at = stop
 
 
 def _ms_at(column: bytes, at: int) -> int:

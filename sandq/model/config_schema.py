@@ -14,6 +14,7 @@
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
+    slo      {lateness, target, window}                       see config_slo
     auto_create_topics {patterns, kind, partitions, replicas, settings}   see auto_create
     limits   {any field of limits.Limits}
     delivery {lease_ahead}
@@ -42,6 +43,7 @@ from sandq.model.auto_create import AutoCreateSection
 from sandq.model.config_gossip import GossipSection, SerfSection
 from sandq.model.config_push import PushSection
 from sandq.model.config_security import AuditSection, JwtSection, SecuritySection
+from sandq.model.config_slo import SloSection
 from sandq.model.config_tls import REQUIRE, TlsSection
 from sandq.model.config_types import Address as Address
 from sandq.model.config_types import (
@@ -268,6 +270,7 @@ class NodeConfig(schema.Section):
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
     health: HealthSection = HealthSection()
+    slo: SloSection = SloSection()
     auto_create_topics: AutoCreateSection = AutoCreateSection()
     limits: Annotated[Limits, schema.AsSection(_limits_section(), Limits)] = DEFAULT
     delivery: DeliverySection = DeliverySection()

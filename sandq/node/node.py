@@ -45,6 +45,7 @@ from sandq.broker.replication.node_log import METADATA_GROUP, Hooks, NodeLog
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.signals import Signal
+from sandq.broker.slo import LatenessSlo
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
@@ -155,7 +156,7 @@ async def _running(
         tls=None if tls is None else tls.peers,
     )
     clocks = ClockKeeper(clock, links.send, lambda: node_log.nodes)
-    stats = NodeStats()
+    stats = NodeStats(config.slo.lateness_ms / 1000)
     wakeup = Signal()
     inbox = Inbox()
     sender = Sender()
@@ -299,6 +300,7 @@ async def _running(
                     push_tls,
                     tls,
                     timers,
+                    LatenessSlo(config.slo, stats, clock, files),
                     _authenticator(config, node_log, catalog, clock),
                     watch,
                 )

@@ -27,6 +27,7 @@ from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
+from sandq.broker.slo import LatenessSlo
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.timers import Timers
 from sandq.model.config import NodeConfig
@@ -91,5 +92,6 @@ class Parts:
     push_tls: ssl.SSLContext | None
     tls: NodeTls | None
     timers: Timers
+    slo: LatenessSlo
     authenticator: Authenticator
     watch: LoopWatch | None

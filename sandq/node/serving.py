@@ -15,6 +15,7 @@ from sandq.broker.peers.secret import follow_secrets
 from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
+from sandq.model.config_slo import PPM
 from sandq.model.show_config import effective
 from sandq.node.member import make_discovery, make_member, take_part
 from sandq.node.parts import Parts, Serving
@@ -127,12 +128,20 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             config.exposed,
             audit=audit,
             usage=member.usage,
+            slo=parts.slo,
         )
 
         def session(connection: Connection) -> ClientSession:
             return ClientSession(broker, connection, info)
 
-        about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
+        about = About(
+            sandq.__version__,
+            this_node.name,
+            config.cluster.name,
+            parts.data_dir,
+            bool(config.exposed),
+            config.slo.target_ppm / PPM,
+        )
         numbers = None if tls is None else (tls.certificates, tls.handshakes)
         metrics = Metrics(
             broker,
@@ -164,6 +173,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         )
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
+        serving.start_soon(parts.slo.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
         async with serving_http(
             config,

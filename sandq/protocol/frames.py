@@ -152,6 +152,7 @@ class Type(IntEnum):
     RESTORE_ROWS = 122
     RESTORE_END = 123
     RESTORE_OPEN = 124
+    SLO = 140
     ERROR = 255
 
 

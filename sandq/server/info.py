@@ -16,6 +16,7 @@ from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import MetadataView
+from sandq.broker.slo import LatenessSlo
 from sandq.broker.turns import Turn
 from sandq.gossip import tags
 from sandq.model.access import Access
@@ -109,6 +110,8 @@ class ServerInfo:
     """What topics of owners hold that may not hold as much as they like."""
     audit: AuditLog | None = None
     """None: nothing is noted."""
+    slo: LatenessSlo | None = None
+    """None: nothing is counted for it."""
     quotas: QuotaMeters = field(default_factory=QuotaMeters)
     request_rates: RequestRates = field(default_factory=RequestRates)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
-from sandq.client.admin import audit
+from sandq.client.admin import audit, slo
 from sandq.client.admin.access import AccessAdmin
 from sandq.client.admin.pushes import together
 from sandq.client.admin.settings import GroupSettings, TopicSettings
@@ -29,6 +29,7 @@ from sandq.model.errors import (
     ProtocolError,
     Retriable,
     SandqError,
+    Unavailable,
     UnknownGroup,
     UnknownPartition,
 )
@@ -38,7 +39,7 @@ from sandq.model.names import TIMER, check_name
 from sandq.model.push import check_push
 from sandq.model.times import TIME_MAX_MS, Duration, duration_ms, format_duration
 from sandq.protocol.fields import PARTITION_MAX
-from sandq.protocol.frames import Frame
+from sandq.protocol.frames import Frame, Type
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.replies_messages import ForecastReply
 from sandq.protocol.request import Request, TopicRequest, unknown_request
@@ -75,8 +76,11 @@ from sandq.protocol.requests_audit import AuditList
 from sandq.protocol.requests_debug import DebugDump, LogLevel
 from sandq.protocol.requests_messages import BUCKETS_MAX, UNITS
 from sandq.protocol.requests_messages import Forecast as ForecastRequest
+from sandq.protocol.requests_slo import Slo
 
 _EVERYTHING = {"from_ms": 0, "until_ms": TIME_MAX_MS, "dry_run": False}
+
+T = TypeVar("T")
 
 
 class Forecast(NamedTuple):
@@ -419,9 +423,31 @@ class Admin(AccessAdmin):
         """
         audit.check_last(last)
         positions = audit.positions_of(after)
+        told, missing = await self._ask_nodes(
+            node, lambda name: AuditList(last, positions.get(name)), audit.told_by, AuditList.type
+        )
+        return audit.together(told, positions, missing, None if after else last)
+
+    @timed_read
+    async def slo(self, *, node: str | None = None, timeout: Duration | None = None) -> slo.SloReport:
+        """How late messages were delivered, beside what the nodes promise (`slo` in their configuration): of all nodes,
+        or of one.
+
+        Conflict when a node that is asked by its name counts nothing; of several nodes `missing` says why nothing is
+        told of one. Unavailable when nothing is told of any.
+        """
+        told, missing = await self._ask_nodes(node, lambda name: Slo(), slo.told_by, Slo.type)
+        if not told:
+            raise Unavailable("; ".join(f"nothing is told of {name}: {why}" for name, why in missing.items()))
+        return slo.together(told, missing)
+
+    async def _ask_nodes(
+        self, node: str | None, request: Callable[[str], Request], told_by: Callable[[Frame], T], kind: Type
+    ) -> tuple[dict[str, T], dict[str, str]]:
+        """What all nodes, or one, answer to a request about themselves; and why nothing is told of some."""
         rows: list[dict[str, Any]] = (await self.cluster()).get("nodes") or []
         up = {str(row.get("node")) for row in rows if row.get("up")}
-        told: dict[str, audit.NodeLines] = {}
+        told: dict[str, T] = {}
         missing: dict[str, str] = {}
         for name in [str(row.get("node")) for row in rows] if node is None else [check_name("node", node)]:
             if node is None and name not in up:
@@ -430,15 +456,12 @@ class Admin(AccessAdmin):
             try:
                 if not self._cluster.knows(name):
                     self._cluster.introduce(name, _address_of(name, rows))
-                request = AuditList(last, positions.get(name))
-                told[name] = audit.told_by(await call(self._cluster, request, node_id=name))
+                told[name] = told_by(await call(self._cluster, request(name), node_id=name))
             except (Conflict, Retriable, NotFound, InvalidRequest) as error:
-                if node is not None or (
-                    isinstance(error, InvalidRequest) and error.message != unknown_request(AuditList.type)
-                ):
+                if node is not None or (isinstance(error, InvalidRequest) and error.message != unknown_request(kind)):
                     raise
                 missing[name] = error.message
-        return audit.together(told, positions, missing, None if after else last)
+        return told, missing
 
     @timed_change
     async def log_level(

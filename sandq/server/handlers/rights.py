@@ -195,6 +195,7 @@ RULES: Final[Mapping[int, Rule]] = {
     _T.METADATA: Rule("some right on each topic that is named; of all, those are told", _topics),
     _T.TOPIC_NAMES: _anybody("nothing; topics on which there is some right are told"),
     _T.CLUSTER_INFO: _anybody("nothing; topics on which there is some right are told"),
+    _T.SLO: _anybody("nothing; topics on which there is some right are told"),
     _T.CLUSTER_CLOCK: Rule("nothing to look; `cluster` to accept", _clock),
     _T.UNSUBSCRIBE: _anybody("nothing; it is of this connection's own"),
     _T.CREDIT: _anybody("nothing; it is of this connection's own"),

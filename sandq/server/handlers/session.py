@@ -28,6 +28,7 @@ from sandq.server.handlers import (
     messages,
     produce,
     schedules,
+    slo,
     topics,
 )
 from sandq.server.handlers.rights import guarded, guarded_for_gateways
@@ -51,6 +52,7 @@ _SUBJECTS: Final = (
     audit,
     backups,
     debug,
+    slo,
 )
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES

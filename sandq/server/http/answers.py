@@ -442,6 +442,53 @@ class Audit(Answer):
     missing: dict[str, str] = Field(description="By node: why nothing is told of it.")
 
 
+class SloBucket(Answer):
+    up_to_ms: float | None = Field(description="Lateness up to this, and above the bound before; null: above all.")
+    deliveries: int
+
+
+class SloNode(Answer):
+    node: str
+    since_ms: int = Field(description="Since when it counts.")
+    deliveries: int
+    late: int
+    early: int
+    unproven: int = Field(description="Deliveries while its clock was not trusted.")
+    clock_trusted: bool
+    clock_reason: str | None = Field(description="Why its clock is not trusted.")
+    clock_drift_ms: int | None = Field(description="Its wall clock, less its guarded clock.")
+    clock_median_ms: int | None = Field(description="The median of the others' clocks, less its own.")
+
+
+class SloTopic(Answer):
+    topic: str
+    deliveries: int = Field(description="Since the nodes were started.")
+    late: int
+
+
+class Slo(Answer):
+    lateness_ms: int = Field(description="A delivery is in time that is no later.")
+    target: float = Field(description="The share of deliveries that is to be in time.")
+    window_ms: int = Field(description="Over so long.")
+    since_ms: int = Field(description="Since when it is counted, if that is later than the window's begin.")
+    deliveries: int = Field(description="First deliveries for which a consumer had room when they were due.")
+    late: int
+    in_time: float | None = Field(description="The share that was in time; null: nothing was delivered.")
+    budget_left: float | None = Field(
+        description="The share that is left of the late deliveries that the target allows; below 0: there were more."
+    )
+    burn_rates: dict[str, float | None] = Field(
+        description="By time (`5m`, `1h`, `6h`, `3d`): how many times as fast as it may the budget was used."
+    )
+    early: int = Field(description="Deliveries before their time. Always 0.")
+    histogram: list[SloBucket]
+    is_proven: bool = Field(description="All nodes told, and their clocks are, and were, trusted.")
+    doubts: list[str] = Field(description="What is not proven, and why.")
+    nodes: list[SloNode]
+    topics: list[SloTopic] = Field(description="Up to 100, of which most came late.")
+    missing: dict[str, str] = Field(description="By node: why nothing is told of it.")
+
+
 class Whoami(Answer):
     principal: str
     grants: list[str] | None = Field(description="Rights, and what they are for; null: everything.")

@@ -13,7 +13,7 @@ from sandq.model.access import Access, Right
 from sandq.model.errors import Forbidden
 from sandq.model.limits import FIXED
 
-OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/docs"})
+OPEN_PATHS: Final = frozenset({"/", "/livez", "/healthz", "/readyz", "/openapi.json", "/docs"})
 """For everybody, without a look at what they show ..."""
 OPEN_BELOW: Final = "/docs/"
 """... as is what begins so."""
@@ -121,6 +121,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("PUT", "/cluster/nodes/{node}/log-level"): _CLUSTER,
     ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
     ("GET", "/audit"): _SECURITY,
+    ("GET", "/slo"): KNOWN,
     # Who may do what.
     ("GET", "/whoami"): KNOWN,
     **{("GET", f"/{what}"): _SECURITY for what in ("tokens", "identities", "identities/{principal}", "roles")},
@@ -130,6 +131,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     **{("DELETE", f"/{what}"): _SECURITY for what in ("tokens/{name}", "identities/{principal}", "roles/{name}")},
     # The node.
     ("GET", "/metrics"): KNOWN,
+    ("GET", "/livez"): OPEN,
     **{("GET", path): OPEN for path in ("/healthz", "/readyz", "/", "/docs", "/docs/start.js", "/docs/{asset}")},
 }
 

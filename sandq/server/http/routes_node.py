@@ -163,6 +163,24 @@ async def audit(
 
 
 @router.get(
+    "/slo",
+    operation_id="getSlo",
+    tags=CLUSTER,
+    response_model=answers.Slo,
+    summary="How late messages are, beside what is promised",
+)
+async def slo(
+    request: Request, node: Annotated[str | None, Query(description="Only what this node has delivered.")] = None
+) -> Found:
+    """Of all nodes that can be reached; of topics, those on which whoever asks has some right."""
+    admin, access = gateway_of(request).client.admin, access_of(request)
+    found = (await while_connected(request, lambda: admin.slo(node=node)))._asdict()
+    found["histogram"] = [{"up_to_ms": bound, "deliveries": count} for bound, count in found["histogram"]]
+    found["topics"] = [row for row in found["topics"] if access is None or access.sees(row["topic"])]
+    return found
+
+
+@router.get(
     "/cluster/partitions",
     operation_id="listPartitions",
     tags=CLUSTER,
@@ -255,6 +273,19 @@ async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
     """To the clock of the node that leads it, after a wrong clock put its time ahead. It neither stores nor delivers
     until it is through; its `stats` tell how far it is (`clock_reset`), and how far ahead it was (`ahead_ms`)."""
     return await gateway_of(request).client.admin.reset_clock(body.topic, body.partition)
+
+
+@router.get(
+    "/livez",
+    operation_id="getLiveness",
+    tags=NODE,
+    response_model=answers.Health,
+    summary="Whether its process goes on",
+)
+async def livez() -> Any:
+    """Whatever is wrong with its disk or its cluster: to start it anew would mend none of that. It does not answer when
+    its process hangs."""
+    return {"status": "ok"}
 
 
 @router.get(

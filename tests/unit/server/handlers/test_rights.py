@@ -19,7 +19,7 @@ from tests.support.protocol_document import EXAMPLES, KINDS, decode
 ANYBODY = {
     *(Type.HELLO, Type.PROVE, Type.ON_BEHALF, Type.PING, Type.UNSUBSCRIBE, Type.CREDIT),
     *(Type.TOPIC_NAMES, Type.CLUSTER_INFO, Type.CLUSTER_CLOCK, Type.SCHEDULE_PREVIEW),
-    Type.AUDIT_NOTE,
+    *(Type.AUDIT_NOTE, Type.SLO),
 }
 READER = {
     *(Type.FETCH, Type.MEASURE, Type.GET, Type.LIST, Type.WHY, Type.FORECAST, Type.JOB_STATUS, Type.KV_GET),
