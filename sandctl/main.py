@@ -160,7 +160,7 @@ COMMANDS = {
         "debug",
         "Look into a node: stacks, stalls, queues; change what it logs; collect all of it.",
     ),
-    "slo": Later("sandctl.commands.slo", "slo", "See how late messages are, beside what is promised."),
+    "slo": Later("sandctl.commands.slo", "slo", "See how late messages were delivered, beside what the nodes promise."),
     "doctor": Later(
         "sandctl.commands.doctor",
         "doctor",

@@ -9,9 +9,9 @@ from typing import Annotated, Final
 from pydantic import BeforeValidator, Field
 
 from sandq.model import schema
+from sandq.model.shares import PPM
 from sandq.model.times import format_duration
 
-PPM: Final = 1_000_000
 LATENESS_MS: Final = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 5000, 10_000, 30_000, 60_000)
 """What lateness may be compared with: bounds of the histogram that it is counted in."""
 _PERCENT = re.compile(r"([0-9]{2}(?:\.[0-9]{1,4})?) ?%")

@@ -15,7 +15,7 @@ from sandq.broker.peers.secret import follow_secrets
 from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
-from sandq.model.config_slo import PPM
+from sandq.model.shares import PPM
 from sandq.model.show_config import effective
 from sandq.node.member import make_discovery, make_member, take_part
 from sandq.node.parts import Parts, Serving

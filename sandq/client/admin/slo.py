@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sandq.model.config_slo import PPM
 from sandq.model.errors import ProtocolError
+from sandq.model.shares import PPM
 from sandq.model.times import format_duration
 from sandq.protocol.frames import Frame
 
