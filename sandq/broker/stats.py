@@ -101,35 +101,55 @@ class TopicStats:
             if last_ms > now_ms:
                 self._node.early += _after(piece.offsets, now_ms, piece.count)
             if not (delivery.returning or delivery.repeated):
-                _spread(piece.offsets, 0, piece.count, now_ms, self.lateness)
-                if room_ms is not None and last_ms >= room_ms:
-                    self._count_for_slo(piece.offsets, piece.count, now_ms, room_ms)
+                counts = room_ms is not None and last_ms >= room_ms
+                if len(piece.offsets) == offsets.OFFSET_BYTES:
+                    self._observe((now_ms - last_ms) / 1000, piece.count, counts)
+                    continue
+                if room_ms is not None and counts:
+                    self._observe_for_slo(piece.offsets, piece.count, now_ms, room_ms)
+                else:
+                    _spread(piece.offsets, 0, piece.count, now_ms, self.lateness)
         if not delivery.repeated:
             self._node.attempts.observe(delivery.attempt, delivery.count)
             if delivery.returning:
                 self.redelivered += delivery.count
 
-    def _count_for_slo(self, column: bytes, count: int, now_ms: float, room_ms: int) -> None:
-        """Those messages of a piece that were due at `room_ms` or later, of which there are some."""
+    def _observe(self, late_s: float, count: int, counts: bool) -> None:
+        """Messages of one instant. `counts`: for the objective, too."""
+        lateness = self.lateness
+        bucket = bisect_left(lateness.bounds, late_s)
+        lateness.counts[bucket] += count
+        lateness.total += late_s * count
+        if counts:
+            node = self._node
+            node.slo.counts[bucket] += count
+            self.slo_deliveries += count
+            if late_s > node.slo_lateness_s:
+                self.slo_late += count
+
+    def _observe_for_slo(self, column: bytes, count: int, now_ms: float, room_ms: int) -> None:
+        """A column of messages, of which some were due at `room_ms` or later: those count for the objective."""
         node = self._node
-        if len(column) == offsets.OFFSET_BYTES:
-            start, late = 0, count
+        start = 0 if _ms_at(column, 0) >= room_ms else _first_from(column, room_ms, 0, count)
+        if start:
+            _spread(column, 0, count, now_ms, self.lateness)
+            _spread(column, start, count, now_ms, node.slo)
         else:
-            start = _first_from(column, room_ms, 0, count)
-            late = _first_from(column, now_ms - node.slo_lateness_s * 1000, start, count) - start
-        _spread(column, start, count, now_ms, node.slo)
+            _spread(column, 0, count, now_ms, self.lateness, node.slo)
         self.slo_deliveries += count - start
-        if now_ms - _ms_at(column, start) > node.slo_lateness_s * 1000:
-            self.slo_late += late
+        in_time_ms = now_ms - node.slo_lateness_s * 1000
+        if _ms_at(column, start) < in_time_ms:
+            self.slo_late += _first_from(column, in_time_ms, start, count) - start
 
 
-def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Histogram) -> None:
-    """Count how late the messages of a piece are, from `start` on, each in its bucket; without a look at each of
-    them."""
-    first_s = (now_ms - _ms_at(column, start if len(column) > offsets.OFFSET_BYTES else 0)) / 1000
+def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Histogram, *others: Histogram) -> None:
+    """Count how late the messages of a column are, from `start` on, each in its bucket; without a look at each of
+    them. The `others` have the same bounds."""
+    first_s = (now_ms - _ms_at(column, start)) / 1000
     last_s = (now_ms - offsets.deliver_ms(column[-offsets.OFFSET_BYTES :])) / 1000
-    if first_s == last_s or len(column) == offsets.OFFSET_BYTES:
-        lateness.observe(first_s, count - start)
+    if first_s == last_s:
+        for histogram in (lateness, *others):
+            histogram.observe(first_s, count - start)
         return
     # In order, so the latest come first.
     at = start
@@ -140,6 +160,8 @@ def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Hist
             below_ms = now_ms - lateness.bounds[bucket - 1] * 1000
             stop = max(_first_from(column, below_ms, at, count), at + 1)
         lateness.counts[bucket] += stop - at
+        for other in others:
+            other.counts[bucket] += stop - at
         at = stop
 
 
