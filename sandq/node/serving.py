@@ -28,6 +28,8 @@ from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.logins import Logins
 from sandq.server.metrics.metrics import About, Metrics
+from sandq.server.overview import Overview
+from sandq.server.quota_meters import QuotaMeters
 from sandq.server.tcp import ClientServer, listen
 from sandq.server.topic_records import TopicRecords
 
@@ -84,6 +86,24 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             nodes_tls=inside,
             gateway_secret=lambda: parts.gateway_keys.first,
         )
+        clients, quotas = ClientStats(), QuotaMeters()
+        about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
+        numbers = None if tls is None else (tls.certificates, tls.handshakes)
+        metrics = Metrics(
+            broker,
+            parts.health,
+            parts.scrubber,
+            parts.digests,
+            clients,
+            about,
+            discovery.seen,
+            pusher,
+            audit,
+            numbers,
+            quotas,
+            member.usage,
+        )
+        overview = Overview(broker, metrics.topic_seen)
         info = ServerInfo(
             sandq.__version__,
             data_version(),
@@ -112,32 +132,17 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             parts.node_log.memory,
             logins,
             Identities(broker.administration, lambda: broker.metadata),
+            overview,
             lambda: parts.gateway_keys.current,
             config.exposed,
             audit=audit,
             usage=member.usage,
+            quotas=quotas,
         )
 
         def session(connection: Connection) -> ClientSession:
             return ClientSession(broker, connection, info)
 
-        clients = ClientStats()
-        about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
-        numbers = None if tls is None else (tls.certificates, tls.handshakes)
-        metrics = Metrics(
-            broker,
-            parts.health,
-            parts.scrubber,
-            parts.digests,
-            clients,
-            about,
-            discovery.seen,
-            pusher,
-            audit,
-            numbers,
-            info.quotas,
-            member.usage,
-        )
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory
         server = ClientServer(
@@ -154,6 +159,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         )
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
+        serving.start_soon(overview.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
         async with serving_http(
             config,

@@ -122,6 +122,8 @@ class Type(IntEnum):
     DEAD_PURGE = 57
     GROUP_PUSH = 58
     PUSH_LIST = 59
+    OVERVIEW = 62
+    TOPIC_HISTORY = 63
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66

@@ -162,6 +162,8 @@ class Admin(Wrapper[AsyncAdmin]):
     create_topic = blocking(AsyncAdmin.create_topic)
     list_topics = blocking(AsyncAdmin.list_topics)
     audit = blocking(AsyncAdmin.audit)
+    overview = blocking(AsyncAdmin.overview)
+    history = blocking(AsyncAdmin.history)
     topic = blocking(AsyncAdmin.topic)
     delete_topic = blocking(AsyncAdmin.delete_topic)
     update_topic = blocking(AsyncAdmin.update_topic)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Unpack
 
 from sandq.client.admin import audit
 from sandq.client.admin.access import AccessAdmin
+from sandq.client.admin.overview import OverviewAdmin
 from sandq.client.admin.pushes import together
 from sandq.client.admin.settings import GroupSettings, TopicSettings
 from sandq.client.arguments import suggesting
@@ -100,7 +101,7 @@ log = logging.getLogger("sandq.client")
 
 
 @suggesting
-class Admin(AccessAdmin):
+class Admin(AccessAdmin, OverviewAdmin):
     """`client.admin`. A request is tried again within the client's `timeout` where that is safe."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -429,8 +430,7 @@ class Admin(AccessAdmin):
                 missing[name] = "it cannot be reached"
                 continue
             try:
-                if not self._cluster.knows(name):
-                    self._cluster.introduce(name, _address_of(name, rows))
+                self._introduce(name, rows)
                 request = AuditList(last, positions.get(name))
                 told[name] = audit.told_by(await call(self._cluster, request, node_id=name))
             except (Conflict, Retriable, NotFound, InvalidRequest) as error:
@@ -519,6 +519,11 @@ class Admin(AccessAdmin):
         await self._check_partitions(topic, [partition])
         request = ClockReset(check_name("topic", topic), _partition(partition))
         return _map(await call_leader(self._cluster, request))
+
+    def _introduce(self, node: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Have the client know where a node is. Raises NotFound."""
+        if not self._cluster.knows(node):
+            self._cluster.introduce(node, _address_of(node, list(rows)))
 
     async def _check_partitions(self, topic: str, partitions: Iterable[int]) -> None:
         """Raise UnknownTopic, UnknownPartition."""

@@ -17,6 +17,7 @@ from sandq.protocol import requests_access as access
 from sandq.protocol import requests_admin as admin
 from sandq.protocol.requests_audit import AuditList, AuditNote
 from sandq.protocol.requests_keys import KvGet
+from sandq.protocol.requests_overview import Overview, TopicHistory
 from sandq.server.handlers import routes
 from sandq.server.handlers.session import HANDLERS, ClientSession
 from sandq.server.subscriptions import PARTITIONS_OF_WORK
@@ -25,7 +26,8 @@ from tests.support.protocol_document import EXAMPLES, KINDS, decode, parsed
 CALLER = Caller("ada", "192.0.2.7:4711")
 NOT_ASKED = {r.Hello, r.Prove, r.OnBehalf, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo,
              admin.ClusterClock, admin.ClusterInit, admin.PushList,
-             r.TopicNames, access.Identify, access.IdentityList, access.RoleList, AuditList, AuditNote}  # fmt: skip
+             r.TopicNames, access.Identify, access.IdentityList, access.RoleList, AuditList, AuditNote,
+             Overview, TopicHistory}  # fmt: skip
 """Requests that the server answers of what it knows, or that are about what this connection has."""
 ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
 
