@@ -10,6 +10,7 @@ import { act, badge, button, commandLine, facts, failure, field, load, loading, 
 
 const STATES = { delayed: "", ready: "warn", leased: "good", waiting: "warn", acked: "good", dead: "bad" };
 const FIRST = 64 * 1024;
+const FIRST_HEX = 4 * 1024;
 
 export const keyText = (row, name = "key") => row[name] ?? (row[`${name}_base64`] === undefined ? "" : `base64:${row[`${name}_base64`]}`);
 
@@ -80,7 +81,7 @@ export function messagesTab(context, topic) {
   async function look(name, by, tenant = "") {
     detail.hidden = false;
     await load(detail, () => get(path("topics", topic, "messages", name), { by: by === "id" ? null : by, tenant }, { signal: context.signal }),
-      (message) => messageView(context, topic, message, { name, by, tenant, again: () => { look(name, by, tenant); ask(); }, close: () => { detail.hidden = true; } }));
+      (message) => messageView(context, topic, message, { name, by, tenant, again: () => { look(name, by, tenant); ask(); }, list: () => ask(), close: () => { detail.hidden = true; } }));
     detail.focus();
     detail.scrollIntoView({ block: "nearest" });
   }
@@ -99,7 +100,7 @@ export function valueView(message) {
   const data = valueBytes(message);
   if (data === null) return h("p", { class: "dim" }, "null: it deletes its key");
   const text = new TextDecoder("utf-8").decode(data);
-  const json = data.length <= 4 * 1024 * 1024 ? pretty(text) : null;
+  const json = typeof message.text === "string" && data.length <= 4 * 1024 * 1024 ? pretty(text) : null;
   const box = h("pre", { class: "value", tabindex: 0, "aria-label": "Value" });
   const note = h("span", { class: "dim", role: "status" });
   const kinds = [["Text", () => text], ...(json === null ? [] : [["JSON", () => json]]), ["Hex", null]];
@@ -110,10 +111,10 @@ export function valueView(message) {
   function show() {
     fill(segments, kinds.map(([name]) => h("button", { type: "button", "aria-pressed": String(name === shown), onclick: () => { shown = name; show(); } }, name)));
     const make = kinds.find(([name]) => name === shown)[1];
-    const limit = shown === "Hex" ? Math.min(most, data.length) / (most === FIRST ? 16 : 1) : most;
+    const limit = shown === "Hex" && most === FIRST ? FIRST_HEX : most;
     const whole = make ? make() : null;
     box.className = shown === "Hex" ? "value hex" : "value";
-    box.textContent = make ? visible(whole.slice(0, limit)) : hex(data, 0, Math.ceil(limit));
+    box.textContent = make ? visible(whole.slice(0, limit)) : hex(data, 0, limit);
     const isCut = make ? whole.length > limit : data.length > limit;
     note.textContent = isCut ? `${bytes(data.length)}, the beginning` : bytes(data.length);
     rest.hidden = !isCut;
@@ -134,7 +135,7 @@ export function headersView(headers) {
     h("tbody", {}, rows.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, visible(name)), h("td", {}, visible(value !== null && typeof value === "object" ? `base64:${value.base64}` : JSON.stringify(value).replace(/^"|"$/g, ""))))))));
 }
 
-function messageView(context, topic, message, { name, by, tenant, again, close }) {
+function messageView(context, topic, message, { name, by, tenant, again, list, close }) {
   const at = path("topics", topic, "messages", name);
   const query = { by: by === "id" ? null : by, tenant };
   const asOptions = by === "id" ? {} : { "unique-key": name, tenant };
@@ -152,7 +153,7 @@ function messageView(context, topic, message, { name, by, tenant, again, close }
       about: `One message, ${message.id}, due ${instant(message.deliver_at)}, ${bytes(message.size)}: no group gets it any more. It cannot be undone.`,
       command: () => sandctl("message cancel", places, { ...asOptions }),
       run: async () => { await remove(at, query); return "Cancelled"; },
-      done: () => { close(); again(); },
+      done: () => { close(); list(); },
     });
   }
   function move() {
