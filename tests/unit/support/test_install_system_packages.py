@@ -43,9 +43,10 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Root's, with apt-get and Java, and without serf."""
+    """Root's, with apt-get, Java and a browser, and without serf."""
     machine = Machine(tmp_path)
-    machine.has("java")
+    for program in ("java", "chromium", "chromedriver"):
+        machine.has(program)
     for program, does in {"id": "echo 0", "apt-get": "", "apt-cache": "", "systemctl": "", "update-rc.d": ""}.items():
         machine.has(program, does)
     return machine
