@@ -100,11 +100,12 @@ class Looks:
                 return self._last
             admin = self._client.admin
             info, overview = await admin.cluster(), await admin.overview()
-            self._last, self._last_at = _after(self._last, info, overview), anyio.current_time()
+            self._last, self._last_at = look_after(self._last, info, overview), anyio.current_time()
             return self._last
 
 
-def _after(last: Look | None, info: Mapping[str, Any], overview: ClusterOverview) -> Look:
+def look_after(last: Look | None, info: Mapping[str, Any], overview: ClusterOverview) -> Look:
+    """The look after another one, by what is seen now."""
     number, before = (1, {}) if last is None else (last.number + 1, last.rows)
     rows = {}
     for name, topic in overview.topics.items():

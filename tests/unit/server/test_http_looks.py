@@ -14,7 +14,7 @@ import trio
 from sandq.client.admin import ClusterOverview, GroupOverview, TopicOverview
 from sandq.model.access import Access
 from sandq.model.errors import Overloaded, Unavailable
-from sandq.server.http.looks import EVENT_BYTES, LOOK_S, WATCHERS_MOST, Look, Looks, Watcher, _after
+from sandq.server.http.looks import EVENT_BYTES, LOOK_S, WATCHERS_MOST, Look, Looks, Watcher, look_after
 
 INFO = {"cluster": "c", "node": "node1", "nodes": [{"node": "node1", "up": True}]}
 
@@ -39,29 +39,29 @@ def told(watcher: Watcher, look: Look) -> dict[str, list[Any]]:
 
 def test_all_is_told_once_and_then_what_changes() -> None:
     watcher = Watcher(None)
-    look = _after(None, INFO, seen(topic("a"), topic("b", messages=5)))
+    look = look_after(None, INFO, seen(topic("a"), topic("b", messages=5)))
     first = told(watcher, look)
     assert [row["topic"] for row in first["topics"][0]] == ["a", "b"]
     assert first["cluster"][0]["findings"] == []
-    look = _after(look, INFO, seen(topic("a"), topic("b", messages=6)))
+    look = look_after(look, INFO, seen(topic("a"), topic("b", messages=6)))
     second = told(watcher, look)
     assert [(row["topic"], row["messages"]) for row in second["topics"][0]] == [("b", 6)]
     assert "cluster" not in second
-    assert told(watcher, _after(look, INFO, seen(topic("a")))) == {"gone": [["b"]], "look": second["look"]}
+    assert told(watcher, look_after(look, INFO, seen(topic("a")))) == {"gone": [["b"]], "look": second["look"]}
 
 
 def test_who_missed_a_look_is_told_all_that_changed() -> None:
     watcher = Watcher(None)
-    look = _after(None, INFO, seen(topic("a"), topic("b")))
+    look = look_after(None, INFO, seen(topic("a"), topic("b")))
     told(watcher, look)
-    look = _after(look, INFO, seen(topic("a", messages=1), topic("b")))
-    look = _after(look, INFO, seen(topic("a", messages=1), topic("b", messages=2)))
+    look = look_after(look, INFO, seen(topic("a", messages=1), topic("b")))
+    look = look_after(look, INFO, seen(topic("a", messages=1), topic("b", messages=2)))
     assert [row["topic"] for row in told(watcher, look)["topics"][0]] == ["a", "b"]
 
 
 def test_each_is_told_what_it_may_read() -> None:
     groups = {"g": GroupOverview("g", ready=3)}
-    look = _after(None, INFO, seen(topic("open.a", groups=groups), topic("shut.b", groups=groups)))
+    look = look_after(None, INFO, seen(topic("open.a", groups=groups), topic("shut.b", groups=groups)))
     found = told(Watcher(Access.of("token:x", ["read:open.*"], {})), look)
     assert [row["topic"] for row in found["topics"][0]] == ["open.a"]
     assert [one["topic"] for one in found["cluster"][0]["findings"]] == ["open.a"]
@@ -70,7 +70,7 @@ def test_each_is_told_what_it_may_read() -> None:
 
 
 def test_events_have_a_bounded_size() -> None:
-    look = _after(None, INFO, seen(*[topic(f"t{number:04}") for number in range(1000)]))
+    look = look_after(None, INFO, seen(*[topic(f"t{number:04}") for number in range(1000)]))
     pieces = told(Watcher(None), look)["topics"]
     assert len(pieces) > 4
     assert sum(len(piece) for piece in pieces) == 1000
@@ -78,7 +78,7 @@ def test_events_have_a_bounded_size() -> None:
 
 def test_findings_name_what_stands_and_what_is_missing() -> None:
     stands = {"g": GroupOverview("g", ready=1, paused=True, reason="it is paused", dead=2)}
-    look = _after(
+    look = look_after(
         None,
         {**INFO, "nodes": [{"node": "node2", "up": False}], "clock_alarm": True},
         seen(topic("a", groups=stands, partitions=3), missing={"node3": "its version does not tell it"}),

@@ -4,6 +4,7 @@ import { fill, h } from "./dom.js";
 import { count, instant } from "./format.js";
 import { sandqColours } from "./colours.js";
 
+let uPlot = null; // it is loaded with the first chart
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
 // series: {label, values, colour, kind: "bars" | "line", width_s, text(value)}; `x` in epoch seconds, in order.
@@ -24,13 +25,21 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
     holder, readout, asTable(title, x, series, text));
   let plot = null;
 
+  async function begin() {
+    if (!uPlot) {
+      document.head.append(h("link", { rel: "stylesheet", href: "console/uplot.css" }));
+      uPlot = (await import("./uplot.js")).default;
+    }
+    if (!plot && holder.isConnected && !signal?.aborted) draw();
+  }
+
   function draw() {
     const colours = sandqColours();
     const width = Math.max(holder.clientWidth, 120);
     const kept = plot && [plot.scales.x.min, plot.scales.x.max];
     if (plot) plot.destroy();
     const axis = { stroke: colours.dim, grid: { stroke: colours.line, width: 1 }, ticks: { stroke: colours.line, width: 1 }, font: "12px system-ui, sans-serif" };
-    plot = new window.uPlot({
+    plot = new uPlot({
       width, height,
       legend: { show: false },
       cursor: { drag: { x: true, y: false }, points: { size: 6 } },
@@ -96,13 +105,15 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
     context.restore();
   }
 
-  const scale = (min, max) => plot.setScale("x", { min, max });
+  const scale = (min, max) => plot?.setScale("x", { min, max });
   function zoom(by) {
+    if (!plot) return;
     const { min, max } = plot.scales.x;
     const middle = now !== undefined && now > min && now < max ? now : (min + max) / 2;
     scale(Math.max(middle - (middle - min) * by, from), Math.min(middle + (max - middle) * by, to));
   }
   function move(by) {
+    if (!plot) return;
     const { min, max } = plot.scales.x;
     const step = Math.max(Math.min((max - min) * by, to - max), from - min);
     scale(min + step, max + step);
@@ -116,7 +127,7 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
 
   const sized = new ResizeObserver(() => {
     if (!holder.isConnected || holder.clientWidth < 1) return;
-    if (!plot) draw();
+    if (!plot) begin();
     else if (plot.width !== holder.clientWidth) plot.setSize({ width: holder.clientWidth, height });
   });
   sized.observe(holder);

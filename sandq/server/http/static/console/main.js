@@ -5,24 +5,20 @@ import { fill, h, setText } from "./dom.js";
 import { live, onLive, start, stop } from "./live.js";
 import { may, setGrants } from "./rights.js";
 import { failure, say } from "./ui.js";
-import { loginView } from "./login.js";
 import { topicsView } from "./topics.js";
-import { topicView } from "./topic.js";
-import { groupsView } from "./groups.js";
-import { groupView } from "./group.js";
-import { clusterView } from "./cluster.js";
 
 const main = document.getElementById("main");
 const top = document.getElementById("top");
 let leaving = null;
 let me = null;
 
+// The first view is loaded with the page; the others while nothing else happens, or when they are gone to.
 const ROUTES = [
-  [/^#?\/?$/, topicsView],
-  [/^#\/topics\/([^/]+)\/groups\/([^/]+)(?:\/([a-z]+))?$/, groupView],
-  [/^#\/topics\/([^/]+)(?:\/([a-z]+))?$/, topicView],
-  [/^#\/groups$/, groupsView],
-  [/^#\/cluster$/, clusterView],
+  [/^#?\/?$/, async () => topicsView],
+  [/^#\/topics\/([^/]+)\/groups\/([^/]+)(?:\/([a-z]+))?$/, async () => (await import("./group.js")).groupView],
+  [/^#\/topics\/([^/]+)(?:\/([a-z]+))?$/, async () => (await import("./topic.js")).topicView],
+  [/^#\/groups$/, async () => (await import("./groups.js")).groupsView],
+  [/^#\/cluster$/, async () => (await import("./cluster.js")).clusterView],
 ];
 
 function shell() {
@@ -57,7 +53,7 @@ function mark() {
   }
 }
 
-function route(event) {
+async function route(event) {
   const began = performance.now();
   if (leaving) leaving.abort();
   leaving = new AbortController();
@@ -72,12 +68,14 @@ function route(event) {
     },
     again: () => route(),
   };
-  for (const [pattern, view] of ROUTES) {
+  for (const [pattern, load] of ROUTES) {
     const found = pattern.exec(location.hash);
     if (!found) continue;
     const names = found.slice(1).map((one) => (one === undefined ? undefined : decodeURIComponent(one)));
     mark();
     try {
+      const view = await load();
+      if (signal.aborted) return;
       fill(main, view(context, ...names));
     } catch (error) {
       fill(main, failure(error));
@@ -99,27 +97,31 @@ function signOut() {
 }
 
 async function begin() {
+  start();
   try {
     me = await get("/whoami");
   } catch (error) {
     if (error.status === 401) return signIn(token.get() ? "This token does not let you in (any more)." : "");
+    stop();
     fill(main, failure(error, begin));
     return;
   }
   setGrants(me.grants);
   shell();
   if (!may("read")) say("You see the topics on which you have the right read.", "note");
-  start();
   window.addEventListener("hashchange", route);
-  route();
+  await route();
+  const rest = () => Promise.all(["topic", "groups", "group", "cluster"].map((name) => import(`./${name}.js`))).catch(() => {});
+  if (window.requestIdleCallback) requestIdleCallback(rest, { timeout: 3000 });
 }
 
 let isAsking = false;
-function signIn(why) {
+async function signIn(why) {
   if (isAsking) return;
   isAsking = true;
   stop();
   fill(top, h("div", { class: "bar" }, h("span", { class: "brand" }, h("img", { src: "console/icon.svg", alt: "" }), "sandq")));
+  const { loginView } = await import("./login.js");
   fill(main, loginView(why, async (text) => {
     token.set(text);
     try {

@@ -191,6 +191,8 @@ export function button(text, onclick, { allowed = true, reason = "", kind = "" }
   return h("button", { type: "button", class: kind, "aria-disabled": "true", title: reason, onclick: () => say(reason, "note") }, text);
 }
 
+const ordered = new Intl.Collator(undefined, { numeric: true });
+
 // -- tables ------------------------------------------------------------------------------------------------------------
 
 // Rows by page, sorted and filtered; what is shown is changed in place.
@@ -291,7 +293,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     const value = column.sort ?? column.text;
     const matching = wanted ? rows.filter((row) => String(key(row)).toLowerCase().includes(wanted)) : rows;
     const sorted = sort === null ? matching : matching.map((row) => [value(row), row]).sort(([one], [other]) => {
-      const order = typeof one === "string" || typeof other === "string" ? String(one ?? "").localeCompare(String(other ?? "")) : (one ?? -1) - (other ?? -1);
+      const order = typeof one === "string" || typeof other === "string" ? ordered.compare(String(one ?? ""), String(other ?? "")) : (one ?? -1) - (other ?? -1);
       return down ? -order : order;
     }).map(([, row]) => row);
     const pages = Math.max(Math.ceil(sorted.length / page), 1);
