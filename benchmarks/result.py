@@ -26,6 +26,7 @@ GROUPS = {
     "tls": "What TLS costs",
     "access": "Who asks, and what that one may do",
     "abuse": "One client beside others that mean harm",
+    "console": "The console",
     "spark": "Spark",
 }
 CPU, MAX = "node CPU us/msg", "max ms"

@@ -8,6 +8,7 @@ from benchmarks import (
     access,
     cluster,
     cluster_moves,
+    console,
     consume,
     held,
     keys,
@@ -44,6 +45,7 @@ MEASURES: dict[str, Row] = {
         tls,
         access,
         abuse,
+        console,
         spark,
     )
     for row in module.ROWS

@@ -32,6 +32,8 @@ from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.logins import Logins
 from sandq.server.metrics.metrics import About, Metrics
+from sandq.server.overview import Overview
+from sandq.server.quota_meters import QuotaMeters
 from sandq.server.tcp import ClientServer, listen
 from sandq.server.topic_records import TopicRecords
 
@@ -88,11 +90,35 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             nodes_tls=inside,
             gateway_secret=lambda: parts.gateway_keys.first,
         )
-        clients, log_level = ClientStats(), LogLevel(broker.clock.now_ms)
+        clients, quotas, log_level = ClientStats(), QuotaMeters(), LogLevel(broker.clock.now_ms)
         serving.start_soon(log_level.run)
         dump = NodeDump(
             broker, parts.health, clients, parts.watch, lambda: effective(config, None, {}), sandq.__version__
         )
+        about = About(
+            sandq.__version__,
+            this_node.name,
+            config.cluster.name,
+            parts.data_dir,
+            bool(config.exposed),
+            config.slo.target_ppm / PPM,
+        )
+        numbers = None if tls is None else (tls.certificates, tls.handshakes)
+        metrics = Metrics(
+            broker,
+            parts.health,
+            parts.scrubber,
+            parts.digests,
+            clients,
+            about,
+            discovery.seen,
+            pusher,
+            audit,
+            numbers,
+            quotas,
+            member.usage,
+        )
+        overview = Overview(broker, metrics.topic_seen)
         info = ServerInfo(
             sandq.__version__,
             data_version(),
@@ -124,39 +150,18 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             parts.node_log.memory,
             logins,
             Identities(broker.administration, lambda: broker.metadata),
+            overview,
             lambda: parts.gateway_keys.current,
             config.exposed,
             audit=audit,
             usage=member.usage,
             slo=parts.slo,
+            quotas=quotas,
         )
 
         def session(connection: Connection) -> ClientSession:
             return ClientSession(broker, connection, info)
 
-        about = About(
-            sandq.__version__,
-            this_node.name,
-            config.cluster.name,
-            parts.data_dir,
-            bool(config.exposed),
-            config.slo.target_ppm / PPM,
-        )
-        numbers = None if tls is None else (tls.certificates, tls.handshakes)
-        metrics = Metrics(
-            broker,
-            parts.health,
-            parts.scrubber,
-            parts.digests,
-            clients,
-            about,
-            discovery.seen,
-            pusher,
-            audit,
-            numbers,
-            info.quotas,
-            member.usage,
-        )
         request_timeout_s = config.health.request_timeout_ms / 1000
         memory = parts.node_log.memory
         server = ClientServer(
@@ -174,6 +179,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
         serving.start_soon(parts.slo.run)
+        serving.start_soon(overview.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
         async with serving_http(
             config,

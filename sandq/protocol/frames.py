@@ -102,6 +102,8 @@ class Type(IntEnum):
     TOPIC_UPDATE = 34
     TOPIC_NAMES = 35
     TOPIC_ENSURE = 36
+    OVERVIEW = 37
+    TOPIC_HISTORY = 38
     GROUP_LIST = 40
     TOPIC_STATS = 41
     GROUP_SEEK = 42

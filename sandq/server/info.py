@@ -29,6 +29,7 @@ from sandq.server.audit.audit_log import AuditLog
 from sandq.server.debug.log_level import LogLevel
 from sandq.server.failed_logins import FailedLogins
 from sandq.server.logins import Logins
+from sandq.server.overview import Overview
 from sandq.server.quota_meters import QuotaMeters
 from sandq.server.request_rates import RequestRates
 from sandq.server.topic_records import TopicRecords
@@ -101,6 +102,7 @@ class ServerInfo:
     memory: MemoryBudget
     logins: Logins
     identities: Identities
+    overview: Overview
     gateway_keys: Callable[[], Sequence[bytes]] = tuple
     """Any of these proves to this node that a client is a gateway."""
     exposed: Sequence[str] = ()

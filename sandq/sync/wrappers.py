@@ -163,6 +163,8 @@ class Admin(Wrapper[AsyncAdmin]):
     list_topics = blocking(AsyncAdmin.list_topics)
     audit = blocking(AsyncAdmin.audit)
     slo = blocking(AsyncAdmin.slo)
+    overview = blocking(AsyncAdmin.overview)
+    history = blocking(AsyncAdmin.history)
     topic = blocking(AsyncAdmin.topic)
     delete_topic = blocking(AsyncAdmin.delete_topic)
     update_topic = blocking(AsyncAdmin.update_topic)

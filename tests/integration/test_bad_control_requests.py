@@ -132,6 +132,8 @@ WRONG: list[tuple[str, tuple[Any, ...], str]] = [
     ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", PUSH | {"url": "http://x.example/"}), "push.allow_http"),
     ("INVALID_SETTING", (Type.GROUP_PUSH, "t", "g", PUSH | {"url": "https://x.example:22/"}), "push.ports"),
     ("INVALID", (Type.PUSH_LIST, 5), "topic"),
+    ("INVALID", (Type.OVERVIEW, 5), "after"),
+    ("INVALID", (Type.TOPIC_HISTORY, None), "topic"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"max_attempts": 0}), "max_attempts"),
     ("INVALID_SETTING", (Type.GROUP_UPDATE, "t", "g", {"backoff": {"first": "-1s"}}), "backoff.first"),
     ("INVALID", (Type.TOPIC_UPDATE, "t", None, None, None), "settings"),
@@ -226,6 +228,7 @@ OF_A_TOPIC: list[tuple[Any, ...]] = [
     (Type.GROUP_PUSH, "g", PUSH),
     (Type.GROUP_PUSH, "g", None),
     (Type.PUSH_LIST,),
+    (Type.TOPIC_HISTORY,),
     (Type.TOPIC_UPDATE, {}, None, None),
 ]
 

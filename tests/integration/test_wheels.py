@@ -110,6 +110,9 @@ def test_every_module_is_in_one_wheel(wheels: tuple[Path, Path]) -> None:
     assert whole & slim == set()
     assert sources <= whole | slim
     assert {"sandq/__init__.py", "sandq/py.typed", "sandctl/main.py"} <= slim
+    static = ROOT / "sandq" / "server" / "http" / "static"
+    assert {str(path.relative_to(ROOT)) for path in static.rglob("*") if path.is_file()} <= whole
+    assert "sandq/server/http/static/console/LICENSE.uplot" in whole
     assert {"sandq/node/node.py", "sandq/spark/datasource.py", "sandq/testing/__init__.py"} <= whole
 
 

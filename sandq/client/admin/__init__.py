@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from sandq.client.admin.overview import (
+    ClusterOverview,
+    GroupOverview,
+    History,
+    HistorySlot,
+    Lateness,
+    TopicOverview,
+)
 from sandq.client.admin.partitions import partition_rows
 
-__all__ = ["partition_rows"]
+__all__ = [
+    "ClusterOverview",
+    "GroupOverview",
+    "History",
+    "HistorySlot",
+    "Lateness",
+    "TopicOverview",
+    "partition_rows",
+]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar, Unpack
 
 from sandq.client.admin import audit, slo
 from sandq.client.admin.access import AccessAdmin
+from sandq.client.admin.overview import OverviewAdmin
 from sandq.client.admin.pushes import together
 from sandq.client.admin.settings import GroupSettings, TopicSettings
 from sandq.client.arguments import suggesting
@@ -106,7 +107,7 @@ log = logging.getLogger("sandq.client")
 
 
 @suggesting
-class Admin(AccessAdmin):
+class Admin(AccessAdmin, OverviewAdmin):
     """`client.admin`. A request is tried again within the client's `timeout` where that is safe."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -454,8 +455,7 @@ class Admin(AccessAdmin):
                 missing[name] = "it cannot be reached"
                 continue
             try:
-                if not self._cluster.knows(name):
-                    self._cluster.introduce(name, _address_of(name, rows))
+                self._introduce(name, rows)
                 told[name] = told_by(await call(self._cluster, request(name), node_id=name))
             except (Conflict, Retriable, NotFound, InvalidRequest) as error:
                 if node is not None or (isinstance(error, InvalidRequest) and error.message != unknown_request(kind)):
@@ -586,6 +586,11 @@ class Admin(AccessAdmin):
         await self._check_partitions(topic, [partition])
         request = ClockReset(check_name("topic", topic), _partition(partition))
         return _map(await call_leader(self._cluster, request))
+
+    def _introduce(self, node: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Have the client know where a node is. Raises NotFound."""
+        if not self._cluster.knows(node):
+            self._cluster.introduce(node, _address_of(node, list(rows)))
 
     async def _check_partitions(self, topic: str, partitions: Iterable[int]) -> None:
         """Raise UnknownTopic, UnknownPartition."""

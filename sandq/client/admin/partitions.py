@@ -10,20 +10,25 @@ from sandq.model.errors import UnknownTopic
 from sandq.protocol.replies import Partition, TopicRecord
 
 
-async def partition_rows(admin: Admin, topic: str | None = None, most: int | None = None) -> list[dict[str, Any]]:
-    """Those of a topic, or of all; no more topics than `most` rows need. UnknownTopic when the named one is not
-    there."""
+async def partition_rows(
+    admin: Admin, topic: str | None = None, most: int | None = None, *, moving: bool = False
+) -> list[dict[str, Any]]:
+    """Those of a topic, or of all; no more topics than `most` rows need; `moving`: those alone of which something is
+    under way. UnknownTopic when the named one is not there."""
     rows: list[dict[str, Any]] = []
     for record in await admin.list_topics() if topic is None else [await admin.topic(topic)]:
         if most is not None and len(rows) >= most:
             break
+        wanted = [row for row in record.partitions if row.moving or not moving]
+        if not wanted:
+            continue
         try:
             stats = {row.get("partition"): row for row in await admin.stats(record.name)}
         except UnknownTopic:
             if topic is not None:
                 raise
             continue  # deleted since it was listed
-        rows += [_row(record, row, stats.get(row.partition, {})) for row in record.partitions]
+        rows += [_row(record, row, stats.get(row.partition, {})) for row in wanted]
     return rows
 
 

@@ -11,7 +11,6 @@ from sandq.model.shares import PPM
 from sandq.model.times import format_duration
 from sandq.protocol.frames import Frame
 
-PPM: Final = 1_000_000
 TOPICS_MOST: Final = 100
 _REPLY: Final = 3
 """Items of a reply: type, id, what is told."""

@@ -196,6 +196,7 @@ RULES: Final[Mapping[int, Rule]] = {
     _T.TOPIC_NAMES: _anybody("nothing; topics on which there is some right are told"),
     _T.CLUSTER_INFO: _anybody("nothing; topics on which there is some right are told"),
     _T.SLO: _anybody("nothing; topics on which there is some right are told"),
+    _T.OVERVIEW: _anybody("nothing; topics on which there is `read` are told"),
     _T.CLUSTER_CLOCK: Rule("nothing to look; `cluster` to accept", _clock),
     _T.UNSUBSCRIBE: _anybody("nothing; it is of this connection's own"),
     _T.CREDIT: _anybody("nothing; it is of this connection's own"),
@@ -213,6 +214,7 @@ RULES: Final[Mapping[int, Rule]] = {
         for kind in (
             *(_T.FETCH, _T.MEASURE, _T.GET, _T.LIST, _T.WHY, _T.FORECAST, _T.JOB_STATUS, _T.KV_GET, _T.KV_SCAN),
             *(_T.KV_WATCH, _T.SCHEDULE_GET, _T.SCHEDULE_LIST, _T.GROUP_LIST, _T.TOPIC_STATS, _T.PUSH_LIST),
+            _T.TOPIC_HISTORY,
         )
     },
     _T.DEAD_LIST: _of_topic(_T.DEAD_LIST, READ, group="group"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sandq.broker.turns import Turn
 from sandq.metadata.records import Topic
 from sandq.protocol.requests_admin import (
@@ -14,24 +16,33 @@ from sandq.protocol.requests_admin import (
     TopicStats,
     TopicUpdate,
 )
-from sandq.server.handlers.routes import Context, Packed, answered
+from sandq.protocol.requests_overview import Overview, TopicHistory
+from sandq.server.handlers.routes import Context, Packed, answered, told
 
 
 async def _create(at: Context, request: TopicCreate) -> Packed:
     # This node may not have opened it yet: it exists all the same, and must not be made a second time.
-    return await _told(at, await at.broker.administration.create_topic(request, at.caller))
+    return await _encoded(at, await at.broker.administration.create_topic(request, at.caller))
 
 
 async def _ensure(at: Context, request: TopicEnsure) -> Packed:
-    return await _told(at, await at.broker.administration.ensure_topic(request, at.caller))
+    return await _encoded(at, await at.broker.administration.ensure_topic(request, at.caller))
 
 
 async def _update(at: Context, request: TopicUpdate) -> Packed:
-    return await _told(at, await at.broker.administration.update_topic(request, at.caller))
+    return await _encoded(at, await at.broker.administration.update_topic(request, at.caller))
 
 
-async def _told(at: Context, record: Topic) -> Packed:
+async def _encoded(at: Context, record: Topic) -> Packed:
     return Packed((await at.info.topics.encoded(record, Turn()),))
+
+
+async def _overview(at: Context, request: Overview) -> tuple[Any, ...]:
+    return await at.info.overview.page(request.after, at.entrance.access)
+
+
+def _history(at: Context, request: TopicHistory) -> Packed:
+    return Packed(at.info.overview.history(request.topic))
 
 
 ROUTES = (
@@ -41,6 +52,8 @@ ROUTES = (
     answered(TopicDelete, lambda at, request: at.broker.administration.delete_topic(request, at.caller)),
     answered(GroupLimit, lambda at, request: at.broker.administration.limit_group(request, at.caller)),
     answered(TopicStats, lambda at, request: at.queries.topic_stats(request, at.caller)),
+    answered(Overview, _overview),
+    told(TopicHistory, _history),
     answered(ClockReset, lambda at, request: at.queries.reset_clock(request, at.caller)),
     answered(Hold, lambda at, request: at.queries.hold(request, at.caller)),
 )

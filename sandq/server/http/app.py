@@ -16,10 +16,12 @@ from sandq.client import cluster_of
 from sandq.server.http import (
     problems,
     routes_access,
+    routes_console,
     routes_groups,
     routes_keys,
     routes_messages,
     routes_node,
+    routes_overview,
     routes_push,
     routes_schedules,
     routes_topics,
@@ -100,9 +102,11 @@ def _application(version: str) -> FastAPI:
         routes_push,
         routes_keys,
         routes_schedules,
+        routes_overview,
         routes_messages,
         routes_topics,
         routes_node,
+        routes_console,
         routes_access,
     )
     app.state.routes = [route for module in modules for route in module.router.routes]

@@ -112,7 +112,7 @@ class _EventStream(Response):
             try:
                 await while_connected(self._request, lambda: self._send_all(send, hold))
             except problems.Revoked as error:
-                await send({"type": "http.response.body", "body": _error_event(error), "more_body": True})
+                await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
         self._has_gone = False
 
     async def _send_all(self, send: Send, hold: Hold) -> None:
@@ -128,7 +128,7 @@ class _EventStream(Response):
                 if not await self._more():
                     await say(_HEARTBEAT)
         except SandqError as error:
-            await say(_error_event(error))
+            await say(error_event(error))
 
     async def _send_unsent(self, say: Callable[[bytes], Awaitable[None]], hold: Hold) -> None:
         unsent = self._unsent
@@ -164,9 +164,10 @@ def _event(message: LeasedMessage) -> bytes:
     return b"id: %b\ndata: %b\n\n" % (_json(message.held._asdict()), _json(message_json(message)))
 
 
-def _error_event(error: SandqError) -> bytes:
+def error_event(error: SandqError, name: str = "error") -> bytes:
+    """An event that tells an error."""
     said = {"code": error.code, "detail": error.message, "retriable": error.retriable}
-    return b"event: error\ndata: %b\n\n" % _json(said)
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _json(said))
 
 
 def _json(said: dict[str, Any]) -> bytes:

@@ -15,6 +15,7 @@ from sandq.model.errors import SandqError, Unavailable
 from sandq.server.http.caller import caller_of
 from sandq.server.http.guards import WAIT_APART
 from sandq.server.http.in_flight import OpenStreams
+from sandq.server.http.looks import Looks
 
 T = TypeVar("T")
 
@@ -49,6 +50,8 @@ class Gateway:
     ending: anyio.Event
     stream_messages: int
     """That a stream may have out, and that are not settled, at most."""
+    looks: Looks
+    """At the cluster, shared by all who watch it."""
     streams: OpenStreams = field(default_factory=OpenStreams)
 
 

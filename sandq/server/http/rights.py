@@ -15,7 +15,7 @@ from sandq.model.limits import FIXED
 
 OPEN_PATHS: Final = frozenset({"/", "/livez", "/healthz", "/readyz", "/openapi.json", "/docs"})
 """For everybody, without a look at what they show ..."""
-OPEN_BELOW: Final = "/docs/"
+OPEN_BELOW: Final = ("/docs/", "/console/")
 """... as is what begins so."""
 
 
@@ -66,6 +66,9 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("DELETE", _TOPIC): _topic(_M),
     ("POST", f"{_TOPIC}/purge"): _topic(_M),
     ("GET", f"{_TOPIC}/forecast"): _topic(_R),
+    ("GET", f"{_TOPIC}/history"): _topic(_R),
+    ("GET", "/overview"): KNOWN,
+    ("GET", "/overview/stream"): KNOWN,
     # Messages.
     ("POST", _TOPIC): _topic(_P),
     ("POST", f"{_TOPIC}/{{partition:int}}"): _topic(_P),
@@ -131,8 +134,19 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     **{("DELETE", f"/{what}"): _SECURITY for what in ("tokens/{name}", "identities/{principal}", "roles/{name}")},
     # The node.
     ("GET", "/metrics"): KNOWN,
-    ("GET", "/livez"): OPEN,
-    **{("GET", path): OPEN for path in ("/healthz", "/readyz", "/", "/docs", "/docs/start.js", "/docs/{asset}")},
+    **{
+        ("GET", path): OPEN
+        for path in (
+            "/livez",
+            "/healthz",
+            "/readyz",
+            "/",
+            "/docs",
+            "/docs/start.js",
+            "/docs/{asset}",
+            "/console/{asset}",
+        )
+    },
 }
 
 

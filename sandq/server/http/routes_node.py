@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 
 from sandq.client.admin import partition_rows
 from sandq.model.access import Right
@@ -188,13 +188,15 @@ async def slo(
     summary="Who leads and holds each partition",
 )
 async def partitions(
-    request: Request, topic: Annotated[str | None, Query(description="Only those of this topic.")] = None
+    request: Request,
+    topic: Annotated[str | None, Query(description="Only those of this topic.")] = None,
+    moving: Annotated[bool, Query(description="Only those of which something is under way.")] = False,
 ) -> Found:
     """Of topics on which whoever asks has some right."""
     admin, access = gateway_of(request).client.admin, access_of(request)
     if topic is not None and access is not None and not access.sees(topic):
         raise access.refusal(Right.READ, topic)
-    rows = await while_connected(request, lambda: partition_rows(admin, topic))
+    rows = await while_connected(request, lambda: partition_rows(admin, topic, moving=moving))
     return {"partitions": [row for row in rows if access is None or access.sees(str(row["topic"]))]}
 
 
@@ -337,11 +339,6 @@ async def metrics(request: Request) -> Response:
 
 
 # For people. No description of the API names these.
-
-
-@router.get("/", include_in_schema=False)
-async def root() -> Response:
-    return RedirectResponse("/docs")
 
 
 @router.get("/docs", include_in_schema=False)

@@ -19,6 +19,7 @@ from sandq.server.http.audit_notes import AuditNotes
 from sandq.server.http.bounds import GATEWAY_S
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
+from sandq.server.http.looks import Looks
 from sandq.server.quota_meters import QuotaMeters
 
 
@@ -77,10 +78,12 @@ async def running_app(
     rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body))
     ending = anyio.Event()
     async with connect_with(options, settings.servers, "sandq-http") as client:
-        gateway = Gateway(client, node, settings.version, ending, limits.http_stream_messages)
+        looks = Looks(client)
+        gateway = Gateway(client, node, settings.version, ending, limits.http_stream_messages, looks)
         notes = AuditNotes(client)
         app = create_app(gateway, rules, observe, account, notes, settings.quotas)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(notes.run)
+            tasks.start_soon(looks.run)
             yield RunningApp(app, client, ending)
             tasks.cancel_scope.cancel()

@@ -281,7 +281,7 @@ class Metrics:
         self._tell_clients(seen, told)
         self._tell_storage(seen, told)
         tell_members(seen.members, self._stats.round_trips, told)
-        topics, groups = self._board.sums([self._topic_seen(topic) for topic in seen.topics])
+        topics, groups = self._board.sums([self.topic_seen(topic) for topic in seen.topics])
         told.value("sandq_subscriptions", sum([group.consumers for group in groups.values()]))
         _tell_topics(topics, told)
         _tell_groups(groups, seen.clock.guarded_ms, told)
@@ -295,7 +295,8 @@ class Metrics:
             tell_tls(*self._tls, told)
         return told.text(encode(self.registry)), content_type
 
-    def _topic_seen(self, topic: OpenTopic) -> TopicSeen:
+    def topic_seen(self, topic: OpenTopic) -> TopicSeen:
+        """What partitions of a topic that are led here published, and what came due in them since."""
         partitions = []
         for delivery in topic.led().values():
             status = delivery.host.status

@@ -117,6 +117,8 @@ def asked(tokens: Iterable[str], method: str, path: str, *, is_all: bool) -> lis
     fit = [name for name in tokens if name not in ("admin", "operator") or (method, path) == ("GET", "/audit")]
     refused = [name for name in fit if not allowed(name, method, path)]
     let = [name for name in fit if name not in refused and not (waits and name != "elsewhere")]
+    if path == "/overview/stream":
+        let = []  # it has no end, and is for everybody: tests/integration/http/test_overview.py
     return [*refused, *let] if is_all else [*refused[:1], *let[:1]]
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
 from sandq.model.offsets import PLACE_MAX, pack
 from sandq.model.piece import LeasedPieces, Piece
-from sandq.protocol import requests, requests_access, requests_admin, requests_debug, requests_keys
+from sandq.protocol import requests, requests_access, requests_admin, requests_debug, requests_keys, requests_overview
 from sandq.protocol import requests_log as log
 from sandq.protocol import requests_messages as messages
 from sandq.protocol import requests_schedules as schedules
@@ -124,6 +124,9 @@ EVERY: list[tuple[int, Any]] = [
     (Type.GROUP_PUSH, requests_admin.GroupPush("t", "g", {"url": "https://x/", "secrets": ["s"]})),
     (Type.GROUP_PUSH, requests_admin.GroupPush("t", "g", None)),
     (Type.PUSH_LIST, requests_admin.PushList("t")),
+    (Type.OVERVIEW, requests_overview.Overview(None)),
+    (Type.OVERVIEW, requests_overview.Overview("orders")),
+    (Type.TOPIC_HISTORY, requests_overview.TopicHistory("t")),
     (Type.IDENTIFY, requests_access.Identify("sandq_x", None)),
     (Type.IDENTIFY, requests_access.Identify(None, "app")),
     (Type.IDENTITY_PUT, requests_access.IdentityPut("token:a", True, {"grants": ["read"], "secret_hash": BASE * 2})),

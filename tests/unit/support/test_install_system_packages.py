@@ -43,10 +43,10 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Root's, with apt-get Java and Prometheus, and without serf."""
+    """Root's, with apt-get, Java, Prometheus and a browser, and without serf."""
     machine = Machine(tmp_path)
-    machine.has("java")
-    machine.has("prometheus")
+    for program in ("java", "prometheus", "chromium", "chromedriver"):
+        machine.has(program)
     for program, does in {"id": "echo 0", "apt-get": "", "apt-cache": "", "systemctl": "", "update-rc.d": ""}.items():
         machine.has(program, does)
     return machine

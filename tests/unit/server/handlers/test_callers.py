@@ -18,6 +18,7 @@ from sandq.protocol import requests_admin as admin
 from sandq.protocol.requests_audit import AuditList, AuditNote
 from sandq.protocol.requests_debug import DebugDump, LogLevel
 from sandq.protocol.requests_keys import KvGet
+from sandq.protocol.requests_overview import Overview, TopicHistory
 from sandq.protocol.requests_slo import Slo
 from sandq.server.handlers import routes
 from sandq.server.handlers.session import HANDLERS, ClientSession
@@ -28,7 +29,7 @@ CALLER = Caller("ada", "192.0.2.7:4711")
 NOT_ASKED = {r.Hello, r.Prove, r.OnBehalf, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo,
              admin.ClusterClock, admin.ClusterInit, admin.Finalize, admin.PushList, LogLevel, DebugDump,
              r.TopicNames, access.Identify, access.IdentityList, access.RoleList,
-             AuditList, AuditNote, Slo}  # fmt: skip
+             AuditList, AuditNote, Slo, Overview, TopicHistory}  # fmt: skip
 """Requests that the server answers of what it knows, or that are about what this connection has."""
 ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
 

@@ -19,12 +19,12 @@ from tests.support.protocol_document import EXAMPLES, KINDS, decode
 ANYBODY = {
     *(Type.HELLO, Type.PROVE, Type.ON_BEHALF, Type.PING, Type.UNSUBSCRIBE, Type.CREDIT),
     *(Type.TOPIC_NAMES, Type.CLUSTER_INFO, Type.CLUSTER_CLOCK, Type.SCHEDULE_PREVIEW),
-    *(Type.AUDIT_NOTE, Type.SLO),
+    *(Type.AUDIT_NOTE, Type.SLO, Type.OVERVIEW),
 }
 READER = {
     *(Type.FETCH, Type.MEASURE, Type.GET, Type.LIST, Type.WHY, Type.FORECAST, Type.JOB_STATUS, Type.KV_GET),
     *(Type.KV_SCAN, Type.KV_WATCH, Type.SCHEDULE_GET, Type.SCHEDULE_LIST, Type.GROUP_LIST, Type.TOPIC_STATS),
-    *(Type.PUSH_LIST, Type.DEAD_LIST),
+    *(Type.PUSH_LIST, Type.DEAD_LIST, Type.TOPIC_HISTORY),
 }
 WRITER = {
     *(Type.PRODUCE, Type.SUBSCRIBE, Type.LEASE, Type.ACK, Type.NACK, Type.EXTEND, Type.ACK_THEN, Type.TOPIC_ENSURE),

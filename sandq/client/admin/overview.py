@@ -1,0 +1,274 @@
+"""What all topics hold and do, put together from what each node tells of the partitions that it leads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from sandq.client.arguments import suggesting
+from sandq.client.timeouts import timed_read
+from sandq.client.transport.cluster import Cluster
+from sandq.client.transport.requests import call
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, Retriable
+from sandq.model.names import check_name
+from sandq.model.times import Duration
+from sandq.protocol.request import unknown_request
+from sandq.protocol.requests_overview import (
+    GroupRow,
+    HistoryReply,
+    HistoryRow,
+    Overview,
+    OverviewReply,
+    TopicHistory,
+    TopicRow,
+)
+
+
+class Lateness(NamedTuple):
+    """How late first deliveries were, in seconds: `counts` by upper bound, the last of what lies above them all."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    def quantile(self, part: float) -> float | None:
+        """Return how late so much of them was at most, within the bucket in which that lies; None: there were none."""
+        total = sum(self.counts)
+        if not total:
+            return None
+        rank, seen = part * total, 0
+        for number, count in enumerate(self.counts):
+            if count and seen + count >= rank:
+                if number >= len(self.bounds):
+                    return self.bounds[-1]
+                low = self.bounds[number - 1] if number else self.bounds[0]
+                return low + (self.bounds[number] - low) * (rank - seen) / count
+            seen += count
+        return self.bounds[-1]
+
+
+NO_LATENESS: Final = Lateness((), ())
+
+
+@dataclass
+class GroupOverview:
+    """A group of a topic, over all partitions."""
+
+    group: str
+    ready: int = 0
+    leased: int = 0
+    waiting: int = 0
+    dead: int = 0
+    consumers: int = 0
+    paused: bool = False
+    reason: str | None = None
+    """Why it gets nothing new; None: it does."""
+    oldest_ms: int | None = None
+    """When the oldest message was due that is not acked."""
+    held_up_by: int = 0
+    """1: something that is due waits for its `max_in_flight`, 2: for its `rate`, 3: for both."""
+
+    @property
+    def lag(self) -> int:
+        """Messages that are due and not acked."""
+        return self.ready + self.leased + self.waiting
+
+    def add(self, row: GroupRow) -> None:
+        """Add what another node told of it."""
+        self.ready += row.ready
+        self.leased += row.leased
+        self.waiting += row.waiting
+        self.dead += row.dead
+        self.consumers = max(self.consumers, row.consumers)  # a subscription takes part in all partitions
+        self.paused |= row.is_paused
+        self.reason = self.reason or row.reason
+        self.held_up_by |= row.held_up_by
+        if row.oldest_ms is not None:
+            self.oldest_ms = row.oldest_ms if self.oldest_ms is None else min(self.oldest_ms, row.oldest_ms)
+
+
+@dataclass
+class TopicOverview:
+    """A topic, over all partitions. Counts of what was `stored`, `sent`, `acked` and `died` are of the last `over_ms`
+    of the whole overview."""
+
+    name: str
+    kind: str
+    partitions: int
+    led: int = 0
+    """Partitions that have a leader, which told of them."""
+    messages: int = 0
+    delayed: int = 0
+    dead: int = 0
+    keys: int = 0
+    schedules: int = 0
+    outbox: int = 0
+    bytes: int = 0
+    stored: int = 0
+    sent: int = 0
+    acked: int = 0
+    died: int = 0
+    lateness: Lateness = NO_LATENESS
+    """Of the last minute."""
+    group_count: int = 0
+    groups: dict[str, GroupOverview] = field(default_factory=dict)
+    """Those that are furthest behind, 50 of each node."""
+
+    @property
+    def lag(self) -> int:
+        """Of the group that is furthest behind."""
+        return max([group.lag for group in self.groups.values()], default=0)
+
+    def add(self, row: TopicRow, bounds: Sequence[float]) -> None:
+        """Add what another node told of it."""
+        self.partitions = max(self.partitions, row.partitions)
+        for name in (
+            *("led", "messages", "delayed", "dead", "keys", "schedules", "outbox", "bytes"),
+            *("stored", "sent", "acked", "died"),
+        ):
+            setattr(self, name, getattr(self, name) + getattr(row, name))
+        self.lateness = _plus(self.lateness, row.lateness, bounds)
+        self.group_count = max(self.group_count, row.groups)
+        for group in row.furthest:
+            self.groups.setdefault(group.name, GroupOverview(group.name)).add(group)
+
+
+class ClusterOverview(NamedTuple):
+    """All topics that may be read, by name. `over_ms`: the time that rates are over, which ends at `now_ms`, more or
+    less; `missing`: nodes that told nothing, and why."""
+
+    now_ms: int
+    over_ms: int
+    topics: dict[str, TopicOverview]
+    missing: dict[str, str]
+
+
+class HistorySlot(NamedTuple):
+    """What became of messages from `start_ms` on, in one slot of time."""
+
+    start_ms: int
+    stored: int
+    sent: int
+    acked: int
+    died: int
+    lateness: Lateness
+
+
+class History(NamedTuple):
+    """The last hour of a topic; slots in which nothing happened are left out. It begins with the leadership of those
+    that lead its partitions now."""
+
+    slot_ms: int
+    slots: list[HistorySlot]
+    missing: dict[str, str]
+
+
+@suggesting
+class OverviewAdmin:
+    """What of `client.admin` looks at everything."""
+
+    _cluster: Cluster
+
+    async def cluster(self, node: str | None = None, *, timeout: Duration | None = None) -> dict[str, Any]:
+        """The cluster as a node sees it."""
+        raise NotImplementedError
+
+    def _introduce(self, node: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Have the client know where a node is. Raises NotFound."""
+        raise NotImplementedError
+
+    @timed_read
+    async def overview(self, *, timeout: Duration | None = None) -> ClusterOverview:
+        """What all topics hold, and what becomes of their messages at present: of what nodes measure anyway."""
+        missing: dict[str, str] = {}
+        topics: dict[str, TopicOverview] = {}
+        now_ms = over_ms = 0
+        for node in await self._nodes_up(missing):
+            try:
+                pages = [page async for page in _pages(self._cluster, node)]
+            except (Conflict, Retriable, NotFound, InvalidRequest) as error:
+                missing[node] = _why(error, Overview.type)
+                continue
+            for page in pages:
+                now_ms, over_ms = max(now_ms, page.now_ms), max(over_ms, page.over_ms)
+                for row in page.rows:
+                    topic = topics.setdefault(row.name, TopicOverview(row.name, row.kind, row.partitions))
+                    topic.add(row, page.bounds)
+        return ClusterOverview(now_ms, over_ms, dict(sorted(topics.items())), missing)
+
+    @timed_read
+    async def history(self, topic: str, *, timeout: Duration | None = None) -> History:
+        """What became of a topic's messages in the last hour, in slots of time."""
+        check_name("topic", topic)
+        missing: dict[str, str] = {}
+        slots: dict[int, HistorySlot] = {}
+        slot_ms, unknown, told = 0, None, 0
+        for node in await self._nodes_up(missing):
+            try:
+                reply = HistoryReply.parse(await call(self._cluster, TopicHistory(topic), node_id=node))
+            except NotFound as error:  # no partition of it is there
+                unknown = error
+                continue
+            except (Conflict, Retriable, InvalidRequest) as error:
+                missing[node] = _why(error, TopicHistory.type)
+                continue
+            told, slot_ms = told + 1, reply.slot_ms
+            for row in reply.rows:
+                slots[row.start_ms] = _added(slots.get(row.start_ms), row, reply.bounds)
+        if unknown is not None and not told:
+            raise unknown
+        return History(slot_ms, [slot for _, slot in sorted(slots.items())], missing)
+
+    async def _nodes_up(self, missing: dict[str, str]) -> list[str]:
+        rows: list[dict[str, Any]] = (await self.cluster()).get("nodes") or []
+        up = []
+        for row in rows:
+            node = str(row.get("node"))
+            if not row.get("up"):
+                missing[node] = "it cannot be reached"
+                continue
+            self._introduce(node, rows)
+            up.append(node)
+        return up
+
+
+async def _pages(cluster: Cluster, node: str) -> Any:
+    after: str | None = None
+    while True:
+        page = OverviewReply.parse(await call(cluster, Overview(after), node_id=node))
+        yield page
+        if page.next is None or page.next == after:
+            return
+        after = page.next
+
+
+def _why(error: Conflict | Retriable | NotFound | InvalidRequest, request: int) -> str:
+    if isinstance(error, InvalidRequest):
+        if error.message != unknown_request(request):
+            raise error
+        return "its version does not tell it"
+    return error.message
+
+
+def _plus(known: Lateness, sparse: Sequence[int], bounds: Sequence[float]) -> Lateness:
+    """With what a node told: number of a bucket and its count, one behind the other."""
+    if known.bounds and known.bounds != tuple(bounds):
+        return known  # of another version, which counts otherwise
+    counts = Counter(dict(enumerate(known.counts)))
+    for number, count in zip(sparse[::2], sparse[1::2], strict=True):
+        counts[number] += count
+    return Lateness(tuple(bounds), tuple([counts[number] for number in range(len(bounds) + 1)]))
+
+
+def _added(slot: HistorySlot | None, row: HistoryRow, bounds: Sequence[float]) -> HistorySlot:
+    if slot is None:
+        slot = HistorySlot(row.start_ms, 0, 0, 0, 0, NO_LATENESS)
+    return HistorySlot(
+        row.start_ms,
+        slot.stored + row.stored,
+        slot.sent + row.sent,
+        slot.acked + row.acked,
+        slot.died + row.died,
+        _plus(slot.lateness, row.lateness, bounds),
+    )

@@ -1,0 +1,98 @@
+"""The console: pages for people, who use the API by them as any other client does.
+
+There is nothing in it but files, the same for everybody. What they show is asked of the API, with the token of who
+looks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import Final, NamedTuple
+
+from fastapi import Request
+from fastapi.responses import RedirectResponse, Response
+
+from sandq.server.http.paths import is_known, only
+from sandq.server.http.problems import problem
+from sandq.server.http.strict import router_of
+
+router = router_of()
+PAGE: Final = "index.html"
+TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+"""Scripts and styles are files of ours, and no text ever becomes markup: values of messages are anybody's."""
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    # It is asked for each time, and answered by 304: another version of sandq has other files under the same names.
+    "cache-control": "no-cache",
+    "vary": "Accept",
+}
+
+
+class Asset(NamedTuple):
+    """A file of the console. `tag`: of what is in it."""
+
+    data: bytes
+    media_type: str
+    tag: str
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """All files of the console, by name."""
+    found = {}
+    for file in files(__package__).joinpath("static", "console").iterdir():
+        _, _, suffix = file.name.rpartition(".")
+        if suffix in TYPES:
+            data = file.read_bytes()
+            found[file.name] = Asset(data, TYPES[suffix], hashlib.sha256(data).hexdigest()[:32])
+    return found
+
+
+@router.get("/", include_in_schema=False)
+async def root(request: Request) -> Response:
+    """The console for who asks for a page; the description of the API for everybody else."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return RedirectResponse("/docs", headers={"vary": "Accept"})
+    return _answer(request, assets()[PAGE])
+
+
+@router.get("/console/{asset}", include_in_schema=False)
+async def asset(request: Request, asset: str) -> Response:
+    found = assets().get(asset)
+    if found is None or asset == PAGE:
+        return problem(request.state.request_id, 404, "NO_ROUTE", "the console has no such file")
+    return _answer(request, found)
+
+
+def _answer(request: Request, found: Asset) -> Response:
+    headers = {**HEADERS, "etag": f'"{found.tag}"'}
+    if is_known(only(request, "If-None-Match"), found.tag):
+        return Response(status_code=304, headers=headers)
+    return Response(found.data, media_type=found.media_type, headers=headers)

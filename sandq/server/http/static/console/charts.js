@@ -1,0 +1,184 @@
+// Charts over time, by uPlot; each with the same in a table, for who does not see it.
+
+import { fill, h } from "./dom.js";
+import { count, instant } from "./format.js";
+import { sandqColours } from "./colours.js";
+
+let uPlot = null; // it is loaded with the first chart
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+// series: {label, values, colour, kind: "bars" | "line", width_s, text(value)}; `x` in epoch seconds, in order.
+// `from`, `to`: what is shown at first; `onZoom(from, to)`.
+export function chart({ title, x, series, from, to, now, unit = "", height = 220, text = count, signal }) {
+  const place = h("div", { class: "plot" });
+  const readout = h("p", { class: "readout", "aria-live": "off" });
+  const holder = h("div", {
+    class: "chart", role: "img", tabindex: 0, "aria-label": `${title}. ${summary(series, text)} Zoom: plus and minus; move: arrows; all: 0.`,
+    onkeydown: onKey,
+  }, place);
+  const zoomed = (label, name, work) => h("button", { type: "button", class: "quiet", "aria-label": name, title: name, onclick: work }, label);
+  const tools = h("div", { class: "tools", role: "group", "aria-label": `Zoom of ${title}` },
+    zoomed("◀", "Earlier", () => move(-0.5)), zoomed("−", "Zoom out", () => zoom(2)), zoomed("+", "Zoom in", () => zoom(0.5)),
+    zoomed("▶", "Later", () => move(0.5)), zoomed("All", "Show all", () => scale(from, to)));
+  const figure = h("figure", { class: "figure" },
+    h("figcaption", {}, h("span", { class: "name" }, title), legend(series), tools),
+    holder, readout, asTable(title, x, series, text));
+  let plot = null;
+
+  async function begin() {
+    if (!uPlot) {
+      document.head.append(h("link", { rel: "stylesheet", href: "console/uplot.css" }));
+      uPlot = (await import("./uplot.js")).default;
+    }
+    if (!plot && holder.isConnected && !signal?.aborted) draw();
+  }
+
+  function draw() {
+    const colours = sandqColours();
+    const width = Math.max(holder.clientWidth, 120);
+    const kept = plot && [plot.scales.x.min, plot.scales.x.max];
+    if (plot) plot.destroy();
+    const axis = { stroke: colours.dim, grid: { stroke: colours.line, width: 1 }, ticks: { stroke: colours.line, width: 1 }, font: "12px system-ui, sans-serif" };
+    plot = new uPlot({
+      width, height,
+      legend: { show: false },
+      cursor: { drag: { x: true, y: false }, points: { size: 6 } },
+      padding: [12, 8, 0, 0],
+      scales: { x: { time: true }, y: { range: (self, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 1, 1) * 1.08] } },
+      axes: [{ ...axis, values: times }, { ...axis, size: 58, values: (self, ticks) => ticks.map((one) => `${text(one)}${unit}`) }],
+      series: [{}, ...series.map((one) => ({
+        label: one.label, stroke: colours[one.colour], width: one.kind === "bars" ? 0 : 2, spanGaps: false,
+        fill: one.kind === "bars" ? colours[one.colour] : undefined,
+        points: { show: one.kind !== "bars" && one.values.filter((value) => value !== null).length < 60, size: 5 },
+        paths: one.kind === "bars" ? bars(one) : undefined,
+      }))],
+      hooks: {
+        draw: [drawNow],
+        setCursor: [(self) => {
+          const at = self.cursor.idx;
+          if (at === null || at === undefined) return fill(readout);
+          const told = series.filter((one) => one.values[at] !== null && one.values[at] !== undefined).map((one) => `${one.label} ${text(one.values[at])}${unit}`);
+          return fill(readout, told.length ? `${instant(x[at] * 1000)}: ${told.join(", ")}` : "");
+        }],
+      },
+    }, [x, ...series.map((one) => one.values)], place);
+    const [low, high] = kept ?? [from, to];
+    plot.setScale("x", { min: low, max: high });
+  }
+
+  // Bars as wide as the time that they are about.
+  function bars(one) {
+    return (self, seriesAt) => {
+      const data = self.data[seriesAt];
+      const fillPath = new Path2D();
+      const base = self.valToPos(0, "y", true);
+      const wide = one.width_s;
+      data.forEach((value, at) => {
+        if (!value) return;
+        const left = self.valToPos(self.data[0][at], "x", true);
+        const right = self.valToPos(self.data[0][at] + (Array.isArray(wide) ? wide[at] : wide), "x", true);
+        const top = self.valToPos(value, "y", true);
+        const size = Math.max(right - left - 1, 1);
+        fillPath.rect(left, top, size, base - top);
+      });
+      return { fill: fillPath, stroke: null };
+    };
+  }
+
+  function drawNow(self) {
+    if (now === undefined) return;
+    const at = self.valToPos(now, "x", true);
+    if (at < self.bbox.left || at > self.bbox.left + self.bbox.width) return;
+    const colours = sandqColours();
+    const context = self.ctx;
+    context.save();
+    context.strokeStyle = colours.text;
+    context.lineWidth = devicePixelRatio;
+    context.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+    context.beginPath();
+    context.moveTo(at, self.bbox.top);
+    context.lineTo(at, self.bbox.top + self.bbox.height);
+    context.stroke();
+    context.fillStyle = colours.dim;
+    context.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    context.fillText("now", at + 4 * devicePixelRatio, self.bbox.top + 11 * devicePixelRatio);
+    context.restore();
+  }
+
+  const scale = (min, max) => plot?.setScale("x", { min, max });
+  function zoom(by) {
+    if (!plot) return;
+    const { min, max } = plot.scales.x;
+    const middle = now !== undefined && now > min && now < max ? now : (min + max) / 2;
+    scale(Math.max(middle - (middle - min) * by, from), Math.min(middle + (max - middle) * by, to));
+  }
+  function move(by) {
+    if (!plot) return;
+    const { min, max } = plot.scales.x;
+    const step = Math.max(Math.min((max - min) * by, to - max), from - min);
+    scale(min + step, max + step);
+  }
+  function onKey(event) {
+    const done = { "+": () => zoom(0.5), "=": () => zoom(0.5), "-": () => zoom(2), ArrowLeft: () => move(-0.25), ArrowRight: () => move(0.25), 0: () => scale(from, to) }[event.key];
+    if (!done) return;
+    event.preventDefault();
+    done();
+  }
+
+  const sized = new ResizeObserver(() => {
+    if (!holder.isConnected || holder.clientWidth < 1) return;
+    if (!plot) begin();
+    else if (plot.width !== holder.clientWidth) plot.setSize({ width: holder.clientWidth, height });
+  });
+  sized.observe(holder);
+  const repaint = () => plot && draw();
+  dark.addEventListener("change", repaint);
+  signal?.addEventListener("abort", () => {
+    sized.disconnect();
+    dark.removeEventListener("change", repaint);
+    if (plot) plot.destroy();
+    plot = null;
+  });
+  figure.scaleOf = () => [plot.scales.x.min, plot.scales.x.max];
+  return figure;
+}
+
+// Hours and minutes; at the first, and where another day begins, the day below.
+function times(self, splits, axisAt, space, step) {
+  const two = (part) => String(part).padStart(2, "0");
+  let last = "";
+  return splits.map((at) => {
+    const when = new Date(at * 1000);
+    const day = `${when.getFullYear()}-${two(when.getMonth() + 1)}-${two(when.getDate())}`;
+    const clock = `${two(when.getHours())}:${two(when.getMinutes())}${step < 60 ? `:${two(when.getSeconds())}` : ""}`;
+    const isNew = day !== last;
+    last = day;
+    return isNew ? `${clock}\n${day}` : clock;
+  });
+}
+
+function legend(series) {
+  return h("span", { class: "legend" }, series.map((one) => h("span", {}, h("i", { class: `swatch ${one.colour}`, "aria-hidden": "true" }), one.label)));
+}
+
+function summary(series, text) {
+  return series.map((one) => {
+    const told = one.values.filter((value) => value !== null && value !== undefined);
+    if (one.kind !== "bars") return told.length ? `${one.label}: ${text(told.at(-1))} last, ${text(Math.max(...told))} at most.` : `${one.label}: none.`;
+    return `${one.label}: ${count(told.reduce((sum, value) => sum + value, 0))} in all.`;
+  }).join(" ");
+}
+
+function asTable(title, x, series, text) {
+  const body = h("tbody");
+  const fold = h("details", { class: "astable", ontoggle: () => {
+    if (!fold.open || body.children.length) return;
+    const rows = x.map((at, place) => [at, series.map((one) => one.values[place])]).filter(([, values]) => values.some((value) => value));
+    fill(body, rows.slice(0, 200).map(([at, values]) => h("tr", {}, h("th", { scope: "row" }, instant(at * 1000)), values.map((value) => h("td", { class: "number" }, value === null || value === undefined ? "" : text(value))))),
+      rows.length > 200 && h("tr", {}, h("td", { colspan: series.length + 1 }, `and ${count(rows.length - 200)} more`)));
+  } },
+  h("summary", {}, "As a table"),
+  h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, h("table", {}, h("caption", { class: "unseen" }, title),
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "From"), series.map((one) => h("th", { scope: "col", class: "number" }, one.label)))), body)));
+  return fold;
+}

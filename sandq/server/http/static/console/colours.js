@@ -1,0 +1,6 @@
+// The colours of the style sheet, for what is drawn on a canvas.
+
+export function sandqColours() {
+  const style = getComputedStyle(document.documentElement);
+  return Object.fromEntries(["text", "dim", "line", "past", "due", "planned", "warn", "late"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+}

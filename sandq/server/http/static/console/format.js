@@ -1,0 +1,122 @@
+// Numbers, times and bytes as people read them. Pure.
+
+const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const tenth = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
+
+export const NONE = "–";
+
+export function count(value) {
+  return value === null || value === undefined ? NONE : whole.format(value);
+}
+
+export function plural(value, one, many = `${one}s`) {
+  return `${count(value)} ${value === 1 ? one : many}`;
+}
+
+// 1,234 stays; 12,345 becomes 12.3 k.
+export function short(value) {
+  if (value === null || value === undefined) return NONE;
+  const size = Math.abs(value);
+  if (size < 10_000) return whole.format(value);
+  for (const [unit, name] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]])
+    if (size >= unit) return `${tenth.format(value / unit)} ${name}`;
+  return whole.format(value);
+}
+
+export function rate(value) {
+  if (!value) return value === 0 ? "0" : NONE;
+  return value < 10 ? tenth.format(value) : short(value);
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return NONE;
+  let left = value;
+  for (const unit of ["B", "KiB", "MiB", "GiB", "TiB"]) {
+    if (left < 1024 || unit === "TiB") return `${unit === "B" ? whole.format(left) : tenth.format(left)} ${unit}`;
+    left /= 1024;
+  }
+  return NONE;
+}
+
+export function milliseconds(value) {
+  if (value === null || value === undefined) return NONE;
+  if (value < 0) return `-${milliseconds(-value)}`;
+  if (value < 10) return `${tenth.format(value)} ms`;
+  return value < 1000 ? `${whole.format(value)} ms` : span(value);
+}
+
+// Of milliseconds, in its two largest units.
+export function span(value) {
+  const units = [["d", 86_400_000], ["h", 3_600_000], ["m", 60_000], ["s", 1000]];
+  let left = Math.round(Math.abs(value) / 1000) * 1000;
+  if (left < 60_000) return `${tenth.format(Math.abs(value) / 1000)} s`;
+  const parts = [];
+  for (const [name, size] of units) {
+    const times = Math.floor(left / size);
+    if (times && parts.length < 2) parts.push(`${times} ${name}`);
+    else if (parts.length) break;
+    left -= times * size;
+  }
+  return parts.join(" ");
+}
+
+export function ago(at, now = Date.now()) {
+  if (at === null || at === undefined) return NONE;
+  const away = now - Date.parse(at);
+  if (Math.abs(away) < 1000) return "now";
+  return away > 0 ? `${span(away)} ago` : `in ${span(-away)}`;
+}
+
+export function instant(at) {
+  if (at === null || at === undefined) return NONE;
+  const found = new Date(at);
+  if (Number.isNaN(found.getTime())) return String(at);
+  const two = (part, size = 2) => String(part).padStart(size, "0");
+  const day = `${found.getFullYear()}-${two(found.getMonth() + 1)}-${two(found.getDate())}`;
+  const fraction = found.getMilliseconds() ? `.${two(found.getMilliseconds(), 3)}` : "";
+  return `${day} ${two(found.getHours())}:${two(found.getMinutes())}:${two(found.getSeconds())}${fraction}`;
+}
+
+// What would not be seen, or would turn the text around it, is written out: half surrogate pairs, control characters,
+// what switches the direction of writing.
+const UNSEEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+
+export function visible(text) {
+  return String(text).replace(UNSEEN, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+export function cut(text, most = 120) {
+  const shown = visible(text);
+  return shown.length > most ? `${shown.slice(0, most)}…` : shown;
+}
+
+export function hex(data, start = 0, most = 4096) {
+  const lines = [];
+  for (let at = start; at < Math.min(data.length, start + most); at += 16) {
+    const row = data.subarray(at, Math.min(at + 16, start + most));
+    const codes = Array.from(row, (one) => one.toString(16).padStart(2, "0"));
+    const text = Array.from(row, (one) => (one >= 32 && one < 127 ? String.fromCharCode(one) : ".")).join("");
+    const left = codes.slice(0, 8).join(" ").padEnd(23);
+    lines.push(`${at.toString(16).padStart(8, "0")}  ${left}  ${codes.slice(8).join(" ").padEnd(23)}  ${text}`);
+  }
+  return lines.join("\n");
+}
+
+export function fromBase64(text) {
+  const raw = atob(text);
+  return Uint8Array.from(raw, (one) => one.charCodeAt(0));
+}
+
+// The bytes of a message's value as the API tells it; null: it deletes its key.
+export function valueBytes(message) {
+  if (typeof message.text === "string") return new TextEncoder().encode(message.text);
+  return typeof message.value === "string" ? fromBase64(message.value) : null;
+}
+
+export function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,251 @@
+// One group: where it stands in each partition, its limits and settings, and its dead letters.
+
+import { get, patch, path, post, put, remove } from "./api.js";
+import { sandctl, settingOptions } from "./commands.js";
+import { fill, h } from "./dom.js";
+import { ago, bytes, count, cut, instant, plural, short } from "./format.js";
+import { attempts, headersView, keyText, valueView } from "./messages.js";
+import { may, why } from "./rights.js";
+import { groupHref, topicHref } from "./topics.js";
+import { act, badge, button, commandLine, facts, failure, field, load, loading, table, tile, valuesOf } from "./ui.js";
+
+export function groupView(context, topic, group, tab = "standing") {
+  const body = h("div", { class: "tabled" });
+  const at = path("topics", topic, "groups", group);
+  const place = h("div", { class: "tabled" });
+  const again = () => load(place, () => get(at, {}, { signal: context.signal }), (found) => standing(context, topic, group, found, again));
+  if (tab === "dead") fill(body, deadLetters(context, topic, group));
+  else {
+    fill(body, place);
+    again();
+  }
+  const tabs = [["standing", "Standing"], ["dead", "Dead letters"]];
+  return [
+    h("p", { class: "trail" }, h("a", { href: "#/" }, "Topics"), " / ", h("a", { href: topicHref(topic) }, topic), " / ", h("a", { href: topicHref(topic, "groups") }, "groups"), " /"),
+    h("div", { class: "head" }, h("h1", {}, group)),
+    h("nav", { class: "tabs", "aria-label": `Of ${group}` }, tabs.map(([name, text]) => h("a", { href: groupHref(topic, group, name === "standing" ? undefined : name), "aria-current": name === tab ? "page" : null }, text))),
+    body,
+  ];
+}
+
+function standing(context, topic, group, found, again) {
+  const at = path("topics", topic, "groups", group);
+  const manages = { allowed: may("manage", topic, group), reason: why("manage", topic) };
+  const isPaused = /paused/i.test(found.reason ?? "");
+  const tiles = [["Lag", found.lag], ["Ready", found.ready], ["Leased", found.leased], ["Retrying", found.waiting], ["Consumers", found.consumers], ["Dead letters", found.dead]].map(([name, value]) => {
+    const one = tile(name);
+    one.set(short(value), name === "Dead letters" && value ? "warn" : "");
+    return one.element;
+  });
+  const parts = table({
+    caption: "Partitions", key: (row) => String(row.partition), sort: ["partition", false], page: 50,
+    columns: [
+      { key: "partition", label: "Partition", text: (row) => row.partition, sort: (row) => row.partition },
+      { key: "ready", label: "Ready", kind: "number", text: (row) => short(row.ready), sort: (row) => row.ready },
+      { key: "leased", label: "Leased", kind: "number", text: (row) => short(row.leased), sort: (row) => row.leased },
+      { key: "waiting", label: "Retrying", kind: "number", text: (row) => short(row.waiting), sort: (row) => row.waiting },
+      { key: "dead", label: "Dead", kind: "number", text: (row) => short(row.dead), sort: (row) => row.dead },
+      { key: "blocked", label: "Held up by keys", kind: "number", wide: true, text: (row) => (row.blocked_by_key === undefined ? "" : count(row.blocked_by_key)) },
+      { key: "cursor", label: "Leased up to", wide: true, text: (row) => row.cursor ?? "–" },
+      { key: "committed", label: "Acked up to", wide: true, text: (row) => row.committed ?? "–" },
+      { key: "reason", label: "Why it gets nothing", text: (row) => cut(row.reason ?? "", 120) },
+    ],
+  });
+  parts.set(found.partitions);
+  const limits = found.limits ?? {};
+  const pushed = h("div", {});
+  load(pushed, async () => {
+    const { pushes } = await get(path("topics", topic, "pushes"), {}, { signal: context.signal });
+    return pushes.find((one) => one.group === group);
+  }, (push) => (push ? facts([["To", push.url], ["State", push.state], ["Last error", push.error], ["At once", push.concurrency]]) : h("p", { class: "dim" }, "It is not pushed: its consumers ask.")));
+  return [
+    h("div", { class: "row" },
+      isPaused
+        ? button("Resume…", () => act({ title: "Resume the group", verb: "Resume", about: `What came due meanwhile comes first: ${plural(found.lag, "message")} are due now.`, command: () => sandctl("group resume", [topic, group]), run: async () => { await post(`${at}/resume`); return "Resumed"; }, done: again }), { ...manages, kind: "primary" })
+        : button("Pause…", () => act({ title: "Pause the group", verb: "Pause", about: `Its ${plural(found.consumers, "consumer")} get nothing new until it is resumed, also across restarts; what they hold (${plural(found.leased, "message")}) they keep.`, command: () => sandctl("group pause", [topic, group]), run: async () => { await post(`${at}/pause`); return "Paused"; }, done: again }), manages),
+      button("Limits…", () => changeLimits(topic, group, limits, again), manages),
+      button("Settings…", () => changeSettings(topic, group, found.settings, again), manages),
+      button("Seek…", () => seek(topic, group, found, again), { ...manages, kind: "danger" }),
+      button("Delete…", () => deleteGroup(topic, group, found), { ...manages, kind: "danger" }),
+      h("button", { type: "button", onclick: again }, "Refresh")),
+    found.reason && h("div", { class: "note" }, h("strong", {}, "It gets nothing: "), found.reason),
+    h("dl", { class: "tiles" }, tiles),
+    h("div", { class: "columns" },
+      h("section", { class: "card" }, h("h2", {}, "Limits"), found.limits ? facts([["In flight", limits.max_in_flight === null || limits.max_in_flight === undefined ? null : `${count(limits.in_flight)} of ${count(limits.max_in_flight)}`], ["Rate", limits.rate], ["Burst", limits.burst]]) : h("p", { class: "dim" }, "It has none.")),
+      h("section", { class: "card" }, h("h2", {}, "Settings of its own"), found.settings ? facts(Object.entries(found.settings).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)])) : h("p", { class: "dim" }, "It has the topic's.")),
+      h("section", { class: "card" }, h("h2", {}, "Push"), pushed)),
+    h("section", { class: "card" }, h("h2", {}, "Partitions"), parts.element),
+    commandLine(sandctl("group show", [topic, group])),
+  ];
+}
+
+function changeLimits(topic, group, limits, done) {
+  const body = (values) => Object.fromEntries(Object.entries({ max_in_flight: values.max_in_flight ? Number(values.max_in_flight) : null, rate: values.rate || null, burst: values.burst ? Number(values.burst) : null }).filter(([, value]) => value !== null));
+  act({
+    title: `Limits of ${group}`, verb: "Set them", about: "Over all partitions, in place of those it has; with none of them it has no limits.",
+    fields: [
+      { name: "max_in_flight", label: "In flight at most", kind: "number", value: limits.max_in_flight ?? "", help: "Messages that are leased and not settled." },
+      { name: "rate", label: "Rate", value: limits.rate ?? "", placeholder: "50/s" },
+      { name: "burst", label: "Burst", kind: "number", value: limits.burst ?? "", help: "So many at once after a pause; only with a rate." },
+    ],
+    command: (values) => {
+      const given = body(values);
+      return sandctl("group limit", [topic, group], Object.keys(given).length ? { "max-in-flight": given.max_in_flight, rate: given.rate, burst: given.burst } : { none: true });
+    },
+    preview: (values) => changes(limits, { max_in_flight: null, rate: null, burst: null, ...body(values) }),
+    run: async (values) => { await put(path("topics", topic, "groups", group, "limits"), body(values)); return "The limits hold"; },
+    done,
+  });
+}
+
+export function changes(before, after) {
+  const text = (value) => (value === null || value === undefined ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));
+  const rows = Object.keys(after).filter((name) => text(before?.[name]) !== text(after[name]));
+  if (!rows.length) return h("p", { class: "dim" }, "Nothing changes.");
+  return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "What changes"), h("thead", {}, h("tr", {}, ["What changes", "Now", "Then"].map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, rows.map((name) => h("tr", {}, h("th", { scope: "row" }, name), h("td", { class: "dim" }, text(before?.[name])), h("td", {}, text(after[name])))))));
+}
+
+function changeSettings(topic, group, own, done) {
+  const backoff = own?.backoff ?? {};
+  const body = (values) => ({
+    ...(values.max_attempts ? { max_attempts: values.max_attempts === "none" ? null : Number(values.max_attempts) } : {}),
+    ...(values.max_snoozes ? { max_snoozes: values.max_snoozes === "none" ? null : Number(values.max_snoozes) } : {}),
+    ...(values.kind ? { backoff: { kind: values.kind, ...(values.first && values.kind !== "none" ? { first: values.first } : {}) } } : {}),
+  });
+  act({
+    title: `Settings of ${group}`, verb: "Set them", about: "In place of those of its own; what is empty is the topic's.",
+    fields: [
+      { name: "max_attempts", label: "Attempts at most", value: own?.max_attempts ?? "", placeholder: "the topic's", help: "A number, or none." },
+      { name: "max_snoozes", label: "Snoozes at most", value: own?.max_snoozes ?? "", placeholder: "the topic's" },
+      { name: "kind", label: "Back-off", kind: "select", value: backoff.kind ?? "", options: [["", "the topic's"], "exponential", "fixed", "linear", "none"] },
+      { name: "first", label: "First wait", value: backoff.first ?? "", placeholder: "5s" },
+    ],
+    command: (values) => {
+      const given = body(values);
+      return sandctl("group update", [topic, group], Object.keys(given).length ? settingOptions(given) : { reset: true });
+    },
+    preview: (values) => changes(own ?? {}, { max_attempts: undefined, max_snoozes: undefined, backoff: undefined, ...body(values) }),
+    run: async (values) => { await patch(path("topics", topic, "groups", group), { settings: body(values) }); return "The settings hold"; },
+    done,
+  });
+}
+
+function seek(topic, group, found, done) {
+  const to = (values) => (values.place === "at" ? (values.at ? new Date(values.at).toISOString() : "") : values.place);
+  act({
+    title: "Seek…", verb: "Seek", danger: true, typed: group,
+    about: `Goes on from elsewhere. Back: everything from there on that is still stored is delivered again, dead letters too. Forward: what lies between counts as acked. Either takes from consumers what they hold: ${plural(found.leased, "message")}.`,
+    fields: [
+      { name: "place", label: "To", kind: "select", options: [["latest", "latest: only what comes from now on"], ["earliest", "earliest: everything that is stored"], ["at", "a time"]] },
+      { name: "at", label: "Time", kind: "datetime-local" },
+    ],
+    count: async () => `${plural(found.lag, "message")} are due and not acked now.`,
+    command: (values) => sandctl("group seek", [topic, group], { to: to(values) || "latest", yes: true }),
+    run: async (values) => { await post(path("topics", topic, "groups", group, "seek"), { to: to(values) }); return "It goes on from there"; },
+    done,
+  });
+}
+
+function deleteGroup(topic, group, found) {
+  act({
+    title: `Delete ${group}…`, verb: "Delete", danger: true, typed: group,
+    about: `Forgets its place and ${plural(found.dead, "dead letter")}; the messages of the topic stay. It is refused while it has consumers.`,
+    count: async () => `${plural(found.lag, "message")} are due and not acked, ${plural(found.dead, "dead letter")}, ${plural(found.consumers, "consumer")}.`,
+    command: () => sandctl("group delete", [topic, group], { yes: true }),
+    run: async () => {
+      await remove(path("topics", topic, "groups", group));
+      location.hash = topicHref(topic, "groups");
+      return "The group is gone";
+    },
+  });
+}
+
+// -- dead letters ------------------------------------------------------------------------------------------------------
+
+const REASONS = ["nacked", "lease_expired", "expired", "rejected", "undeliverable"];
+
+function deadLetters(context, topic, group) {
+  const at = path("topics", topic, "groups", group, "dead");
+  const manages = { allowed: may("manage", topic, group), reason: why("manage", topic) };
+  const list = h("div", { class: "card" });
+  const detail = h("section", { class: "card", hidden: true, tabindex: -1, "aria-label": "The dead letter" });
+  const same = commandLine("");
+  const form = h("form", { class: "card", role: "search", "aria-label": "Dead letters" }, h("div", { class: "fields" },
+    field({ name: "reason", label: "Reason", kind: "select", options: [["", "any"], ...REASONS] }),
+    field({ name: "error", label: "Error has" }), field({ name: "key_prefix", label: "Key begins with" }),
+    field({ name: "since", label: "Died from", kind: "datetime-local" }), field({ name: "until", label: "Died before", kind: "datetime-local" }),
+    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "List"))));
+  const filters = () => {
+    const values = valuesOf(form);
+    const time = (text) => (text ? new Date(text).toISOString() : "");
+    return Object.fromEntries(Object.entries({ ...values, since: time(values.since), until: time(values.until) }).filter(([name, value]) => name && value));
+  };
+  const options = (which) => ({ g: group, reason: which.reason, error: which.error, "key-prefix": which.key_prefix, since: which.since, until: which.until });
+  const picked = h("span", { class: "dim", role: "status" });
+  const rows = table({
+    caption: "Dead letters", key: (row) => row.id, sort: null, page: 100, empty: "No dead letter is like that.", select: { onchange: (chosen) => fill(picked, chosen.size ? `${chosen.size} chosen` : "None chosen: all that match") },
+    columns: [
+      { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row) }, row.id), mark: (row) => row.id },
+      { key: "reason", label: "Reason", cell: (row) => badge(row.reason, "bad"), mark: (row) => row.reason },
+      { key: "error", label: "Last error", text: (row) => cut(row.error ?? "", 100), title: (row) => cut(row.error ?? "", 1000) },
+      { key: "dead", label: "Died", text: (row) => ago(row.dead_at), title: (row) => instant(row.dead_at) },
+      { key: "attempts", label: "Attempts", kind: "number", wide: true, text: (row) => row.attempts },
+      { key: "life", label: "Life", kind: "number", wide: true, text: (row) => row.life },
+      { key: "key", label: "Key", wide: true, text: (row) => cut(keyText(row), 60) },
+      { key: "size", label: "Size", kind: "number", wide: true, text: (row) => bytes(row.size) },
+    ],
+  });
+  let found = [];
+  let next = null;
+  async function ask(after = null) {
+    same.update(sandctl("dead list", [topic], options(filters())));
+    if (!after) {
+      found = [];
+      fill(list, loading());
+    }
+    try {
+      const page = await get(at, { ...filters(), limit: 100, after, values: "false" }, { signal: context.signal });
+      found = [...found, ...page.messages];
+      next = page.next;
+      rows.set(found);
+      fill(list, rows.element, h("div", { class: "row" }, next && h("button", { type: "button", onclick: () => ask(next) }, "More"),
+        button("Redrive…", () => settle("redrive"), { ...manages, kind: "primary" }), button("Purge…", () => settle("purge"), { ...manages, kind: "danger" }), picked));
+    } catch (error) {
+      if (error.name !== "AbortError") fill(list, failure(error, () => ask(after)));
+    }
+  }
+  async function look(row) {
+    detail.hidden = false;
+    await load(detail, () => get(path("topics", topic, "messages", row.id), {}, { signal: context.signal }), (message) => [
+      h("div", { class: "head" }, h("h2", { class: "mono" }, row.id), badge(row.reason, "bad"), h("div", { class: "acts" }, h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
+      facts([["Last error", row.error], ["Died", `${instant(row.dead_at)} (${ago(row.dead_at)})`], ["Was due", instant(row.deliver_at)], ["Attempts", row.attempts], ["Life", row.life], ["Key", keyText(row) || null], ["Its topic refused it", row.not_forwarded]]),
+      headersView(message.headers), h("h3", {}, "Value"), valueView(message), h("h3", {}, "Attempts"), attempts(row.history),
+    ]);
+    detail.focus();
+  }
+  function settle(how) {
+    const ids = [...rows.chosen];
+    const which = filters();
+    const isPurge = how === "purge";
+    act({
+      title: isPurge ? "Purge dead letters…" : "Redrive dead letters…", verb: isPurge ? "Purge them" : "Redrive them", danger: isPurge, typed: isPurge ? topic : undefined,
+      about: `${ids.length ? "Those that are chosen." : Object.keys(which).length ? "All that match the filter." : "All of this group."} ${isPurge ? "They are forgotten; it cannot be undone." : "They are delivered once more, with all attempts before them."}`,
+      fields: isPurge || ids.length ? [] : [{ name: "rate", label: "So many a second at most", kind: "number", placeholder: "no limit" }],
+      count: async () => {
+        if (ids.length) return `${plural(ids.length, "dead letter")}.`;
+        const job = await post(`${at}/${how}`, { ...which, dry_run: true });
+        return `${plural(job.matched, "dead letter")}.`;
+      },
+      command: (values) => sandctl(`dead ${how}`, [topic], ids.length ? { g: group, id: ids, yes: isPurge } : { ...options(which), rate: values.rate, yes: isPurge }),
+      run: async (values) => {
+        const job = await post(`${at}/${how}`, ids.length ? { ids } : { ...which, ...(values.rate ? { rate: Number(values.rate) } : {}) });
+        return `${plural(job.done, "dead letter")} ${isPurge ? "purged" : "redriven"}`;
+      },
+      done: () => { detail.hidden = true; ask(); },
+    });
+  }
+  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  ask();
+  return [form, detail, list, same];
+}

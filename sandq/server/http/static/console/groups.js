@@ -1,0 +1,64 @@
+// Groups of all topics, or of one: how far they are behind, and why some stand still.
+
+import { get, path } from "./api.js";
+import { sandctl } from "./commands.js";
+import { h } from "./dom.js";
+import { ago, count, cut, short, span } from "./format.js";
+import { groupHref } from "./topics.js";
+import { badge, commandLine, load, table } from "./ui.js";
+
+const standing = (row) => (row.paused ? badge("paused", "warn") : row.reason ? badge("stands", "bad") : row.held_up_by?.length ? badge(`at its ${row.held_up_by.join(", ")}`, "warn") : row.ready && !row.consumers ? badge("no consumer", "warn") : badge("runs", "good"));
+
+function groupTable(withTopic, caption) {
+  return table({
+    caption, filterLabel: "Filter groups", page: 100, sort: ["lag", true], key: (row) => `${row.group} ${row.topic}`, href: (row) => groupHref(row.topic, row.group), empty: "No group has come yet.",
+    columns: [
+      { key: "group", label: "Group", text: (row) => row.group },
+      ...(withTopic ? [{ key: "topic", label: "Topic", text: (row) => row.topic }] : []),
+      { key: "state", label: "State", text: (row) => row.reason ?? "", cell: standing, mark: (row) => JSON.stringify([row.paused, row.reason, row.held_up_by, row.ready > 0, row.consumers]), title: (row) => row.reason ?? "" },
+      { key: "lag", label: "Lag", kind: "number", text: (row) => short(row.lag), sort: (row) => row.lag },
+      { key: "oldest", label: "Oldest", kind: "number", wide: true, text: (row) => (row.oldest_at ? span(Date.now() - Date.parse(row.oldest_at)) : "–"), sort: (row) => (row.oldest_at ? Date.now() - Date.parse(row.oldest_at) : -1), title: (row) => (row.oldest_at ? ago(row.oldest_at) : "") },
+      { key: "ready", label: "Ready", kind: "number", wide: true, text: (row) => short(row.ready), sort: (row) => row.ready },
+      { key: "leased", label: "Leased", kind: "number", wide: true, text: (row) => short(row.leased), sort: (row) => row.leased },
+      { key: "waiting", label: "Retrying", kind: "number", wide: true, text: (row) => short(row.waiting), sort: (row) => row.waiting },
+      { key: "consumers", label: "Consumers", kind: "number", text: (row) => count(row.consumers), sort: (row) => row.consumers },
+      { key: "dead", label: "Dead", kind: "number", text: (row) => short(row.dead), sort: (row) => row.dead, state: (row) => (row.dead ? "warn" : "dim") },
+      { key: "why", label: "Why", wide: true, text: (row) => cut(row.reason ?? "", 90), title: (row) => row.reason ?? "" },
+    ],
+  });
+}
+
+export function groupsView(context) {
+  const rows = groupTable(true, "Groups of all topics");
+  const place = h("div", { class: "card" });
+  const ask = () => load(place, async () => {
+    const found = [];
+    let after = null;
+    do {
+      const page = await get("/overview", { groups: true, limit: 1000, after }, { signal: context.signal });
+      found.push(...page.groups);
+      after = page.next;
+    } while (after);
+    return found;
+  }, (found) => {
+    rows.set(found);
+    document.documentElement.dataset.shown = "groups";
+    return rows.element;
+  });
+  ask();
+  return [
+    h("div", { class: "head" }, h("h1", {}, "Groups"), h("span", { class: "dim" }, "Of each topic the 50 that are furthest behind"), h("div", { class: "acts" }, h("button", { type: "button", onclick: ask }, "Refresh"))),
+    place, commandLine("sandctl group list TOPIC"),
+  ];
+}
+
+export function groupsOf(context, topic) {
+  const rows = groupTable(false, `Groups of ${topic}`);
+  const place = h("div", { class: "card" });
+  const ask = () => load(place, () => get(path("topics", topic, "groups"), {}, { signal: context.signal }), (found) => {
+    rows.set(found.groups.map((one) => ({ ...one, topic, paused: /paused/.test(one.reason ?? ""), held_up_by: [], oldest_at: null })));
+    return rows.element;
+  });
+  ask();
+  return [place, h("div", { class: "row" }, h("button", { type: "button", onclick: ask }, "Refresh")), commandLine(sandctl("group list", [topic]))];
+}

@@ -1,0 +1,108 @@
+// Keys of a compacted topic.
+
+import { get, path, put, send } from "./api.js";
+import { sandctl } from "./commands.js";
+import { fill, h } from "./dom.js";
+import { ago, cut, instant, valueBytes } from "./format.js";
+import { headersView, keyText, valueView } from "./messages.js";
+import { payload, VALUE_KINDS, valueOf } from "./produce.js";
+import { may, why } from "./rights.js";
+import { act, button, commandLine, facts, failure, field, load, loading, table, valuesOf } from "./ui.js";
+
+export function keysTab(context, topic) {
+  const at = path("topics", topic, "keys");
+  const writes = { allowed: may("produce", topic), reason: why("produce", topic) };
+  const list = h("div", { class: "card" });
+  const detail = h("section", { class: "card", hidden: true, tabindex: -1, "aria-label": "The key" });
+  const same = commandLine("");
+  const form = h("form", { class: "card", role: "search", "aria-label": "Keys" }, h("div", { class: "fields" },
+    field({ name: "prefix", label: "Key begins with" }),
+    h("div", { class: "buttons" }, h("button", { type: "submit" }, "List"), button("Put a key…", () => change(null), { ...writes, kind: "primary" }))));
+  const name = (row) => keyText(row);
+  const rows = table({
+    caption: "Keys", key: name, sort: null, page: 100, empty: "No key is like that.",
+    columns: [
+      { key: "key", label: "Key", text: name, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row) }, cut(name(row), 100)), mark: name },
+      { key: "version", label: "Version", wide: true, text: (row) => row.version },
+      { key: "expires", label: "Expires", text: (row) => (row.expires_at ? ago(row.expires_at) : "never"), title: (row) => instant(row.expires_at) },
+      { key: "partition", label: "Partition", kind: "number", wide: true, text: (row) => row.partition },
+    ],
+  });
+  let found = [];
+  // A key that is no text is named in base64, of which paths have another kind.
+  const place = (row) => (row.key === undefined ? [`${at}/${row.key_base64.replaceAll("+", "-").replaceAll("/", "_")}`, { encoding: "base64" }] : row.key === "." || row.key === ".." ? [`${at}/${btoa(row.key)}`, { encoding: "base64" }] : [`${at}/${encodeURIComponent(row.key)}`, {}]);
+
+  async function ask(start = null) {
+    const { prefix } = valuesOf(form);
+    same.update(sandctl("kv scan", [topic], { prefix, "keys-only": true }));
+    if (!start) {
+      found = [];
+      fill(list, loading());
+    }
+    try {
+      const page = await get(at, { prefix, limit: 100, start }, { signal: context.signal });
+      found = [...found, ...page.keys];
+      rows.set(found);
+      fill(list, rows.element, page.next && h("button", { type: "button", onclick: () => ask(page.next) }, "More"));
+    } catch (error) {
+      if (error.name !== "AbortError") fill(list, failure(error, () => ask(start)));
+    }
+  }
+  const again = () => { detail.hidden = true; ask(); };
+
+  async function look(row) {
+    const [where, query] = place(row);
+    detail.hidden = false;
+    await load(detail, () => get(where, query, { signal: context.signal }), (entry) => [
+      h("div", { class: "head" }, h("h2", { class: "mono" }, cut(name(entry), 200)), h("div", { class: "acts" },
+        button("Change…", () => change(entry), writes), button("Delete…", () => drop(entry), { ...writes, kind: "danger" }),
+        h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
+      facts([["Version", entry.version], ["Expires", entry.expires_at ? `${instant(entry.expires_at)} (${ago(entry.expires_at)})` : "never"], ["Partition", entry.partition]]),
+      headersView(entry.headers), valueView(entry), commandLine(sandctl("kv get", [topic, name(entry)])),
+    ]);
+    detail.focus();
+  }
+  function change(entry) {
+    const isText = entry === null || typeof entry.text === "string";
+    act({
+      title: entry ? "Change the key" : "Put a key", verb: "Put",
+      about: entry ? `Only if it still has the version ${entry.version}.` : "What it had is replaced.",
+      fields: [
+        ...(entry ? [] : [{ name: "key", label: "Key", required: true }]),
+        { name: "value", label: "Value", kind: "textarea", rows: 8, value: entry ? entry.text ?? entry.value ?? "" : "" },
+        { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: isText ? "text" : "base64" },
+        { name: "ttl", label: "Time to live", placeholder: "the topic's" },
+      ],
+      command: (values) => {
+        const said = payload(values.kind, values.value);
+        const key = entry ? name(entry) : values.key || "KEY";
+        return entry && said.positional.length
+          ? sandctl("kv cas", [topic, key, ...said.positional], { version: entry.version, ttl: values.ttl })
+          : sandctl("kv put", [topic, key, ...said.positional], { ...said.options, ttl: values.ttl });
+      },
+      run: async (values) => {
+        const [where, query] = place(entry ?? { key: values.key });
+        const done = await put(where, { ...valueOf(values.kind, values.value), ...(values.ttl ? { ttl: values.ttl } : {}) }, { query, headers: entry ? { "if-match": `"${entry.version}"` } : {} });
+        return `Version ${done.version}`;
+      },
+      done: again,
+    });
+  }
+  function drop(entry) {
+    act({
+      title: "Delete the key…", verb: "Delete", danger: true, typed: cut(name(entry), 200),
+      about: `Only if it still has the version ${entry.version}. Its value is kept for no longer than the topic's history.`,
+      count: async () => `1 key, ${valueBytes(entry)?.length ?? 0} bytes.`,
+      command: () => sandctl("kv delete", [topic, name(entry)], { version: entry.version }),
+      run: async () => {
+        const [where, query] = place(entry);
+        await send("DELETE", where, { query, headers: { "if-match": `"${entry.version}"` } });
+        return "Deleted";
+      },
+      done: again,
+    });
+  }
+  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  ask();
+  return [form, detail, list, same];
+}

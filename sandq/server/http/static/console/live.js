@@ -1,0 +1,87 @@
+// What the cluster is at present, kept up to date by one stream for the whole page. It rests while nobody looks.
+
+import { events } from "./api.js";
+
+export const live = {
+  topics: new Map(),
+  cluster: null,
+  look: null,
+  state: "connecting", // or "live", "lost", "resting"
+  trouble: null,
+};
+
+const listeners = new Set();
+let ending = null;
+let waits = null;
+let delayMs = 500;
+
+export function onLive(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+function tell() {
+  for (const listener of [...listeners]) listener(live);
+}
+
+export function start() {
+  stop();
+  ending = new AbortController();
+  follow(ending);
+}
+
+export function stop() {
+  if (ending) ending.abort();
+  clearTimeout(waits);
+  ending = null;
+}
+
+async function follow(mine) {
+  let fresh = new Map();
+  live.state = live.look ? "lost" : "connecting";
+  try {
+    await events("/overview/stream", {
+      signal: mine.signal,
+      onOpen() {
+        delayMs = 500;
+        live.trouble = null;
+      },
+      onEvent(name, data) {
+        if (name === "topics") for (const row of data) fresh.set(row.topic, row);
+        else if (name === "gone") for (const topic of data) fresh.delete(topic);
+        else if (name === "cluster") live.cluster = data;
+        else if (name === "look") {
+          // All that one look found is there: now it is shown.
+          live.topics = fresh;
+          live.look = data;
+          live.state = "live";
+          live.trouble = null;
+          tell();
+        } else if (name === "trouble" || name === "error") {
+          live.trouble = data.detail;
+          live.state = "lost";
+          tell();
+        }
+      },
+    });
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    live.trouble = error.message;
+    if (error.status === 401 || error.status === 403) return;
+  }
+  if (mine.signal.aborted) return;
+  live.state = "lost";
+  fresh = new Map();
+  tell();
+  waits = setTimeout(() => mine === ending && follow(mine), delayMs * (0.75 + Math.random() / 2));
+  delayMs = Math.min(delayMs * 2, 15_000);
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (!ending && !document.hidden && live.state === "resting") start();
+  else if (ending && document.hidden) {
+    stop();
+    live.state = "resting";
+    tell();
+  }
+});

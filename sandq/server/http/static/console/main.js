@@ -1,0 +1,156 @@
+// The page: who looks, what is looked at, and the one stream that keeps it up to date.
+
+import { get, token } from "./api.js";
+import { fill, h, setText } from "./dom.js";
+import { live, onLive, start, stop } from "./live.js";
+import { may, setGrants } from "./rights.js";
+import { failure, say } from "./ui.js";
+import { topicsView } from "./topics.js";
+
+const main = document.getElementById("main");
+const top = document.getElementById("top");
+let leaving = null;
+let me = null;
+
+// The first view is loaded with the page; the others while nothing else happens, or when they are gone to.
+const ROUTES = [
+  [/^#?\/?$/, async () => topicsView],
+  [/^#\/topics\/([^/]+)\/groups\/([^/]+)(?:\/([a-z]+))?$/, async () => (await import("./group.js")).groupView],
+  [/^#\/topics\/([^/]+)(?:\/([a-z]+))?$/, async () => (await import("./topic.js")).topicView],
+  [/^#\/groups$/, async () => (await import("./groups.js")).groupsView],
+  [/^#\/cluster$/, async () => (await import("./cluster.js")).clusterView],
+];
+
+function shell() {
+  const link = (href, text, belongs) => h("li", {}, h("a", { href, data: { belongs } }, text));
+  const state = h("span", { class: "state", role: "status" }, h("i", { "aria-hidden": "true" }), h("span", {}, ""));
+  const name = h("span", {});
+  fill(top, h("div", { class: "bar" },
+    h("a", { class: "brand", href: "#/" }, h("img", { src: "console/icon.svg", alt: "" }), name),
+    h("nav", { "aria-label": "Views" }, h("ul", {}, link("#/", "Topics", "topics"), link("#/groups", "Groups", "groups"), link("#/cluster", "Cluster", "cluster"))),
+    h("div", { class: "right" },
+      state,
+      h("a", { href: "docs", class: "who", target: "_blank", rel: "noopener" }, "API"),
+      h("span", { class: "who" }, me?.principal ?? ""),
+      token.get() && h("button", { type: "button", class: "quiet", onclick: signOut }, "Sign out"))));
+  const show = () => {
+    setText(name, live.cluster?.cluster ?? "sandq");
+    const words = { connecting: "connecting", live: "live", lost: "no connection", resting: "resting" };
+    setText(state.lastElementChild, words[live.state]);
+    state.dataset.state = live.state;
+    state.title = live.trouble ?? "One stream keeps what is shown up to date.";
+  };
+  onLive(show);
+  show();
+}
+
+function mark() {
+  const hash = location.hash;
+  const belongs = hash.startsWith("#/cluster") ? "cluster" : hash.startsWith("#/groups") ? "groups" : "topics";
+  for (const one of top.querySelectorAll("nav a")) {
+    if (one.dataset.belongs === belongs) one.setAttribute("aria-current", "page");
+    else one.removeAttribute("aria-current");
+  }
+}
+
+async function route(event) {
+  const began = performance.now();
+  if (leaving) leaving.abort();
+  leaving = new AbortController();
+  const { signal } = leaving;
+  for (const open of document.querySelectorAll("dialog")) open.close();
+  const context = {
+    signal,
+    onLive(listener) {
+      const end = onLive(listener);
+      signal.addEventListener("abort", end);
+      if (live.look) listener(live);
+    },
+    again: () => route(),
+  };
+  for (const [pattern, load] of ROUTES) {
+    const found = pattern.exec(location.hash);
+    if (!found) continue;
+    const names = found.slice(1).map((one) => (one === undefined ? undefined : decodeURIComponent(one)));
+    mark();
+    try {
+      const view = await load();
+      if (signal.aborted) return;
+      fill(main, view(context, ...names));
+    } catch (error) {
+      fill(main, failure(error));
+      throw error;
+    }
+    document.title = `${[...names.filter(Boolean).reverse(), live.cluster?.cluster ?? "sandq"].join(" · ")}`;
+    if (event) main.focus({ preventScroll: true });
+    if (event) scrollTo(0, 0);
+    performance.measure("view", { start: began, end: performance.now() });
+    return;
+  }
+  fill(main, h("div", { class: "card" }, h("h1", {}, "There is no such page"), h("p", {}, h("a", { href: "#/" }, "To the topics"))));
+}
+
+function signOut() {
+  token.forget();
+  stop();
+  location.reload();
+}
+
+async function begin() {
+  start();
+  try {
+    me = await get("/whoami");
+  } catch (error) {
+    if (error.status === 401) return signIn(token.get() ? "This token does not let you in (any more)." : "");
+    stop();
+    fill(main, failure(error, begin));
+    return;
+  }
+  setGrants(me.grants);
+  shell();
+  if (!may("read")) say("You see the topics on which you have the right read.", "note");
+  window.addEventListener("hashchange", route);
+  await route();
+  const rest = () => Promise.all(["topic", "groups", "group", "cluster"].map((name) => import(`./${name}.js`))).catch(() => {});
+  if (window.requestIdleCallback) requestIdleCallback(rest, { timeout: 3000 });
+}
+
+let isAsking = false;
+async function signIn(why) {
+  if (isAsking) return;
+  isAsking = true;
+  stop();
+  fill(top, h("div", { class: "bar" }, h("span", { class: "brand" }, h("img", { src: "console/icon.svg", alt: "" }), "sandq")));
+  const { loginView } = await import("./login.js");
+  fill(main, loginView(why, async (text) => {
+    token.set(text);
+    try {
+      await get("/whoami");
+    } catch (error) {
+      token.forget();
+      throw error;
+    }
+    location.reload();
+  }));
+  main.querySelector("input")?.focus();
+}
+
+window.addEventListener("unauthenticated", (event) => {
+  if (me) signIn(event.detail);
+});
+
+// Keys: / looks for a topic, g then t, g or c goes to a view, ? says so.
+let went = false;
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select, dialog")) return;
+  if (event.key === "/") {
+    const filter = main.querySelector("input[type=search]");
+    if (!filter) return;
+    event.preventDefault();
+    filter.focus();
+  } else if (event.key === "?") say("Keys: / filters, g t topics, g g groups, g c cluster; on a chart + − ← → 0", "note");
+  else if (went && "tgc".includes(event.key)) location.hash = { t: "#/", g: "#/groups", c: "#/cluster" }[event.key];
+  went = event.key === "g" && !went;
+});
+
+begin();

@@ -1,0 +1,268 @@
+// Messages: looked for, looked at, explained, cancelled, moved, changed.
+
+import { get, patch, path, remove } from "./api.js";
+import { sandctl } from "./commands.js";
+import { fill, h } from "./dom.js";
+import { ago, bytes, count, cut, fromBase64, hex, instant, plural, pretty, valueBytes, visible } from "./format.js";
+import { headerLines, headersOf, payload, VALUE_KINDS, valueOf, WHEN_FIELDS, whenOf, whenOptions } from "./produce.js";
+import { may, why } from "./rights.js";
+import { act, badge, button, commandLine, facts, failure, field, load, loading, say, table, valuesOf } from "./ui.js";
+
+const STATES = { delayed: "", ready: "warn", leased: "good", waiting: "warn", acked: "good", dead: "bad" };
+const FIRST = 64 * 1024;
+const FIRST_HEX = 4 * 1024;
+
+export const keyText = (row, name = "key") => row[name] ?? (row[`${name}_base64`] === undefined ? "" : `base64:${row[`${name}_base64`]}`);
+
+export function messagesTab(context, topic) {
+  const detail = h("section", { class: "card", hidden: true, "aria-label": "The message", tabindex: -1 });
+  const list = h("div", { class: "card" });
+  const same = commandLine("");
+  const form = h("form", { class: "card", role: "search", "aria-label": "Messages" },
+    h("div", { class: "fields" },
+      field({ name: "state", label: "State", kind: "select", options: [["", "any"], "delayed", "ready", "leased", "waiting", "acked"] }),
+      field({ name: "since", label: "Due from", kind: "datetime-local" }),
+      field({ name: "until", label: "Due before", kind: "datetime-local" }),
+      field({ name: "key_prefix", label: "Key begins with" }),
+      field({ name: "unique_key_prefix", label: "Unique key begins with" }),
+      h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "List"))));
+  const one = h("form", { class: "card", "aria-label": "One message" },
+    h("div", { class: "fields" },
+      field({ name: "name", label: "One message", placeholder: "id or unique key", required: true }),
+      field({ name: "by", label: "Named by", kind: "select", options: [["id", "its id"], ["unique_key", "its unique key"]] }),
+      field({ name: "tenant", label: "Tenant", placeholder: "default", help: "In a fair topic." }),
+      h("div", { class: "buttons" }, h("button", { type: "submit" }, "Look"))));
+  const manages = { allowed: may("manage", topic), reason: why("manage", topic) };
+
+  const filters = () => {
+    const { state, since, until, key_prefix, unique_key_prefix } = valuesOf(form);
+    const at = (text) => (text ? new Date(text).toISOString() : "");
+    return { state, since: at(since), until: at(until), key_prefix, unique_key_prefix };
+  };
+  const options = () => {
+    const { state, since, until, key_prefix, unique_key_prefix } = filters();
+    return { state, since, until, "key-prefix": key_prefix, "unique-key-prefix": unique_key_prefix };
+  };
+  const rows = table({
+    caption: "Messages", key: (row) => row.id, page: 100, sort: null, empty: "No message is like that.",
+    columns: [
+      { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row.id, "id") }, row.id), mark: (row) => row.id },
+      { key: "state", label: "State", cell: (row) => badge(row.state, STATES[row.state]), mark: (row) => row.state },
+      { key: "deliver", label: "Delivered at", text: (row) => instant(row.deliver_at), title: (row) => ago(row.deliver_at) },
+      { key: "key", label: "Key", text: (row) => cut(keyText(row), 60) },
+      { key: "unique", label: "Unique key", wide: true, text: (row) => cut(keyText(row, "unique_key"), 60) },
+      { key: "priority", label: "Priority", kind: "number", wide: true, text: (row) => row.priority ?? "" },
+      { key: "tenant", label: "Tenant", wide: true, text: (row) => cut(row.tenant ?? "", 40) },
+      { key: "size", label: "Size", kind: "number", text: (row) => bytes(row.size) },
+      { key: "partition", label: "Partition", kind: "number", wide: true, text: (row) => row.partition },
+    ],
+  });
+  let found = [];
+  let next = null;
+  const more = h("button", { type: "button", onclick: () => ask(next) }, "More");
+  async function ask(after = null) {
+    same.update(sandctl("message list", [topic], options()));
+    if (!after) {
+      found = [];
+      fill(list, loading());
+    }
+    try {
+      const page = await get(path("topics", topic, "messages"), { ...filters(), limit: 100, after }, { signal: context.signal });
+      found = [...found, ...page.messages];
+      next = page.next;
+      rows.set(found);
+      fill(list, rows.element, h("div", { class: "row" }, next && more,
+        button("Cancel all these…", () => cancelMany(topic, filters(), options(), ask), { ...manages, kind: "danger" }),
+        button("Move all these…", () => moveMany(topic, filters(), options(), ask), manages)));
+    } catch (error) {
+      if (error.name !== "AbortError") fill(list, failure(error, () => ask(after)));
+    }
+  }
+  async function look(name, by, tenant = "") {
+    detail.hidden = false;
+    await load(detail, () => get(path("topics", topic, "messages", name), { by: by === "id" ? null : by, tenant }, { signal: context.signal }),
+      (message) => messageView(context, topic, message, { name, by, tenant, again: () => { look(name, by, tenant); ask(); }, list: () => ask(), close: () => { detail.hidden = true; } }));
+    detail.focus();
+    detail.scrollIntoView({ block: "nearest" });
+  }
+  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  one.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const values = valuesOf(one);
+    look(values.name.trim(), values.by, values.tenant);
+  });
+  ask();
+  return [one, form, detail, list, same];
+}
+
+// A value: as text, as JSON, as bytes; of a long one the beginning, and the rest if it is wanted.
+export function valueView(message) {
+  const data = valueBytes(message);
+  if (data === null) return h("p", { class: "dim" }, "null: it deletes its key");
+  const text = new TextDecoder("utf-8").decode(data);
+  const json = typeof message.text === "string" && data.length <= 4 * 1024 * 1024 ? pretty(text) : null;
+  const box = h("pre", { class: "value", tabindex: 0, "aria-label": "Value" });
+  const note = h("span", { class: "dim", role: "status" });
+  const kinds = [["Text", () => text], ...(json === null ? [] : [["JSON", () => json]]), ["Hex", null]];
+  const segments = h("div", { class: "segments", role: "group", "aria-label": "Shown as" });
+  let most = FIRST;
+  let shown = json === null ? (message.text === undefined ? "Hex" : "Text") : "JSON";
+  const rest = h("button", { type: "button", class: "quiet", onclick: () => { most = Infinity; show(); } }, "All of it");
+  function show() {
+    fill(segments, kinds.map(([name]) => h("button", { type: "button", "aria-pressed": String(name === shown), onclick: () => { shown = name; show(); } }, name)));
+    const make = kinds.find(([name]) => name === shown)[1];
+    const limit = shown === "Hex" && most === FIRST ? FIRST_HEX : most;
+    const whole = make ? make() : null;
+    box.className = shown === "Hex" ? "value hex" : "value";
+    box.textContent = make ? visible(whole.slice(0, limit)) : hex(data, 0, limit);
+    const isCut = make ? whole.length > limit : data.length > limit;
+    note.textContent = isCut ? `${bytes(data.length)}, the beginning` : bytes(data.length);
+    rest.hidden = !isCut;
+  }
+  const save = h("button", { type: "button", class: "quiet", onclick: () => {
+    const url = URL.createObjectURL(new Blob([data], { type: "application/octet-stream" }));
+    h("a", { href: url, download: `${message.id ?? "value"}.bin` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  } }, "Save");
+  show();
+  return [h("div", { class: "row" }, segments, note, rest, save), box];
+}
+
+export function headersView(headers) {
+  const rows = Object.entries(headers ?? {});
+  if (!rows.length) return null;
+  return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Headers"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Header"), h("th", { scope: "col" }, "Value"))),
+    h("tbody", {}, rows.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, visible(name)), h("td", {}, visible(value !== null && typeof value === "object" ? `base64:${value.base64}` : JSON.stringify(value).replace(/^"|"$/g, ""))))))));
+}
+
+function messageView(context, topic, message, { name, by, tenant, again, list, close }) {
+  const at = path("topics", topic, "messages", name);
+  const query = { by: by === "id" ? null : by, tenant };
+  const asOptions = by === "id" ? {} : { "unique-key": name, tenant };
+  const places = by === "id" ? [topic, name] : [topic];
+  const manages = { allowed: may("manage", topic), reason: why("manage", topic) };
+  const explained = h("div", {});
+  const to = `${at}?${new URLSearchParams(Object.entries(query).filter(([, value]) => value))}`.replace(/\?$/, "");
+
+  function explain() {
+    load(explained, () => get(`${at}/why`, query, { signal: context.signal }), (told) => [whyView(told), commandLine(sandctl("message why", places, asOptions))]);
+  }
+  function cancel() {
+    act({
+      title: "Cancel the message…", verb: "Cancel it", danger: true,
+      about: `One message, ${message.id}, due ${instant(message.deliver_at)}, ${bytes(message.size)}: no group gets it any more. It cannot be undone.`,
+      command: () => sandctl("message cancel", places, { ...asOptions }),
+      run: async () => { await remove(at, query); return "Cancelled"; },
+      done: () => { close(); list(); },
+    });
+  }
+  function move() {
+    act({
+      title: "Move the message…", verb: "Move it", about: `It is due ${instant(message.deliver_at)} (${ago(message.deliver_at)}).`,
+      fields: [...WHEN_FIELDS("delay"), { name: "priority", label: "Priority", kind: "number", help: "Of priority and fair topics; empty: as it is." }],
+      command: (values) => sandctl("message move", places, { ...asOptions, ...(values.when === "now" ? { in: "0s" } : whenOptions(values)), priority: values.priority }),
+      run: async (values) => {
+        await patch(to, { ...(values.when === "now" ? { delay: 0 } : whenOf(values)), ...(values.priority ? { priority: Number(values.priority) } : {}) });
+        return "Moved";
+      },
+      done: again,
+    });
+  }
+  function change() {
+    const isText = typeof message.text === "string";
+    const value = isText ? message.text : message.value ?? "";
+    act({
+      title: "Change the message…", verb: "Change it", about: "Its value and headers, where it stands. What a group holds cannot be changed.",
+      fields: [
+        { name: "value", label: "Value", kind: "textarea", value, rows: 8 },
+        { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: isText ? "text" : "base64" },
+        { name: "headers", label: "Headers, all of them", kind: "textarea", rows: 3, value: Object.entries(message.headers ?? {}).filter(([, one]) => typeof one === "string").map(([header, one]) => `${header}=${one}`).join("\n") },
+      ],
+      command: (values) => {
+        const said = payload(values.kind, values.value);
+        const lines = headerLines(values.headers);
+        return sandctl("message update", places, { ...asOptions, ...(said.positional.length ? { value: said.positional[0] } : said.options), header: lines, "no-headers": !lines.length });
+      },
+      run: async (values) => { await patch(to, { ...valueOf(values.kind, values.value), headers: headersOf(values.headers) }); return "Changed"; },
+      done: again,
+    });
+  }
+  explain();
+  return [
+    h("div", { class: "head" }, h("h2", { class: "mono" }, message.id), badge(message.state, STATES[message.state]),
+      h("div", { class: "acts" }, button("Move…", move, manages), button("Change…", change, manages), button("Cancel…", cancel, { ...manages, kind: "danger" }), h("button", { type: "button", class: "quiet", onclick: close }, "Close"))),
+    h("div", { class: "columns" },
+      facts([
+        ["Delivered at", `${instant(message.deliver_at)} (${ago(message.deliver_at)})`], ["First due", instant(message.due_at)], ["Stored", instant(message.created_at)],
+        ["Moved", message.moves ? `${plural(message.moves, "time")}, last ${instant(message.moved_at)}` : null], ["Key", keyText(message) || null], ["Unique key", keyText(message, "unique_key") || null],
+        ["Priority", message.priority], ["Tenant", message.tenant], ["Time to live", message.ttl], ["Partition", message.partition], ["Offset", message.offset],
+      ]),
+      h("div", {}, headersView(message.headers) ?? h("p", { class: "dim" }, "No headers"))),
+    h("h3", {}, "Value"), valueView(message), h("h3", {}, "Why"), explained,
+  ];
+}
+
+export function whyView(told) {
+  if (!told.groups.length) return h("p", { class: "dim" }, "No group has come for it yet.");
+  return told.groups.map((group) => h("div", {},
+    h("p", {}, h("strong", {}, visible(group.group ?? "")), " ", badge(group.state ?? "", STATES[group.state]), " ", visible(group.reason ?? "")),
+    facts(Object.entries(group).filter(([name, value]) => !["group", "state", "reason", "history", "lives"].includes(name) && value !== null && typeof value !== "object").map(([name, value]) => [name.replaceAll("_", " "), name.endsWith("_at") ? instant(value) : String(value)])),
+    attempts(group.history ?? [])));
+}
+
+export function attempts(history) {
+  if (!history.length) return null;
+  const heads = ["Life", "Attempt", "By", "Leased", "Ended", "How", "Error"];
+  return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Attempts"), h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, history.map((one) => h("tr", {}, [one.life, one.attempt, one.consumer, instant(one.leased_at), instant(one.ended_at), one.outcome, one.error ?? ""].map((value) => h("td", {}, visible(value ?? ""))))))));
+}
+
+function window_(filters) {
+  const { since, until, key_prefix, unique_key_prefix } = filters;
+  return Object.fromEntries(Object.entries({ since, until, key_prefix, unique_key_prefix }).filter(([, value]) => value));
+}
+
+function described(filters) {
+  const names = Object.entries(window_(filters)).map(([name, value]) => `${name.replaceAll("_", " ")} ${cut(value, 40)}`);
+  return names.length ? `Pending messages with ${names.join(", ")}.` : "Every pending message of the topic.";
+}
+
+function cancelMany(topic, filters, options, done) {
+  const which = window_(filters);
+  const isAll = !Object.keys(which).length;
+  act({
+    title: "Cancel many messages…", verb: "Cancel them", danger: true, typed: topic,
+    about: `${described(filters)} In any state that is pending: the state of the list does not count here. It cannot be undone.`,
+    count: async () => {
+      const job = await remove(path("topics", topic, "messages"), { ...which, dry_run: true });
+      return `${plural(job.matched, "message")} would be cancelled.`;
+    },
+    command: () => sandctl("message cancel", [topic], { ...options, state: null, all: isAll, yes: true }),
+    run: async () => {
+      const job = await remove(path("topics", topic, "messages"), { ...which, all: isAll ? true : null });
+      return `${plural(job.done, "message")} cancelled, ${count(job.too_late)} were too late`;
+    },
+    done: () => done(),
+  });
+}
+
+function moveMany(topic, filters, options, done) {
+  const which = window_(filters);
+  const isAll = !Object.keys(which).length;
+  act({
+    title: "Move many messages…", verb: "Move them", about: described(filters),
+    fields: [{ name: "shift", label: "By so much", value: "1h", required: true, help: "Later; earlier with a minus: -30m." }],
+    count: async () => {
+      const job = await patch(path("topics", topic, "messages"), { ...which, shift: "1s", dry_run: true });
+      return `${plural(job.matched, "message")} would be moved.`;
+    },
+    command: (values) => sandctl("message move", [topic], { ...options, state: null, all: isAll, shift: values.shift.startsWith("-") ? values.shift : `+${values.shift}`, yes: true }),
+    run: async (values) => {
+      const job = await patch(path("topics", topic, "messages"), { ...which, shift: values.shift });
+      return `${plural(job.done, "message")} moved, ${count(job.too_late)} were too late`;
+    },
+    done: () => done(),
+  });
+}
+
+export const bytesOfBase64 = (text) => { try { return fromBase64(text); } catch { say("That is no base64", "note"); return null; } };

@@ -1,0 +1,99 @@
+// A message is produced: by a form, with the command line that does the same.
+
+import { path, post } from "./api.js";
+import { sandctl } from "./commands.js";
+import { act } from "./ui.js";
+
+// Lines of `name=value` as headers. Throws where a line is none.
+export function headersOf(text) {
+  const found = {};
+  for (const line of text.split("\n")) {
+    if (!line.trim()) continue;
+    const at = line.indexOf("=");
+    if (at < 1) throw new Error(`headers: ${line} is no name=value`);
+    found[line.slice(0, at).trim()] = line.slice(at + 1);
+  }
+  return found;
+}
+
+export const headerLines = (text) => text.split("\n").filter((line) => line.trim());
+
+export function valueOf(kind, text) {
+  if (kind === "json") return { json: JSON.parse(text) };
+  return kind === "base64" ? { value: text.replace(/\s/g, "") } : { text };
+}
+
+export const VALUE_KINDS = [["text", "Text"], ["json", "JSON"], ["base64", "Base64 (bytes)"]];
+
+// What of a value a command line can say; bytes come by a file.
+export function payload(kind, text) {
+  if (kind === "base64") return { positional: [], options: { file: "value.bin" } };
+  let said = text;
+  if (kind === "json") {
+    try {
+      said = JSON.stringify(JSON.parse(text));
+    } catch {
+      // it is said when it is sent
+    }
+  }
+  return { positional: [said], options: {} };
+}
+
+export function whenOf({ when, at, delay }) {
+  if (when === "delay") return { delay };
+  return when === "at" ? { deliver_at: new Date(at).toISOString() } : {};
+}
+
+export const WHEN_FIELDS = (value, now = "Now") => [
+  { name: "when", label: "When", kind: "select", value, options: [["now", now], ["delay", "After a delay"], ["at", "At a time"]] },
+  { name: "delay", label: "Delay", placeholder: "1h30m", help: "For “After a delay”: 90s, 5m, 2h, 1d." },
+  { name: "at", label: "Time", kind: "datetime-local", help: "For “At a time”, on this machine's clock and zone." },
+];
+
+export function whenOptions({ when, at, delay }) {
+  if (when === "delay") return { in: delay || "DELAY" };
+  if (when !== "at") return {};
+  const found = new Date(at);
+  return { at: Number.isNaN(found.getTime()) ? "2030-01-31T08:00:00Z" : found.toISOString() };
+}
+
+export function produce(topic, kind) {
+  const ranked = kind === "priority" || kind === "fair";
+  act({
+    title: `Produce to ${topic}`, verb: "Produce",
+    fields: [
+      { name: "value", label: "Value", kind: "textarea", rows: 5 },
+      { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: "text" },
+      { name: "key", label: "Key", required: kind === "compacted", help: "Messages of one key go to one partition." },
+      ...(kind === "compacted" ? [] : WHEN_FIELDS("now")),
+      ...(kind === "compacted" ? [] : [
+        { name: "unique_key", label: "Unique key", help: "Only one pending message may have it." },
+        { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "refuse this one"], ["replace", "replace the other"], ["replace_pending", "replace it if no group had it"], ["ignore", "keep the other"]], value: "reject" },
+      ]),
+      { name: "ttl", label: "Time to live", placeholder: "none" },
+      { name: "headers", label: "Headers", kind: "textarea", rows: 2, placeholder: "name=value" },
+      ...(ranked ? [{ name: "priority", label: "Priority", kind: "number", placeholder: "0", help: "Lower goes first." }] : []),
+      ...(kind === "fair" ? [{ name: "tenant", label: "Tenant", placeholder: "default" }] : []),
+    ],
+    command: (values) => {
+      const said = payload(values.kind, values.value);
+      return sandctl("produce", [topic, ...said.positional], {
+        ...said.options, key: values.key, ...whenOptions(values), "unique-key": values.unique_key,
+        "on-conflict": values.unique_key && values.on_conflict !== "reject" ? values.on_conflict : null,
+        ttl: values.ttl, header: headerLines(values.headers), priority: values.priority, tenant: values.tenant,
+      });
+    },
+    run: async (values) => {
+      const headers = headersOf(values.headers);
+      const body = {
+        ...valueOf(values.kind, values.value), ...whenOf(values),
+        ...(values.key ? { key: values.key } : {}), ...(values.ttl ? { ttl: values.ttl } : {}),
+        ...(Object.keys(headers).length ? { headers } : {}),
+        ...(values.unique_key ? { unique_key: values.unique_key, on_conflict: values.on_conflict } : {}),
+        ...(values.priority ? { priority: Number(values.priority) } : {}), ...(values.tenant ? { tenant: values.tenant } : {}),
+      };
+      const stored = await post(path("topics", topic), body);
+      return `Stored as ${stored.id} in partition ${stored.partition}`;
+    },
+  });
+}

@@ -1,0 +1,41 @@
+// What who looks may do. The nodes decide; here it is only known what is not worth offering.
+
+let grants = null; // null: everything
+
+export function setGrants(texts) {
+  grants = texts === null || texts === undefined ? null : texts.map(parse);
+}
+
+function parse(text) {
+  const [right, where = ""] = split(text, ":");
+  const [topics, groups] = split(where, "/");
+  return { right, topics: matcher(topics || "*"), groups: matcher(groups || "*") };
+}
+
+function split(text, at) {
+  const place = text.indexOf(at);
+  return place < 0 ? [text, undefined] : [text.slice(0, place), text.slice(place + 1)];
+}
+
+// `*` any characters, `?` one, `[ab]` one of them, `[!ab]` none of them.
+function matcher(pattern) {
+  const source = pattern.replace(/\[!?[^\]]*\]|[^]/g, (part) => {
+    if (part === "*") return "[^]*";
+    if (part === "?") return "[^]";
+    if (part.length > 1) return part.replace(/^\[!/, "[^").replaceAll("\\", "\\\\");
+    return part.replace(/[.+^${}()|\\[\]]/g, "\\$&");
+  });
+  return new RegExp(`^${source}$`);
+}
+
+export function may(right, topic = null, group = null) {
+  if (grants === null) return true;
+  return grants.some(
+    (one) =>
+      one.right === right && (topic === null || one.topics.test(topic)) && (group === null || one.groups.test(group)),
+  );
+}
+
+export function why(right, topic = null) {
+  return `this needs the right ${right}${topic === null ? "" : ` on ${topic}`}`;
+}

@@ -1,0 +1,117 @@
+// Schedules of a topic, with their next runs.
+
+import { get, path, post, remove } from "./api.js";
+import { sandctl } from "./commands.js";
+import { fill, h } from "./dom.js";
+import { ago, count, cut, instant } from "./format.js";
+import { payload, VALUE_KINDS, valueOf } from "./produce.js";
+import { may, why } from "./rights.js";
+import { act, badge, button, commandLine, facts, failure, field, load, loading, table, valuesOf } from "./ui.js";
+
+const STATES = { active: "good", paused: "warn", ended: "" };
+
+export function schedulesTab(context, topic) {
+  const at = path("topics", topic, "schedules");
+  const manages = { allowed: may("manage", topic), reason: why("manage", topic) };
+  const list = h("div", { class: "card" });
+  const detail = h("section", { class: "card", hidden: true, tabindex: -1, "aria-label": "The schedule" });
+  const same = commandLine("");
+  const form = h("form", { class: "card", role: "search", "aria-label": "Schedules" }, h("div", { class: "fields" },
+    field({ name: "prefix", label: "Name begins with" }),
+    h("div", { class: "buttons" }, h("button", { type: "submit" }, "List"), button("Create a schedule…", create, { ...manages, kind: "primary" }))));
+  const rows = table({
+    caption: "Schedules", key: (row) => `${row.name} ${row.tenant ?? ""}`, sort: null, page: 100, empty: "There is no schedule.",
+    columns: [
+      { key: "name", label: "Name", text: (row) => row.name, cell: (row) => h("button", { type: "button", class: "quiet", onclick: () => look(row) }, cut(row.name, 80)), mark: (row) => row.name },
+      { key: "state", label: "State", cell: (row) => badge(row.state, STATES[row.state]), mark: (row) => row.state },
+      { key: "when", label: "Recurs", text: (row) => (row.cron ? `${row.cron} ${row.zone ?? "UTC"}` : `every ${row.every}`) },
+      { key: "next", label: "Next run", text: (row) => (row.next_at ? `${instant(row.next_at)} (${ago(row.next_at)})` : "–"), title: (row) => row.next_local ?? "" },
+      { key: "fired", label: "Fired", kind: "number", wide: true, text: (row) => count(row.fired) },
+      { key: "missed", label: "Left out", kind: "number", wide: true, text: (row) => count(row.missed), state: (row) => (row.missed ? "warn" : "dim") },
+      { key: "tenant", label: "Tenant", wide: true, text: (row) => row.tenant ?? "" },
+    ],
+  });
+  let found = [];
+  async function ask(after = null) {
+    const { prefix } = valuesOf(form);
+    same.update(sandctl("schedule list", [topic], { prefix }));
+    if (!after) {
+      found = [];
+      fill(list, loading());
+    }
+    try {
+      const page = await get(at, { prefix, limit: 100, after }, { signal: context.signal });
+      found = [...found, ...page.schedules];
+      rows.set(found);
+      fill(list, rows.element, page.next && h("button", { type: "button", onclick: () => ask(page.next) }, "More"));
+    } catch (error) {
+      if (error.name !== "AbortError") fill(list, failure(error, () => ask(after)));
+    }
+  }
+  const again = () => { detail.hidden = true; ask(); };
+
+  async function look(row) {
+    const one = path("topics", topic, "schedules", row.name);
+    const query = { tenant: row.tenant };
+    const named = { tenant: row.tenant };
+    const to = (what) => `${one}/${what}${row.tenant ? `?tenant=${encodeURIComponent(row.tenant)}` : ""}`;
+    detail.hidden = false;
+    const simple = (title, verb, about, what) => act({ title, verb, about, command: () => sandctl(`schedule ${what}`, [topic, row.name], named), run: async () => { await post(to(what)); return "Done"; }, done: again });
+    await load(detail, () => Promise.all([get(one, query, { signal: context.signal }), get(`${one}/next`, { ...query, count: 10 }, { signal: context.signal })]), ([told, { next }]) => [
+      h("div", { class: "head" }, h("h2", {}, told.name), badge(told.state, STATES[told.state]), h("div", { class: "acts" },
+        told.paused ? button("Resume…", () => simple("Resume the schedule", "Resume", "From the first occurrence from now on.", "resume"), manages) : button("Pause…", () => simple("Pause the schedule", "Pause", "What comes due meanwhile is left out.", "pause"), manages),
+        button("Send now…", () => simple("Send its message now", "Send", "One message, beside all occurrences.", "trigger"), manages),
+        button("Delete…", () => act({
+          title: "Delete the schedule…", verb: "Delete", danger: true, typed: told.name, about: "The message of its next occurrence is cancelled; what is due already stays.",
+          count: async () => `1 schedule; ${next.length >= 10 ? "10 or more" : next.length} occurrences to come, the next ${next.length ? instant(next[0].fire_at) : "never"}.`,
+          command: () => sandctl("schedule delete", [topic, told.name], named), run: async () => { await remove(one, query); return "Deleted"; }, done: again,
+        }), { ...manages, kind: "danger" }),
+        h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
+      h("div", { class: "columns" },
+        facts([["Recurs", told.cron ? `${told.cron} (${told.zone ?? "UTC"})` : `every ${told.every}`], ["From", told.start && instant(told.start)], ["Until", told.end && instant(told.end)], ["Jitter", told.jitter], ["When missed", told.misfire], ["Not while unacked in", told.overlap_group], ["Key", told.key], ["Changed", instant(told.changed_at)]]),
+        h("div", {}, h("h3", {}, "Next runs"), next.length ? h("ol", {}, next.map((fire) => h("li", {}, `${fire.local ?? instant(fire.occurrence_at)} (${ago(fire.fire_at)})`))) : h("p", { class: "dim" }, "None.")),
+        h("div", {}, h("h3", {}, "Last runs"), told.history.length ? h("ul", {}, told.history.map((run) => h("li", {}, `${instant(run.occurrence_at)}: ${run.outcome}`))) : h("p", { class: "dim" }, "None yet."))),
+      commandLine(sandctl("schedule show", [topic, told.name], named)),
+    ]);
+    detail.focus();
+  }
+
+  function create() {
+    const times = (values) => (values.how === "cron" ? { cron: values.times, ...(values.zone ? { zone: values.zone } : {}) } : { every: values.times });
+    let asked = 0;
+    const shown = h("div", {});
+    act({
+      title: "Create a schedule", verb: "Create",
+      fields: [
+        { name: "name", label: "Name", required: true },
+        { name: "how", label: "Recurs", kind: "select", options: [["cron", "by a cron expression"], ["every", "at intervals"]] },
+        { name: "times", label: "Expression, or interval", required: true, value: "0 9 * * MON-FRI", help: "0 9 * * MON-FRI, @daily; of intervals 15m, 1h." },
+        { name: "zone", label: "Time zone", value: Intl.DateTimeFormat().resolvedOptions().timeZone, help: "Of a cron expression." },
+        { name: "value", label: "Value", kind: "textarea", rows: 3 }, { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS.slice(0, 2), value: "text" },
+        { name: "key", label: "Key" }, { name: "jitter", label: "Jitter", placeholder: "none" }, { name: "tenant", label: "Tenant", help: "In a fair topic." },
+      ],
+      command: (values) => sandctl("schedule create", [topic, values.name || "NAME", ...payload(values.kind, values.value).positional], { ...times(values), key: values.key, jitter: values.jitter, tenant: values.tenant }),
+      preview: (values) => {
+        const mine = (asked += 1);
+        setTimeout(async () => {
+          if (mine !== asked || !values.times) return;
+          try {
+            const { next } = await post("/schedules/preview", { ...times(values), count: 3 });
+            if (mine === asked) fill(shown, h("small", {}, `Next: ${next.map((fire) => fire.local ?? fire.fire_at).join(", ")}`));
+          } catch (error) {
+            if (mine === asked) fill(shown, h("small", { class: "wrong" }, error.message));
+          }
+        }, 300);
+        return shown;
+      },
+      run: async (values) => {
+        const made = await post(at, { name: values.name, ...times(values), ...valueOf(values.kind, values.value), ...Object.fromEntries(["key", "jitter", "tenant"].filter((name) => values[name]).map((name) => [name, values[name]])) });
+        return `Next run: ${instant(made.next_at)}`;
+      },
+      done: again,
+    });
+  }
+  form.addEventListener("submit", (event) => { event.preventDefault(); ask(); });
+  ask();
+  return [form, detail, list, same];
+}

@@ -1,0 +1,106 @@
+// All topics at a glance, and what needs somebody to look.
+
+import { post } from "./api.js";
+import { sandctl, settingOptions } from "./commands.js";
+import { fill, h, setText } from "./dom.js";
+import { ago, bytes, count, milliseconds, plural, rate, short, span } from "./format.js";
+import { may, why } from "./rights.js";
+import { act, badge, button, commandLine, loading, table, tile } from "./ui.js";
+
+export const topicHref = (topic, tab) => `#/topics/${encodeURIComponent(topic)}${tab ? `/${tab}` : ""}`;
+export const groupHref = (topic, group, tab) => `${topicHref(topic)}/groups/${encodeURIComponent(group)}${tab ? `/${tab}` : ""}`;
+
+const lateState = (value) => (value === null ? "dim" : value > 1000 ? "bad" : value > 100 ? "warn" : "");
+
+export function topicsView(context) {
+  const tiles = {
+    topics: tile("Topics"), pending: tile("Not due yet", "Messages whose time has not come"), lag: tile("Lag", "Due and not acked, of each topic's group that is furthest behind"),
+    in: tile("In / s"), out: tile("Delivered / s"), late: tile("Late, p99", "Of first deliveries within the last minute: the worst topic"),
+    dead: tile("Dead letters"), bytes: tile("Bytes"),
+  };
+  const rows = table({
+    caption: "Topics", filterLabel: "Filter topics", key: (row) => row.topic, href: (row) => topicHref(row.topic), page: 50, sort: ["topic", false],
+    empty: "There is no topic yet. Make one, or produce to one that is made automatically.",
+    columns: [
+      { key: "topic", label: "Topic", text: (row) => row.topic, sort: (row) => row.topic },
+      { key: "kind", label: "Kind", wide: true, text: (row) => row.kind },
+      { key: "partitions", label: "Partitions", kind: "number", wide: true, text: (row) => (row.without_leader ? `${row.partitions - row.without_leader}/${row.partitions}` : count(row.partitions)), sort: (row) => row.partitions, state: (row) => (row.without_leader ? "bad" : ""), title: (row) => (row.without_leader ? `${row.without_leader} have no leader` : "") },
+      { key: "in", label: "In / s", kind: "number", text: (row) => rate(row.in_per_s), sort: (row) => row.in_per_s },
+      { key: "out", label: "Out / s", kind: "number", wide: true, text: (row) => rate(row.out_per_s), sort: (row) => row.out_per_s },
+      { key: "lag", label: "Lag", kind: "number", text: (row) => short(row.lag), sort: (row) => row.lag, state: (row) => (row.lag ? (row.stalled ? "bad" : "") : "dim") },
+      { key: "oldest", label: "Oldest", kind: "number", wide: true, text: (row) => (row.oldest_at ? span(Date.now() - Date.parse(row.oldest_at)) : "–"), sort: (row) => (row.oldest_at ? Date.now() - Date.parse(row.oldest_at) : -1), title: (row) => `The oldest message that is due and not acked: ${ago(row.oldest_at)}`, state: (row) => (row.oldest_at ? "" : "dim") },
+      { key: "late", label: "Late p99", kind: "number", wide: true, text: (row) => milliseconds(row.late_p99_ms), sort: (row) => row.late_p99_ms ?? -1e9, state: (row) => lateState(row.late_p99_ms) },
+      { key: "delayed", label: "Not due", kind: "number", text: (row) => short(row.delayed), sort: (row) => row.delayed, state: (row) => (row.delayed ? "" : "dim") },
+      { key: "dead", label: "Dead", kind: "number", wide: true, text: (row) => short(row.dead), sort: (row) => row.dead, state: (row) => (row.dead ? "warn" : "dim") },
+      { key: "bytes", label: "Bytes", kind: "number", wide: true, text: (row) => bytes(row.bytes), sort: (row) => row.bytes },
+      { key: "groups", label: "Groups", kind: "number", wide: true, text: (row) => (row.stalled ? `${row.groups}, ${row.stalled} stalled` : count(row.groups)), sort: (row) => row.groups, state: (row) => (row.stalled ? "warn" : "") },
+    ],
+  });
+  const over = h("span", { class: "dim" });
+  const findings = findingsCard();
+  const body = h("div", { class: "card" }, loading());
+  context.onLive((live) => {
+    const all = [...live.topics.values()];
+    const sum = (name) => all.reduce((total, row) => total + (row[name] ?? 0), 0);
+    const late = all.map((row) => row.late_p99_ms).filter((value) => value !== null);
+    tiles.topics.set(count(all.length));
+    tiles.pending.set(short(sum("delayed")));
+    tiles.lag.set(short(sum("lag")));
+    tiles.in.set(rate(sum("in_per_s")));
+    tiles.out.set(rate(sum("out_per_s")));
+    const worst = late.length ? Math.max(...late) : null;
+    tiles.late.set(milliseconds(worst), lateState(worst));
+    tiles.dead.set(short(sum("dead")), sum("dead") ? "warn" : "");
+    tiles.bytes.set(bytes(sum("bytes")));
+    setText(over, `Rates: the last ${Math.round(live.look.over_ms / 1000)} s; lateness: the last minute`);
+    rows.set(all);
+    if (body.firstElementChild !== rows.element) fill(body, rows.element);
+    findings.set(live.cluster?.findings ?? []);
+    document.documentElement.dataset.shown = "topics";
+  });
+  return [
+    h("div", { class: "head" }, h("h1", {}, "Topics"), over,
+      h("div", { class: "acts" }, button("Create a topic…", () => createTopic(), { allowed: may("manage"), reason: why("manage"), kind: "primary" }))),
+    h("dl", { class: "tiles" }, Object.values(tiles).map((one) => one.element)),
+    findings.element, body, commandLine("sandctl topic list"),
+  ];
+}
+
+export function findingsCard() {
+  const list = h("ul", { class: "findings" });
+  const name = h("h2", {}, "Needs attention");
+  const element = h("section", { class: "card", hidden: true, "aria-label": "Needs attention" }, name, list);
+  let last = "";
+  return {
+    element,
+    set(found) {
+      const mark = JSON.stringify(found);
+      if (mark === last) return;
+      last = mark;
+      element.hidden = !found.length;
+      setText(name, `Needs attention (${found.length})`);
+      const line = (one) => h("li", {}, badge(one.state === "failed" ? "failed" : "warning", one.state === "failed" ? "bad" : "warn"),
+        h("div", {}, one.topic ? h("a", { href: one.group ? groupHref(one.topic, one.group, one.what === "dead letters" ? "dead" : undefined) : topicHref(one.topic) }, one.found) : one.found, h("small", {}, one.todo)));
+      fill(list, found.slice(0, 6).map(line), found.length > 6 && h("li", {}, h("details", {}, h("summary", {}, `${found.length - 6} more`), h("ul", { class: "findings" }, found.slice(6).map(line)))));
+    },
+  };
+}
+
+function createTopic() {
+  act({
+    title: "Create a topic", verb: "Create",
+    fields: [
+      { name: "name", label: "Name", required: true, placeholder: "orders" },
+      { name: "kind", label: "Kind", kind: "select", value: "timer", options: [["timer", "timer: delivers each message at its time"], ["compacted", "compacted: keeps the last value of each key"], ["priority", "priority: the lowest number goes first"], ["fair", "fair: shared among tenants"]] },
+      { name: "partitions", label: "Partitions", kind: "number", value: "3" },
+      { name: "replicas", label: "Copies of each", kind: "select", options: [["1", "1"], ["3", "3"]], value: "1" },
+      { name: "lease", label: "Lease", placeholder: "30s", help: "How long a consumer may hold a message; all other settings can be changed later." },
+    ],
+    command: (values) => sandctl("topic create", [values.name || "NAME"], { kind: values.kind === "timer" ? null : values.kind, partitions: values.partitions === "1" ? null : values.partitions, replicas: values.replicas === "1" ? null : values.replicas, ...settingOptions(values.lease ? { lease: values.lease } : {}) }),
+    run: async (values) => {
+      const made = await post("/topics", { name: values.name, kind: values.kind, partitions: Number(values.partitions), replicas: Number(values.replicas), settings: values.lease ? { lease: values.lease } : {} });
+      location.hash = topicHref(made.name);
+      return `Topic ${made.name} is there, with ${plural(made.partitions, "partition")}`;
+    },
+  });
+}

@@ -1,0 +1,372 @@
+// Parts that all views are made of: tables, dialogs, command lines, messages at the edge.
+
+import { fill, h, newId, setText } from "./dom.js";
+import { cut, visible } from "./format.js";
+
+// -- what is said at the edge ------------------------------------------------------------------------------------------
+
+export function say(text, kind = "done") {
+  const place = document.getElementById("said");
+  const one = h("div", { class: `toast ${kind}` }, h("span", {}, visible(text)));
+  const close = () => one.remove();
+  one.append(h("button", { type: "button", class: "quiet", "aria-label": "Dismiss", onclick: close }, "×"));
+  place.append(one);
+  while (place.children.length > 4) place.firstElementChild.remove();
+  if (kind === "done") setTimeout(close, 6000);
+}
+
+export function problemText(error) {
+  const mistakes = error.told?.errors?.map((one) => `${one.where}: ${one.problem}`) ?? [];
+  const text = mistakes.length ? mistakes.join("; ") : error.message;
+  return error.status === 403 ? `You may not: ${text}` : text;
+}
+
+export function failure(error, again = null) {
+  return h(
+    "div",
+    { class: "failure", role: "alert" },
+    h("strong", {}, error.status === 403 ? "Not for you" : "That did not work"),
+    h("p", {}, visible(problemText(error))),
+    again && h("button", { type: "button", onclick: again }, "Try again"),
+  );
+}
+
+// -- command lines -----------------------------------------------------------------------------------------------------
+
+export function commandLine(text, label = "The same by") {
+  const code = h("code", { class: "command", tabindex: 0, "aria-label": "Command line" }, text);
+  const copy = h(
+    "button",
+    {
+      type: "button",
+      class: "quiet",
+      "aria-label": "Copy the command line",
+      onclick: async () => {
+        try {
+          await navigator.clipboard.writeText(code.textContent);
+          say("Copied");
+        } catch {
+          getSelection().selectAllChildren(code);
+          say("Selected: copy it by your keyboard");
+        }
+      },
+    },
+    "Copy",
+  );
+  const line = h("div", { class: "same" }, h("span", { class: "dim" }, label), code, copy);
+  line.update = (now) => setText(code, now);
+  return line;
+}
+
+// -- fields ------------------------------------------------------------------------------------------------------------
+
+export function field({ name, label, kind = "text", value = "", options, help, required, placeholder, list, rows }) {
+  const id = newId(name);
+  const helpId = help ? `${id}-help` : null;
+  const common = { id, name, required, placeholder, "aria-describedby": helpId, autocomplete: "off", spellcheck: "false" };
+  let input;
+  if (kind === "select") {
+    input = h("select", common, options.map((one) => {
+      const [key, text] = Array.isArray(one) ? one : [one, one];
+      return h("option", { value: key, selected: String(key) === String(value) }, text);
+    }));
+  } else if (kind === "textarea") input = h("textarea", { ...common, rows: rows ?? 6, value });
+  else if (kind === "checkbox") input = h("input", { ...common, type: "checkbox", checked: Boolean(value) });
+  else input = h("input", { ...common, type: kind, value, list });
+  const text = h("label", { for: id }, label);
+  const parts = kind === "checkbox" ? [input, text] : [text, input];
+  return h("div", { class: kind === "checkbox" ? "field checkbox" : "field" }, parts, help && h("small", { id: helpId }, help));
+}
+
+export function valuesOf(form) {
+  const found = {};
+  for (const input of form.elements) {
+    if (!input.name) continue;
+    found[input.name] = input.type === "checkbox" ? input.checked : input.value;
+  }
+  return found;
+}
+
+// -- dialogs -----------------------------------------------------------------------------------------------------------
+
+// Something that is done: what it is, what it takes, how much it concerns, and the command line that does the same.
+//
+// title, about: text; fields: as of `field`; command(values): text; run(values): does it, and may return what to say;
+// count(values): how much it concerns, as text, asked before it can be done; typed: a name that has to be typed first;
+// danger: it cannot be undone; preview(values): an element.
+export function act({ title, about, fields = [], command, run, count, typed, danger, verb, preview, done }) {
+  const form = h("form", { method: "dialog", novalidate: false });
+  const titleId = newId("dialog");
+  const dialog = h("dialog", { class: danger ? "danger" : null, "aria-labelledby": titleId }, form);
+  const extent = h("p", { class: "extent", "aria-live": "polite" });
+  const wrong = h("div", { class: "wrong", role: "alert" });
+  const shown = h("div", { class: "preview", "aria-live": "polite" });
+  const line = command ? commandLine("") : null;
+  const doIt = h("button", { type: "submit", class: danger ? "danger" : "primary" }, verb ?? title.replace(/…$/, ""));
+  const stop = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
+  const name = typed && field({ name: "typed", label: `Type ${typed} to go on`, placeholder: typed, required: true });
+  let counted = !count;
+  let asked = 0;
+
+  const values = () => valuesOf(form);
+  const check = () => {
+    doIt.disabled = !counted || (typed !== undefined && values().typed !== typed);
+  };
+  const refresh = () => {
+    if (line) line.update(command(values()));
+    if (preview) fill(shown, preview(values()));
+    check();
+  };
+  async function recount() {
+    if (!count) return;
+    counted = false;
+    check();
+    const mine = (asked += 1);
+    setText(extent, "Counting…");
+    try {
+      const text = await count(values());
+      if (mine !== asked) return;
+      setText(extent, visible(text));
+      counted = true;
+    } catch (error) {
+      if (mine === asked) setText(extent, `It cannot be counted: ${visible(problemText(error))}`);
+    }
+    check();
+  }
+
+  let waiting = null;
+  form.addEventListener("input", (event) => {
+    refresh();
+    if (event.target.name === "typed") return;
+    clearTimeout(waiting);
+    if (count) {
+      counted = false;
+      check();
+      waiting = setTimeout(recount, 300);
+    }
+  });
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (doIt.disabled || !form.reportValidity()) return;
+    doIt.disabled = true;
+    fill(wrong);
+    try {
+      const said = await run(values());
+      dialog.close();
+      if (said) say(said);
+      if (done) done();
+    } catch (error) {
+      fill(wrong, visible(problemText(error)));
+      check();
+    }
+  });
+  dialog.addEventListener("close", () => dialog.remove());
+  append(form, [
+    h("h2", { id: titleId }, title),
+    about && h("p", {}, about),
+    fields.map(field),
+    count && extent,
+    preview && shown,
+    name,
+    line,
+    wrong,
+    h("div", { class: "buttons" }, stop, doIt),
+  ]);
+  document.body.append(dialog);
+  refresh();
+  recount();
+  dialog.showModal();
+  const first = form.querySelector("input, select, textarea") ?? stop;
+  first.focus();
+  return dialog;
+}
+
+function append(element, children) {
+  for (const child of children.flat(Infinity)) if (child) element.append(child);
+}
+
+// A button for an act: who may not do it sees it, disabled, with the reason.
+export function button(text, onclick, { allowed = true, reason = "", kind = "" } = {}) {
+  if (allowed) return h("button", { type: "button", class: kind, onclick }, text);
+  return h("button", { type: "button", class: kind, "aria-disabled": "true", title: reason, onclick: () => say(reason, "note") }, text);
+}
+
+const ordered = new Intl.Collator(undefined, { numeric: true });
+
+// -- tables ------------------------------------------------------------------------------------------------------------
+
+// Rows by page, sorted and filtered; what is shown is changed in place.
+//
+// columns: {key, label, text(row), sort(row), kind: "number" | "text", wide: left out on phones, cell(row): an element,
+// title(row)}; `key(row)` names a row.
+export function table({ columns, key, caption, sort, page = 50, empty = "Nothing here.", filterLabel, href, select }) {
+  let rows = [];
+  let shownPage = 0;
+  let wanted = "";
+  let [by, down] = sort ?? [columns[0].key, false];
+  const known = new Map();
+  const chosen = new Set();
+  const body = h("tbody");
+  const headers = columns.map((column) => {
+    const name = column.sort || column.text ? h("button", { type: "button", onclick: () => turn(column) }, column.label) : column.label;
+    return h("th", { scope: "col", class: classOf(column) }, name);
+  });
+  const all = select && h("input", { type: "checkbox", "aria-label": "Choose all that are shown", onchange: () => chooseAll(all.checked) });
+  const element = h(
+    "table",
+    {},
+    h("caption", { class: "unseen" }, caption),
+    h("thead", {}, h("tr", {}, select && h("th", { scope: "col", class: "choose" }, all), headers)),
+    body,
+  );
+  const said = h("span", { class: "dim", role: "status" });
+  const before = h("button", { type: "button", onclick: () => go(-1), "aria-label": "The page before" }, "‹");
+  const after = h("button", { type: "button", onclick: () => go(1), "aria-label": "The next page" }, "›");
+  const filter = filterLabel && h("input", {
+    type: "search", placeholder: filterLabel, "aria-label": filterLabel, class: "filter",
+    oninput: () => {
+      wanted = filter.value.trim().toLowerCase();
+      shownPage = 0;
+      show();
+    },
+  });
+  const foot = h("div", { class: "pager" }, said, before, after);
+  const root = h("div", { class: "tabled" }, filter, h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption }, element), foot);
+
+  function classOf(column) {
+    return [column.kind === "number" ? "number" : "", column.wide ? "wide" : ""].join(" ").trim() || null;
+  }
+  function turn(column) {
+    if (by === column.key) down = !down;
+    else [by, down] = [column.key, column.kind === "number"];
+    shownPage = 0;
+    show();
+  }
+  function go(step) {
+    shownPage += step;
+    show();
+  }
+  function chooseAll(is) {
+    for (const line of body.children) if (line.rowKey !== undefined) is ? chosen.add(line.rowKey) : chosen.delete(line.rowKey);
+    show();
+  }
+  function line(row) {
+    const name = key(row);
+    let found = known.get(name);
+    if (!found) {
+      const cells = columns.map((column, place) => {
+        const cell = place === 0 ? h("th", { scope: "row", class: classOf(column) }) : h("td", { class: classOf(column) });
+        if (place === 0 && href) {
+          cell.inner = h("a", {});
+          cell.append(cell.inner);
+        } else cell.inner = cell;
+        return cell;
+      });
+      const box = select && h("input", { type: "checkbox", "aria-label": `Choose ${cut(name, 40)}`, onchange: (event) => {
+        event.target.checked ? chosen.add(name) : chosen.delete(name);
+        if (select.onchange) select.onchange(chosen);
+      } });
+      found = h("tr", {}, select && h("td", { class: "choose" }, box), cells);
+      found.cells2 = cells;
+      found.box = box;
+      found.rowKey = name;
+      known.set(name, found);
+    }
+    if (found.box) found.box.checked = chosen.has(name);
+    columns.forEach((column, place) => {
+      const cell = found.cells2[place];
+      if (column.cell) {
+        const mark = column.mark ? column.mark(row) : JSON.stringify(row);
+        if (cell.mark !== mark) fill(cell.inner, column.cell(row));
+        cell.mark = mark;
+      } else setText(cell.inner, column.text(row));
+      const title = column.title?.(row);
+      if (title && cell.title !== title) cell.title = title;
+      if (place === 0 && href) cell.inner.setAttribute("href", href(row));
+      const state = column.state?.(row) ?? "";
+      if ((cell.dataset.state ?? "") !== state) cell.dataset.state = state;
+    });
+    return found;
+  }
+  function show() {
+    const column = columns.find((one) => one.key === by) ?? columns[0];
+    const value = column.sort ?? column.text;
+    const matching = wanted ? rows.filter((row) => String(key(row)).toLowerCase().includes(wanted)) : rows;
+    const sorted = sort === null ? matching : matching.map((row) => [value(row), row]).sort(([one], [other]) => {
+      const order = typeof one === "string" || typeof other === "string" ? ordered.compare(String(one ?? ""), String(other ?? "")) : (one ?? -1) - (other ?? -1);
+      return down ? -order : order;
+    }).map(([, row]) => row);
+    const pages = Math.max(Math.ceil(sorted.length / page), 1);
+    shownPage = Math.min(Math.max(shownPage, 0), pages - 1);
+    const first = shownPage * page;
+    const lines = sorted.slice(first, first + page).map(line);
+    if (!lines.length) lines.push(h("tr", {}, h("td", { class: "empty", colspan: columns.length + (select ? 1 : 0) }, wanted ? "Nothing is like that." : empty)));
+    const same = lines.length === body.children.length && lines.every((one, place) => one === body.children[place]);
+    if (!same) body.replaceChildren(...lines);
+    if (known.size > 4 * page + rows.length) known.clear();
+    setText(said, sorted.length <= page ? `${sorted.length} of ${rows.length}` : `${first + 1}–${first + lines.length} of ${sorted.length}`);
+    foot.hidden = rows.length <= page && !wanted;
+    before.disabled = shownPage === 0;
+    after.disabled = shownPage >= pages - 1;
+    headers.forEach((one, place) => {
+      if (sort === null) return;
+      one.setAttribute("aria-sort", columns[place].key === by ? (down ? "descending" : "ascending") : "none");
+    });
+    if (all) {
+      const here = lines.filter((one) => one.rowKey !== undefined);
+      const count = here.filter((one) => chosen.has(one.rowKey)).length;
+      all.checked = count > 0 && count === here.length;
+      all.indeterminate = count > 0 && count < here.length;
+      select.onchange?.(chosen);
+    }
+  }
+  return {
+    element: root,
+    chosen,
+    set(found) {
+      rows = found;
+      if (select) {
+        const names = new Set(found.map(key));
+        for (const one of [...chosen]) if (!names.has(one)) chosen.delete(one);
+      }
+      show();
+    },
+  };
+}
+
+// -- others ------------------------------------------------------------------------------------------------------------
+
+export function tile(label, hint = "") {
+  const value = h("dd", {}, "–");
+  const element = h("div", { class: "tile", title: hint }, h("dt", {}, label), value);
+  return { element, set: (text, state = "") => { setText(value, text); element.dataset.state = state; } };
+}
+
+export function facts(rows) {
+  return h("dl", { class: "facts" }, rows.filter((row) => row && row[1] !== undefined && row[1] !== null).map(([name, value]) => [
+    h("dt", {}, name),
+    h("dd", {}, value instanceof Node ? value : visible(value)),
+  ]));
+}
+
+export function badge(text, state = "") {
+  return h("span", { class: "badge", data: { state } }, text);
+}
+
+export function loading(text = "Loading…") {
+  return h("p", { class: "dim", role: "status" }, text);
+}
+
+// Fills a place with what is asked for, or with why it did not come.
+export async function load(place, work, show) {
+  if (!place.childNodes.length) fill(place, loading());
+  place.setAttribute("aria-busy", "true");
+  try {
+    const found = await work();
+    fill(place, show(found));
+  } catch (error) {
+    if (error.name !== "AbortError") fill(place, failure(error, () => load(place, work, show)));
+  } finally {
+    place.removeAttribute("aria-busy");
+  }
+}

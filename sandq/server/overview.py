@@ -1,0 +1,283 @@
+"""What a node tells of the topics that it leads: what they hold, and what became of their messages lately.
+
+It is made of what partitions publish and what is counted anyway: no message is looked at. Every few seconds the counts
+are compared with those of before; the differences are what rates, and the history of the last hour, are made of.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import trio
+
+from sandq.broker.broker import Broker
+from sandq.broker.catalog import OpenTopic
+from sandq.broker.stats import LATENESS
+from sandq.broker.turns import Turn
+from sandq.model.access import Access, Right
+from sandq.partition.metrics import Counted
+from sandq.protocol.frames import PackedArray
+from sandq.protocol.requests_overview import GroupRow, TopicRow
+from sandq.server.metrics.topics import GroupNumbers, PartitionSeen, TopicNumbers, TopicSeen
+
+LOOK_S: Final = 5.0
+RATE_LOOKS: Final = 2
+"""Rates are of so many looks: of the last ten seconds."""
+MINUTE_LOOKS: Final = 12
+SLOT_S: Final = 30
+SLOTS: Final = 120
+"""Of the history: an hour."""
+PAGE_TOPICS: Final = 200
+PAGE_GROUPS: Final = 2000
+GROUPS_TOLD: Final = 50
+"""Of a topic: those that are furthest behind."""
+_PARTITIONS_OF_WORK: Final = 4
+"""Looked at with one unit of work."""
+
+
+class Done(NamedTuple):
+    """What became of messages in some time."""
+
+    stored: int
+    sent: int
+    acked: int
+    died: int
+    lateness: tuple[int, ...]
+
+
+_IDLE: Final = Done(0, 0, 0, 0, (0,) * (len(LATENESS) + 1))
+
+
+class TopicTrack:
+    """What became of one topic's messages lately."""
+
+    def __init__(self) -> None:
+        self._counted: dict[int, Counted] = {}
+        """By Raft group, as it was at the last look."""
+        self._sent: int | None = None
+        self._lateness: Sequence[int] = ()
+        self.recent: deque[Done] = deque(maxlen=MINUTE_LOOKS)
+        self._slot_ms = 0
+        self._slot = _IDLE
+        self._slots: deque[tuple[int, bytes]] = deque(maxlen=SLOTS)
+        """Start, and the row in MessagePack: small, and sent as it is."""
+
+    def look(self, topic: OpenTopic, now_ms: int) -> None:
+        """Compare what is counted with what was. What was done before a partition came to be led here does not
+        count."""
+        stored = acked = died = 0
+        seen = {}
+        for leader in topic.led().values():
+            counted = leader.host.status.counted
+            before = self._counted.get(leader.host.number)
+            seen[leader.host.number] = counted
+            if before is None or before is counted:
+                continue
+            stored += max(counted.stored - before.stored, 0)
+            acked += max(counted.acked - before.acked, 0)
+            died += max(_died(counted) - _died(before), 0)
+        stats = topic.stats
+        sent, lateness = 0, _IDLE.lateness
+        if self._sent is not None and stats.sent > self._sent:
+            sent = stats.sent - self._sent
+            lateness = tuple([now - then for now, then in zip(stats.lateness.counts, self._lateness, strict=True)])
+        if self._sent is None or sent:
+            self._sent, self._lateness = stats.sent, list(stats.lateness.counts)
+        self._counted = seen
+        is_idle = not (stored or acked or died or sent)
+        done = _IDLE if is_idle else Done(stored, sent, acked, died, lateness)
+        self.recent.append(done)
+        self._add(done, now_ms)
+
+    def _add(self, done: Done, now_ms: int) -> None:
+        slot_ms = now_ms // (SLOT_S * 1000) * SLOT_S * 1000
+        if slot_ms != self._slot_ms:
+            if self._slot is not _IDLE:
+                self._slots.append((self._slot_ms, _packed(self._slot_ms, self._slot)))
+            self._slot_ms, self._slot = slot_ms, _IDLE
+        if done is not _IDLE:
+            self._slot = done if self._slot is _IDLE else _plus(self._slot, done)
+
+    def within(self, looks: int) -> Done:
+        """What was done within so many of the last looks."""
+        total = _IDLE
+        for done in list(self.recent)[-looks:]:
+            if done is not _IDLE:
+                total = done if total is _IDLE else _plus(total, done)
+        return total
+
+    def history(self, now_ms: int) -> list[bytes]:
+        """Rows of the last hour, of slots in which something happened, in MessagePack."""
+        since_ms = now_ms - SLOT_S * SLOTS * 1000
+        rows = [row for start_ms, row in self._slots if start_ms >= since_ms]
+        return rows if self._slot is _IDLE else [*rows, _packed(self._slot_ms, self._slot)]
+
+
+class _Summed(NamedTuple):
+    """What partitions were seen to hold, and what they come to."""
+
+    partitions: Sequence[PartitionSeen]
+    numbers: TopicNumbers
+    groups: int
+    furthest: list[GroupRow]
+
+
+class Overview:
+    """Of one node."""
+
+    def __init__(self, broker: Broker, see: Callable[[OpenTopic], TopicSeen]) -> None:
+        """`see`: what partitions published, and what came due since."""
+        self._broker = broker
+        self._see = see
+        self._tracks: dict[int, TopicTrack] = {}
+        self._summed: dict[int, _Summed] = {}
+        self._looks = 0
+
+    async def run(self) -> None:
+        """Look every few seconds, until it is cancelled."""
+        while True:
+            await self.look()
+            await trio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Count what was done since the last look, in turns. Of more topics than metrics label no history is kept."""
+        turn, tracks, most = Turn(), {}, self._broker.limits.metric_topics
+        for topic in self._broker.topics():
+            number = topic.record.number
+            track = self._tracks.get(number)
+            if track is None:
+                if len(self._tracks) >= most:
+                    continue
+                track = self._tracks[number] = TopicTrack()
+            track.look(topic, self._broker.clock.now_ms())
+            tracks[number] = track
+            await turn.spend(1 + len(topic.partitions) // _PARTITIONS_OF_WORK)
+        self._tracks = tracks
+        self._summed = {number: found for number, found in self._summed.items() if number in tracks}
+        self._looks += 1
+
+    @property
+    def over_ms(self) -> int:
+        """What rates are over, in ms."""
+        return int(LOOK_S * 1000) * max(min(self._looks - 1, RATE_LOOKS), 1)
+
+    async def page(self, after: str | None, access: Access | None) -> tuple[list[Any], str | None, int, int, Any]:
+        """What OVERVIEW answers. `access`: of who asks; topics that it may not read are not told."""
+        names = sorted(name for name in self._broker.catalog.topics if after is None or name > after)
+        rows: list[TopicRow] = []
+        groups, turn, following = 0, Turn(), None
+        for name in names:
+            topic = self._broker.catalog.topics.get(name)
+            if topic is None or (access is not None and not access.allows(Right.READ, name)):
+                continue
+            if len(rows) >= PAGE_TOPICS or groups >= PAGE_GROUPS:
+                following = rows[-1].name
+                break
+            row = self._row(topic)
+            rows.append(row)
+            groups += len(row.furthest)
+            await turn.spend(2 + len(topic.partitions) // _PARTITIONS_OF_WORK)
+        return rows, following, self._broker.clock.now_ms(), self.over_ms, LATENESS
+
+    def history(self, topic: str) -> tuple[PackedArray, bytes, bytes]:
+        """What TOPIC_HISTORY answers, in MessagePack. Raises UnknownTopic."""
+        number = self._broker.topic(topic).record.number
+        track = self._tracks.get(number)
+        rows = [] if track is None else track.history(self._broker.clock.now_ms())
+        return PackedArray(len(rows), rows), msgpack.packb(SLOT_S * 1000), msgpack.packb(LATENESS)
+
+    def _row(self, topic: OpenTopic) -> TopicRow:
+        record, summed = topic.record, self._sums(topic)
+        numbers, track = summed.numbers, self._tracks.get(topic.record.number)
+        lately = _IDLE if track is None else track.within(RATE_LOOKS)
+        lateness = _IDLE.lateness if track is None else track.within(MINUTE_LOOKS).lateness
+        return TopicRow(
+            record.name,
+            record.kind,
+            len(record.partitions),
+            len(summed.partitions),
+            numbers.messages,
+            numbers.delayed,
+            sum([seen.status.dead for seen in summed.partitions]),
+            numbers.keys,
+            numbers.schedules,
+            numbers.outbox,
+            numbers.bytes,
+            *lately[:4],
+            _sparse(lateness),
+            summed.groups,
+            summed.furthest,
+        )
+
+    def _sums(self, topic: OpenTopic) -> _Summed:
+        seen, number = self._see(topic), topic.record.number
+        known = self._summed.get(number)
+        if known is not None and _is_same(known.partitions, seen.partitions):
+            return known
+        numbers = TopicNumbers()
+        numbers.see(seen)
+        groups: dict[str, GroupNumbers] = {}
+        reasons: dict[str, str] = {}
+        for partition in seen.partitions:
+            for group in partition.status.groups:
+                found = groups.get(group.name)
+                if found is None:
+                    found = groups[group.name] = GroupNumbers()
+                found.see(partition, group)
+                if group.paused is not None:
+                    reasons.setdefault(group.name, group.paused)
+        now_ms = self._broker.clock.now_ms()
+        rows = [_group(name, found, reasons.get(name), now_ms) for name, found in groups.items()]
+        rows.sort(key=lambda row: (-(row.ready + row.leased + row.waiting), row.reason is None, row.name))
+        summed = _Summed(seen.partitions, numbers, len(rows), rows[:GROUPS_TOLD])
+        if number in self._tracks:
+            self._summed[number] = summed
+        return summed
+
+
+def _is_same(before: Sequence[PartitionSeen], now: Sequence[PartitionSeen]) -> bool:
+    """Whether nothing was published since. By identity: statuses are large, and what is new is another object."""
+    return len(before) == len(now) and all(
+        one.status is other.status and one.came_due == other.came_due and one.consumers == other.consumers
+        for one, other in zip(before, now, strict=True)
+    )
+
+
+def _group(name: str, found: GroupNumbers, reason: str | None, now_ms: int) -> GroupRow:
+    by_room, by_rate = found.held_up(now_ms) or (False, False)
+    return GroupRow(
+        name,
+        found.ready,
+        found.leased,
+        found.waiting,
+        found.dead,
+        found.consumers,
+        bool(found.paused),
+        reason,
+        found.oldest_ms,
+        by_room + 2 * by_rate,
+    )
+
+
+def _died(counted: Counted) -> int:
+    return counted.dead_nacked + counted.dead_lease_expired + counted.dead_expired + counted.dead_rejected
+
+
+def _plus(one: Done, other: Done) -> Done:
+    lateness = tuple([a + b for a, b in zip(one.lateness, other.lateness, strict=True)])
+    return Done(
+        one.stored + other.stored, one.sent + other.sent, one.acked + other.acked, one.died + other.died, lateness
+    )
+
+
+def _sparse(counts: Sequence[int]) -> list[int]:
+    """Number of a bucket and its count, one behind the other."""
+    return [one for number, count in enumerate(counts) if count for one in (number, count)]
+
+
+def _packed(start_ms: int, done: Done) -> bytes:
+    packed: bytes = msgpack.packb((start_ms, *done[:4], _sparse(done.lateness)))
+    return packed

@@ -1,0 +1,420 @@
+"""The console in a real browser, against a real node: every view, and every act once.
+
+One node and one browser serve all of it. Nothing that the browser notes (an error, a warning, a violation of the
+policy) is let pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tests.support.browser import Browser, chromium
+from tests.support.console import Api, Console, check_command
+from tests.support.page_checks import CONTRAST, LABELS
+from tests.support.ports import free_port
+from tests.support.processes.node import NodeProcess
+from tests.support.waiting import wait_until
+
+HOSTILE = "<script>document.title='had'</script><img src=x onerror=\"document.title='had'\">"
+FAR = "2036-01-31T08:00:00Z"
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    port = free_port()
+    node = NodeProcess(tmp_path_factory.mktemp("node"), SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}")
+    node.start()
+    found = Api(f"http://127.0.0.1:{port}")
+    wait_until(lambda: found("GET", "/cluster")["feature_level"] == 16)
+    yield found
+    node.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def console(browser: Browser, api: Api) -> Iterator[Console]:
+    browser.scheme("light")
+    browser.size(1280, 900)
+    found = Console(browser, api)
+    yield found
+    found.is_clean()
+
+
+def topic(api: Api, name: str, **given: Any) -> str:
+    api("POST", "/topics", {"name": name, "partitions": 2, **given})
+    return name
+
+
+def test_topics_are_made_shown_purged_and_deleted(console: Console) -> None:
+    browser, api = console.browser, console.api
+    console.go("")
+    browser.reads("Topics", "h1")
+    said = console.act("Create a topic…", "Create", name="made.here", kind="timer", partitions="4", lease="1m")
+    assert "sandctl topic create made.here --partitions 4 --lease 1m" in said
+    browser.reads("made.here", "h1")
+    assert api("GET", "/topics/made.here")["settings"]["lease"] == "1m"
+    said = console.act("Produce…", "Produce", value="hello", key="k", when="delay", delay="2h", headers="source=desk")
+    assert "sandctl produce made.here hello --key k --in 2h --header source=desk" in said
+    api("POST", "/topics/made.here", {"text": "more", "delay": "30m"})
+    browser.click("Refresh", "main")
+    browser.reads("1 message come due in the next 1 hour")
+    browser.click("24 hours")
+    browser.reads("2 messages come due in the next 24 hours")
+    browser.one(".chart canvas")
+    browser.click("+", ".figure")
+    browser.click("As a table", ".figure")
+    assert len(browser.driver.find_elements("css selector", ".astable tbody tr")) == 2
+    console.note_command("main")
+    browser.click("Topics", "nav")
+    browser.reads("made.here", "tbody")
+    said = console.act("Purge…", "Purge", typed="made.here") if open_topic(console, "made.here") else ""
+    assert "2 messages (2 not due yet) and 0 dead letters" in said
+    assert sum(row["messages"] for row in api("GET", "/topics/made.here")["stats"]) == 0
+    said = console.act("Delete…", "Delete", typed="made.here")
+    assert "4 partitions" in said
+    assert api.status("GET", "/topics/made.here") == 404
+
+
+def open_topic(console: Console, name: str) -> bool:
+    console.browser.click(name, "tbody")
+    console.browser.reads(name, "h1")
+    return True
+
+
+def test_messages_are_looked_at_and_changed(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "letters")
+    api("POST", f"/topics/{name}", {"json": {"order": 7}, "unique_key": "call-ada", "delay": "2h"})
+    bulk = [{"text": f"n{number}", "key": f"bulk-{number}", "delay": "3h"} for number in range(5)]
+    api("POST", f"/topics/{name}", {"messages": bulk})
+    console.go(f"#/topics/{name}/messages")
+    browser.reads("call-ada", "tbody")
+    browser.fill("unique_key_prefix", "call-", "main")
+    browser.click("List", "main")
+    browser.until(lambda: "bulk-1" not in browser.text("main"), "the list is not filtered")
+    assert "--unique-key-prefix call-" in browser.text(".same .command")
+    browser.fill("name", "call-ada", "main")
+    browser.fill("by", "unique_key", "main")
+    browser.click("Look", "main")
+    browser.reads('"order": 7', "pre")
+    browser.click("Hex", "main")
+    browser.reads("7b 22 6f 72", "pre")
+    browser.click("Text", "main")
+    browser.reads('{"order":7}', "pre")
+    browser.reads("No group has come for it yet.")
+    console.act("Move…", "Move it", when="delay", delay="30m")
+    assert api("GET", f"/topics/{name}/messages/call-ada?by=unique_key")["moves"] == 1
+    browser.reads("1 time, last")
+    console.act("Change…", "Change it", value='{"order": 8}', kind="json", headers="by=desk")
+    browser.reads('"order": 8', "pre")
+    assert api("GET", f"/topics/{name}/messages/call-ada?by=unique_key")["headers"] == {"by": "desk"}
+    said = console.act("Cancel…", "Cancel it")
+    assert "It cannot be undone" in said
+    assert api.status("GET", f"/topics/{name}/messages/call-ada?by=unique_key") == 404
+    browser.fill("unique_key_prefix", "", "main")
+    browser.fill("key_prefix", "bulk-", "main")
+    browser.click("List", "main")
+    browser.reads("bulk-3", "tbody")
+    said = console.act("Move all these…", "Move them", shift="1h")
+    assert "5 messages would be moved." in said
+    said = console.act("Cancel all these…", "Cancel them", typed=name)
+    assert "5 messages would be cancelled." in said
+    assert api("GET", f"/topics/{name}/messages")["messages"] == []
+
+
+def refreshed(browser: Browser, text: str) -> bool:
+    """Whether it is there, having been asked for again: a look at the cluster is shared for a second."""
+    browser.click("Refresh", "main")
+    return text in browser.text("tbody")
+
+
+def test_groups_are_held_up_limited_and_deleted(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "held")
+    api("POST", f"/topics/{name}", {"messages": [{"text": "a"}, {"text": "b"}, {"text": "c"}]})
+    api.lease(name, "billing")
+    console.go("#/groups")
+    browser.until(lambda: refreshed(browser, "billing"), "the group is not listed")
+    console.go(f"#/topics/{name}/groups")
+    browser.click("billing", "tbody")
+    browser.reads("billing", "h1")
+    console.act("Pause…", "Pause")
+    browser.reads("It gets nothing:")
+    console.go("")
+    browser.reads("billing of held gets nothing", ".findings")
+    console.go(f"#/topics/{name}/groups/billing")
+    console.act("Resume…", "Resume")
+    said = console.act("Limits…", "Set them", max_in_flight="5", rate="10/s", burst="2")
+    assert "max_in_flight" in said and "none" in said
+    browser.reads("of 5")
+    console.act("Settings…", "Set them", max_attempts="3", kind="fixed", first="5s")
+    browser.reads("max_attempts", "main")
+    said = console.act("Seek…", "Seek", typed="billing", place="latest")
+    assert "3 messages are due" in said
+    browser.reads("0", ".tile dd")
+    console.act("Delete…", "Delete", typed="billing")
+    assert api.status("GET", f"/topics/{name}/groups/billing") == 404
+
+
+def test_dead_letters_are_chosen_redriven_and_purged(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "lost", partitions=1)
+    api("POST", f"/topics/{name}", {"messages": [{"text": f"n{number}", "key": f"k{number}"} for number in range(3)]})
+    for message in api.lease(name, "g", 3):
+        held = {"lease_token": message["lease_token"], "offset": message["offset"]}
+        api("POST", f"/topics/{name}/groups/g/dead", {**held, "error": f"410 {message['key']}"})
+    console.go(f"#/topics/{name}/groups/g/dead")
+    browser.reads("410 k2", "tbody")
+    browser.fill("error", "k1", "main")
+    browser.click("List", "main")
+    browser.until(lambda: "410 k2" not in browser.text("main"), "the list is not filtered")
+    said = console.act("Redrive…", "Redrive them")
+    assert "1 dead letter." in said and "sandctl dead redrive lost -g g --error k1" in said
+    browser.fill("error", "", "main")
+    browser.click("List", "main")
+    browser.until(lambda: len(browser.driver.find_elements("css selector", "tbody .mono")) == 2, "two are left")
+    browser.run("document.querySelector('tbody .mono').click()")
+    browser.reads("Last error", "section")
+    browser.run("document.querySelector('tbody input[type=checkbox]').click()")
+    browser.reads("1 chosen")
+    said = console.act("Purge…", "Purge them", typed=name)
+    assert "1 dead letter." in said and "--id" in said
+    assert api("GET", f"/topics/{name}/groups/g")["dead"] == 1
+
+
+def test_schedules_are_made_paused_fired_and_deleted(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "recurring")
+    console.go(f"#/topics/{name}/schedules")
+    browser.click("Create a schedule…", "main")
+    browser.fill("name", "daily", "dialog")
+    browser.fill("zone", "Europe/Berlin", "dialog")
+    browser.fill("times", "0 18 * * MON-FRI", "dialog")
+    browser.reads("Next: ", "dialog")
+    console.note_command("dialog")
+    browser.click("Create", "dialog")
+    browser.reads("0 18 * * MON-FRI Europe/Berlin", "tbody")
+    browser.click("daily", "tbody")
+    browser.reads("Next runs")
+    console.act("Pause…", "Pause")
+    browser.reads("paused", "tbody")
+    browser.click("daily", "tbody")
+    console.act("Send now…", "Send")
+    assert len(api("GET", f"/topics/{name}/schedules/daily")["history"]) == 1
+    browser.click("daily", "tbody")
+    console.act("Resume…", "Resume")
+    browser.click("daily", "tbody")
+    said = console.act("Delete…", "Delete", within="section", typed="daily")
+    assert "1 schedule" in said
+    assert api.status("GET", f"/topics/{name}/schedules/daily") == 404
+
+
+def test_keys_are_put_changed_and_deleted(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "config", kind="compacted")
+    api("PUT", f"/topics/{name}/keys/_wA?encoding=base64", {"value": "/wEC"})
+    console.go(f"#/topics/{name}/keys")
+    browser.reads("base64:/wA=", "tbody")
+    console.act("Put a key…", "Put", key="app/theme", value="dark")
+    browser.reads("app/theme", "tbody")
+    browser.click("app/theme", "tbody")
+    browser.reads("dark", "pre")
+    said = console.act("Change…", "Put", value="light", kind="text")
+    assert "sandctl kv cas config app/theme light --version" in said
+    assert api("GET", f"/topics/{name}/keys/app%2Ftheme")["text"] == "light"
+    browser.click("app/theme", "tbody")
+    browser.reads("light", "pre")
+    console.act("Delete…", "Delete", within="section", typed="app/theme")
+    browser.until(lambda: "app/theme" not in browser.text("tbody"), "the key is gone")
+    browser.click("base64:/wA=", "tbody")
+    browser.reads("ff 01 02", "pre")
+
+
+def test_tenants_are_set_and_settings_changed_with_a_preview(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "mails", kind="fair")
+    api("POST", f"/topics/{name}", {"text": "hello", "tenant": "acme"})
+    api("POST", f"/topics/{name}/groups/post/lease", {"max": 1, "wait": "10s"})
+    api("POST", f"/topics/{name}", {"text": "again", "tenant": "globex"})
+    console.go(f"#/topics/{name}/tenants")
+    console.act("Set a tenant…", "Set", pattern="acme", weight="3")
+    browser.reads("acme", "tbody")
+    assert api("GET", f"/topics/{name}")["settings"]["tenants"]["acme"]["weight"] == 3
+    console.go(f"#/topics/{name}/settings")
+    browser.fill("lease", "2m", "main")
+    browser.fill("partitions", "3", "main")
+    browser.reads("30s", "main table")
+    assert "sandctl topic update mails --partitions 3 --lease 2m" in browser.text("main .command")
+    said = console.act("Change…", "Change")
+    assert "30s" in said and "2m" in said
+    assert api("GET", f"/topics/{name}")["settings"]["lease"] == "2m"
+    console.go(f"#/topics/{name}/partitions")
+    browser.reads("node1", "tbody")
+    browser.click("Move the lead…", "tbody")
+    browser.reads("alone holds it", "#said")
+
+
+def test_the_cluster_is_shown_and_what_it_refuses_is_said(console: Console) -> None:
+    browser = console.browser
+    console.go("#/cluster")
+    browser.reads("1 of 1", ".tile")
+    browser.reads("Nothing moves.")
+    browser.reads("Drift")
+    browser.reads("look aheads")
+    browser.click("Drain…", ".node")
+    browser.reads("replicas move", "dialog")
+    console.note_command("dialog")
+    browser.click("Drain", "dialog")
+    browser.until(lambda: browser.text("dialog .wrong"), "it is said why not")
+    assert [line for line in browser.logged() if "400" not in line] == []
+    browser.click("Cancel", "dialog")
+    browser.click("Remove…", ".node")
+    browser.reads("Type node1 to go on", "dialog")
+    console.note_command("dialog")
+    browser.click("Cancel", "dialog")
+    said = console.act("Accept the wall clock…", "Accept")
+    assert "1 node." in said
+
+
+def test_hostile_values_are_text(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "hostile")
+    evil = {"text": HOSTILE, "headers": {HOSTILE: HOSTILE, "way": "\u202etxt.exe"}, "deliver_at": FAR}
+    told = api("POST", f"/topics/{name}", {**evil, "unique_key": HOSTILE})
+    api("POST", f"/topics/{name}", {**evil, "key": "javascript:alert(1)"})
+    surrogates = api("POST", f"/topics/{name}", {"json": "\ud800 alone", "deliver_at": FAR})
+    large = api("POST", f"/topics/{name}", {"text": "x" * (1 << 20), "deliver_at": FAR})
+    console.go(f"#/topics/{name}/messages")
+    browser.reads(HOSTILE[:30], "tbody")
+    for found, text in ((told, HOSTILE), (surrogates, "22 ed a0 80"), (large, "xxxxxxxxxxxxxxxx")):
+        browser.click(found["id"], "tbody")
+        browser.reads(found["id"], "h2")
+        browser.reads(text, "pre.value")
+    browser.reads("1 MiB, the beginning")
+    assert int(browser.run("return document.querySelector('pre.value').textContent.length")) == 64 * 1024
+    browser.click("All of it", "main")
+    length = "return document.querySelector('pre.value').textContent.length"
+    browser.until(lambda: browser.run(length) == 1 << 20, "all of it is shown")
+    browser.click(told["id"], "tbody")
+    browser.reads("\\u202etxt.exe", "section table")
+    script = (
+        "return [document.title, document.querySelectorAll('main script, main img, main [href^=javascript]').length]"
+    )
+    title, injected = browser.run(script)
+    assert "had" not in title and injected == 0
+
+
+def test_all_of_it_can_be_done_by_the_keyboard(console: Console) -> None:
+    browser, api = console.browser, console.api
+    topic(api, "bykeys")
+    console.go("")
+    browser.reads("bykeys", "tbody")
+    browser.run("document.activeElement.blur()")
+    browser.keys("/")
+    assert browser.focused() == "" or browser.run("return document.activeElement.type") == "search"
+    browser.keys("bykeys")
+    browser.tab_to("bykeys")
+    browser.keys(Keys.ENTER)
+    browser.reads("bykeys", "h1")
+    browser.tab_to("Produce…")
+    outline = browser.run("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    browser.keys(Keys.ENTER)
+    browser.one("dialog[open]")
+    assert browser.focused() == "value"
+    browser.keys("by the keyboard")
+    browser.tab_to("Produce")
+    browser.keys(Keys.ENTER)
+    browser.until(lambda: api("GET", "/topics/bykeys/messages")["messages"], "nothing was produced")
+    browser.until(lambda: "Stored as" in browser.text("#said"), "it is said that it was stored")
+    browser.click("Produce…")
+    browser.one("dialog[open]")
+    browser.keys(Keys.ESCAPE)
+    browser.until(lambda: not browser.driver.find_elements("css selector", "dialog"), "Escape closes it")
+    browser.run("document.activeElement.blur()")
+    browser.keys("g", "c")
+    browser.reads("Cluster", "h1")
+
+
+VIEWS = ("", "#/groups", "#/cluster", *(f"#/topics/bykeys/{tab}" for tab in ("timeline", "messages", "settings")))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_views_fit_a_phone_have_labels_and_contrast(console: Console, scheme: str) -> None:
+    browser = console.browser
+    if console.api.status("GET", "/topics/bykeys") == 404:
+        topic(console.api, "bykeys")
+    browser.scheme(scheme)
+    for view in VIEWS:
+        browser.size(390, 844)
+        console.go(view)
+        browser.until(lambda: not browser.driver.find_elements("css selector", "[aria-busy]"), "it loads")
+        wide = browser.run("return document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, (view, wide)
+        assert browser.run(LABELS) == [], view
+        assert browser.run(CONTRAST) == [], view
+    background = browser.run("return getComputedStyle(document.body).backgroundColor")
+    assert background == {"light": "rgb(246, 245, 242)", "dark": "rgb(20, 22, 26)"}[scheme]
+
+
+def test_who_looks_shows_a_token_and_is_offered_what_it_may(browser: Browser, tmp_path: Path) -> None:
+    port = free_port()
+    environ = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{port}", "SANDQ_SECURITY__AUTHENTICATION": "require"}
+    node = NodeProcess(tmp_path, **environ)
+    node.start(wait=False)
+    try:
+        file = node.data_dir / "admin.token"
+        wait_until(file.is_file)
+        api = Api(f"http://127.0.0.1:{port}", file.read_text().strip())
+        wait_until(lambda: api.status("GET", "/whoami") == 200)
+        wait_until(lambda: api("GET", "/cluster")["feature_level"] == 16)
+        for name in ("open.door", "shut.door"):
+            api("POST", "/topics", {"name": name})
+        reader = api("POST", "/tokens", {"name": "reader", "grants": ["read:open.*"]})["token"]
+        browser.size(1280, 900)
+        browser.open(f"{api.base}/")
+        browser.reads("Who looks?")
+        browser.fill("token", "sandq_wrong")
+        browser.click("Sign in")
+        browser.reads("Nobody is known by this token.")
+        browser.fill("token", reader)
+        browser.click("Sign in")
+        browser.reads("open.door", "tbody")
+        assert "shut.door" not in browser.text()
+        assert reader not in browser.driver.current_url
+        browser.click("open.door", "tbody")
+        browser.click("Delete…", ".head")
+        browser.reads("this needs the right manage on open.door", "#said")
+        assert not browser.driver.find_elements("css selector", "dialog")
+        api("DELETE", "/tokens/reader")
+        browser.reads("Who looks?")
+        # The browser notes each answer that refuses; nothing else.
+        assert [line for line in browser.logged() if "401" not in line] == []
+    finally:
+        node.kill()
+
+
+def test_command_lines_are_quoted_for_a_shell(browser: Browser, api: Api) -> None:
+    browser.open(f"{api.base}/")
+    script = """
+    const [words, places, options, done] = arguments;
+    import("/console/commands.js").then((found) => done(found.sandctl(words, places, options)));
+    """
+    for places, options, line in (
+        (["orders", "it's"], {"key": "a b"}, "sandctl produce orders 'it'\\''s' --key 'a b'"),
+        (["orders", "-x"], {}, "sandctl produce -- orders -x"),
+        (["orders", ""], {"header": ["a=1", "b=2"]}, "sandctl produce orders '' --header a=1 --header b=2"),
+        (["orders", "$(reboot)"], {}, "sandctl produce orders '$(reboot)'"),
+    ):
+        assert browser.driver.execute_async_script(script, "produce", places, options) == line
+        check_command(line)

@@ -1,0 +1,166 @@
+"""A headless Chromium, of Debian's packages, driven by Selenium."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+
+from tests.support.waiting import PATIENCE_S
+
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
+    *("--disable-extensions", "--no-default-browser-check", "--force-prefers-reduced-motion"),
+)
+LOOK_S = 0.03
+Find = tuple[str, str]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser with a profile of its own. Skips the test where there is none."""
+    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    missing = [name for name, found in programs.items() if found is None]
+    if missing:
+        pytest.skip(f"`{'`, `'.join(missing)}` is not installed: tests/install-system-packages does it")
+    with tempfile.TemporaryDirectory(prefix="sandq-chromium-", ignore_cleanup_errors=True) as profile:
+        options = ChromeOptions()
+        options.binary_location = str(programs["chromium"])
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        driver = Chrome(options, Service(str(programs["chromedriver"])))
+        try:
+            yield Browser(driver)
+        finally:
+            driver.quit()
+
+
+class Browser:
+    """What a person does with a page."""
+
+    def __init__(self, driver: Chrome) -> None:
+        self.driver = driver
+        self.size(1280, 900)
+
+    def open(self, url: str) -> None:
+        """Load a page anew."""
+        self.driver.get("about:blank")
+        self.driver.get(url)
+
+    def size(self, width: int, height: int) -> None:
+        """The window as large as that, inside."""
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def scheme(self, name: str) -> None:
+        """Prefer light or dark."""
+        features = [{"name": "prefers-color-scheme", "value": name}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """What a script returns."""
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, look: Callable[[], Any], what: str) -> Any:
+        """Wait for something to be true."""
+        end = time.monotonic() + PATIENCE_S
+        while not (found := look()):
+            if time.monotonic() > end:
+                raise AssertionError(f"{what}; the page has:\n{self.text()}\n{self.logged()}")
+            time.sleep(LOOK_S)
+        return found
+
+    def text(self, selector: str = "body") -> str:
+        """What is to be read in all such places that are shown."""
+        script = """
+        const shown = [...document.querySelectorAll(arguments[0])].filter((one) => one.getClientRects().length);
+        return shown.map((one) => one.innerText).join("\\n");
+        """
+        return str(self.run(script, selector))
+
+    def reads(self, text: str, selector: str = "body") -> None:
+        """Wait until this is to be read."""
+        self.until(lambda: text in self.text(selector), f"{text!r} is not to be read in {selector}")
+
+    def one(self, selector: str) -> WebElement:
+        """Wait for an element that is shown."""
+        script = """
+        const all = [...document.querySelectorAll(arguments[0])];
+        return all.find((one) => one.getClientRects().length) ?? null;
+        """
+        found: WebElement = self.until(lambda: self.run(script, selector), f"no {selector} is shown")
+        return found
+
+    def button(self, text: str, within: str = "body") -> None:
+        """Wait for a button, or a link, of this text, that is shown and can be used."""
+        self.until(lambda: self._at_button(text, within, False), f"no button {text!r} in {within}")
+
+    def click(self, text: str, within: str = "body") -> None:
+        """Click on a button, or a link, of this text."""
+        self.until(lambda: self._at_button(text, within, True), f"no button {text!r} in {within}")
+
+    def _at_button(self, text: str, within: str, does_click: bool) -> bool:
+        script = """
+        const [text, within, click] = arguments;
+        const all = [...document.querySelectorAll(`${within} button, ${within} a, ${within} summary`)];
+        const one = all.find((one) => one.textContent.trim() === text && one.offsetParent !== null && !one.disabled);
+        if (one && click) {
+          one.scrollIntoView({ block: "center" });
+          one.click();
+        }
+        return Boolean(one);
+        """
+        return bool(self.run(script, text, within, does_click))
+
+    def fill(self, name: str, value: str, within: str = "body") -> None:
+        """Have a field of this name say something, and tell the page."""
+        script = """
+        const [name, value] = arguments;
+        const field = [...document.querySelectorAll(name)].find((one) => one.getClientRects().length);
+        if (field.type === "checkbox") field.checked = value === "true"; else field.value = value;
+        field.dispatchEvent(new Event("input", {bubbles: true}));
+        field.dispatchEvent(new Event("change", {bubbles: true}));
+        """
+        self.one(f"{within} [name={name}]")
+        self.run(script, f"{within} [name={name}]", value)
+
+    def keys(self, *pressed: str) -> None:
+        """Press keys, wherever the focus is."""
+        self.driver.switch_to.active_element.send_keys(*pressed)
+
+    def focused(self) -> str:
+        """What has the focus: its text, or its name."""
+        script = "const e = document.activeElement; return e.name || e.innerText || e.id || e.tagName"
+        return str(self.run(script))
+
+    def tab_to(self, text: str) -> None:
+        """Go from one to the next by Tab until that has the focus."""
+        for _ in range(120):
+            if self.focused().strip() == text:
+                return
+            self.keys(Keys.TAB)
+        raise AssertionError(f"Tab does not come to {text!r}")
+
+    def logged(self) -> list[str]:
+        """What the console of the browser has noted since this was asked last: errors, warnings, violations."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+    def picture(self, path: Path, *, whole: bool = False) -> None:
+        """What the window shows, or the whole page, as PNG."""
+        if whole:
+            height = int(self.run("return document.documentElement.scrollHeight"))
+            width = int(self.run("return innerWidth"))
+            self.size(width, min(height, 2400))
+        self.driver.save_screenshot(str(path))

@@ -1,0 +1,107 @@
+"""The console in a browser, and what its tests do again and again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import urllib.error
+import urllib.request
+from typing import Any
+
+import click
+from selenium.webdriver.common.by import By
+
+from sandctl.main import main
+from tests.support.browser import Browser
+
+
+class Api:
+    """The HTTP API of the node whose console is looked at."""
+
+    def __init__(self, base: str, token: str | None = None) -> None:
+        self.base = base
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
+
+    def __call__(self, method: str, path: str, body: Any = None) -> Any:
+        """What it answers. Raises HTTPError."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base + path, data, self._headers, method=method)
+        with urllib.request.urlopen(request) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def status(self, method: str, path: str) -> int:
+        """The status of its answer."""
+        try:
+            self(method, path)
+        except urllib.error.HTTPError as error:
+            return error.code
+        return 200
+
+    def lease(self, topic: str, group: str, count: int = 1) -> list[dict[str, Any]]:
+        """Messages of a topic that are due."""
+        messages: list[dict[str, Any]] = []
+        while len(messages) < count:
+            told = self("POST", f"/topics/{topic}/groups/{group}/lease", {"max": count, "wait": "10s"})
+            messages += told["messages"]
+        return messages
+
+
+class Console:
+    """The console of one node."""
+
+    def __init__(self, browser: Browser, api: Api) -> None:
+        self.browser = browser
+        self.api = api
+        self.commands: list[str] = []
+        """Command lines that dialogs have shown."""
+
+    def go(self, place: str) -> None:
+        """Look at a view, without loading the page anew where it is there."""
+        browser, base = self.browser, f"{self.api.base}/"
+        if not str(browser.driver.current_url).startswith(base) or not browser.driver.find_elements(By.TAG_NAME, "nav"):
+            browser.open(base + place)
+        else:
+            browser.run("location.hash = arguments[0] || '#/'", place)
+        browser.one("main > *")
+
+    def act(self, text: str, verb: str, *, within: str = "main", typed: str | None = None, **fields: str) -> str:
+        """Do what a button opens a dialog for; what the dialog said."""
+        browser = self.browser
+        browser.click(text, within)
+        browser.one("dialog[open]")
+        for name, value in fields.items():
+            browser.fill(name, value, "dialog")
+        if typed is not None:
+            assert browser.one("dialog button[type=submit]").get_attribute("disabled"), "done without the name"
+            browser.fill("typed", typed, "dialog")
+        self.note_command("dialog")
+        browser.button(verb, "dialog")  # it can be used: what it concerns was counted
+        said = browser.text("dialog")
+        browser.click(verb, "dialog")
+        browser.until(lambda: not browser.driver.find_elements(By.CSS_SELECTOR, "dialog[open]"), f"{verb}: not done")
+        return said
+
+    def note_command(self, within: str) -> str:
+        """Check the command line that is shown: sandctl takes it."""
+        line = self.browser.text(f"{within} .command")
+        check_command(line)
+        self.commands.append(line)
+        return line
+
+    def is_clean(self) -> None:
+        """Fail if the browser noted an error, a warning or a violation of the policy."""
+        assert self.browser.logged() == []
+
+
+def check_command(line: str) -> None:
+    """Raise unless sandctl has such a command, with such arguments."""
+    program, *arguments = shlex.split(line)
+    assert program == "sandctl"
+    command: click.Command = main
+    context: click.Context | None = None
+    while isinstance(command, click.Group):
+        name, found, arguments = command.resolve_command(click.Context(command, context), arguments)
+        assert name is not None and found is not None, line
+        context, command = click.Context(command, context), found
+    command.make_context("sandctl", arguments, context)

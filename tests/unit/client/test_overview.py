@@ -1,0 +1,80 @@
+"""What nodes tell of their topics is put together."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.client.admin import GroupOverview, Lateness, TopicOverview
+from sandq.client.admin.overview import _added, _plus
+from sandq.model.errors import ProtocolError
+from sandq.protocol.requests_overview import GroupRow, HistoryReply, HistoryRow, OverviewReply, TopicRow
+
+BOUNDS = (0.0, 0.01, 0.1, 1.0)
+
+
+def row(name: str = "t", led: int = 1, *groups: GroupRow, lateness: tuple[int, ...] = ()) -> TopicRow:
+    return TopicRow(name, "timer", 3, led, 10, 4, 1, 0, 2, 0, 100, 5, 6, 7, 1, lateness, len(groups), groups)
+
+
+def group(name: str = "g", ready: int = 1, consumers: int = 1, reason: str | None = None) -> GroupRow:
+    return GroupRow(name, ready, 2, 3, 4, consumers, reason is not None, reason, 1000 - ready, 0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "part", "seconds"),
+    [
+        ((0, 0, 0, 0, 0), 0.5, None),
+        ((0, 10, 0, 0, 0), 0.5, 0.005),
+        ((0, 10, 0, 0, 0), 1.0, 0.01),
+        ((0, 99, 1, 0, 0), 0.99, 0.01),
+        ((0, 98, 2, 0, 0), 0.99, 0.055),
+        ((0, 0, 0, 0, 3), 0.5, 1.0),
+        ((4, 0, 0, 0, 0), 0.99, 0.0),
+    ],
+)
+def test_a_quantile_lies_within_its_bucket(counts: tuple[int, ...], part: float, seconds: float | None) -> None:
+    found = Lateness(BOUNDS, counts).quantile(part)
+    assert found == seconds if seconds is None else found == pytest.approx(seconds)
+
+
+def test_what_several_nodes_lead_is_added() -> None:
+    topic = TopicOverview("t", "timer", 3)
+    topic.add(row("t", 1, group(ready=5, consumers=2), lateness=(1, 10)), BOUNDS)
+    topic.add(row("t", 1, group(ready=7, reason="it is paused"), group("other"), lateness=(1, 5, 4, 1)), BOUNDS)
+    assert (topic.led, topic.messages, topic.delayed, topic.bytes, topic.stored) == (2, 20, 8, 200, 10)
+    assert topic.lateness == Lateness(BOUNDS, (0, 15, 0, 0, 1))
+    found = topic.groups["g"]
+    assert (found.ready, found.consumers, found.paused, found.reason) == (12, 2, True, "it is paused")
+    assert found.oldest_ms == 993
+    assert topic.lag == found.lag == 12 + 4 + 6
+    assert topic.group_count == 2
+
+
+def test_a_topic_without_groups_lags_by_nothing() -> None:
+    assert TopicOverview("t", "timer", 1).lag == 0
+    assert GroupOverview("g").lag == 0
+
+
+def test_buckets_of_another_version_are_not_mixed() -> None:
+    known = _plus(Lateness((), ()), (0, 3), BOUNDS)
+    assert _plus(known, (0, 3), (5.0,)) == known
+
+
+def test_slots_of_several_nodes_are_added() -> None:
+    slot = _added(None, HistoryRow(60_000, 1, 2, 3, 4, (1, 2)), BOUNDS)
+    slot = _added(slot, HistoryRow(60_000, 1, 2, 3, 4, (1, 2)), BOUNDS)
+    assert slot[:5] == (60_000, 2, 4, 6, 8)
+    assert sum(slot.lateness.counts) == 4
+
+
+def test_further_fields_are_passed_over_and_other_things_refused() -> None:
+    told = [0, 1, [[*row("t", 1, group()), "new"]], None, 5, 10_000, [1.0], "new"]
+    told[2][0][17] = [[*group(), "new"]]  # type: ignore[index]
+    reply = OverviewReply.parse(told)
+    assert reply.rows == [row("t", 1, group())._replace(furthest=[group()])]
+    for frame in ([0, 1, 5, None, 5, 5, []], [0, 1], [0, 1, [["t"]], None, 5, 5, []]):
+        with pytest.raises(ProtocolError):
+            OverviewReply.parse(frame)
+    assert HistoryReply.parse([0, 1, [[5, 1, 1, 1, 1, [], "new"]], 30_000, [1]]).rows == [HistoryRow(5, 1, 1, 1, 1, [])]
+    with pytest.raises(ProtocolError):
+        HistoryReply.parse([0, 1, [[5]], 30_000, [1]])

@@ -1,0 +1,163 @@
+"""One look for all who watch; each is told what it may read, once, and then what has changed."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from sandq.client.admin import ClusterOverview, GroupOverview, TopicOverview
+from sandq.model.access import Access
+from sandq.model.errors import Overloaded, Unavailable
+from sandq.server.http.looks import EVENT_BYTES, LOOK_S, WATCHERS_MOST, Look, Looks, Watcher, look_after
+
+INFO = {"cluster": "c", "node": "node1", "nodes": [{"node": "node1", "up": True}]}
+
+
+def seen(*topics: TopicOverview, missing: dict[str, str] | None = None) -> ClusterOverview:
+    return ClusterOverview(0, 10_000, {topic.name: topic for topic in topics}, missing or {})
+
+
+def topic(name: str, **given: Any) -> TopicOverview:
+    return replace(TopicOverview(name, "timer", 1, led=1), **given)
+
+
+def told(watcher: Watcher, look: Look) -> dict[str, list[Any]]:
+    """By the name of the event, what the events of a look say."""
+    found: dict[str, list[Any]] = {}
+    for event in watcher.events(look):
+        first, second = event.decode().rstrip("\n").split("\n")
+        assert len(event) < EVENT_BYTES + 4096
+        found.setdefault(first.removeprefix("event: "), []).append(json.loads(second.removeprefix("data: ")))
+    return found
+
+
+def test_all_is_told_once_and_then_what_changes() -> None:
+    watcher = Watcher(None)
+    look = look_after(None, INFO, seen(topic("a"), topic("b", messages=5)))
+    first = told(watcher, look)
+    assert [row["topic"] for row in first["topics"][0]] == ["a", "b"]
+    assert first["cluster"][0]["findings"] == []
+    look = look_after(look, INFO, seen(topic("a"), topic("b", messages=6)))
+    second = told(watcher, look)
+    assert [(row["topic"], row["messages"]) for row in second["topics"][0]] == [("b", 6)]
+    assert "cluster" not in second
+    assert told(watcher, look_after(look, INFO, seen(topic("a")))) == {"gone": [["b"]], "look": second["look"]}
+
+
+def test_who_missed_a_look_is_told_all_that_changed() -> None:
+    watcher = Watcher(None)
+    look = look_after(None, INFO, seen(topic("a"), topic("b")))
+    told(watcher, look)
+    look = look_after(look, INFO, seen(topic("a", messages=1), topic("b")))
+    look = look_after(look, INFO, seen(topic("a", messages=1), topic("b", messages=2)))
+    assert [row["topic"] for row in told(watcher, look)["topics"][0]] == ["a", "b"]
+
+
+def test_each_is_told_what_it_may_read() -> None:
+    groups = {"g": GroupOverview("g", ready=3)}
+    look = look_after(None, INFO, seen(topic("open.a", groups=groups), topic("shut.b", groups=groups)))
+    found = told(Watcher(Access.of("token:x", ["read:open.*"], {})), look)
+    assert [row["topic"] for row in found["topics"][0]] == ["open.a"]
+    assert [one["topic"] for one in found["cluster"][0]["findings"]] == ["open.a"]
+    found = told(Watcher(Access.of("token:x", ["produce:open.*"], {})), look)
+    assert "topics" not in found and found["cluster"][0]["findings"] == []
+
+
+def test_events_have_a_bounded_size() -> None:
+    look = look_after(None, INFO, seen(*[topic(f"t{number:04}") for number in range(1000)]))
+    pieces = told(Watcher(None), look)["topics"]
+    assert len(pieces) > 4
+    assert sum(len(piece) for piece in pieces) == 1000
+
+
+def test_findings_name_what_stands_and_what_is_missing() -> None:
+    stands = {"g": GroupOverview("g", ready=1, paused=True, reason="it is paused", dead=2)}
+    look = look_after(
+        None,
+        {**INFO, "nodes": [{"node": "node2", "up": False}], "clock_alarm": True},
+        seen(topic("a", groups=stands, partitions=3), missing={"node3": "its version does not tell it"}),
+    )
+    found = told(Watcher(None), look)["cluster"][0]["findings"]
+    assert [one["state"] for one in found] == ["failed"] * 3 + ["warning"] * 3
+    texts = " | ".join(one["found"] for one in found)
+    for part in (
+        "node2 cannot be reached",
+        "clock is in alarm",
+        "2 of 3 partitions of a",
+        "gets nothing",
+        "node3 tells",
+    ):
+        assert part in texts
+    assert any("sandctl group resume a g" in one["todo"] for one in found)
+
+
+class Admin:
+    """A cluster that counts how often it is looked at."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.error: Unavailable | None = None
+
+    async def cluster(self) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        return INFO
+
+    async def overview(self) -> ClusterOverview:
+        self.looks += 1
+        return seen(topic("a", messages=self.looks))
+
+
+class Client:
+    def __init__(self) -> None:
+        self.admin = Admin()
+
+
+async def test_all_share_a_look_and_none_is_made_while_nobody_watches(autojump_clock: trio.abc.Clock) -> None:
+    client: Any = Client()
+    looks = Looks(client)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(looks.run)
+        await anyio.sleep(10 * LOOK_S)
+        assert client.admin.looks == 0
+        with looks.watching(), looks.watching():
+            assert (await looks.next(0)).number == (await looks.next(0)).number == 1
+            assert (await looks.next(1)).number == 2
+            assert client.admin.looks == 2
+        await anyio.sleep(10 * LOOK_S)
+        assert client.admin.looks <= 3
+        await looks.look()
+        assert (await looks.look()) is (await looks.look())
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_watches_is_told_that_the_cluster_cannot_be_looked_at(autojump_clock: trio.abc.Clock) -> None:
+    client: Any = Client()
+    client.admin.error = Unavailable("no node answers")
+    looks = Looks(client)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(looks.run)
+        with looks.watching():
+            with pytest.raises(Unavailable):
+                await looks.next(0)
+            client.admin.error = None
+            assert (await looks.next(0)).number == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_so_many_watch_and_no_more() -> None:
+    client: Any = Client()
+    looks = Looks(client)
+    with ExitStack() as watching:
+        for _ in range(WATCHERS_MOST):
+            watching.enter_context(looks.watching())
+        with pytest.raises(Overloaded), looks.watching():
+            pass
+    with looks.watching():
+        pass

@@ -1,0 +1,84 @@
+"""What became of a topic's messages lately: the differences of counts, by look and by slot of time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+
+from sandq.broker.stats import LATENESS, Histogram
+from sandq.partition.metrics import Counted
+from sandq.server.overview import MINUTE_LOOKS, RATE_LOOKS, SLOT_S, SLOTS, TopicTrack
+
+SLOT_MS = SLOT_S * 1000
+
+
+class Topic:
+    """Partitions that are led here, and what was sent."""
+
+    def __init__(self) -> None:
+        self.counted: dict[int, Counted] = {1: Counted(), 2: Counted()}
+        self.stats = SimpleNamespace(sent=0, lateness=Histogram(LATENESS))
+
+    def led(self) -> dict[int, Any]:
+        return {
+            number: SimpleNamespace(host=SimpleNamespace(number=number, status=SimpleNamespace(counted=counted)))
+            for number, counted in self.counted.items()
+        }
+
+    def send(self, count: int, late_s: float) -> None:
+        self.stats.sent += count
+        self.stats.lateness.observe(late_s, count)
+
+
+def looked(track: TopicTrack, topic: Any, now_ms: int = 0) -> Any:
+    track.look(topic, now_ms)
+    return track.within(RATE_LOOKS)
+
+
+def test_what_was_done_between_looks_is_counted() -> None:
+    track, topic = TopicTrack(), Topic()
+    topic.counted[1] = Counted(stored=100, acked=50)
+    topic.send(40, 0.001)
+    assert looked(track, topic)[:4] == (0, 0, 0, 0)  # what was before the first look
+    topic.counted = {1: Counted(stored=103, acked=51, dead_nacked=1), 2: Counted(stored=2, dead_rejected=1)}
+    topic.send(5, 0.02)
+    done = looked(track, topic)
+    assert done[:4] == (5, 5, 1, 2)
+    assert sum(done.lateness) == 5
+    assert looked(track, topic)[:4] == (5, 5, 1, 2)
+    assert looked(track, topic)[:4] == (0, 0, 0, 0)
+    assert track.within(MINUTE_LOOKS).sent == 5
+
+
+def test_a_partition_that_comes_to_be_led_here_or_is_loaded_anew_adds_nothing_of_before() -> None:
+    track, topic = TopicTrack(), Topic()
+    looked(track, topic)
+    topic.counted = {3: Counted(stored=1000)}
+    assert looked(track, topic).stored == 0
+    topic.counted = {3: Counted(stored=1)}
+    assert looked(track, topic).stored == 0
+    topic.counted = {3: Counted(stored=4)}
+    assert looked(track, topic).stored == 3
+
+
+def test_the_history_has_a_row_for_each_slot_in_which_something_happened() -> None:
+    track, topic = TopicTrack(), Topic()
+    looked(track, topic, SLOT_MS)
+    for at_ms, sent in ((SLOT_MS + 5000, 2), (SLOT_MS + 10_000, 3), (4 * SLOT_MS, 0), (5 * SLOT_MS, 7)):
+        topic.send(sent, 0.5)
+        looked(track, topic, at_ms)
+    rows = [msgpack.unpackb(row) for row in track.history(6 * SLOT_MS)]
+    bucket = LATENESS.index(0.5)
+    assert rows == [[SLOT_MS, 0, 5, 0, 0, [bucket, 5]], [5 * SLOT_MS, 0, 7, 0, 0, [bucket, 7]]]
+
+
+def test_the_history_is_an_hour_and_no_more() -> None:
+    track, topic = TopicTrack(), Topic()
+    looked(track, topic)
+    for slot in range(1, 3 * SLOTS):
+        topic.send(1, 0.0)
+        looked(track, topic, slot * SLOT_MS)
+    assert len(track.history(3 * SLOTS * SLOT_MS)) <= SLOTS + 1
+    assert track.history(10 * SLOTS * SLOT_MS)[:-1] == []
