@@ -22,6 +22,7 @@ from tests.support.ports import free_port
 from tests.support.processes.shell import Shell
 from tests.support.release import release
 from tests.support.waiting import PATIENCE_S, wait_until
+from tests.unit.deploy.test_manifests import of_pod
 
 DEPLOY = ROOT / "deploy"
 PAGE = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
@@ -149,6 +150,50 @@ def test_the_nodes_of_compose_are_a_cluster(tmp_path: Path) -> None:
         assert "sandq_insecure 0" in numbers
     finally:
         composed.stop()
+
+
+class Pods(Composed):
+    """The pods of the StatefulSet, in the same way."""
+
+    @property
+    def nodes(self) -> list[str]:
+        return ["sandq-0", "sandq-1", "sandq-2"]
+
+    def environment(self, name: str) -> dict[str, str]:
+        self.services[name] = {"environment": of_pod(name)}
+        found = super().environment(name)
+        seeds = [f"127.0.0.1:{self.ports[pod, 9900]}" for pod in self.nodes]
+        assert found["SANDQ_CLUSTER__SEEDS"] == ",".join([f"{pod}.sandq-nodes:9900" for pod in self.nodes])
+        return {**found, "SANDQ_CLUSTER__SEEDS": ",".join(seeds)}
+
+
+@pytest.mark.long
+def test_the_pods_of_kubernetes_are_a_cluster_once_somebody_says_so(tmp_path: Path) -> None:
+    pods = Pods(tmp_path)
+    for line in re.findall(r"^    (sandq certs .+)$", PAGE, re.M):
+        pods.shell(line)
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    for name, path in re.findall(r"--from-file=([\w.]+)=(\S+)", PAGE):
+        shutil.copyfile(tmp_path / path, secrets / name)
+        (secrets / name).chmod(0o600)
+    (secrets / "cluster.secret").write_text("a secret of the cluster, for a test")
+    (secrets / "cluster.secret").chmod(0o600)
+    pods.start()
+    try:
+        server = f"--server 127.0.0.1:{pods.ports['sandq-0', 7170]} --ca {secrets}/ca.crt"
+        # They wait: nobody founds a cluster because others are silent.
+        wait_until(lambda: pods.shell.run(f"sandctl {server} cluster info").code == 0)
+        assert not pods.is_healthy("sandq-0")
+        (init,) = re.findall(r"sandctl --ca /secrets/ca.crt (cluster init --yes)", PAGE)
+        pods.shell(f"sandctl {server} {init}")
+        wait_until(lambda: all(pods.is_healthy(name) for name in pods.nodes))
+        token = tmp_path / "sandq-0" / "admin.token"
+        wait_until(token.exists)
+        listed = f"sandctl {server} --token-file {token} cluster nodes -o json"
+        wait_until(lambda: pods.shell(listed).count('"up": true') == 3)
+    finally:
+        pods.stop()
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import sandq
+from sandq.errors import ConfigError
 from sandq.model.config import NodeConfig, environment_names, load_config
 from tests.support.paths import ROOT
 
@@ -78,6 +79,14 @@ def test_pods_find_each_other() -> None:
     ports = {port["name"] for port in services[headless]["ports"]}
     (container,) = base("StatefulSet")["spec"]["template"]["spec"]["containers"]
     assert {port["name"] for port in container["ports"]} == ports
+
+
+def test_no_service_puts_keys_into_the_configuration() -> None:
+    """Kubernetes makes SANDQ_SERVICE_HOST and the like of a Service named sandq, and a node refuses what it does not
+    know."""
+    assert base("StatefulSet")["spec"]["template"]["spec"]["enableServiceLinks"] is False
+    with pytest.raises(ConfigError, match="no such setting"):
+        load_config(None, {**of_pod("sandq-0"), "SANDQ_SERVICE_HOST": "10.0.0.1"})
 
 
 def test_pods_may_do_little_and_have_time_to_stop() -> None:
