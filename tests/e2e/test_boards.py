@@ -145,7 +145,8 @@ def test_all_rules_are_evaluated_and_nothing_fires(prometheus: Prometheus) -> No
     wait_until(lambda: all(rule["health"] != "unknown" for rule in evaluated()))
     assert {rule["name"] for rule in evaluated()} == rule_queries().keys()
     assert [rule for rule in evaluated() if rule["health"] != "ok" or rule.get("lastError")] == []
-    assert [rule["name"] for rule in evaluated() if rule.get("alerts")] == []
+    # What has just begun to hold may be this machine's: its disk, its CPU. No alert that goes by those fires at once.
+    assert [rule["name"] for rule in evaluated() if rule.get("state") == "firing"] == []
     wait_until(lambda: prometheus.has("job:sandq_slo_burn_rate:5m"))
 
 
