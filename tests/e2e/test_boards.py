@@ -37,7 +37,7 @@ EMPTY = {
     "Clocks/B": "a node alone compares its clock with nobody's",
     "Certificates end in/A": "it has no TLS",
 }
-"""What of the dashboard is empty on a node that is alone and well, and why."""
+"""What of the dashboard may be empty on a node that is alone and well, and why."""
 
 
 class Prometheus:
@@ -128,7 +128,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
 def test_all_that_the_dashboard_asks_has_an_answer(prometheus: Prometheus) -> None:
     variables = {"cluster": "sandq", "instance": "127.0.0.1:.*", "topic": ".*", "group": ".*"}
     found = {name: prometheus.samples(query) for name, query in board_queries(**variables).items()}
-    assert {name for name, samples in found.items() if not samples} == EMPTY.keys()
+    assert {name for name, samples in found.items() if not samples} <= EMPTY.keys()
     assert found["Delivered early/A"][0]["value"][1] == "0"
 
 

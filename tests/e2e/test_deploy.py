@@ -129,17 +129,19 @@ class Composed:
 @pytest.mark.long
 def test_the_nodes_of_compose_are_a_cluster(tmp_path: Path) -> None:
     composed = Composed(tmp_path)
-    composed.script("setup", "secrets")
+    (tmp_path / "secrets").mkdir()
+    where = {"SECRETS": str(tmp_path / "secrets")}
+    composed.script("setup", "authority", **where)
+    assert not [*(tmp_path / "secrets").rglob("ca-key*")], "no node sees the authority's key"
     before = {path: path.read_bytes() for path in (tmp_path / "secrets").glob("*.*")}
-    composed.script("setup", "secrets")
+    composed.script("setup", "authority", **where)
     assert before == {path: path.read_bytes() for path in before}, "what is there stays"
     assert not composed.is_healthy("node1")
     composed.start()
     try:
         wait_until(lambda: all(composed.is_healthy(name) for name in composed.nodes))
         server = f"127.0.0.1:{composed.ports['node1', 7170]}"
-        where = {"SECRETS": str(tmp_path / "secrets"), "NODE1": str(tmp_path / "node1"), "SERVER": server}
-        composed.script("token", "scraped", **where)
+        composed.script("token", "scraped", **where, NODE1=str(tmp_path / "node1"), SERVER=server)
         admin = f"--server {server} --ca secrets/ca.pem --token-file node1/admin.token"
         wait_until(lambda: composed.shell(f"sandctl {admin} cluster nodes -o json").count('"up": true') == 3)
         token = (tmp_path / "scraped" / "prometheus.token").read_text().strip()
