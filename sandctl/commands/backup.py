@@ -49,6 +49,16 @@ def key_option(command: F) -> F:
     )(command)
 
 
+def rate_option(command: F) -> F:
+    """`--rate`."""
+    return click.option(
+        "--rate",
+        type=click.IntRange(min=1),
+        metavar="MB",
+        help="So many MB of rows a second at most, so that the rest of the work has its time.",
+    )(command)
+
+
 def topic_option(command: F) -> F:
     """`--topic`, which may come again."""
     return click.option(
@@ -69,9 +79,17 @@ def backup() -> None:
 @topic_option
 @click.option("--identities", is_flag=True, help="With identities, roles and the hashes of tokens (`security`).")
 @click.option("--resume", metavar="BACKUP", help="Go on with a backup that was stopped.")
+@rate_option
 @key_option
 @common_options
-def create(url: str, topics: tuple[str, ...], identities: bool, resume: str | None, backup_key: str | None) -> None:
+def create(
+    url: str,
+    topics: tuple[str, ...],
+    identities: bool,
+    resume: str | None,
+    rate: int | None,
+    backup_key: str | None,
+) -> None:
     """Back up all topics to URL, each partition as it is at one moment.
 
     \b
@@ -95,6 +113,7 @@ def create(url: str, topics: tuple[str, ...], identities: bool, resume: str | No
                 identities=identities,
                 key=key,
                 resume=resume,
+                rate=_bytes_per_s(rate),
                 on_progress=shown,
             )
 
@@ -150,6 +169,7 @@ def verify(url: str, backup_id: str, backup_key: str | None) -> None:
 @click.option("--identities", is_flag=True, help="Restore who may do what as well (`security`).")
 @click.option("--resume-groups", is_flag=True, help="Let groups have what is due at once; else they are paused.")
 @click.option("--verify/--no-verify", default=True, help="Read all of it before anything is made (the default).")
+@rate_option
 @key_option
 @common_options
 def restore(
@@ -162,6 +182,7 @@ def restore(
     identities: bool,
     resume_groups: bool,
     verify: bool,
+    rate: int | None,
     backup_key: str | None,
 ) -> None:
     """Make the topics of BACKUP (the last one) again, in this cluster or another one.
@@ -195,6 +216,7 @@ def restore(
                 resume_groups=resume_groups,
                 verify=verify,
                 key=key,
+                rate=_bytes_per_s(rate),
                 on_progress=shown,
             )
 
@@ -247,6 +269,7 @@ def delete(url: str, backup_id: str, yes: bool) -> None:
     metavar="FILE",
     help="Where it is said how that goes, as JSON; as metrics of Prometheus where it ends with .prom.",
 )
+@rate_option
 @click.option("--times", type=click.IntRange(min=1), metavar="N", help="End after so many; else it goes on.")
 @key_option
 @common_options
@@ -257,6 +280,7 @@ def schedule(
     topics: tuple[str, ...],
     identities: bool,
     status_file: Path | None,
+    rate: int | None,
     times: int | None,
     backup_key: str | None,
 ) -> None:
@@ -291,6 +315,7 @@ def schedule(
             topics=topics or None,
             identities=identities,
             key=key,
+            rate=_bytes_per_s(rate),
             status=status_file,
             tell=tell,
         )
@@ -318,6 +343,10 @@ class _Shown:
         partitions = f"{progress.partitions_done} of {counted(progress.partitions, 'partition')}"
         share = f", {progress.bytes_done * 100 // of}%" if of else ""
         self._line.tell(f"{self._verb} {partitions}, {progress.bytes_done:,} bytes{share}")
+
+
+def _bytes_per_s(rate: int | None) -> int | None:
+    return None if rate is None else rate * 1_000_000
 
 
 def _place(url: str) -> Place:

@@ -63,6 +63,7 @@ class BackupSchedule:
         topics: Collection[str] | None = None,
         identities: bool = False,
         key: BackupKey | None = None,
+        rate: int | None = None,
         status: Path | None = None,
         tell: Tell = lambda event, fields: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -80,6 +81,7 @@ class BackupSchedule:
         self._topics = topics
         self._identities = identities
         self._key = key
+        self._rate = rate
         self._status = status
         self._tell = tell
         self._now_ms = now_ms
@@ -112,7 +114,12 @@ class BackupSchedule:
         before = {one.backup_id for one in await self._listed()}
         try:
             manifest = await create_backup(
-                self._client, self._place, topics=self._topics, identities=self._identities, key=self._key
+                self._client,
+                self._place,
+                topics=self._topics,
+                identities=self._identities,
+                key=self._key,
+                rate=self._rate,
             )
         except (SandqError, OSError) as error:
             standing.failures += 1

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from sandq.backup import BackupSchedule, list_backups, place_of, schedule
 from sandq.backup import manifest as manifests
 from sandq.backup.listing import Listed, outlived
 from sandq.backup.manifest import FULL, Manifest
 from sandq.backup.places import Directory
+from sandq.backup.work import Pace
 from sandq.model.errors import InvalidRequest, Unavailable
 
 HOUR_MS = 3_600_000
@@ -117,3 +119,14 @@ def test_intervals_and_counts_have_bounds(tmp_path: Path) -> None:
     for every_s, keep in ((0.5, 1), (60, 0)):
         with pytest.raises(InvalidRequest):
             BackupSchedule(None, place, every_s, keep)  # type: ignore[arg-type]
+
+
+async def test_a_rate_is_kept_over_all_partitions(autojump_clock: None) -> None:
+    pace, began_s = Pace(100), trio.current_time()
+    for _ in range(4):
+        await pace.take(50)
+    assert trio.current_time() - began_s == pytest.approx(1.5)
+    await Pace(None).take(1 << 40)
+    assert trio.current_time() - began_s == pytest.approx(1.5)
+    with pytest.raises(InvalidRequest):
+        Pace(0)
