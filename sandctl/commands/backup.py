@@ -128,7 +128,12 @@ def create(
 @key_option
 @options_of_all
 def list_(url: str, backup_key: str | None) -> None:
-    """Show the backups at URL, the oldest first; also those that cannot be used, and why. Needs no cluster."""
+    """Show the backups at URL, the oldest first; also those that cannot be used, and why. Needs no cluster.
+
+    \b
+      sandctl backup list /backups
+      sandctl backup list s3://company-backups/sandq --key-file backup.key -o json
+    """
     from sandq.backup import list_backups
 
     place, key = _place(url), _key(backup_key)
@@ -143,6 +148,10 @@ def list_(url: str, backup_key: str | None) -> None:
 @options_of_all
 def verify(url: str, backup_id: str, backup_key: str | None) -> None:
     """Read BACKUP (the last one) as a whole, and say whether it is what was written. Needs no cluster.
+
+    \b
+      sandctl backup verify /backups
+      sandctl backup verify /backups 20300131T080000Z-0a1b2c --key-file backup.key
 
     What is damaged, truncated or of another backup is told with its file and byte, and exit code 1.
     """
@@ -243,7 +252,11 @@ def restore(
 @yes_option
 @options_of_all
 def delete(url: str, backup_id: str, yes: bool) -> None:
-    """Delete BACKUP, and all of its files. Needs no cluster."""
+    """Delete BACKUP, and all of its files. Needs no cluster.
+
+    \b
+      sandctl backup delete /backups 20300131T080000Z-0a1b2c
+    """
     from sandq.backup import delete_backup
 
     place = _place(url)
