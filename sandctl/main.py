@@ -138,6 +138,11 @@ COMMANDS = {
         "cluster",
         "Look at the cluster, found it, drain and remove nodes, finalize upgrades; clocks.",
     ),
+    "backup": Later(
+        "sandctl.commands.backup",
+        "backup",
+        "Back up the cluster while it runs; list, verify, restore backups, and make them at intervals.",
+    ),
     "whoami": Later("sandctl.commands.login", "whoami", "Show who you are to the cluster, and what you may do."),
     "login": Later("sandctl.commands.login", "login", "Keep a token for the servers, for the commands that follow."),
     "logout": Later("sandctl.commands.login", "logout", "Forget the token that is kept for the servers."),

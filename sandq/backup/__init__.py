@@ -17,11 +17,13 @@ from sandq.backup.listing import Listed, delete_backup, list_backups
 from sandq.backup.manifest import Manifest
 from sandq.backup.places import place_of
 from sandq.backup.restore import Restored, restore_backup
+from sandq.backup.schedule import BackupSchedule
 from sandq.backup.verify import verify_backup
 from sandq.backup.work import Progress
 
 __all__ = [
     "BackupKey",
+    "BackupSchedule",
     "DamagedBackup",
     "Listed",
     "Manifest",

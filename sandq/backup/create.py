@@ -18,7 +18,7 @@ from sandq.backup.file_format import Writer
 from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import FULL, FilePart, Manifest, PartitionPart, TopicPart
 from sandq.backup.places import Place
-from sandq.backup.work import AT_ONCE, QUEUED, OnProgress, Progress, in_thread, several
+from sandq.backup.work import AT_ONCE, QUEUED, OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer, Piece
 from sandq.model.errors import NotFound, SandqError, Unavailable, UnknownTopic
@@ -41,13 +41,16 @@ async def create_backup(
     identities: bool = False,
     key: BackupKey | None = None,
     resume: str | None = None,
+    rate: int | None = None,
     at_once: int = AT_ONCE,
     on_progress: OnProgress = lambda progress: None,
 ) -> Manifest:
     """Back up all topics, or these, to a place; what it says of itself, once it is there as a whole.
 
     `identities`: with who may do what, and the hashes of tokens. `resume`: go on with a backup that was stopped:
-    partitions that are there as a whole are not read again. Raises UnknownTopic, NoBackup, and what a node says.
+    partitions that are there as a whole are not read again. `rate`: bytes of rows a second at most.
+
+    Raises UnknownTopic, NoBackup, and what a node says.
     """
     transfer = BackupTransfer(client)
     begun_ms = time.time_ns() // 1_000_000
@@ -59,7 +62,7 @@ async def create_backup(
             raise NoBackup(f"there is no backup {resume!r} in {place.shown} that could be gone on with")
         if await in_thread(lambda: place.exists(f"{resume}/{manifests.MANIFEST}"), place.shown):
             return await in_thread(lambda: manifests.read(place, resume, key), place.shown)
-    run = _Run(transfer, place, resume or manifests.new_id(begun_ms), key, on_progress)
+    run = _Run(transfer, place, resume or manifests.new_id(begun_ms), key, Pace(rate), on_progress)
     access = await transfer.access() if identities else None
     parts = await run.partitions(wanted, at_once)
     manifest = Manifest(
@@ -107,8 +110,15 @@ class _Run:
     """One backup while it is made."""
 
     def __init__(
-        self, transfer: BackupTransfer, place: Place, backup_id: str, key: BackupKey | None, on_progress: OnProgress
+        self,
+        transfer: BackupTransfer,
+        place: Place,
+        backup_id: str,
+        key: BackupKey | None,
+        pace: Pace,
+        on_progress: OnProgress,
     ) -> None:
+        self._pace = pace
         self.backup_id = backup_id
         self.warnings: list[str] = []
         self._transfer = transfer
@@ -205,6 +215,7 @@ class _Run:
                 while not is_last:
                     piece = await self._transfer.read(topic, number, export, position)
                     position, is_last = piece.position, piece.is_last
+                    await self._pace.take(len(piece.data))
                     await send.send(piece)
 
         async def write(receive: MemoryObjectReceiveStream[Piece]) -> None:

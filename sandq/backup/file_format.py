@@ -31,6 +31,8 @@ ROWS, END = 1, 2
 """Kinds of blocks."""
 BLOCK_BYTES: Final = 24 << 20
 """Of a block's content, plain or not, at most: a row may be a batch of 16 MiB."""
+SEALED_BYTES: Final = 1 << 17
+"""What compressing adds to what cannot be compressed, and sealing, at most."""
 HEADER_BYTES: Final = 64 << 10
 ZSTD_LEVEL: Final = 1
 """Messages that are compressed already gain nothing by more, and others little."""
@@ -111,6 +113,8 @@ class Reader:
             raise self._wrong(0, "this is no file of a sandq backup")
         if version != VERSION:
             raise self._wrong(8, f"the file has version {version}, this program knows {VERSION}")
+        if self._head != _PREFIX.pack(magic, version, length, crc):
+            raise self._wrong(9, "there are zero bytes here in what is written")
         if length > HEADER_BYTES:
             raise self._wrong(12, f"the header has {length} bytes, more than {HEADER_BYTES}")
         body = self._read(length, "the file ends within its header")
@@ -140,7 +144,8 @@ class Reader:
         at = self.at
         head = self._read(_BLOCK.size, "the file ends here, and more was written: it is truncated")
         length, plain_length, crc, number, kind = _BLOCK.unpack(head)
-        if max(length, plain_length) > BLOCK_BYTES + 1024 or kind not in (ROWS, END):
+        is_block = max(length, plain_length) <= BLOCK_BYTES + SEALED_BYTES and kind in (ROWS, END)
+        if not is_block or head != _BLOCK.pack(length, plain_length, crc, number, kind):
             raise self._wrong(at, "this is no block: the file is damaged here")
         content = self._read(length, "the file ends within a block: it is truncated")
         beside = _BESIDE.pack(number, kind, plain_length)

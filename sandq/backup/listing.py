@@ -56,8 +56,10 @@ def _look(place: Place, folder: str, key: BackupKey | None) -> Listed:
 
 
 async def delete_backup(place: Place, backup_id: str) -> None:
-    """Delete a backup and all of its files. Raises NoBackup."""
+    """Delete a backup and all of its files, also one that was not finished. Raises NoBackup."""
     manifests.check_id(backup_id)
+    if backup_id not in await in_thread(place.folders, place.shown):
+        raise NoBackup(f"there is no backup {backup_id!r} in {place.shown}")
     await in_thread(partial(place.remove, backup_id), place.shown)
 
 

@@ -14,7 +14,7 @@ from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
 from sandq.backup.places import Place
 from sandq.backup.verify import Blocks, verify_parts
-from sandq.backup.work import AT_ONCE, OnProgress, Progress, in_thread, several
+from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, UnknownTopic
@@ -55,6 +55,7 @@ async def restore_backup(
     resume_groups: bool = False,
     verify: bool = True,
     key: BackupKey | None = None,
+    rate: int | None = None,
     at_once: int = AT_ONCE,
     on_progress: OnProgress = lambda progress: None,
 ) -> Restored:
@@ -63,7 +64,8 @@ async def restore_backup(
     `names`: other names than those of the backup; `prefix` stands before all others. `replicas`: instead of what they
     had. `identities`: restore who may do what as well, where the backup has it; who is there stays as it is.
     `resume_groups`: let consumers have at once what is due; else groups are paused. `verify`: read all of it before
-    anything is made. One that was stopped goes on when it is begun again with the same backup and names.
+    anything is made. `rate`: bytes of rows a second at most. One that was stopped goes on when it is begun again with
+    the same backup and names.
 
     Raises NoBackup, DamagedBackup, WrongKey; TopicExists, and what a node says.
     """
@@ -76,7 +78,7 @@ async def restore_backup(
     if verify:
         parts = [part for topic in wanted for part in topic.partitions]
         await verify_parts(place, manifest, parts, key, at_once, on_progress)
-    run = _Run(client, place, manifest, key, renamed, on_progress)
+    run = _Run(client, place, manifest, key, renamed, Pace(rate), on_progress)
     made = await run.restore_access() if identities else 0
     await run.make(wanted, replicas)
     await run.fill(wanted, at_once)
@@ -108,8 +110,10 @@ class _Run:
         manifest: Manifest,
         key: BackupKey | None,
         renamed: Mapping[str, str],
+        pace: Pace,
         on_progress: OnProgress,
     ) -> None:
+        self._pace = pace
         self.progress = Progress()
         self.rows = 0
         self.warnings: list[str] = []
@@ -170,6 +174,7 @@ class _Run:
             while not state["whole"] and (found := await self._read(blocks)):
                 for block in found:
                     if number >= first:
+                        await self._pace.take(len(block))
                         await self._transfer.put_rows(name, part.partition, restore_id, number, block)
                     number += 1
                     progress.bytes_done += len(block)

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from sandq.model.errors import SandqError, StorageFailed
+from sandq.model.errors import InvalidRequest, SandqError, StorageFailed
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -33,6 +33,28 @@ class Progress:
     bytes_done: int = 0
     topic: str = ""
     """Of which a partition was done last."""
+
+
+class Pace:
+    """So many bytes a second, of all partitions together; None: as fast as it goes. What else goes on in the cluster
+    has the rest of its time."""
+
+    def __init__(self, bytes_per_s: int | None) -> None:
+        """Raises InvalidRequest."""
+        if bytes_per_s is not None and bytes_per_s < 1:
+            raise InvalidRequest("a rate is a number of bytes a second above 0")
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+        """When what was taken so far is over."""
+
+    async def take(self, size: int) -> None:
+        """Wait until so many more bytes may go."""
+        if self._bytes_per_s is None:
+            return
+        now_s = anyio.current_time()
+        begin_s = max(self._free_s, now_s)
+        self._free_s = begin_s + size / self._bytes_per_s
+        await anyio.sleep(begin_s - now_s)
 
 
 OnProgress = Callable[[Progress], None]

@@ -11,6 +11,7 @@ import structlog
 import trio
 import trio.lowlevel
 
+from sandq.broker.backups.backups import Backups
 from sandq.broker.backups.exports import Exports
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
@@ -119,7 +120,7 @@ class Broker:
         self.reads = LinearizableReads(runner, nursery)
         self.kv_watches = KvWatches(runner, nursery)
         self.schedule_outlooks = ScheduleOutlooks(self.reads)
-        self.exports = Exports(node_log, runner, nursery)
+        self.backups = Backups(catalog, Exports(node_log, runner, nursery))
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers

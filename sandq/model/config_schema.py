@@ -6,6 +6,7 @@
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
     http     {allowed_hosts, allowed_origins, workers, gateway_secret_file}   who may use it, which process serves it
+    backup   {url, key_file, identities}                      see config_backup
     push     {allow, allow_http, ports, ca_file}              see config_push
     security {authentication, insecure, certificate_identities}   see config_security
     jwt      {issuer, audience, keys_file, ...}               see config_security
@@ -40,6 +41,7 @@ from pydantic import (
 
 from sandq.model import schema
 from sandq.model.auto_create import AutoCreateSection
+from sandq.model.config_backup import BackupSection
 from sandq.model.config_gossip import GossipSection, SerfSection
 from sandq.model.config_push import PushSection
 from sandq.model.config_security import AuditSection, JwtSection, SecuritySection
@@ -261,6 +263,7 @@ class NodeConfig(schema.Section):
     gossip: GossipSection = Field(default=GossipSection(), validate_default=True)
     serf: SerfSection = SerfSection()
     http: HttpSection = HttpSection()
+    backup: BackupSection = BackupSection()
     push: PushSection = Field(default=PushSection(), validate_default=True)
     tls: TlsSection = TlsSection()
     # Behind all that its validator looks at.

@@ -475,7 +475,7 @@ class TimerPartition:
                 return self._restore_begin(command, view)
             case c.RestoreRows():
                 state = restoring.check_chunk(self.restore, command.restore_id)
-                self.restore = restoring.put_chunk(state, command.number, command.data, view)
+                self.restore = restoring.put_chunk(state, command.number, command.data, view, self.shared.give_way)
                 return self.restore.shown()
             case c.RestoreEnd():
                 return self._restore_end(raft_index, command, view)

@@ -329,6 +329,7 @@ _MOVE_ALL = {"from_ms": 0, "until_ms": 2**48 - 1, "dry_run": True, "to_ms": 2**4
 
 
 _SCHEDULED = encode({Column.VALUE: [bytes(2000)]})
+_ROWS = msgpack.packb([b"m" + bytes(16), bytes(1000)] * 500)
 _EVERY_SECOND = {"every_ms": 1000}
 
 
@@ -397,6 +398,22 @@ ABUSES: dict[str, Abuse] = {
             (Type.AUDIT_NOTE, "GET /", {}, "FORBIDDEN", ""),
             (Type.IDENTITY_DELETE, f"token:i{n - 3}"),
             (Type.ROLE_DELETE, f"r{n - 3}"),
+        ],
+        rounds=4,
+    ),
+    "backups begun and left, restores of nothing": asks(
+        lambda n: [
+            (Type.BACKUP_TOPICS, None, 200),
+            (Type.BACKUP_ACCESS, None, 200),
+            (Type.BACKUP_BEGIN, "t", 0),
+            (Type.BACKUP_READ, "t", 0, n, None),
+            (Type.BACKUP_END, "t", 0, n),
+            (Type.RESTORE_TOPIC, f"r{n}", "timer", 1, 1, 1, {}, None, "r"),
+            (Type.RESTORE_BEGIN, f"r{n}", 0, "r", [[1, 1]] * 1000),
+            (Type.RESTORE_ROWS, f"r{n}", 0, "r", 0, _ROWS),
+            (Type.RESTORE_END, f"r{n}", 0, "r", 1),
+            (Type.RESTORE_OPEN, f"r{n}", "r", None),
+            (Type.TOPIC_DELETE, f"r{n - 1}"),
         ],
         rounds=4,
     ),
@@ -540,6 +557,13 @@ ABUSED: dict[Type, str] = {
             *(Type.ROLE_PUT, Type.ROLE_DELETE, Type.ROLE_LIST, Type.AUDIT_LIST, Type.AUDIT_NOTE),
         ),
         "identities that come and go",
+    ),
+    **dict.fromkeys(
+        (
+            *(Type.BACKUP_TOPICS, Type.BACKUP_ACCESS, Type.BACKUP_BEGIN, Type.BACKUP_READ, Type.BACKUP_END),
+            *(Type.RESTORE_TOPIC, Type.RESTORE_BEGIN, Type.RESTORE_ROWS, Type.RESTORE_END, Type.RESTORE_OPEN),
+        ),
+        "backups begun and left, restores of nothing",
     ),
     Type.KV_GET: "get, never read",
     Type.KV_SCAN: "scan, never read",

@@ -31,8 +31,8 @@ READS_AT_ONCE: Final = 4
 IDLE_S: Final = 120.0
 """One of which nothing is read for so long goes."""
 LOOK_S: Final = 5.0
-PIECE_ROWS: Final = 4096
-PIECE_BYTES: Final = 1 << 20
+PIECE_ROWS: Final = 2048
+PIECE_BYTES: Final = 512 << 10
 """Rows of an answer, at most; a single larger one is alone in its answer."""
 
 

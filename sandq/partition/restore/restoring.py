@@ -11,7 +11,7 @@ end the partition's own says how far it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -26,6 +26,8 @@ STATE_OF_BACKUP: Final = b"X"
 CHUNK_ROWS: Final = 8192
 CHUNK_BYTES: Final = 20 << 20
 """Of a chunk, at most: a row may be a batch of 16 MiB."""
+TURN_ROWS: Final = 256
+"""After so many an entry may give way."""
 NOWHERE: Final = 0xFFFF_FFFF
 """Less the number of a topic that is not there (any more): a number that no topic will ever have."""
 _WITH_FORWARD: Final = 0x9A
@@ -91,15 +93,18 @@ def check_chunk(state: RestoreState | None, restore_id: str) -> RestoreState:
     return state
 
 
-def put_chunk(state: RestoreState, number: int, data: bytes, view: View) -> RestoreState:
-    """Put the rows of a chunk there, unless they are. How far it is then. Raises Conflict: another one is next."""
+def put_chunk(state: RestoreState, number: int, data: bytes, view: View, give_way: Callable[[], None]) -> RestoreState:
+    """Put the rows of a chunk there, unless they are. How far it is then. `give_way`: called now and then. Raises
+    Conflict: another one is next."""
     if state.is_whole or number < state.next_chunk:
         return state
     if number > state.next_chunk:
         raise Conflict(f"chunk {number} came, and chunk {state.next_chunk} is next")
     flat = decode_chunk(data)
     targets, count, size = dict(state.targets), 0, 0
-    for key, value in zip(flat[::2], flat[1::2], strict=True):
+    for at, (key, value) in enumerate(zip(flat[::2], flat[1::2], strict=True)):
+        if at % TURN_ROWS == 0:
+            give_way()
         row = _here(key, value, targets)
         if row is not None:
             view.put(*row)

@@ -7,9 +7,6 @@ from typing import Any
 
 from sandq.broker.turns import Turn
 from sandq.metadata.records import IdentityRecord, Topic
-from sandq.model.errors import Conflict
-from sandq.partition import commands as c
-from sandq.partition.restore.restoring import decode_chunk
 from sandq.protocol.requests_backup import (
     BackupAccess,
     BackupBegin,
@@ -82,16 +79,6 @@ def _identity(record: IdentityRecord) -> dict[str, Any]:
     }
 
 
-async def _begin(at: Context, request: BackupBegin) -> dict[str, Any]:
-    begun = await at.broker.exports.begin(at.broker.partition(request.topic, request.partition).host)
-    return begun.shown()
-
-
-async def _read(at: Context, request: BackupRead) -> tuple[Any, ...]:
-    host = at.broker.partition(request.topic, request.partition).host
-    return await at.broker.exports.read(host, request.export, request.after)
-
-
 async def _restore_topic(at: Context, request: RestoreTopic) -> Packed:
     return await _told(at, await at.broker.administration.restore_topic(request, at.caller))
 
@@ -104,39 +91,15 @@ async def _told(at: Context, record: Topic) -> Packed:
     return Packed((await at.info.topics.encoded(record, Turn()),))
 
 
-async def _restore_begin(at: Context, request: RestoreBegin) -> dict[str, Any]:
-    host = at.broker.partition(request.topic, request.partition).host
-    found: dict[str, Any] = await host.call(c.RestoreBegin(request.restore_id, request.targets))
-    return found
-
-
-async def _rows(at: Context, request: RestoreRows) -> dict[str, Any]:
-    host = at.broker.partition(request.topic, request.partition).host
-    host.check_ready()
-    restore = host.status.restore
-    if restore is None or restore.restore_id != request.restore_id:
-        raise Conflict(f"the partition is not being restored by {request.restore_id}")  # not for each chunk in the log
-    decode_chunk(request.data)
-    command = c.RestoreRows(request.restore_id, request.number, request.data)
-    found: dict[str, Any] = await host.call(command, at.caller.line, size=len(request.data))
-    return found
-
-
-async def _end(at: Context, request: RestoreEnd) -> dict[str, Any]:
-    host = at.broker.partition(request.topic, request.partition).host
-    found: dict[str, Any] = await host.call(c.RestoreEnd(request.restore_id, request.chunks))
-    return found
-
-
 ROUTES = (
     answered(BackupTopics, _topics),
     told(BackupAccess, _access),
-    answered(BackupBegin, _begin),
-    answered(BackupRead, _read),
-    told(BackupEnd, lambda at, request: at.broker.exports.end(request.export)),
+    answered(BackupBegin, lambda at, request: at.broker.backups.begin(request, at.caller)),
+    answered(BackupRead, lambda at, request: at.broker.backups.read(request, at.caller)),
+    answered(BackupEnd, lambda at, request: at.broker.backups.end(request, at.caller)),
     answered(RestoreTopic, _restore_topic),
-    answered(RestoreBegin, _restore_begin),
-    answered(RestoreRows, _rows),
-    answered(RestoreEnd, _end),
+    answered(RestoreBegin, lambda at, request: at.broker.backups.restore_begin(request, at.caller)),
+    answered(RestoreRows, lambda at, request: at.broker.backups.restore_rows(request, at.caller)),
+    answered(RestoreEnd, lambda at, request: at.broker.backups.restore_end(request, at.caller)),
     answered(RestoreOpen, _open),
 )

@@ -520,3 +520,38 @@ class Role(Answer):
 
 class Roles(Answer):
     roles: list[Role]
+
+
+class BackupProgress(Answer):
+    partitions: int
+    partitions_done: int
+    bytes: int = Field(description="Of rows, about what there will be.")
+    bytes_done: int
+
+
+class Backup(Answer):
+    backup_id: str
+    problem: str | None = Field(default=None, description="Why it cannot be used; null: it can.")
+    kind: str | None = None
+    cluster: str | None = None
+    cluster_uuid: str | None = None
+    begun_ms: int | None = None
+    ended_ms: int | None = None
+    topics: list[str] | None = None
+    partitions: int | None = None
+    bytes: int | None = Field(default=None, description="Of its files.")
+    plain_bytes: int | None = Field(default=None, description="Of rows.")
+    identities: bool | None = None
+    encrypted: bool | None = None
+    warnings: list[str] | None = None
+
+
+class LastBackup(Answer):
+    backup_id: str | None = Field(description="null: it failed.")
+    error: str | None
+
+
+class Backups(Answer):
+    backups: list[Backup]
+    running: BackupProgress | None = Field(description="Of the one that is being made here.")
+    last: LastBackup | None = Field(description="The last one that was made here since the start.")

@@ -566,3 +566,9 @@ class DeadIn(Window):
 
 class RedriveIn(DeadIn):
     rate: int | None = Field(default=None, ge=1, le=2**32, description="Messages a second.")
+
+
+class BackupIn(Body):
+    """What is to be in a backup."""
+
+    topics: list[str] | None = Field(default=None, max_length=10_000, description="Only these; null: all.")

@@ -9,6 +9,7 @@ _MESSAGE: Final = {"json": {"order": 17}, "key": "customer-7", "delay": "2h"}
 _SCHEDULE: Final = {"cron": "0 9 * * MON-FRI", "zone": "Europe/Berlin", "text": "stand-up"}
 
 BODIES: Final[dict[str, dict[str, Any]]] = {
+    "createBackup": {"topics": ["orders"]},
     "createTopic": {"name": "orders", "partitions": 6, "settings": {"lease": "30s", "max_attempts": 5}},
     "updateTopic": {"settings": {"retention": "1d"}},
     "produce": _MESSAGE,

@@ -57,6 +57,7 @@ def _group(*rights: Right) -> Needs:
 
 _CLUSTER: Final = Needs((Right.CLUSTER,))
 _SECURITY: Final = Needs((Right.SECURITY,))
+_BACKUP: Final = Needs((Right.CLUSTER, Right.READ))
 NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     # Topics. What is made is in the body.
     ("POST", "/topics"): KNOWN,
@@ -125,6 +126,10 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
     ("GET", "/audit"): _SECURITY,
     ("GET", "/slo"): KNOWN,
+    # Whoever makes one has everything read.
+    ("POST", "/backups"): _BACKUP,
+    ("GET", "/backups"): _BACKUP,
+    ("POST", "/backups/{backup}/verify"): _BACKUP,
     # Who may do what.
     ("GET", "/whoami"): KNOWN,
     **{("GET", f"/{what}"): _SECURITY for what in ("tokens", "identities", "identities/{principal}", "roles")},

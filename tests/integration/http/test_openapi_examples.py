@@ -22,6 +22,7 @@ FIXED_NAMES = {
     "rebuildReplica": "INVALID",
     "finalizeCluster": "CONFLICT",
     "rotateToken": "NOT_FOUND",
+    "createBackup": "CONFLICT",
 }
 
 

@@ -40,6 +40,7 @@ NAMES = {
         "group": "mail",
         "partition:int": "0",
         "message": "x",
+        "backup": "20300131T080000Z-0a1b2c",
         "key:key": "k",
         "name": "daily",
     },

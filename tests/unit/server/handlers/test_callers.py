@@ -16,6 +16,7 @@ from sandq.protocol import requests as r
 from sandq.protocol import requests_access as access
 from sandq.protocol import requests_admin as admin
 from sandq.protocol.requests_audit import AuditList, AuditNote
+from sandq.protocol.requests_backup import BackupAccess, BackupTopics
 from sandq.protocol.requests_debug import DebugDump, LogLevel
 from sandq.protocol.requests_keys import KvGet
 from sandq.protocol.requests_overview import Overview, TopicHistory
@@ -29,7 +30,8 @@ CALLER = Caller("ada", "192.0.2.7:4711")
 NOT_ASKED = {r.Hello, r.Prove, r.OnBehalf, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo,
              admin.ClusterClock, admin.ClusterInit, admin.Finalize, admin.PushList, LogLevel, DebugDump,
              r.TopicNames, access.Identify, access.IdentityList, access.RoleList,
-             AuditList, AuditNote, Slo, Overview, TopicHistory}  # fmt: skip
+             AuditList, AuditNote, Slo, Overview, TopicHistory,
+             BackupTopics, BackupAccess}  # fmt: skip
 """Requests that the server answers of what it knows, or that are about what this connection has."""
 ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
 
@@ -45,6 +47,7 @@ class Twin:
         self._came = came
         self.partitions = 1
         self.administration = self
+        self.backups = self
         self.catalog = SimpleNamespace(topics={})
         self.clock = SimpleNamespace(now_ms=lambda: 0)
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)
