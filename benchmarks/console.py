@@ -64,7 +64,7 @@ def recorded() -> dict[str, tuple[str, bytes]]:
     info = {"cluster": "recorded", "node": "node1", "version": "0", "nodes": nodes, "moving": 0, "memory": []}
     overview = ClusterOverview(1_900_000_000_000, 10_000, dict(sorted(topics.items())), {})
     events = b"".join(Watcher(None).events(look_after(None, info, overview)))
-    clock = {"drift_ms": 0, "alarm": False, "reason": None, "median_ms": 0, "peers": {}}
+    clock: dict[str, Any] = {"drift_ms": 0, "alarm": False, "reason": None, "median_ms": 0, "peers": {}}
     rows = [group_row(topic.name, group) for topic in topics.values() for group in topic.groups.values()]
     answers: dict[str, Any] = {
         "/whoami": {"principal": "anonymous", "grants": None, "quota": {}},

@@ -1,4 +1,4 @@
-"""Identities, roles and the audit log of the scripted server."""
+"""Identities, roles, the audit log and the overview of the scripted server."""
 
 from __future__ import annotations
 
@@ -54,3 +54,10 @@ class FakeAccess:
 
     def do_audit_list(self, connection: Any, frame: Frame) -> Any:
         return [], "1.0", 0
+
+    def do_overview(self, connection: Any, frame: Frame) -> Any:
+        row = ["orders", "timer", 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, [], 0, []]
+        return [row], None, 0, 10_000, [0.0]
+
+    def do_topic_history(self, connection: Any, frame: Frame) -> Any:
+        return [], 30_000, [0.0]
