@@ -106,6 +106,7 @@ def main() -> None:
             browser.scheme("dark")
             browser.size(1280, 1060)
             console.go("#/topics/orders")
+            browser.click("10 minutes")
             settled(browser)
             picture(browser, "timeline")
             browser.scheme("light")

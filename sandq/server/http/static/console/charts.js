@@ -51,6 +51,7 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
         ...axis, scale: name, side: place ? 1 : 3, size: 58, values: (self, ticks) => ticks.map((one) => `${text(one)}${unit}`),
         ...(scales.length > 1 ? { stroke: colours[series.findLast((one) => scaleOf(one) === name).colour] } : {}),
         ...(place ? { grid: { show: false } } : {}),
+        ...(series.some((one) => one.kind === "bars") ? { incrs: WHOLE } : {}),
       }))],
       series: [{}, ...series.map((one) => ({
         label: one.label, scale: scaleOf(one), stroke: colours[one.colour], width: one.kind === "bars" ? 0 : 2, spanGaps: false,
@@ -149,6 +150,9 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
   figure.scaleOf = () => [plot.scales.x.min, plot.scales.x.max];
   return figure;
 }
+
+// Steps of an axis that counts: there are no halves.
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
 
 // Hours and minutes; at the first, and where another day begins, the day below.
 function times(self, splits, axisAt, space, step) {

@@ -143,7 +143,7 @@ function timelineTab(context, topic) {
       get(path("topics", topic, "forecast"), { unit, count: units }, { signal: mine }),
       get(path("topics", topic, "history"), {}, { signal: mine }),
     ]), ([forecast, history]) => {
-      load(late, async () => history, () => lateness(history, Date.parse(forecast.now) / 1000, mine));
+      load(late, async () => history, () => lateness(history, RANGES[range].past_s, Date.parse(forecast.now) / 1000, mine));
       return timeline(topic, RANGES[range], forecast, history, mine);
     });
   }
@@ -198,12 +198,12 @@ function timeline(topic, range, forecast, history, signal) {
   ];
 }
 
-function lateness(history, now, signal) {
-  const slots = history.slots.filter((one) => one.late_p99_ms !== null && one.late_p99_ms !== undefined);
-  if (!slots.length) return [h("h2", {}, "How late"), h("p", { class: "dim" }, "Nothing was delivered for the first time within the last hour.")];
+function lateness(history, past_s, now, signal) {
+  const slots = history.slots.filter((one) => Date.parse(one.start) / 1000 >= now - past_s && one.late_p99_ms !== null && one.late_p99_ms !== undefined);
+  if (!slots.length) return [h("h2", {}, "How late"), h("p", { class: "dim" }, "Nothing was delivered for the first time in this time.")];
   const x = slots.map((one) => Date.parse(one.start) / 1000);
   return chart({
-    title: "How late first deliveries were", x, signal, from: now - 3600, to: now, now, height: 180, text: milliseconds,
+    title: "How late first deliveries were", x, signal, from: now - past_s, to: now, now, height: 180, text: milliseconds,
     series: [
       { label: "p50", colour: "past", kind: "line", values: slots.map((one) => Math.max(one.late_p50_ms, 0)) },
       { label: "p99", colour: "late", kind: "line", values: slots.map((one) => Math.max(one.late_p99_ms, 0)) },
