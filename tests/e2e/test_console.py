@@ -6,6 +6,7 @@ policy) is let pass.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from tests.support.browser import Browser, chromium
 from tests.support.console import Api, Console, check_command
 from tests.support.page_checks import CONTRAST, LABELS
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
 from tests.support.waiting import wait_until
@@ -418,3 +420,22 @@ def test_command_lines_are_quoted_for_a_shell(browser: Browser, api: Api) -> Non
     ):
         assert browser.driver.execute_async_script(script, "produce", places, options) == line
         check_command(line)
+
+
+def test_a_place_that_is_none_is_said_to_be_none(console: Console) -> None:
+    for place in ("#/nowhere", "#/topics/%ff"):
+        console.go(place)
+        console.browser.reads("There is no such page", "h1")
+    console.go("#/topics/none")
+    console.browser.reads("there is no topic 'none'", ".failure")
+    assert [line for line in console.browser.logged() if "404" not in line] == []
+
+
+def test_the_page_about_it_shows_commands_and_pictures_that_are_there() -> None:
+    page = (ROOT / "docs" / "console.md").read_text()
+    for line in re.findall(r"^    (sandctl .+)$", page, re.M):
+        check_command(line)
+    pictures = re.findall(r"\(images/([a-z-]+\.png)\)", page)
+    assert len(pictures) >= 3
+    for name in pictures:
+        assert (ROOT / "docs" / "images" / name).stat().st_size < 150_000

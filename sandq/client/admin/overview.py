@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -184,9 +184,9 @@ class OverviewAdmin:
         missing: dict[str, str] = {}
         topics: dict[str, TopicOverview] = {}
         now_ms = over_ms = 0
-        for node in await self._nodes_up(missing):
+        for node, node_id in await self._nodes_up(missing):
             try:
-                pages = [page async for page in _pages(self._cluster, node)]
+                pages = [page async for page in _pages(self._cluster, node_id)]
             except (Conflict, Retriable, NotFound, InvalidRequest) as error:
                 missing[node] = _why(error, Overview.type)
                 continue
@@ -204,9 +204,9 @@ class OverviewAdmin:
         missing: dict[str, str] = {}
         slots: dict[int, HistorySlot] = {}
         slot_ms, unknown, told = 0, None, 0
-        for node in await self._nodes_up(missing):
+        for node, node_id in await self._nodes_up(missing):
             try:
-                reply = HistoryReply.parse(await call(self._cluster, TopicHistory(topic), node_id=node))
+                reply = HistoryReply.parse(await call(self._cluster, TopicHistory(topic), node_id=node_id))
             except NotFound as error:  # no partition of it is there
                 unknown = error
                 continue
@@ -220,20 +220,27 @@ class OverviewAdmin:
             raise unknown
         return History(slot_ms, [slot for _, slot in sorted(slots.items())], missing)
 
-    async def _nodes_up(self, missing: dict[str, str]) -> list[str]:
+    async def _nodes_up(self, missing: dict[str, str]) -> list[tuple[str, str | None]]:
+        """The nodes that can be asked, and by what id: None, any, where there is one alone."""
         rows: list[dict[str, Any]] = (await self.cluster()).get("nodes") or []
-        up = []
+        if len(rows) == 1:
+            return [(str(rows[0].get("node")), None)]
+        up: list[tuple[str, str | None]] = []
         for row in rows:
             node = str(row.get("node"))
             if not row.get("up"):
                 missing[node] = "it cannot be reached"
                 continue
-            self._introduce(node, rows)
-            up.append(node)
+            try:
+                self._introduce(node, rows)
+            except NotFound as error:
+                missing[node] = error.message
+            else:
+                up.append((node, node))
         return up
 
 
-async def _pages(cluster: Cluster, node: str) -> Any:
+async def _pages(cluster: Cluster, node: str | None) -> AsyncIterator[OverviewReply]:
     after: str | None = None
     while True:
         page = OverviewReply.parse(await call(cluster, Overview(after), node_id=node))

@@ -145,7 +145,7 @@ def _of_topics(topics: Iterable[TopicOverview]) -> Iterator[Found]:
                 yield _finding(
                     "warning", "groups", f"{group.group} of {name} gets nothing: {group.reason}", todo, **about
                 )
-            elif group.ready and not group.consumers:
+            elif group.ready and not group.consumers and not topic.sent:
                 what = f"{group.group} of {name}: {group.ready:,} ready, and no consumer is connected"
                 todo = f"start its consumers; if nobody needs it: sandctl group delete {name} {group.group}"
                 yield _finding("warning", "groups", what, todo, **about)

@@ -40,3 +40,11 @@ async def test_what_is_led_elsewhere_is_routed_on(tmp_path: Path) -> None:
                 # A node goes by the routes that it was told of: an election may be under way, or news of it.
                 await until_answer(partial(web.get, f"{url}/readyz"), lambda answer: answer.status_code == 200)
                 assert len((await web.get(f"{url}/cluster/nodes")).json()["nodes"]) == 3
+
+                # What the three lead is put together, whichever is asked.
+                async def overview(url: str = url) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
+                    told = (await web.get(f"{url}/overview")).json()
+                    rows = [(row["topic"], row["partitions"], row["without_leader"]) for row in told["topics"]]
+                    return rows, told["missing"]
+
+                await until_answer(overview, lambda told: told == ([("t", 3, 0)], {}))

@@ -1,4 +1,4 @@
-"""Identities, roles and the audit log of the scripted server."""
+"""Identities, roles, the audit log and the overview of the scripted server."""
 
 from __future__ import annotations
 
@@ -60,3 +60,10 @@ class FakeAccess:
         windows = [[86_400_000, [9, 1], 0, 0]]
         promise = {"lateness_ms": 100, "target_ppm": 999_000, "window_ms": 86_400_000}
         return ({**promise, "since_ms": 0, "bounds_us": [100_000], "windows": windows, "clock": clock, "topics": []},)
+
+    def do_overview(self, connection: Any, frame: Frame) -> Any:
+        row = ["orders", "timer", 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, [], 0, []]
+        return [row], None, 0, 10_000, [0.0]
+
+    def do_topic_history(self, connection: Any, frame: Frame) -> Any:
+        return [], 30_000, [0.0]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sandq.client.admin import GroupOverview, Lateness, TopicOverview
-from sandq.client.admin.overview import _added, _plus
-from sandq.model.errors import ProtocolError
+from sandq.client.admin import overview as module
+from sandq.client.admin.overview import OverviewAdmin, _added, _plus
+from sandq.model.errors import InvalidRequest, ProtocolError, Unavailable, UnknownTopic
+from sandq.protocol.frames import Type
+from sandq.protocol.request import unknown_request
 from sandq.protocol.requests_overview import GroupRow, HistoryReply, HistoryRow, OverviewReply, TopicRow
 
 BOUNDS = (0.0, 0.01, 0.1, 1.0)
@@ -78,3 +83,59 @@ def test_further_fields_are_passed_over_and_other_things_refused() -> None:
     assert HistoryReply.parse([0, 1, [[5, 1, 1, 1, 1, [], "new"]], 30_000, [1]]).rows == [HistoryRow(5, 1, 1, 1, 1, [])]
     with pytest.raises(ProtocolError):
         HistoryReply.parse([0, 1, [[5]], 30_000, [1]])
+
+
+class Nodes(OverviewAdmin):
+    """Four nodes: one that answers, one of an older version, one that cannot answer now, one that is down."""
+
+    _cluster: Any = None
+
+    async def cluster(self, node: str | None = None, *, timeout: Any = None) -> dict[str, Any]:  # noqa: ASYNC109
+        return {"nodes": [{"node": name, "up": name != "gone"} for name in ("new", "old", "busy", "gone")]}
+
+    def _introduce(self, node: str, rows: Any) -> None:
+        """They are known."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `new` was asked; it tells two pages."""
+    found: list[Any] = []
+
+    async def call(cluster: Any, request: Any, *, node_id: str) -> list[Any]:
+        if node_id == "old":
+            raise InvalidRequest(unknown_request(request.type))
+        if node_id == "busy":
+            raise Unavailable("it is starting")
+        found.append(tuple(request))
+        if request.type == Type.TOPIC_HISTORY:
+            if request.topic == "none":
+                raise UnknownTopic("there is no topic", topic="none")
+            return [0, 1, [[60_000, 1, 2, 3, 4, []]], 30_000, list(BOUNDS)]
+        name, following = ("b", None) if request.after else ("a", "a")
+        return [0, 1, [list(row(name, 1, group()))], following, 7, 10_000, list(BOUNDS)]
+
+    monkeypatch.setattr(module, "call", call)
+    return found
+
+
+async def test_pages_are_followed_and_nodes_that_tell_nothing_are_named(asked: list[Any]) -> None:
+    seen = await Nodes().overview()
+    assert asked == [(None,), ("a",)]
+    assert [*seen.topics] == ["a", "b"]
+    assert seen.missing == {
+        "old": "its version does not tell it",
+        "busy": "it is starting",
+        "gone": "it cannot be reached",
+    }
+
+
+async def test_a_history_is_of_a_topic_that_is_there(asked: list[Any]) -> None:
+    found = await Nodes().history("t")
+    assert (found.slot_ms, [slot.sent for slot in found.slots], sorted(found.missing)) == (
+        30_000,
+        [2],
+        ["busy", "gone", "old"],
+    )
+    with pytest.raises(UnknownTopic):
+        await Nodes().history("none")

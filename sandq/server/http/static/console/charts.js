@@ -7,7 +7,7 @@ import { sandqColours } from "./colours.js";
 let uPlot = null; // it is loaded with the first chart
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-// series: {label, values, colour, kind: "bars" | "line", width_s, text(value)}; `x` in epoch seconds, in order.
+// series: {label, values, colour, kind: "bars" | "line", width_s, scale: the name of its own}; `x` in epoch seconds, in order.
 // `from`, `to`: what is shown at first; `onZoom(from, to)`.
 export function chart({ title, x, series, from, to, now, unit = "", height = 220, text = count, signal }) {
   const place = h("div", { class: "plot" });
@@ -23,6 +23,8 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
   const figure = h("figure", { class: "figure" },
     h("figcaption", {}, h("span", { class: "name" }, title), legend(series), tools),
     holder, readout, asTable(title, x, series, text));
+  const scaleOf = (one) => one.scale ?? "y";
+  const scales = [...new Set(series.map(scaleOf))];
   let plot = null;
 
   async function begin() {
@@ -43,11 +45,16 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
       width, height,
       legend: { show: false },
       cursor: { drag: { x: true, y: false }, points: { size: 6 } },
-      padding: [12, 8, 0, 0],
-      scales: { x: { time: true }, y: { range: (self, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 1, 1) * 1.08] } },
-      axes: [{ ...axis, values: times }, { ...axis, size: 58, values: (self, ticks) => ticks.map((one) => `${text(one)}${unit}`) }],
+      padding: [12, scales.length > 1 ? 0 : 8, 0, 0],
+      scales: { x: { time: true }, ...Object.fromEntries(scales.map((name) => [name, { range: (self, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 1, 1) * 1.08] }])) },
+      axes: [{ ...axis, values: times }, ...scales.map((name, place) => ({
+        ...axis, scale: name, side: place ? 1 : 3, size: 58, values: (self, ticks) => ticks.map((one) => `${text(one)}${unit}`),
+        ...(scales.length > 1 ? { stroke: colours[series.findLast((one) => scaleOf(one) === name).colour] } : {}),
+        ...(place ? { grid: { show: false } } : {}),
+        ...(series.some((one) => one.kind === "bars") ? { incrs: WHOLE } : {}),
+      }))],
       series: [{}, ...series.map((one) => ({
-        label: one.label, stroke: colours[one.colour], width: one.kind === "bars" ? 0 : 2, spanGaps: false,
+        label: one.label, scale: scaleOf(one), stroke: colours[one.colour], width: one.kind === "bars" ? 0 : 2, spanGaps: false,
         fill: one.kind === "bars" ? colours[one.colour] : undefined,
         points: { show: one.kind !== "bars" && one.values.filter((value) => value !== null).length < 60, size: 5 },
         paths: one.kind === "bars" ? bars(one) : undefined,
@@ -71,13 +78,14 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
     return (self, seriesAt) => {
       const data = self.data[seriesAt];
       const fillPath = new Path2D();
-      const base = self.valToPos(0, "y", true);
+      const scale = scaleOf(one);
+      const base = self.valToPos(0, scale, true);
       const wide = one.width_s;
       data.forEach((value, at) => {
         if (!value) return;
         const left = self.valToPos(self.data[0][at], "x", true);
         const right = self.valToPos(self.data[0][at] + (Array.isArray(wide) ? wide[at] : wide), "x", true);
-        const top = self.valToPos(value, "y", true);
+        const top = self.valToPos(value, scale, true);
         const size = Math.max(right - left - 1, 1);
         fillPath.rect(left, top, size, base - top);
       });
@@ -142,6 +150,9 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
   figure.scaleOf = () => [plot.scales.x.min, plot.scales.x.max];
   return figure;
 }
+
+// Steps of an axis that counts: there are no halves.
+const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
 
 // Hours and minutes; at the first, and where another day begins, the day below.
 function times(self, splits, axisAt, space, step) {

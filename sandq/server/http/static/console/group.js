@@ -138,7 +138,7 @@ function seek(topic, group, found, done) {
     about: `Goes on from elsewhere. Back: everything from there on that is still stored is delivered again, dead letters too. Forward: what lies between counts as acked. Either takes from consumers what they hold: ${plural(found.leased, "message")}.`,
     fields: [
       { name: "place", label: "To", kind: "select", options: [["latest", "latest: only what comes from now on"], ["earliest", "earliest: everything that is stored"], ["at", "a time"]] },
-      { name: "at", label: "Time", kind: "datetime-local" },
+      { name: "at", label: "Time", kind: "datetime-local", shownIf: (values) => values.place === "at" },
     ],
     count: async () => `${plural(found.lag, "message")} are due and not acked now.`,
     command: (values) => sandctl("group seek", [topic, group], { to: to(values) || "latest", yes: true }),

@@ -71,7 +71,12 @@ async function route(event) {
   for (const [pattern, load] of ROUTES) {
     const found = pattern.exec(location.hash);
     if (!found) continue;
-    const names = found.slice(1).map((one) => (one === undefined ? undefined : decodeURIComponent(one)));
+    let names;
+    try {
+      names = found.slice(1).map((one) => (one === undefined ? undefined : decodeURIComponent(one)));
+    } catch {
+      break; // it is no text: there is no such page
+    }
     mark();
     try {
       const view = await load();

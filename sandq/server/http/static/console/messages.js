@@ -16,6 +16,8 @@ export const keyText = (row, name = "key") => row[name] ?? (row[`${name}_base64`
 
 export function messagesTab(context, topic) {
   const detail = h("section", { class: "card", hidden: true, "aria-label": "The message", tabindex: -1 });
+  const tenantField = field({ name: "tenant", label: "Tenant", placeholder: "default" });
+  context.onLive((live) => { tenantField.hidden = live.topics.get(topic)?.kind !== "fair"; });
   const list = h("div", { class: "card" });
   const same = commandLine("");
   const form = h("form", { class: "card", role: "search", "aria-label": "Messages" },
@@ -30,7 +32,7 @@ export function messagesTab(context, topic) {
     h("div", { class: "fields" },
       field({ name: "name", label: "One message", placeholder: "id or unique key", required: true }),
       field({ name: "by", label: "Named by", kind: "select", options: [["id", "its id"], ["unique_key", "its unique key"]] }),
-      field({ name: "tenant", label: "Tenant", placeholder: "default", help: "In a fair topic." }),
+      tenantField,
       h("div", { class: "buttons" }, h("button", { type: "submit" }, "Look"))));
   const manages = { allowed: may("manage", topic), reason: why("manage", topic) };
 

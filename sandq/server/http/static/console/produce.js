@@ -46,8 +46,8 @@ export function whenOf({ when, at, delay }) {
 
 export const WHEN_FIELDS = (value, now = "Now") => [
   { name: "when", label: "When", kind: "select", value, options: [["now", now], ["delay", "After a delay"], ["at", "At a time"]] },
-  { name: "delay", label: "Delay", placeholder: "1h30m", help: "For “After a delay”: 90s, 5m, 2h, 1d." },
-  { name: "at", label: "Time", kind: "datetime-local", help: "For “At a time”, on this machine's clock and zone." },
+  { name: "delay", label: "Delay", placeholder: "1h30m", help: "90s, 5m, 2h, 1d", shownIf: (values) => values.when === "delay" },
+  { name: "at", label: "Time", kind: "datetime-local", help: "On this machine's clock and zone.", shownIf: (values) => values.when === "at" },
 ];
 
 export function whenOptions({ when, at, delay }) {
@@ -68,7 +68,7 @@ export function produce(topic, kind) {
       ...(kind === "compacted" ? [] : WHEN_FIELDS("now")),
       ...(kind === "compacted" ? [] : [
         { name: "unique_key", label: "Unique key", help: "Only one pending message may have it." },
-        { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "refuse this one"], ["replace", "replace the other"], ["replace_pending", "replace it if no group had it"], ["ignore", "keep the other"]], value: "reject" },
+        { name: "on_conflict", label: "If it is taken", kind: "select", options: [["reject", "refuse this one"], ["replace", "replace the other"], ["replace_pending", "replace it if no group had it"], ["ignore", "keep the other"]], value: "reject", shownIf: (values) => values.unique_key !== "" },
       ]),
       { name: "ttl", label: "Time to live", placeholder: "none" },
       { name: "headers", label: "Headers", kind: "textarea", rows: 2, placeholder: "name=value" },

@@ -4,7 +4,7 @@ import { get, path, post, remove } from "./api.js";
 import { chart } from "./charts.js";
 import { sandctl } from "./commands.js";
 import { fill, h, setText } from "./dom.js";
-import { ago, bytes, count, milliseconds, plural, rate, short } from "./format.js";
+import { bytes, count, milliseconds, plural, rate, short, span } from "./format.js";
 import { live } from "./live.js";
 import { may, why } from "./rights.js";
 import { act, badge, button, commandLine, load, tile } from "./ui.js";
@@ -115,7 +115,7 @@ function timelineTab(context, topic) {
     tiles.out.set(rate(row.out_per_s));
     tiles.acked.set(rate(row.acked_per_s));
     tiles.lag.set(short(row.lag), row.stalled && row.lag ? "warn" : "");
-    tiles.oldest.set(row.oldest_at ? ago(row.oldest_at) : "–");
+    tiles.oldest.set(row.oldest_at ? span(Date.now() - Date.parse(row.oldest_at)) : "–");
     tiles.late.set(milliseconds(row.late_p99_ms), row.late_p99_ms > 1000 ? "bad" : row.late_p99_ms > 100 ? "warn" : "");
     tiles.delayed.set(short(row.delayed));
     tiles.messages.set(short(row.messages));
@@ -143,7 +143,7 @@ function timelineTab(context, topic) {
       get(path("topics", topic, "forecast"), { unit, count: units }, { signal: mine }),
       get(path("topics", topic, "history"), {}, { signal: mine }),
     ]), ([forecast, history]) => {
-      load(late, async () => history, () => lateness(history, Date.parse(forecast.now) / 1000, mine));
+      load(late, async () => history, () => lateness(history, RANGES[range].past_s, Date.parse(forecast.now) / 1000, mine));
       return timeline(topic, RANGES[range], forecast, history, mine);
     });
   }
@@ -188,9 +188,9 @@ function timeline(topic, range, forecast, history, signal) {
     chart({
       title: "Delivered, and due", x: times.length ? times : [now], signal, from, to, now, height: 240,
       series: [
-        { label: "Delivered", colour: "past", kind: "bars", values: of("past"), width_s: widths },
-        { label: "By schedules", colour: "planned", kind: "bars", values: of("planned"), width_s: widths },
-        { label: "Due", colour: "due", kind: "bars", values: of("due"), width_s: widths },
+        { label: "Delivered (left)", colour: "past", kind: "bars", scale: "past", values: of("past"), width_s: widths },
+        { label: "By schedules", colour: "planned", kind: "bars", scale: "due", values: of("planned"), width_s: widths },
+        { label: "Due (right)", colour: "due", kind: "bars", scale: "due", values: of("due"), width_s: widths },
       ].map((one) => (times.length ? one : { ...one, values: [null], width_s: 1 })),
       text: short,
     }),
@@ -198,12 +198,12 @@ function timeline(topic, range, forecast, history, signal) {
   ];
 }
 
-function lateness(history, now, signal) {
-  const slots = history.slots.filter((one) => one.late_p99_ms !== null && one.late_p99_ms !== undefined);
-  if (!slots.length) return [h("h2", {}, "How late"), h("p", { class: "dim" }, "Nothing was delivered for the first time within the last hour.")];
+function lateness(history, past_s, now, signal) {
+  const slots = history.slots.filter((one) => Date.parse(one.start) / 1000 >= now - past_s && one.late_p99_ms !== null && one.late_p99_ms !== undefined);
+  if (!slots.length) return [h("h2", {}, "How late"), h("p", { class: "dim" }, "Nothing was delivered for the first time in this time.")];
   const x = slots.map((one) => Date.parse(one.start) / 1000);
   return chart({
-    title: "How late first deliveries were", x, signal, from: now - 3600, to: now, now, height: 180, text: milliseconds,
+    title: "How late first deliveries were", x, signal, from: now - past_s, to: now, now, height: 180, text: milliseconds,
     series: [
       { label: "p50", colour: "past", kind: "line", values: slots.map((one) => Math.max(one.late_p50_ms, 0)) },
       { label: "p99", colour: "late", kind: "line", values: slots.map((one) => Math.max(one.late_p99_ms, 0)) },

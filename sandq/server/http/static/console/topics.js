@@ -81,7 +81,7 @@ export function findingsCard() {
       setText(name, `Needs attention (${found.length})`);
       const line = (one) => h("li", {}, badge(one.state === "failed" ? "failed" : "warning", one.state === "failed" ? "bad" : "warn"),
         h("div", {}, one.topic ? h("a", { href: one.group ? groupHref(one.topic, one.group, one.what === "dead letters" ? "dead" : undefined) : topicHref(one.topic) }, one.found) : one.found, h("small", {}, one.todo)));
-      fill(list, found.slice(0, 6).map(line), found.length > 6 && h("li", {}, h("details", {}, h("summary", {}, `${found.length - 6} more`), h("ul", { class: "findings" }, found.slice(6).map(line)))));
+      fill(list, found.slice(0, 4).map(line), found.length > 4 && h("li", {}, h("details", {}, h("summary", {}, `${found.length - 4} more`), h("ul", { class: "findings" }, found.slice(4).map(line)))));
     },
   };
 }

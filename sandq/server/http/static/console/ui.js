@@ -75,7 +75,7 @@ export function field({ name, label, kind = "text", value = "", options, help, r
   else input = h("input", { ...common, type: kind, value, list });
   const text = h("label", { for: id }, label);
   const parts = kind === "checkbox" ? [input, text] : [text, input];
-  return h("div", { class: kind === "checkbox" ? "field checkbox" : "field" }, parts, help && h("small", { id: helpId }, help));
+  return h("div", { class: kind === "checkbox" ? "field checkbox" : kind === "textarea" ? "field whole" : "field" }, parts, help && h("small", { id: helpId }, help));
 }
 
 export function valuesOf(form) {
@@ -105,6 +105,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
   const doIt = h("button", { type: "submit", class: danger ? "danger" : "primary" }, verb ?? title.replace(/…$/, ""));
   const stop = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
   const name = typed && field({ name: "typed", label: `Type ${typed} to go on`, placeholder: typed, required: true });
+  const inputs = fields.map(field);
   let counted = !count;
   let asked = 0;
 
@@ -113,6 +114,8 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
     doIt.disabled = !counted || (typed !== undefined && values().typed !== typed);
   };
   const refresh = () => {
+    // What does not matter by what was said already is not asked.
+    fields.forEach((one, place) => { if (one.shownIf) inputs[place].hidden = !one.shownIf(values()); });
     if (line) line.update(command(values()));
     if (preview) fill(shown, preview(values()));
     check();
@@ -164,7 +167,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
   append(form, [
     h("h2", { id: titleId }, title),
     about && h("p", {}, about),
-    fields.map(field),
+    fields.length > 0 && h("div", { class: "fields" }, inputs),
     count && extent,
     preview && shown,
     name,
