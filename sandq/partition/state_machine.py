@@ -561,6 +561,9 @@ class TimerPartition:
         for group in self.groups.by_id.values():
             group.paused, group.touched_ms = True, self.now_ms
             self.groups.store(group, view)
+            if shared.is_ordered:  # what was leased waits now, and so do those behind it
+                group.order.clear()
+                group.load_key_order(view)
         self.limits.configure(view)
 
     def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from sandq.partition import commands as c
 from sandq.partition.restore.restoring import encode_chunk
 from sandq.partition.view import Row
 from tests.support.partition.bench import ALL, Bench
+from tests.support.partition.ranked_bench import RankedBench
 
 RESTORE = "r-1"
 LEVEL = 16
+FIRST = 1
 
 
 def rows_of(bench: Bench) -> list[Row]:
@@ -27,14 +29,11 @@ def chunks_of(rows: Sequence[Row], size: int = 3) -> list[bytes]:
 
 def empty_like(bench: Bench, restore_id: str = RESTORE, **settings: Any) -> Bench:
     """An empty partition of the same kind and settings, whose topic is being restored."""
-    empty = type(bench)(level=FIRST)
+    empty = RankedBench(bench.kind, FIRST) if isinstance(bench, RankedBench) else type(bench)(level=FIRST)
     empty.settings = {**bench.machine.settings, **settings, RESTORING: restore_id}
     empty.machine = empty.machine_class.load(0, empty.settings, empty.view, empty.look_aheads)
     empty.apply(0, c.RaiseLevel(LEVEL))
     return empty
-
-
-FIRST = 1
 
 
 def begin(bench: Bench, at: int = 0, targets: Sequence[tuple[int, int]] = (), restore_id: str = RESTORE) -> Any:

@@ -15,6 +15,7 @@ from sandq.partition import rows
 from sandq.partition.restore.restoring import CHUNK_BYTES, STATE_OF_BACKUP, decode_chunk, encode_chunk
 from tests.support.partition.bench import Bench, T, batch_of, by_id
 from tests.support.partition.key_bench import KeyBench
+from tests.support.partition.ranked_bench import RankedBench
 from tests.support.partition.restore_bench import (
     LEVEL,
     RESTORE,
@@ -312,3 +313,49 @@ def test_commands_need_the_level() -> None:
     commands = c.RestoreBegin(RESTORE, []), c.RestoreRows(RESTORE, 0, b""), c.RestoreEnd(RESTORE, 0)
     assert {command.needed_level for command in commands} == {LEVEL}
     assert c.Configure({RESTORING: RESTORE}).needed_level == LEVEL
+
+
+def both_ways(bench: Bench, at: int) -> tuple[Bench, Bench]:
+    """A restored partition, and the same after a restart: rows and memory say the same."""
+    one, other = restored(bench, at), restored(bench, at)
+    other.restart()
+    return resumed(one, at), resumed(other, at)
+
+
+def test_messages_of_a_key_keep_their_order() -> None:
+    bench = old(ordering="key")
+    bench.open()
+    first, second = (bench.put(text, key="a", due=0) for text in "12")
+    other = bench.put("3", key="b", due=0)
+    assert [base for lease in bench.lease() for base, _ in lease.ranges] == [first, other]
+    for made in both_ways(bench, LATE):
+        leases = made.lease(at=LATE, consumer="new")
+        assert sorted(base for lease in leases for base, _ in lease.ranges) == sorted([first, other])
+        assert made.lease(at=LATE) == []
+        for lease in leases:
+            made.ack(lease.token, at=LATE)
+        assert [base for lease in made.lease(at=LATE) for base, _ in lease.ranges] == [second]
+
+
+@pytest.mark.parametrize("kind", ["priority", "fair"])
+def test_priorities_and_tenants_keep_their_turns(kind: str) -> None:
+    bench = RankedBench(kind, level=LEVEL)
+    bench.open()
+    for number in range(6):
+        bench.add(f"{number}", due=[0], priority=number % 3, tenant=f"t{number % 2}" if kind == "fair" else None)
+    held = bench.lease(2)
+    bench.nack(held[0].token, delay=1000, at=1)
+    one, other = both_ways(bench, LATE)
+    assert isinstance(one, RankedBench)
+    found = [[base for lease in made.lease(at=LATE) for base, _ in lease.ranges] for made in (one, other)]
+    assert found[0] == found[1] and len(found[0]) == 6
+
+
+def test_an_updated_and_a_moved_message_are_as_they_were_changed_last() -> None:
+    bench = old()
+    offset = stored(bench, "a", LATE + 1000)
+    (moved,) = bench.apply(10, c.Move([(by_id(offset), T + LATE + 5000, False)]))[0]
+    for made in both_ways(bench, LATE):
+        made.open(at=LATE)
+        assert values(made, LATE + 1000) == []
+        assert len(values(made, LATE + 5000)) == 1, moved
