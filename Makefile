@@ -11,7 +11,7 @@ PEERS_STAMP := .venv/.peers-up-to-date
 
 PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 
-.PHONY: setup spark demo system test test-long test-interop test-flaky check bench bench-peers clean
+.PHONY: setup spark demo system test test-long test-interop test-flaky check bench bench-peers release clean
 
 setup: $(STAMP)
 
@@ -77,6 +77,11 @@ $(PEERS_STAMP): requirements-peers.lock $(SPARK_STAMP)
 # (Debian also starts services of them then, on their usual ports; nothing here needs those.)
 bench-peers: $(PEERS_STAMP)
 	$(BIN)/python -m benchmarks.peers
+
+# Wheels, source, what they depend on, a bill of materials and checksums, into dist/: docs/releases.md.
+release: $(STAMP)
+	rm -rf dist
+	$(BIN)/python packaging/release.py
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,6 +27,7 @@ GROUPS = {
     "access": "Who asks, and what that one may do",
     "abuse": "One client beside others that mean harm",
     "console": "The console",
+    "backups": "Backups",
     "spark": "Spark",
 }
 CPU, MAX = "node CPU us/msg", "max ms"

@@ -6,6 +6,7 @@ from benchmarks import (
     absent,
     abuse,
     access,
+    backups,
     cluster,
     cluster_moves,
     console,
@@ -46,6 +47,7 @@ MEASURES: dict[str, Row] = {
         access,
         abuse,
         console,
+        backups,
         spark,
     )
     for row in module.ROWS

@@ -136,7 +136,12 @@ COMMANDS = {
     "cluster": Later(
         "sandctl.commands.cluster",
         "cluster",
-        "Look at the cluster, found it, drain and remove nodes; clocks.",
+        "Look at the cluster, found it, drain and remove nodes, finalize upgrades; clocks.",
+    ),
+    "backup": Later(
+        "sandctl.commands.backup",
+        "backup",
+        "Back up the cluster while it runs; list, verify, restore backups, and make them at intervals.",
     ),
     "whoami": Later("sandctl.commands.login", "whoami", "Show who you are to the cluster, and what you may do."),
     "login": Later("sandctl.commands.login", "login", "Keep a token for the servers, for the commands that follow."),
@@ -155,6 +160,12 @@ COMMANDS = {
         "audit",
         "See who did what to the cluster, and who was refused it.",
     ),
+    "debug": Later(
+        "sandctl.commands.debug",
+        "debug",
+        "Look into a node: stacks, stalls, queues; change what it logs; collect all of it.",
+    ),
+    "slo": Later("sandctl.commands.slo", "slo", "See how late messages were delivered, beside what the nodes promise."),
     "doctor": Later(
         "sandctl.commands.doctor",
         "doctor",

@@ -64,9 +64,10 @@ def check_config(config_file: Path | None, show: bool) -> None:
     with _errors():
         config = load_config(config_file, os.environ)
         if show:
-            from sandq.tools.show_config import effective
+            from sandq.model.show_config import effective
 
-            for line in effective(config, config_file, os.environ):
+            text = None if config_file is None else config_file.read_text(encoding="utf-8")
+            for line in effective(config, text, os.environ):
                 click.echo(line)
         else:
             click.echo(f"{config_file or 'defaults'}: fine (node {config.node.id}, data in {config.node.data_dir})")
@@ -311,6 +312,7 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
     from sandq.node import SWITCH_INTERVAL_S, Serving, run_node
     from sandq.server import logs, open_files
     from sandq.server.collector import collect_rarely
+    from sandq.server.debug.loop_watch import LoopWatch
     from sandq.server.heap import give_back_heap
     from sandq.server.restarts import serve_until
     from sandq.storage.secret_file import OTHERS
@@ -345,12 +347,13 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
         started.append(True)
 
     async def run() -> None:
-        stop, starting = trio.Event(), trio.CancelScope()
+        stop, starting, watch = trio.Event(), trio.CancelScope(), LoopWatch()
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(until_told, signals, stop, starting)
+                nursery.start_soon(watch.run)
                 with starting:
-                    await serve_until(stop, partial(run_node, config, abandon=abandon), on_ready)
+                    await serve_until(stop, partial(run_node, config, abandon=abandon, watch=watch), on_ready)
                 nursery.cancel_scope.cancel()
 
     async def until_told(signals: AsyncIterator[int], stop: trio.Event, starting: trio.CancelScope) -> None:

@@ -11,6 +11,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SOURCES = (
     "sandctl",
     "sandq/__init__.py",
+    "sandq/backup",
     "sandq/client",
     "sandq/errors.py",
     "sandq/model",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from sandctl.commands.cluster_moves import drain, rebuild, remove, transfer
+from sandctl.commands.plan import plan
 from sandctl.options.common import common_options, run
 from sandctl.options.confirmation import confirm, need_yes, yes_option
 from sandctl.options.names import topic_option
@@ -30,7 +31,7 @@ _OUTCOMES: Final = {
 
 @click.group()
 def cluster() -> None:
-    """Look at the cluster, found it, drain and remove nodes; clocks."""
+    """Look at the cluster, found it, drain and remove nodes, finalize upgrades; clocks."""
 
 
 @cluster.command()
@@ -76,6 +77,36 @@ def init(yes: bool) -> None:
     uuid = run(work)
     told = {"node": found.get("node"), "cluster": found.get("cluster"), "cluster_uuid": uuid}
     done(f"{told['node']} has founded cluster {uuid}", told)
+
+
+@cluster.command()
+@click.option("--dry-run", is_flag=True, help="Only say which feature levels.")
+@yes_option
+@common_options
+def finalize(dry_run: bool, yes: bool) -> None:
+    """Let the cluster come to the features of a new version, for good.
+
+    \b
+      sandctl cluster finalize --dry-run
+      sandctl cluster finalize --yes
+
+    It is for clusters whose nodes have `cluster.finalize: manual`; others do it by themselves, some seconds after the
+    last node was upgraded. Until then each node can go back to the version before; afterwards none can.
+    """
+
+    async def work(client: Client, dry_run: bool) -> tuple[int, int]:
+        return await client.admin.finalize(dry_run=dry_run)
+
+    if not yes and not dry_run:
+        need_yes("finalizing an upgrade cannot be undone")
+    before, after = run(lambda client: work(client, dry_run or not yes))
+    told = {"before": before, "after": after, "dry_run": dry_run}
+    if dry_run:
+        return done(f"the cluster is at feature level {before}, and all its nodes know {after}", told)
+    if not yes:
+        confirm(f"From feature level {before} to {after}: no node can go back to a version before. Go on?", "changed")
+        before, after = run(lambda client: work(client, False))
+    done(f"the cluster has come from feature level {before} to {after}", told)
 
 
 @cluster.command()
@@ -186,6 +217,7 @@ cluster.add_command(drain)
 cluster.add_command(remove)
 cluster.add_command(transfer)
 cluster.add_command(rebuild)
+cluster.add_command(plan)
 
 
 @cluster.group(invoke_without_command=True)

@@ -128,6 +128,11 @@ def _nodes(info: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("nodes", "failed", f"{info['node']} says {name.replace('_', ' ')}{more}", todo)
     for port in info.get("exposed") or ():
         yield Finding("nodes", "warning", f"{info['node']} is open to anybody: {port}", "docs/security.md")
+    if info.get("feature_level_next"):
+        reachable, level = info["feature_level_next"], info["feature_level"]
+        found = f"all nodes know feature level {reachable}, and the cluster is at {level}"
+        todo = "once nobody is to go back to the version before: sandctl cluster finalize"
+        yield Finding("nodes", "warning", found, todo)
     for one in info.get("different") or ():
         where = f"partition {one['partition']} of {one['topic']}"
         nodes = ", ".join(one["nodes"])

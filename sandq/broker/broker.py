@@ -11,6 +11,8 @@ import structlog
 import trio
 import trio.lowlevel
 
+from sandq.broker.backups.backups import Backups
+from sandq.broker.backups.exports import Exports
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
@@ -118,6 +120,7 @@ class Broker:
         self.reads = LinearizableReads(runner, nursery)
         self.kv_watches = KvWatches(runner, nursery)
         self.schedule_outlooks = ScheduleOutlooks(self.reads)
+        self.backups = Backups(catalog, Exports(node_log, runner, nursery))
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers
@@ -372,7 +375,7 @@ class Broker:
         """
         topic = self.topic(request.topic)
         check_name("group", request.group)
-        lease_ms = self._lease_ms(topic, request.lease_ms)
+        lease_ms, room_ms = self._lease_ms(topic, request.lease_ms), self.clock.now_ms()
         deliveries = self._led_of(request)
         takers = self._takers_of(request)
         lease_once = LeaseOnce(request, caller, deliveries, takers, lease_ms, self.clock, self._timers, congested)
@@ -391,7 +394,7 @@ class Broker:
         finally:
             self._forget(request, takers)
         for leader, delivery in taken:
-            leader.stats.delivered(delivery, self.clock.now_s())
+            leader.stats.delivered(delivery, self.clock.now_s(), None if leader.is_held(request.group) else room_ms)
         return [delivery for _, delivery in taken]
 
     def _takers_of(self, request: Lease) -> GroupTakers:

@@ -104,6 +104,11 @@ class Cluster:
             raise TimedOut(f"the cluster was not founded within {INIT_S:g} s; it may be yet: sandctl cluster info")
         return uuid
 
+    async def finalize(self, *, dry_run: bool) -> dict[str, int]:
+        """Come to the highest feature level that all nodes know: the levels `before` and `after`. Raises NotLeader,
+        Unavailable; Conflict when there is none that is higher."""
+        return (await self._controller.feature_level.finalize(self._node_log.metadata, dry_run=dry_run))._asdict()
+
     async def formed(self) -> Beginning:
         """Wait until this node may take part in the metadata group; what its replica begins with."""
         if self._node_log.pointers.get(METADATA_GROUP) is not None:

@@ -48,7 +48,11 @@ class Histogram:
 class NodeStats:
     """What is not of any topic."""
 
-    def __init__(self) -> None:
+    def __init__(self, slo_lateness_s: float = 0.1) -> None:
+        """`slo_lateness_s`: what is later than that misses the lateness objective."""
+        self.slo_lateness_s = slo_lateness_s
+        self.slo = Histogram(LATENESS)
+        """Of the first deliveries that count for the objective: their lateness."""
         self.fsync = Histogram(SECONDS)
         self.pass_records = Histogram(COUNTS)
         """Of each pass that was written: WAL records."""
@@ -81,9 +85,14 @@ class TopicStats:
         self.redelivered = 0
         """Messages that had been leased before."""
         self.lateness = Histogram(LATENESS)
+        self.slo_deliveries = 0
+        """First deliveries of messages for which a consumer had room when they were due ..."""
+        self.slo_late = 0
+        """... and those of them that came later than the objective allows."""
 
-    def delivered(self, delivery: Delivery, now_s: float) -> None:
-        """A lease is being sent at this moment of the guarded clock (epoch seconds)."""
+    def delivered(self, delivery: Delivery, now_s: float, room_ms: int | None = None) -> None:
+        """A lease is being sent at this moment of the guarded clock (epoch seconds). `room_ms`: since when a consumer
+        has room for it, without a stop; what was due before that waited for consumers, and None says that of all."""
         self.sent += delivery.count
         now_ms = now_s * 1000
         for piece in delivery.pieces:
@@ -92,30 +101,68 @@ class TopicStats:
             if last_ms > now_ms:
                 self._node.early += _after(piece.offsets, now_ms, piece.count)
             if not (delivery.returning or delivery.repeated):
-                self._observe(piece.offsets, piece.count, now_ms)
+                counts = room_ms is not None and last_ms >= room_ms
+                if len(piece.offsets) == offsets.OFFSET_BYTES:
+                    self._observe((now_ms - last_ms) / 1000, piece.count, counts)
+                    continue
+                if room_ms is not None and counts:
+                    self._observe_for_slo(piece.offsets, piece.count, now_ms, room_ms)
+                else:
+                    _spread(piece.offsets, 0, piece.count, now_ms, self.lateness)
         if not delivery.repeated:
             self._node.attempts.observe(delivery.attempt, delivery.count)
             if delivery.returning:
                 self.redelivered += delivery.count
 
-    def _observe(self, column: bytes, count: int, now_ms: float) -> None:
-        """How late the messages of a piece are, each in its bucket; without a look at each of them."""
+    def _observe(self, late_s: float, count: int, counts: bool) -> None:
+        """Messages of one instant. `counts`: for the objective, too."""
         lateness = self.lateness
-        first_s = (now_ms - offsets.deliver_ms(column[: offsets.OFFSET_BYTES])) / 1000
-        last_s = (now_ms - offsets.deliver_ms(column[-offsets.OFFSET_BYTES :])) / 1000
-        if first_s == last_s or len(column) == offsets.OFFSET_BYTES:
-            lateness.observe(first_s, count)
-            return
-        # In order, so the latest come first.
-        at = 0
-        while at < count:
-            bucket = bisect_left(lateness.bounds, (now_ms - _ms_at(column, at)) / 1000)
-            stop = count
-            if bucket and last_s <= lateness.bounds[bucket - 1]:
-                below_ms = now_ms - lateness.bounds[bucket - 1] * 1000
-                stop = max(_first_from(column, below_ms, at, count), at + 1)
-            lateness.counts[bucket] += stop - at
-            at = stop
+        bucket = bisect_left(lateness.bounds, late_s)
+        lateness.counts[bucket] += count
+        lateness.total += late_s * count
+        if counts:
+            node = self._node
+            node.slo.counts[bucket] += count
+            self.slo_deliveries += count
+            if late_s > node.slo_lateness_s:
+                self.slo_late += count
+
+    def _observe_for_slo(self, column: bytes, count: int, now_ms: float, room_ms: int) -> None:
+        """A column of messages, of which some were due at `room_ms` or later: those count for the objective."""
+        node = self._node
+        start = 0 if _ms_at(column, 0) >= room_ms else _first_from(column, room_ms, 0, count)
+        if start:
+            _spread(column, 0, count, now_ms, self.lateness)
+            _spread(column, start, count, now_ms, node.slo)
+        else:
+            _spread(column, 0, count, now_ms, self.lateness, node.slo)
+        self.slo_deliveries += count - start
+        in_time_ms = now_ms - node.slo_lateness_s * 1000
+        if _ms_at(column, start) < in_time_ms:
+            self.slo_late += _first_from(column, in_time_ms, start, count) - start
+
+
+def _spread(column: bytes, start: int, count: int, now_ms: float, lateness: Histogram, *others: Histogram) -> None:
+    """Count how late the messages of a column are, from `start` on, each in its bucket; without a look at each of
+    them. The `others` have the same bounds."""
+    first_s = (now_ms - _ms_at(column, start)) / 1000
+    last_s = (now_ms - offsets.deliver_ms(column[-offsets.OFFSET_BYTES :])) / 1000
+    if first_s == last_s:
+        for histogram in (lateness, *others):
+            histogram.observe(first_s, count - start)
+        return
+    # In order, so the latest come first.
+    at = start
+    while at < count:
+        bucket = bisect_left(lateness.bounds, (now_ms - _ms_at(column, at)) / 1000)
+        stop = count
+        if bucket and last_s <= lateness.bounds[bucket - 1]:
+            below_ms = now_ms - lateness.bounds[bucket - 1] * 1000
+            stop = max(_first_from(column, below_ms, at, count), at + 1)
+        lateness.counts[bucket] += stop - at
+        for other in others:
+            other.counts[bucket] += stop - at
+        at = stop
 
 
 def _ms_at(column: bytes, at: int) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from sandq.client.admin.access import Identity, NewToken, Whoami
 from sandq.client.admin.admin import Forecast
 from sandq.client.admin.audit import AuditPage
+from sandq.client.admin.slo import SloReport
 from sandq.client.client import Client, cluster_of, connect, connect_with
 from sandq.client.consumer.chosen_topics import Topics, pattern
 from sandq.client.consumer.end_rules import Dead, Retry
@@ -99,6 +100,7 @@ __all__ = [
     "SchedulesStored",
     "SendOutcome",
     "Settlement",
+    "SloReport",
     "StoredMessage",
     "Subscription",
     "TopicRecord",

@@ -6,7 +6,7 @@ import math
 import os
 import ssl
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final, NoReturn
 
 import anyio
@@ -32,6 +32,7 @@ from sandq.client.producer.validation import Headers, Value
 from sandq.client.schedules.schedules import Schedules
 from sandq.client.timeouts import seconds_of, timed_read
 from sandq.client.tls import tls_of
+from sandq.client.tracing import Delivered, processing, tracing_of
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.credentials import token_or_environment
 from sandq.client.transport.request_batcher import RequestBatcher
@@ -261,6 +262,11 @@ class Client:
         subscription = self._subscribe(topic, group, consumer_id=consumer_id, partitions=partitions, **options)
         await Runner(subscription, handler, concurrency, grace, rules, timeout_s).run()
 
+    def processing(self, message: Delivered, *, group: str | None = None) -> AbstractContextManager[None]:
+        """`with client.processing(message):` makes a span for a message that is handled in the block, when the client
+        traces (`connect(tracing=True)`); `run` does it by itself."""
+        return processing(self._cluster.options.tracing, message, group)
+
     def kv(self, topic: str) -> Keys:
         """The keys of a compacted topic: put, get, delete, cas, scan, watch."""
         self._check_open()
@@ -388,6 +394,7 @@ async def connect(
     key: str | os.PathLike[str] | None = None,
     token: Token | None = None,
     insecure: bool = False,
+    tracing: bool | str = False,
 ) -> AsyncIterator[Client]:
     """`async with sandq.connect() as client:`, under trio or asyncio.
 
@@ -402,6 +409,9 @@ async def connect(
     `token`: says who this is, text or a function (plain or async) that gives it for each connection; None: what the
     environment says (`SANDQ_TOKEN`, or a file, `SANDQ_TOKEN_FILE`). It is not sent in the clear to another machine
     unless `insecure`. Unauthenticated: no node lets this client in.
+
+    `tracing=True` makes spans of OpenTelemetry (the extra `otel`): where a message is produced, and, with `run` or
+    `processing`, where it is handled, in a trace of its own that is linked with the first; "parent": in that one.
     """
     timeout_s = seconds_of("timeout", timeout)
     options = Options(
@@ -411,6 +421,7 @@ async def connect(
         tls=tls_of(tls, ca, cert, key, os.environ),
         token=token_or_environment(token),
         insecure=insecure,
+        tracing=tracing_of(tracing),
     )
     async with connect_with(options, servers, name) as client:
         yield client

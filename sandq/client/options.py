@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sandq.client.tls import ClientTls
+from sandq.client.tracing import Tracing
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.limits import FIXED
 from sandq.model.ports import CLIENT_PORT, DEFAULT_SERVER
@@ -32,6 +33,8 @@ class Options:
     gateway_secret: Callable[[], bytes] | None = None
     # None: it speaks no TLS.
     tls: ClientTls | None = None
+    # None: it makes no spans.
+    tracing: Tracing | None = None
     # Says who this is: its text, or what gives it for each connection (it may be async).
     token: Token | None = field(default=None, repr=False)
     # Whether the token may be sent in the clear to other machines.

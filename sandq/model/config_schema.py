@@ -2,10 +2,11 @@
 
     node     {id, data_dir, advertise_host, zone, weight}     who this node is
     listen   {client, http, peer, gossip}                     where it listens, "host:port"
-    cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after}
+    cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after, finalize}
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
     http     {allowed_hosts, allowed_origins, workers, gateway_secret_file}   who may use it, which process serves it
+    backup   {url, key_file, identities}                      see config_backup
     push     {allow, allow_http, ports, ca_file}              see config_push
     security {authentication, insecure, certificate_identities}   see config_security
     jwt      {issuer, audience, keys_file, ...}               see config_security
@@ -14,6 +15,7 @@
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
+    slo      {lateness, target, window}                       see config_slo
     auto_create_topics {patterns, kind, partitions, replicas, settings}   see auto_create
     limits   {any field of limits.Limits}
     delivery {lease_ahead}
@@ -39,9 +41,11 @@ from pydantic import (
 
 from sandq.model import schema
 from sandq.model.auto_create import AutoCreateSection
+from sandq.model.config_backup import BackupSection
 from sandq.model.config_gossip import GossipSection, SerfSection
 from sandq.model.config_push import PushSection
 from sandq.model.config_security import AuditSection, JwtSection, SecuritySection
+from sandq.model.config_slo import SloSection
 from sandq.model.config_tls import REQUIRE, TlsSection
 from sandq.model.config_types import Address as Address
 from sandq.model.config_types import (
@@ -111,6 +115,8 @@ class ClusterSection(schema.Section):
     reassign_after_ms: Annotated[int, schema.duration(1000, 7 * _DAY_MS)] = Field(
         default=300_000, alias="reassign_after"
     )
+    finalize: Literal["auto", "manual"] = "auto"
+    """Whether the feature level rises once every node knows a higher one, or when somebody says so."""
     # Last, so that its validator sees the seeds and the peers.
     bootstrap: bool = Field(default=False, validate_default=True)
 
@@ -257,6 +263,7 @@ class NodeConfig(schema.Section):
     gossip: GossipSection = Field(default=GossipSection(), validate_default=True)
     serf: SerfSection = SerfSection()
     http: HttpSection = HttpSection()
+    backup: BackupSection = BackupSection()
     push: PushSection = Field(default=PushSection(), validate_default=True)
     tls: TlsSection = TlsSection()
     # Behind all that its validator looks at.
@@ -266,6 +273,7 @@ class NodeConfig(schema.Section):
     storage: StorageSection = StorageSection()
     clock: ClockSection = ClockSection()
     health: HealthSection = HealthSection()
+    slo: SloSection = SloSection()
     auto_create_topics: AutoCreateSection = AutoCreateSection()
     limits: Annotated[Limits, schema.AsSection(_limits_section(), Limits)] = DEFAULT
     delivery: DeliverySection = DeliverySection()

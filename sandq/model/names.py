@@ -21,6 +21,9 @@ TAKERS: dict[str, tuple[str, ...]] = {"priority": RANKED, "tenant": (FAIR,)}
 AUTO_CREATED = "auto_created"
 """In the record of settings that a topic was created with: it was made because it was used. PERSISTED."""
 
+RESTORING = "restoring"
+"""In the record of a topic's settings: by which restore it is being made, and takes nothing yet. PERSISTED."""
+
 DEFAULT_TENANT = "default"
 """The tenant of a message of a fair topic that names none."""
 NOT_OF_DEFAULT = (

@@ -12,6 +12,7 @@ from sandq.broker.bootstrap.joining import Joining
 from sandq.broker.broker import Broker
 from sandq.broker.cluster import Cluster
 from sandq.broker.controller.cluster_controller import ClusterController
+from sandq.broker.controller.feature_level import FeatureLevel
 from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reports import Reports
 from sandq.broker.owner_usage import OwnerUsage
@@ -90,6 +91,7 @@ def make_member(parts: Parts, discovery: Discovery) -> Member:
         broker.clock.now_ms,
         config.cluster.reassign_after_ms,
         config.limits.partitions_per_node,
+        FeatureLevel(directory.linked, rises_by_itself=config.cluster.finalize == "auto"),
     )
     reports = Reports(node_log, links, controller, changed)
     way = way_of(config)

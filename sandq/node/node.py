@@ -45,6 +45,7 @@ from sandq.broker.replication.node_log import METADATA_GROUP, Hooks, NodeLog
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.signals import Signal
+from sandq.broker.slo import LatenessSlo
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
@@ -58,6 +59,7 @@ from sandq.node.tls import NodeTls
 from sandq.push.pusher import tls_of
 from sandq.server import open_files
 from sandq.server.connection import Gate
+from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.gateway_proof import SETTING as GATEWAY_SETTING
 from sandq.server.gateway_proof import GatewayKeys
 from sandq.server.sender import Sender
@@ -85,6 +87,7 @@ async def run_node(
     gate: Gate | None = None,
     levels: Levels = KNOWN,
     abandon: Callable[[], None] | None = None,
+    watch: LoopWatch | None = None,
 ) -> AsyncIterator[Serving]:
     """A running node; it serves inside the block and stops cleanly at its end.
 
@@ -92,7 +95,8 @@ async def run_node(
     one whose time stands still); `gate` is awaited before what a client sent is looked at; `levels` are the feature
     levels that it knows (a test has nodes of another version by that). `abandon` is called at the end when a thread
     hangs in the disk, and does not return; without it StorageFailed is raised then, and the data directory must not be
-    opened again by this process. Raises StartupError (ConfigError, DataDirInUse, Corruption), StorageFailed.
+    opened again by this process. `watch` remembers when this process' loop stood still; whoever makes it runs it.
+    Raises StartupError (ConfigError, DataDirInUse, Corruption), StorageFailed.
     """
     # Of what runs in here; several nodes may be in one process.
     structlog.contextvars.bind_contextvars(node=config.node.id)
@@ -100,7 +104,7 @@ async def run_node(
     files = files or RealFiles(data_dir)
     lock = files.lock(LOCK_NAME)
     try:
-        async with _running(config, data_dir, files, stores, clock, timers, gate, levels, abandon) as serving:
+        async with _running(config, data_dir, files, stores, clock, timers, gate, levels, abandon, watch) as serving:
             yield serving
     finally:
         lock.close()
@@ -117,6 +121,7 @@ async def _running(
     gate: Gate | None,
     levels: Levels,
     abandon: Callable[[], None] | None,
+    watch: LoopWatch | None,
 ) -> AsyncIterator[Serving]:
     first_start = not files.exists(identity.NAME)
     way = way_of(config)
@@ -151,7 +156,7 @@ async def _running(
         tls=None if tls is None else tls.peers,
     )
     clocks = ClockKeeper(clock, links.send, lambda: node_log.nodes)
-    stats = NodeStats()
+    stats = NodeStats(config.slo.lateness_ms / 1000)
     wakeup = Signal()
     inbox = Inbox()
     sender = Sender()
@@ -295,7 +300,9 @@ async def _running(
                     push_tls,
                     tls,
                     timers,
+                    LatenessSlo(config.slo, stats, clock, files),
                     _authenticator(config, node_log, catalog, clock),
+                    watch,
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)

@@ -27,11 +27,13 @@ from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
+from sandq.broker.slo import LatenessSlo
 from sandq.broker.snapshots.snapshots import Snapshots
 from sandq.broker.timers import Timers
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.node.tls import NodeTls
+from sandq.server.debug.loop_watch import LoopWatch
 from sandq.server.gateway_proof import GatewayKeys
 from sandq.server.metrics.metrics import Metrics
 from sandq.server.quota_meters import QuotaMeters
@@ -90,4 +92,6 @@ class Parts:
     push_tls: ssl.SSLContext | None
     tls: NodeTls | None
     timers: Timers
+    slo: LatenessSlo
     authenticator: Authenticator
+    watch: LoopWatch | None

@@ -15,6 +15,8 @@ from sandq.broker.peers.secret import follow_secrets
 from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
+from sandq.model.shares import PPM
+from sandq.model.show_config import effective
 from sandq.node.member import make_discovery, make_member, take_part
 from sandq.node.parts import Parts, Serving
 from sandq.node.web import serving_http
@@ -24,6 +26,8 @@ from sandq.server.audit.audit_log import AuditLog
 from sandq.server.audit.files import AuditFiles
 from sandq.server.client_stats import ClientStats
 from sandq.server.connection import Connection, Gate
+from sandq.server.debug.dump import NodeDump
+from sandq.server.debug.log_level import LogLevel
 from sandq.server.handlers.session import ClientSession
 from sandq.server.info import NodeState, ServerInfo
 from sandq.server.logins import Logins
@@ -86,8 +90,19 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             nodes_tls=inside,
             gateway_secret=lambda: parts.gateway_keys.first,
         )
-        clients, quotas = ClientStats(), QuotaMeters()
-        about = About(sandq.__version__, this_node.name, config.cluster.name, parts.data_dir, bool(config.exposed))
+        clients, quotas, log_level = ClientStats(), QuotaMeters(), LogLevel(broker.clock.now_ms)
+        serving.start_soon(log_level.run)
+        dump = NodeDump(
+            broker, parts.health, clients, parts.watch, lambda: effective(config, None, {}), sandq.__version__
+        )
+        about = About(
+            sandq.__version__,
+            this_node.name,
+            config.cluster.name,
+            parts.data_dir,
+            bool(config.exposed),
+            config.slo.target_ppm / PPM,
+        )
         numbers = None if tls is None else (tls.certificates, tls.handshakes)
         metrics = Metrics(
             broker,
@@ -127,6 +142,9 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             parts.digests,
             lambda: this_node.cluster_uuid,
             cluster.init,
+            lambda dry_run: cluster.finalize(dry_run=dry_run),
+            log_level,
+            dump.make,
             TopicRecords(broker.routes),
             pusher.rows,
             parts.node_log.memory,
@@ -137,6 +155,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             config.exposed,
             audit=audit,
             usage=member.usage,
+            slo=parts.slo,
             quotas=quotas,
         )
 
@@ -159,6 +178,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         )
         serving.start_soon(server.serve, listeners)
         serving.start_soon(metrics.run)
+        serving.start_soon(parts.slo.run)
         serving.start_soon(overview.run)
         node = NodeState(broker, parts.health, metrics.render, cluster.waiting)
         async with serving_http(

@@ -52,12 +52,14 @@ def serving_http(
             None if tls is None else config.tls.model_dump(mode="json", exclude_none=True),
             own_hosts(config),
             own_names(config),
+            None if config.backup.url is None else config.backup.model_dump(mode="json"),
         )
         requests, on_restart = metrics.http_requests, metrics.on_http_restart
         supervisor = Supervisor(begin, node, requests, on_restart, launch_on(begin.listeners), gateway_secret)
         memory.measure("http", HTTP_SHARE, lambda: supervisor.held_bytes)
         return serve_http_apart(listeners, supervisor)
     # FastAPI takes its time: who does not serve HTTP by itself does not pay for it.
+    from sandq.server.http.backups import target_of
     from sandq.server.http.connections import serve_http
     from sandq.server.http.serve import HttpSettings
 
@@ -69,6 +71,7 @@ def serving_http(
         sandq.__version__,
         gateway_secret=gateway_secret,
         nodes_tls=inside,
+        backup=target_of(config.backup),
         quotas=quotas,
     )
     observe, port = metrics.http_requests.observe, None if tls is None else tls.http_port

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Self
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import FIRST_LEVEL
+from sandq.model.features import FIRST_LEVEL, RESTORE_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.nack_ends import MAX_SNOOZES
@@ -78,6 +78,9 @@ class CommandType(IntEnum):
     OUTBOX_REFUSED = 41
     ACK_THEN = 42
     RECLAIM = 43
+    RESTORE_BEGIN = 50
+    RESTORE_ROWS = 51
+    RESTORE_END = 52
 
 
 What = list[list[Any]] | None
@@ -605,6 +608,41 @@ class AckThen(Command):
     messages: Sequence[Sequence[Any]]
     """(number of the topic, partition (both None: this one), an instant or, when relative, a delay after the stamp (ms;
     None: at once), relative, {column: value}), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreBegin(Command):
+    """Bind an empty partition, whose topic is being restored, to a restore; one that is bound to it changes nothing."""
+
+    type: ClassVar[int] = CommandType.RESTORE_BEGIN
+    feature_level: ClassVar[int] = RESTORE_LEVEL
+    takes_space: ClassVar[bool] = True
+    restore_id: str
+    targets: Sequence[Sequence[int]]
+    """(number that a topic had, number that it has here), ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRows(Command):
+    """Put rows of a backup there (`restore.restoring.encode_chunk`); a chunk that is there changes nothing."""
+
+    type: ClassVar[int] = CommandType.RESTORE_ROWS
+    feature_level: ClassVar[int] = RESTORE_LEVEL
+    takes_space: ClassVar[bool] = True
+    restore_id: str
+    number: int
+    """Of the chunk: from 0 on, each once."""
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreEnd(Command):
+    """Let the rows of so many chunks be the state: what was leased is to be had again, and groups are paused."""
+
+    type: ClassVar[int] = CommandType.RESTORE_END
+    feature_level: ClassVar[int] = RESTORE_LEVEL
+    restore_id: str
+    chunks: int
 
 
 ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules | PlanSchedules

@@ -38,8 +38,9 @@ class CompactedPartition(TimerPartition):
         self.compactor = Compactor(self.shared, self.groups, self.log, self.keys)
 
     def write_state(self, view: View) -> None:
-        self.keys.write(view)
-        view.put(COMPACTION, rows.pack(*self.compactor.state()))
+        if not self.is_filling:
+            self.keys.write(view)
+            view.put(COMPACTION, rows.pack(*self.compactor.state()))
         super().write_state(view)
 
     @classmethod
@@ -49,6 +50,8 @@ class CompactedPartition(TimerPartition):
         view.has_overlays = False  # rows of that tag are of deleted keys, which may look like offsets
         self = super().load(partition, settings, view, look_aheads)
         assert isinstance(self, CompactedPartition)
+        if self.is_filling:
+            return self
         self.keys.load(view)
         row = view.get(COMPACTION)
         if row is not None:
@@ -100,7 +103,7 @@ class CompactedPartition(TimerPartition):
 
     def end(self) -> bytes:
         """Below all that is stored from the next entry on, and not below what is stored by now."""
-        return self._latest(self.applied_index + 1, 0)
+        return self._latest(self.applied_index + self.index_base + 1, 0)
 
     @property
     def _keys_status(self) -> tuple[int, int, int | None, bool]:

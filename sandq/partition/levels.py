@@ -79,3 +79,5 @@ OUTBOX_ROOM: Final = 14
 """What is redriven into the outbox has its bounds, as what acks send: the rest waits until there is room."""
 QUEUE_BYTES: Final = 14
 """What may have something ready in a group is bounded by the bytes that it takes in memory, too: names may be long."""
+RESTORE: Final = 16
+"""Partitions are made of the rows of a backup. What is applied goes by the command and the settings."""

@@ -23,6 +23,7 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "L" group name                     limits of a group: what the partition may have of them
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
+    "X"                                state of the partition in a backup, while that is being restored
     "V" offset 16                      fields of a message of a batch that was updated later
     "U" tenant, 0, unique key          the same in a fair topic, of a message of level 10 and later
     "y" offset 16                      what a message of a batch was given later: a priority, fields

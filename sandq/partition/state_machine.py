@@ -20,6 +20,7 @@ from sandq.model import offsets
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Overloaded, Unavailable
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.group_limits import with_newest_limits
+from sandq.model.names import RESTORING
 from sandq.partition import clock_reset, rows
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import ClockResets
@@ -39,7 +40,7 @@ from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
-from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED, SENT, UPDATES
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED, RESTORE, SENT, UPDATES
 from sandq.partition.limits.group_limits import GroupLimits, LimitsStatus
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
@@ -54,6 +55,8 @@ from sandq.partition.metrics import Counted
 from sandq.partition.outbox.acks import SendingAcks
 from sandq.partition.outbox.forwarding import Forwarding
 from sandq.partition.outbox.outbox import Outbox, OutboxStatus
+from sandq.partition.restore import restoring
+from sandq.partition.restore.restoring import RestoreState
 from sandq.partition.schedules.schedule_table import ScheduleTable
 from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.view import View
@@ -120,6 +123,8 @@ class Status:
     """The clock was set back: up to this name schedules go by its time again; None: all do."""
     outbox: OutboxStatus | None = None
     """What is to be sent to other partitions; None: nothing."""
+    restore: RestoreState | None = None
+    """How far the partition is restored from a backup; None: it is not being."""
 
 
 class TimerPartition:
@@ -132,6 +137,14 @@ class TimerPartition:
         self.clock_epoch = 0
         self.digests_asked: list[int] = []
         """Numbers of the digests that entries applied here ask for, until they are taken; of this process alone."""
+        self.index_base = 0
+        """What is added to the index of an entry where it counts for offsets and tokens: those that stand in rows of a
+        backup are below all that are given after it."""
+        self.restore: RestoreState | None = None
+        """None: nothing is restored here, or it is over."""
+        self.successor: TimerPartition | None = None
+        """What the rows of a backup have become: it takes the place of this one after the entry."""
+        self._look_aheads = look_aheads
         self.shared = shared = SharedState(settings)
         if shared.rank is not None:
             shared.level = RANKED  # there are no such topics below it
@@ -182,8 +195,9 @@ class TimerPartition:
 
     def write_state(self, view: View) -> None:
         """Put the state row. The host calls it once for each set of changes it writes."""
-        self.log.counts.write(view)
-        self.producers.write(view)
+        if not self.is_filling:  # else the rows of a backup stand there
+            self.log.counts.write(view)
+            self.producers.write(view)
         state = (
             _STATE_VERSION,
             self.applied_index,
@@ -202,6 +216,9 @@ class TimerPartition:
 
     def _later_state(self) -> tuple[Any, ...]:
         """What versions of older feature levels do not know, as far as there is any: they must be able to read it."""
+        if self.index_base or self.restore is not None:
+            others = self.shared.level, self.resets.state, self.schedules.state(), self.outbox.state()
+            return *others, self.index_base, self.restore
         if self.outbox.was_used:
             return self.shared.level, self.resets.state, self.schedules.state(), self.outbox.state()
         if self.schedules.count:
@@ -221,6 +238,13 @@ class TimerPartition:
             _, self.applied_index, self.now_ms, self.floor_ms, self.clock_epoch, *parts = rows.unpack(row)
             log, counts, expiring_rows, trimmer, numbers, stored, *later = parts
             self.shared.level = later[0] if later else FIRST_LEVEL
+            if len(later) > 4:
+                self.index_base = later[4]
+                self.restore = None if later[5] is None else RestoreState.load(later[5])
+            if self.is_filling:
+                self.shared.now_ms = self.shared.stamp_ms = self.now_ms
+                self.shared.configure(stored)
+                return self  # of the rest rows are there that are not its own yet
             reset = later[1] if len(later) > 1 else None
             if len(later) > 2:
                 self.schedules.load(later[2])
@@ -248,6 +272,8 @@ class TimerPartition:
         return self.shared.settings
 
     def status(self, view: View) -> Status:
+        if self.is_closed:
+            return self._closed_status()
         groups = self._statuses.look(self.now_ms, view)
         return Status(
             self.applied_index,
@@ -278,6 +304,25 @@ class TimerPartition:
             self.outbox.status(),
         )
 
+    def _closed_status(self) -> Status:
+        """Of a partition that takes nothing: there is nothing to be done in it, whatever it has."""
+        log, shared = self.log, self.shared
+        sizes = log.state.messages, log.counts.later, log.state.trimmed, log.state.bytes, 0, 0, 0
+        return Status(
+            self.applied_index,
+            self.now_ms,
+            self.floor_ms,
+            None,
+            None,
+            *sizes,
+            shared.settings,
+            GroupStatuses(),
+            shared.totals.counted(),
+            level=shared.level,
+            clock_epoch=self.clock_epoch,
+            restore=self.restore,
+        )
+
     @property
     def _keys_status(self) -> tuple[int, int, int | None, bool]:
         return 0, 0, None, False
@@ -287,8 +332,27 @@ class TimerPartition:
         state = self.resets.state
         return None if state is None else (state.done, max(state.total, state.done))
 
+    @property
+    def is_filling(self) -> bool:
+        """Rows of a backup stand beside what it has itself."""
+        return self.restore is not None and not self.restore.is_whole
+
+    @property
+    def is_closed(self) -> bool:
+        """It takes nothing, as its topic is being restored."""
+        return self.is_filling or RESTORING in self.shared.settings
+
+    def check_open(self) -> None:
+        """Raises Unavailable while the partition takes nothing, as its topic is being restored."""
+        if self.is_closed:
+            raise Unavailable(
+                "the topic is being restored from a backup: once that is through it can be used; a restore that was "
+                "stopped goes on when it is begun again, or the topic can be deleted"
+            )
+
     def check_places(self) -> None:
-        """Raises Unavailable while the clock is being set back."""
+        """Raises Unavailable while the clock is being set back, or the partition is being restored."""
+        self.check_open()
         progress = self.reset_progress()
         if progress is not None:
             done, total = progress
@@ -315,10 +379,13 @@ class TimerPartition:
         """Apply a committed entry: one result for each of its commands. An index applied before changes nothing."""
         if index <= self.applied_index:
             return []
+        raft_index, index = index, index + self.index_base
         stamp_ms = entry.now_ms
         if self.shared.level >= OWNERSHIP:
             stamp_ms = min(stamp_ms, offsets.U48_MAX)  # a broken clock: what is placed by it must have a place
         self.shared.copied_bytes = 0
+        if self.is_closed:
+            return self._apply_closed(raft_index, entry, stamp_ms, view)
         if self.resets.state is None:
             self._advance(stamp_ms, view)
         place = grants = 0
@@ -371,12 +438,12 @@ class TimerPartition:
         if self.outbox.restless:
             self._forwarding.settle(self.now_ms, view)
         self._group_state.waiting.store_parted(view)
-        self.applied_index = index
+        self.applied_index = raft_index
         return results
 
     def needs_no_disk(self, entry: c.Entry) -> bool:
         """Whether `apply` of this entry, the next one, and `status` after it, take a moment and read no stored rows."""
-        return self.resets.state is None and self._in_memory.applies(entry)
+        return self.resets.state is None and not self.is_closed and self._in_memory.applies(entry)
 
     def _advance(self, stamp_ms: int, view: View) -> None:
         """Let the time come to that of an entry."""
@@ -385,6 +452,116 @@ class TimerPartition:
         self.shared.now_ms = self.now_ms
         self.shared.stamp_ms = stamp_ms if self.shared.level >= CLOCK_RESET else self.now_ms
         self.log.counts.advance(self.now_ms, view)
+
+    # -- restoring ------------------------------------------------------------------------------------------------
+
+    def _apply_closed(self, raft_index: int, entry: c.Entry, stamp_ms: int, view: View) -> list[Result]:
+        """Apply an entry of a partition that takes nothing but what restores it."""
+        self.now_ms = self.shared.now_ms = max(self.now_ms, stamp_ms)
+        self.floor_ms = max(self.floor_ms, self.now_ms)
+        self.shared.stamp_ms = stamp_ms
+        results: list[Result] = []
+        for command in entry.commands:
+            try:
+                results.append(self._while_closed(raft_index, command, view))
+            except (NotFound, InvalidRequest, Conflict, Unavailable) as refusal:
+                results.append(refusal)
+        self.applied_index = raft_index
+        return results
+
+    def _while_closed(self, raft_index: int, command: c.Command, view: View) -> Result:
+        match command:
+            case c.RestoreBegin():
+                return self._restore_begin(command, view)
+            case c.RestoreRows():
+                state = restoring.check_chunk(self.restore, command.restore_id)
+                self.restore = restoring.put_chunk(state, command.number, command.data, view, self.shared.give_way)
+                return self.restore.shown()
+            case c.RestoreEnd():
+                return self._restore_end(raft_index, command, view)
+            case c.TakeDigest() | c.RaiseLevel():
+                return self._other(raft_index, 0, command, view)
+            case c.Configure():
+                self.shared.configure(with_newest_limits(self.shared.settings, command.settings))
+                if not self.is_closed:
+                    self.restore = None
+                    self.limits.configure(view)
+                    self._trim_schedule.note_settled(self.now_ms)
+                return None
+            case c.Clock() | c.Touch():
+                return None
+        self.check_open()
+        raise AssertionError("a partition is being restored")
+
+    def _restore_begin(self, command: c.RestoreBegin, view: View) -> dict[str, Any]:
+        wanted = self.shared.settings.get(RESTORING)
+        if wanted != command.restore_id:
+            raise Conflict(f"the topic is being restored by {wanted}, not by {command.restore_id}")
+        if self.shared.level < RESTORE:
+            raise Unavailable("the partition is about to come to the cluster's feature level; ask again in a moment")
+        if self.restore is None:
+            targets = tuple((old, new) for old, new in command.targets)
+            self.restore = RestoreState(command.restore_id, targets=targets)
+        return restoring.check_chunk(self.restore, command.restore_id).shown()
+
+    def _restore_end(self, raft_index: int, command: c.RestoreEnd, view: View) -> dict[str, Any]:
+        """Let the rows be the state. Raises Conflict: they are not all there, or no rows of such a partition."""
+        state = restoring.check_chunk(self.restore, command.restore_id)
+        if state.is_whole or self.successor is not None:
+            return state._replace(is_whole=True).shown()
+        if state.next_chunk != command.chunks:
+            raise Conflict(f"{state.next_chunk} chunks of rows are there, and {command.chunks} are expected")
+        row = view.get(restoring.STATE_OF_BACKUP)
+        if row is None:
+            raise Conflict("no row of the state is among those that were restored")
+        view.put(rows.STATE_KEY, row)
+        view.has_overlays = None  # nobody has looked at these rows
+        try:
+            restored = self._restored(view)
+            restored.index_base += restored.applied_index
+            restored.applied_index = raft_index
+            restored.restore = state._replace(is_whole=True)
+            restored.settle_restored(self, view)
+        except Exception as error:
+            # Whatever the rows are, every replica comes to the same end: the partition stays shut.
+            raise Conflict(f"the rows that were restored are not those of such a partition: {error!r:.200}") from error
+        view.delete(restoring.STATE_OF_BACKUP)
+        self.successor = restored
+        return restored.restore.shown()
+
+    def _restored(self, view: View) -> TimerPartition:
+        """The partition that the rows of a backup make. Raises whatever is wrong with them."""
+        settings = self.shared.settings
+        restored = type(self).load(self.partition, settings, view, self._look_aheads)
+        other = restored.shared.settings
+        fixed = ("rank", "ordering", "max_in_flight_per_key")
+        differing = [name for name in fixed if settings.get(name) != other.get(name)]
+        if differing:
+            raise Conflict(f"{differing[0]} was {other.get(differing[0])!r}, and is {settings.get(differing[0])!r}")
+        if restored.resets.state is not None or restored.restore is not None:
+            raise Conflict("its clock was being set back, or it was being restored itself")
+        start, stop = rows.tag_bounds(rows.LOG)
+        for key, _ in view.scan(start, stop, limit=1, max_bytes=1):
+            if (found := offsets.unpack(key[1:]).partition) != self.partition:
+                raise Conflict(f"they are of partition {found}, not of {self.partition}")
+        return restored
+
+    def settle_restored(self, before: TimerPartition, view: View) -> None:
+        """Go on as the partition that was shut until now: by its settings, level and time. What was leased is to be
+        had again, the attempt under way not counted; groups are paused, and in use."""
+        shared = self.shared
+        shared.give_way = before.shared.give_way
+        self.digests_asked = before.digests_asked
+        shared.configure(before.shared.settings)
+        if shared.level < SENT:
+            self.leases.note_sent(view)
+        shared.level = max(shared.level, before.shared.level)
+        self._advance(max(self.now_ms, before.shared.stamp_ms), view)
+        self._settlement.give_back_all(self.now_ms, view)
+        for group in self.groups.by_id.values():
+            group.paused, group.touched_ms = True, self.now_ms
+            self.groups.store(group, view)
+        self.limits.configure(view)
 
     def _reset_clock(self, index: int, command: c.ClockReset, view: View) -> dict[str, Any]:
         """Begin to set the clock back, if the floor is ahead and that is not under way."""
@@ -454,7 +631,7 @@ class TimerPartition:
                 return settlement.release(command, now_ms, view)
             case c.Cancel():
                 return [
-                    self.pending.cancel(target, self.applied_index, now_ms, self.floor_ms, view)
+                    self.pending.cancel(target, self.applied_index + self.index_base, now_ms, self.floor_ms, view)
                     for target in in_turns(command.targets)
                 ]
             case c.OpenGroup():
@@ -486,6 +663,8 @@ class TimerPartition:
                 return self._forwarding.apply(command, now_ms, view)
             case c.Hold():
                 return self._hold(command, view)
+            case c.RestoreBegin() | c.RestoreRows() | c.RestoreEnd():
+                raise Conflict("the topic is not being restored: a restore makes its topics itself")
             case c.TakeDigest():
                 self.digests_asked.append(command.number)
             case c.RaiseLevel():

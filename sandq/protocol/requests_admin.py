@@ -1,8 +1,8 @@
 """Requests about topics, groups and the cluster.
 
 GROUP_* are about the partitions that the node asked leads: a client asks all leaders. TOPIC_CREATE, TOPIC_ENSURE,
-TOPIC_DELETE, TOPIC_UPDATE, GROUP_LIMIT, GROUP_PUSH, NODE_CHANGE, TRANSFER and REBUILD are for the node that leads the
-metadata group: another one names it.
+TOPIC_DELETE, TOPIC_UPDATE, GROUP_LIMIT, GROUP_PUSH, NODE_CHANGE, TRANSFER, REBUILD and FINALIZE are for the node that
+leads the metadata group: another one names it.
 """
 
 from __future__ import annotations
@@ -237,6 +237,12 @@ class Rebuild(Request, type=Type.REBUILD):
     topic: str
     partition: Partition
     node: str
+
+
+class Finalize(Request, type=Type.FINALIZE):
+    """Come to the highest feature level that all nodes know, for good. `dry_run`: only say which that is."""
+
+    dry_run: bool
 
 
 class ClockReset(Request, type=Type.CLOCK_RESET):

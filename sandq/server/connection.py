@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import structlog
 import trio
 
+from sandq.broker import verbose
 from sandq.broker.access.authenticator import Login
 from sandq.broker.controller.metadata_barrier import Unsure
 from sandq.broker.memory_budget import MemoryBudget
@@ -39,6 +40,7 @@ from sandq.server.request_sizes import RECEIVE_BYTES, sizes
 from sandq.server.send_queue import SendQueue
 from sandq.server.sender import Sender
 from sandq.server.session_protocol import Session
+from sandq.server.verbose_lines import tell_answered
 from sandq.server.wire import PlainWire, Transform, TransformedWire, Wire
 
 log = structlog.get_logger("sandq.server")
@@ -286,6 +288,8 @@ class Connection:
         if mark is not None:
             mark[0].observe(time.perf_counter() - mark[2])
             mark[4].count(-mark[3])
+        if verbose.is_on():
+            tell_answered(self._own, [request_id], [mark])
         self.send(frame)
 
     def reply_each(self, request_ids: Sequence[int], frames: Answer) -> None:
@@ -296,6 +300,8 @@ class Connection:
             for request_id in request_ids:
                 self.audit.answered(request_id)
         marks = [pop(request_id, None) for request_id in request_ids]
+        if verbose.is_on():
+            tell_answered(self._own, request_ids, marks)
         mark = marks[0] if marks else None
         if mark is not None and marks.count(mark) == len(marks):  # they came together
             mark[0].observe(now_s - mark[2], len(marks))

@@ -16,6 +16,7 @@ from sandq.broker.health.scrubber import Scrubber
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.replication.replica import MetadataView
+from sandq.broker.slo import LatenessSlo
 from sandq.broker.turns import Turn
 from sandq.gossip import tags
 from sandq.model.access import Access
@@ -25,6 +26,7 @@ from sandq.model.members import node_of
 from sandq.model.membership import Member
 from sandq.partition.clock_reset import LEAST_MS as FLOOR_AHEAD_MS
 from sandq.server.audit.audit_log import AuditLog
+from sandq.server.debug.log_level import LogLevel
 from sandq.server.failed_logins import FailedLogins
 from sandq.server.logins import Logins
 from sandq.server.overview import Overview
@@ -89,6 +91,11 @@ class ServerInfo:
     """The UUID of its cluster, as this node has it written down."""
     init: Callable[[], Awaitable[str]]
     """Found the cluster with this node alone; its UUID."""
+    finalize: Callable[[bool], Awaitable[dict[str, int]]]
+    """Come to the highest feature level that all nodes know, or only say which it is."""
+    log_level: LogLevel
+    dump: Callable[[], dict[str, Any]]
+    """What this node does now."""
     topics: TopicRecords
     pushes: Callable[[str], list[dict[str, Any]]]
     """The groups of a topic that are pushed, and how that goes here."""
@@ -105,6 +112,8 @@ class ServerInfo:
     """What topics of owners hold that may not hold as much as they like."""
     audit: AuditLog | None = None
     """None: nothing is noted."""
+    slo: LatenessSlo | None = None
+    """None: nothing is counted for it."""
     quotas: QuotaMeters = field(default_factory=QuotaMeters)
     request_rates: RequestRates = field(default_factory=RequestRates)
     failed_logins: FailedLogins = field(default_factory=FailedLogins)
@@ -159,6 +168,7 @@ class ServerInfo:
             "waiting": waiting,
             "metadata_leader": broker.metadata_host.leader if waiting is None else None,
             "feature_level": None if waiting is not None else broker.metadata.feature_level,
+            "feature_level_next": None if waiting is not None else self._next_level(),
             "moving": self.placed.moving if waiting is None else 0,
             "nodes": nodes,
             "others": others,
@@ -173,6 +183,12 @@ class ServerInfo:
             "different": [] if waiting is not None else self._different(access),
             "memory": self._memory(),
         }
+
+    def _next_level(self) -> int | None:
+        """A higher feature level that all registered nodes know."""
+        metadata = self.broker.metadata
+        reachable = min([node.levels.highest for node in metadata.nodes.values()], default=metadata.feature_level)
+        return reachable if reachable > metadata.feature_level else None
 
     async def _floors_ahead(self, turn: Turn) -> int:
         """Partitions led here whose time is ahead of this node's clock, as a wrong clock leaves it."""

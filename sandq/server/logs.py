@@ -14,17 +14,27 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import deque
 from typing import Any, TextIO
 
 import structlog
 
+from sandq.broker import verbose
+from sandq.protocol.requests_debug import LEVELS as LEVELS
 from sandq.server.line_writer import FINISH_S, LineWriter
 
-LEVELS = ("debug", "info", "warning", "error")
+RECENT_LINES = 500
+RECENT_LINE_CHARS = 2000
+"""Of the last lines, which are kept to be told of."""
 _writers: list[LineWriter] = []
 """Of this process, since it began."""
 _set_up = ["auto", "info"]
 """Format and level, as they were asked for."""
+_now = ["info"]
+"""The level by which it is logged now."""
+_before: list[tuple[str, Any, int]] = []
+"""While it is another than the configured one: that, and what goes with it."""
+_recent: deque[str] = deque(maxlen=RECENT_LINES)
 
 
 def set_up(log_format: str, level: str, node: str) -> Any:
@@ -32,6 +42,8 @@ def set_up(log_format: str, level: str, node: str) -> Any:
     json, text. Returns a file for what people read on standard output (`write`); None when they do not: the log is
     JSON, and no terminal is there."""
     _set_up[:] = log_format, level
+    _now[:] = [level]
+    verbose.switch(level == "debug")
     if log_format == "auto":
         log_format = "text" if _is_terminal(sys.stderr) else "json"
     for_people = log_format == "text" or _is_terminal(sys.stdout)
@@ -43,7 +55,7 @@ def set_up(log_format: str, level: str, node: str) -> Any:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    log_file = _file(sys.stderr)
+    log_file: Any = _Remembered(_file(sys.stderr))
     structlog.configure(
         processors=[*common, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -66,6 +78,45 @@ def as_set_up() -> tuple[str, str]:
     return log_format, level
 
 
+def level() -> str:
+    """By which it is logged now."""
+    return _now[0]
+
+
+def configured_level() -> str:
+    """By which it is logged unless somebody has said otherwise."""
+    return _before[0][0] if _before else _now[0]
+
+
+def set_level(level: str) -> None:
+    """Log from this level on from now on, until `reset_level`; not what was bound to a logger before it."""
+    if level == configured_level():
+        reset_level()
+        return
+    if not _before:
+        _before.append((_now[0], structlog.get_config()["wrapper_class"], logging.getLogger().level))
+    number = getattr(logging, level.upper())
+    _use(level, structlog.make_filtering_bound_logger(number), max(number, logging.WARNING))
+
+
+def reset_level() -> None:
+    """Log as it was set up."""
+    if _before:
+        _use(*_before.pop())
+
+
+def _use(level: str, wrapper: Any, of_libraries: int) -> None:
+    _now[:] = [level]
+    verbose.switch(level == "debug")
+    structlog.configure(wrapper_class=wrapper)
+    logging.getLogger().setLevel(of_libraries)
+
+
+def recent() -> list[str]:
+    """The last lines that were logged, the oldest first."""
+    return list(_recent)
+
+
 def lines_dropped() -> int:
     """How many lines this process could not write to standard error and output."""
     return sum([writer.dropped for writer in _writers])
@@ -76,6 +127,21 @@ def finish() -> None:
     deadline = time.monotonic() + FINISH_S
     for writer in _writers:
         writer.finish(max(deadline - time.monotonic(), 0))
+
+
+class _Remembered:
+    """A file whose last lines are kept."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        if line := text.rstrip("\n"):
+            _recent.append(line[:RECENT_LINE_CHARS])
+        return int(self._file.write(text))
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -21,6 +21,8 @@ ANSWERED: Final = frozenset(
         Type.CLUSTER_INFO,
         Type.CLUSTER_CLOCK,
         Type.CLUSTER_INIT,
+        Type.LOG_LEVEL,
+        Type.DEBUG_DUMP,
     }
 )
 

@@ -106,16 +106,21 @@ class Exporter:
     def chunk(self, after: bytes | None) -> Chunk:
         """The rows behind the key `after` (None: from the first one on). The same rows for the same `after`, each
         time. Raises ClosedError, Corruption."""
+        flat, last = self.rows(after, CHUNK_ROWS, CHUNK_BYTES)
+        data = small_file.encode(CHUNK_MAGIC, CHUNK_VERSION, [after, last, flat])
+        return Chunk(data, flat[-2] if flat else after, last)
+
+    def rows(self, after: bytes | None, most: int, most_bytes: int) -> tuple[list[bytes], bool]:
+        """Keys and values, in turns, of so many rows behind the key `after`, at most, and whether they are the last.
+        Raises as `chunk`."""
         start = self._start if after is None else self._start + after + b"\0"
-        found = self._snapshot.scan(start, self._stop, limit=CHUNK_ROWS, max_bytes=CHUNK_BYTES)
-        taken = _fitting(found)
+        found = self._snapshot.scan(start, self._stop, limit=most, max_bytes=most_bytes)
+        taken = _fitting(found, most_bytes)
         flat: list[bytes] = []
         for key, value in found[:taken]:
             flat += key[STORE_PREFIX_BYTES:], value
         behind = found[taken - 1][0] + b"\0" if taken else start
-        last = not self._snapshot.scan(behind, self._stop, limit=1, max_bytes=1)
-        data = small_file.encode(CHUNK_MAGIC, CHUNK_VERSION, [after, last, flat])
-        return Chunk(data, flat[-2] if flat else after, last)
+        return flat, not self._snapshot.scan(behind, self._stop, limit=1, max_bytes=1)
 
 
 class Importer:
@@ -156,12 +161,12 @@ class Importer:
         raise _wrong(f"{what} holds no rows")
 
 
-def _fitting(rows: Sequence[Row]) -> int:
+def _fitting(rows: Sequence[Row], most_bytes: int) -> int:
     """How many of the rows go into a chunk: one at least."""
     size = 0
     for count, (key, value) in enumerate(rows):
         size += len(key) + len(value) + ROW_BYTES
-        if size > CHUNK_BYTES and count:
+        if size > most_bytes and count:
             return count
     return len(rows)
 

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NoReturn, TypeVar
@@ -29,6 +29,7 @@ from sandq.client.client import connect as async_connect
 from sandq.client.consumer.chosen_partitions import Partitions
 from sandq.client.consumer.chosen_topics import Topics
 from sandq.client.consumer.end_rules import Types
+from sandq.client.consumer.threaded import Message
 from sandq.client.consumer.worker import CONCURRENCY, GRACE, ThreadHandler, check_options, is_async
 from sandq.client.options import DEFAULTS, Token
 from sandq.client.portal import Portal, Pump
@@ -218,6 +219,10 @@ class Client(Wrapper[AsyncClient]):
         self._portal.check()
         return Leases(self._inner.leases(topic, group), self._portal)
 
+    def processing(self, message: Message, *, group: str | None = None) -> AbstractContextManager[None]:
+        """As `sandq.Client.processing`, in this thread."""
+        return self._inner.processing(message, group=group)
+
     fetch = iterating(AsyncClient.fetch)
     page = blocking(AsyncClient.page)
     measure = blocking(AsyncClient.measure)
@@ -234,13 +239,14 @@ def connect(
     key: str | os.PathLike[str] | None = None,
     token: Token | None = None,
     insecure: bool = False,
+    tracing: bool | str = False,
 ) -> Client:
     """`with sandq.sync.connect() as client:`; or keep it, and `close()` it.
 
     `servers`: "host:port", any node of the cluster or several to try (none: the one on this machine); the others are
     found from there. `timeout` bounds connecting and the answer to a request, `delivery_timeout` how long a produce or
     a queued ack is tried. ConnectionLost when no server can be reached at first; later the client reconnects by itself.
-    `tls`, `ca`, `cert`, `key`, `token`, `insecure`: as of `sandq.connect`.
+    `tls`, `ca`, `cert`, `key`, `token`, `insecure`, `tracing`: as of `sandq.connect`.
     """
     open_client = partial(
         async_connect,
@@ -254,6 +260,7 @@ def connect(
         key=key,
         token=token,
         insecure=insecure,
+        tracing=tracing,
     )
     thread = _Thread(open_client)
     inner, pump = thread.start()

@@ -23,6 +23,7 @@ from sandq.server.collector import collect_rarely
 from sandq.server.gateway_proof import SETTING
 from sandq.server.heap import give_back_heap
 from sandq.server.http.alone import bind, serve_alone
+from sandq.server.http.backups import target_of
 from sandq.server.http.bounds import Deadlines
 from sandq.server.http.serve import HttpSettings
 from sandq.server.http.tls_door import TlsDoor
@@ -66,6 +67,7 @@ def serve_gateway(
         starts_alone=True,
         gateway_secret=gateway_secret,
         nodes_tls=_nodes_tls(config.tls, ca),
+        backup=target_of(config.backup),
     )
     door = TlsDoor(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None
     deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)

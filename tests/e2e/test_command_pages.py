@@ -5,6 +5,7 @@ What the reader is thought to have (topics, files, a message with that id) is ma
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -23,10 +24,12 @@ from tests.support.waiting import PATIENCE_S
 TOKEN = re.compile(r"(?<=--lease-token )[0-9.]+")
 ID = re.compile(r"\b01HN7K2B6R00000000\d{8}\b")
 ASKS = re.compile(
-    r"^sandctl (topic (delete|purge)|group (delete|seek)|dead purge(?!.* --id)|"
+    r"^sandctl (backup delete|topic (delete|purge)|group (delete|seek)|dead purge(?!.* --id)|"
     r"message (cancel|move) .*(--all|--since|--key-prefix))"
 )
+BACKUP = re.compile(r"\b\d{8}T\d{6}Z-[0-9a-f]{6}\b")
 REFUSED = {
+    "sandctl cluster finalize": "comes to no other",
     "sandctl cluster init": "belongs to cluster",
     "sandctl cluster drain": "no node 'node2' is registered",
     "sandctl cluster remove": "no node 'node2' is registered",
@@ -54,6 +57,8 @@ def shell(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     directory = tmp_path_factory.mktemp("shell")
     (directory / "photo.jpg").write_bytes(bytes(range(256)))
     (directory / "secret").write_text(sandq.new_push_secret())
+    (directory / "backup.key").write_text("ab" * 32)
+    (directory / "backup.key").chmod(0o600)
     (directory / "words.txt").write_text("one\ntwo\n")
     (directory / "schedules.jsonl").write_text('{"name": "daily", "text": "", "every": "1h"}\n')
     with sandq.sync.connect(node.address, timeout=PATIENCE_S) as client:
@@ -65,6 +70,18 @@ def shell(node: NodeProcess, tmp_path_factory: pytest.TempPathFactory) -> Shell:
 def client(node: NodeProcess) -> Iterator[sandq.sync.Client]:
     with sandq.sync.connect(node.address, timeout=PATIENCE_S) as client:
         yield client
+
+
+def prepare_backup(client: sandq.sync.Client, shell: Shell, line: str) -> str:
+    """Have a backup, and no topics that were restored before."""
+    if line.startswith(("sandctl backup create", "sandctl backup schedule")):
+        return line
+    there = {record.name for record in client.admin.list_topics()}
+    for name in sorted(there):
+        if name.startswith("restored-") or name == "orders-before":
+            client.admin.delete_topic(name)
+    made = json.loads(shell("sandctl backup create backups --topic orders -o json"))
+    return BACKUP.sub(made["backup_id"], line)
 
 
 KINDS = {"config": "compacted", "mails": "fair"}
@@ -178,6 +195,8 @@ def test_the_page_has_commands() -> None:
 @pytest.mark.parametrize("line", PAGE)
 def test_a_line_of_the_page_about_sandctl(shell: Shell, client: sandq.sync.Client, line: str) -> None:
     ready = prepare(client, line)
+    if line.startswith("sandctl backup"):
+        ready = prepare_backup(client, shell, line)
     if "--follow" in line:
         code, _, errors = shell.interrupt(ready, after=b"x")
         assert code == 130 and b"Traceback" not in errors

@@ -329,6 +329,7 @@ _MOVE_ALL = {"from_ms": 0, "until_ms": 2**48 - 1, "dry_run": True, "to_ms": 2**4
 
 
 _SCHEDULED = encode({Column.VALUE: [bytes(2000)]})
+_ROWS = msgpack.packb([b"m" + bytes(16), bytes(1000)] * 500)
 _EVERY_SECOND = {"every_ms": 1000}
 
 
@@ -339,6 +340,8 @@ def _id(number: int) -> bytes:
 ABUSES: dict[str, Abuse] = {
     "metadata, never read": never_reads(Type.METADATA, None),
     "cluster info, never read": never_reads(Type.CLUSTER_INFO),
+    "dumps, never read": never_reads(Type.DEBUG_DUMP, count=200),
+    "slo, never read": never_reads(Type.SLO),
     "fetch, never read": never_reads(Type.FETCH, *_FETCH, count=200),
     "scan, never read": never_reads(Type.KV_SCAN, *_SCAN, count=200),
     "get, never read": never_reads(Type.KV_GET, "keys", 0, False, [b"0", b"1", b"2"], count=500),
@@ -398,6 +401,22 @@ ABUSES: dict[str, Abuse] = {
         ],
         rounds=4,
     ),
+    "backups begun and left, restores of nothing": asks(
+        lambda n: [
+            (Type.BACKUP_TOPICS, None, 200),
+            (Type.BACKUP_ACCESS, None, 200),
+            (Type.BACKUP_BEGIN, "t", 0),
+            (Type.BACKUP_READ, "t", 0, n, None),
+            (Type.BACKUP_END, "t", 0, n),
+            (Type.RESTORE_TOPIC, f"r{n}", "timer", 1, 1, 1, {}, None, "r"),
+            (Type.RESTORE_BEGIN, f"r{n}", 0, "r", [[1, 1]] * 1000),
+            (Type.RESTORE_ROWS, f"r{n}", 0, "r", 0, _ROWS),
+            (Type.RESTORE_END, f"r{n}", 0, "r", 1),
+            (Type.RESTORE_OPEN, f"r{n}", "r", None),
+            (Type.TOPIC_DELETE, f"r{n - 1}"),
+        ],
+        rounds=4,
+    ),
     "groups that come and go": asks(
         lambda n: [
             (Type.LEASE, "t", f"g{n}", "c", 1, 0, None, "latest", False),
@@ -431,6 +450,8 @@ ABUSES: dict[str, Abuse] = {
             (Type.NODE_CHANGE, f"x{n}", "drain"),
             (Type.TRANSFER, "t", 0, f"x{n}"),
             (Type.REBUILD, "t", 0, f"x{n}"),
+            (Type.FINALIZE, bool(n % 2)),
+            (Type.LOG_LEVEL, (None, "info")[n % 2], 1000),
             (Type.CLOCK_RESET, "nobody", 0),
         ]
     ),
@@ -520,11 +541,15 @@ ABUSED: dict[Type, str] = {
     Type.DEAD_PURGE: "dead ones by id",
     Type.HOLD: "holds",
     Type.CLUSTER_INFO: "cluster info, never read",
+    Type.SLO: "slo, never read",
     Type.CLUSTER_CLOCK: "what is for those who run it",
     Type.CLUSTER_INIT: "what is for those who run it",
     Type.NODE_CHANGE: "what is for those who run it",
     Type.TRANSFER: "what is for those who run it",
     Type.REBUILD: "what is for those who run it",
+    Type.FINALIZE: "what is for those who run it",
+    Type.LOG_LEVEL: "what is for those who run it",
+    Type.DEBUG_DUMP: "dumps, never read",
     Type.CLOCK_RESET: "what is for those who run it",
     **dict.fromkeys(
         (
@@ -532,6 +557,13 @@ ABUSED: dict[Type, str] = {
             *(Type.ROLE_PUT, Type.ROLE_DELETE, Type.ROLE_LIST, Type.AUDIT_LIST, Type.AUDIT_NOTE),
         ),
         "identities that come and go",
+    ),
+    **dict.fromkeys(
+        (
+            *(Type.BACKUP_TOPICS, Type.BACKUP_ACCESS, Type.BACKUP_BEGIN, Type.BACKUP_READ, Type.BACKUP_END),
+            *(Type.RESTORE_TOPIC, Type.RESTORE_BEGIN, Type.RESTORE_ROWS, Type.RESTORE_END, Type.RESTORE_OPEN),
+        ),
+        "backups begun and left, restores of nothing",
     ),
     Type.KV_GET: "get, never read",
     Type.KV_SCAN: "scan, never read",

@@ -44,17 +44,18 @@ BESIDE = {
     "sandq.errors": {"sandq.model"},
     "sandq.sync": {"sandq.sync", "sandq.client", "sandq.model", "sandq.errors"},
     "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol", "sandq.schedules"},
+    "sandq.backup": {"sandq.backup", "sandq.client", "sandq.model", "sandq.errors"},
     "sandq.spark": {
         *("sandq.spark", "sandq", "sandq.client", "sandq.sync", "sandq.errors"),
         *("sandq.model", "sandq.protocol"),
     },
     "pyspark_sandq": {"sandq.spark"},
-    "sandctl": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors"},
+    "sandctl": {"sandctl", "sandq", "sandq.backup", "sandq.client", "sandq.model", "sandq.errors"},
     "sandctl.pipeline": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors", "sandq.spark"},
 }
 # The HTTP API is a client of the cluster (ADR 0009).
 # So are the pushes of groups (ADR 37).
-MAY_STAND_ON = {"sandq.server.http": ("sandq.client",), "sandq.push": ("sandq.client",)}
+MAY_STAND_ON = {"sandq.server.http": ("sandq.client", "sandq.backup"), "sandq.push": ("sandq.client",)}
 EVERYTHING = ("sandq.testing",)
 
 # What others may import of the client: what these state in `__all__`, and nothing else of it.
@@ -63,6 +64,7 @@ CLIENT_DOORS = {
     "sandq.client",
     *(f"sandq.client.{part}" for part in ("admin", "consumer", "kv", "producer", "transport")),
     *(f"sandq.client.{module}" for module in ("json_format", "options", "positions", "signals", "tls")),
+    "sandq.client.backups",
     "sandq.client.schedules",
 }
 BEHIND_THE_DOORS = ("sandq.client", "sandq.sync", "sandq.testing")
@@ -76,9 +78,9 @@ FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 # A file of the configuration; the zone data that is installed with sandq.
 MAY_READ = {"sandq.model.config": {"read_text"}, "sandq.schedules.zones": {"read_bytes"}}
-# They come with the extra sandq[spark]: all else runs without.
-EXTRA = {"pyarrow", "pyspark"}
-MAY_USE_EXTRA = ("sandq.spark", "sandctl.pipeline", "pyspark_sandq")
+# They come with the extras sandq[spark] and sandq-client[otel]: all else runs without.
+EXTRA = {"opentelemetry", "pyarrow", "pyspark"}
+MAY_USE_EXTRA = ("sandq.client.tracing", "sandq.spark", "sandctl.pipeline", "pyspark_sandq")
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve"}
 
 

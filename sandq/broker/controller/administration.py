@@ -10,6 +10,7 @@ import structlog
 import trio
 
 from sandq.broker.catalog import Catalog
+from sandq.broker.controller.topic_restores import TopicRestores, check_not_restoring
 from sandq.broker.controller.topics_under_way import TopicsUnderWay
 from sandq.broker.peers.metadata_progress import MetadataProgress
 from sandq.broker.peers.routes import Routes
@@ -91,7 +92,7 @@ NODES_NAMED: Final = 8
 """Nodes that a message names, of all that are full."""
 
 
-class Administration:
+class Administration(TopicRestores):
     """Every change is made from its start to its end, one at a time, whatever becomes of who asked for it. All raise
     NotLeader, StorageFailed, and TimedOut where the outcome is unknown."""
 
@@ -263,6 +264,7 @@ class Administration:
 
         async def update() -> Topic:
             old = self._catalog.topic(name).record
+            check_not_restoring(old)
             record = update_settings(old.settings, request.settings, old.kind).record()
             if MAX_SNOOZES in record:
                 self._node_log.check_level(ENDS_LEVEL)

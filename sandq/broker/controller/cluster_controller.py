@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from sandq.broker.bootstrap.joining import Joining
+from sandq.broker.controller.feature_level import FeatureLevel
 from sandq.broker.controller.leadership_transfer import AGAIN_S, hand_over
 from sandq.broker.controller.metadata_members import next_members
 from sandq.broker.peers.handshake import PeerIdentity
@@ -26,7 +27,6 @@ from sandq.metadata.planning import is_lost, next_changes
 from sandq.metadata.records import REMOVING, NodeRecord
 from sandq.metadata.state import holds
 from sandq.model.errors import SandqError
-from sandq.model.features import FIRST_LEVEL
 from sandq.model.members import incarnation_of, node_of, own_member
 from sandq.raft import Members
 
@@ -55,11 +55,13 @@ class ClusterController:
         now_ms: Callable[[], int],
         reassign_after_ms: int,
         partitions_per_node: int,
+        feature_level: FeatureLevel | None = None,
     ) -> None:
         """`linked`: this node, and those that it has a link with. `seen`: node id and store UUID of those that are
         alive by gossip. `is_led`: whether a group has a leader, as far as is known here, and may be assigned anew.
         `may_lead`: whether leadership may be given to a node. `sick`: the nodes that say that they cannot work; they
         count as not there. `partitions_per_node`: how many a node holds before others are to take what moves."""
+        self.feature_level = FeatureLevel(linked) if feature_level is None else feature_level
         self._joining = joining
         self._may_lead = may_lead
         self._linked = linked
@@ -90,7 +92,7 @@ class ClusterController:
         self._joining.welcome(metadata)
         await self._keep_members(metadata)
         await self._mark(metadata)
-        await self._raise_feature_level(metadata)
+        await self.feature_level.tend(metadata)
         await self._settle(metadata)
         await self._plan(metadata)
         await self._remove(metadata)
@@ -116,19 +118,6 @@ class ClusterController:
             )
             if record is None or _told(record) != _told(found):
                 await metadata.call(found)
-
-    async def _raise_feature_level(self, metadata: RaftGroup) -> None:
-        """Come to the highest level that every node knows: as it is registered, and as it says of itself now, which
-        may be less when it is back with an older version. A member that is not registered yet may know less, too."""
-        view, members = self._view(metadata), metadata.members
-        if any(node_of(member) not in view.nodes for member in (*members.voters, *members.learners)):
-            return
-        known = [node.levels for node in view.nodes.values()]
-        known += [peer.levels for peer in self._linked() if peer.node_id in view.nodes]
-        level = min([levels.highest for levels in known], default=FIRST_LEVEL)
-        if level > view.feature_level and all(level in levels for levels in known):
-            await metadata.call(m.RaiseFeatureLevel(level))  # nothing may be awaited since they were looked at
-            log.info("the cluster comes to another feature level", feature_level=level)
 
     async def _mark(self, metadata: RaftGroup) -> None:
         """Who has failed, and who is back."""

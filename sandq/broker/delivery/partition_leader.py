@@ -18,6 +18,7 @@ from sandq.broker.timers import Timer, Timers
 from sandq.model.errors import SandqError, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN
 from sandq.model.group_limits import next_epoch
+from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatuses
@@ -41,6 +42,9 @@ FIRST_WINDOW = 8
 UPKEEP_PAUSE_MS = 100
 HUNGRY_MS: Final = 5000
 """So long somebody who asked once for messages of a group that has limits is believed to ask again."""
+RETURN_MS: Final = 10_000
+"""Who takes part within so long after this node began to lead is believed to have taken part where another one led:
+what was due in so long before that waited for a leader, not for consumers."""
 TOUCH_MS = 3_600_000
 """How often a group with consumers is said to have them, at least; oftener where `group_ttl` is short."""
 
@@ -79,6 +83,10 @@ class _GroupPump:
         self.timer_ms: int | None = None
         self.timer: Timer | None = None
         """For then; to be cancelled with `sleep_no_more`."""
+        self.room_ms: int | None = None
+        """Since when there is room for what is due; None: there is none, or something else holds the group up."""
+        self.asked_room_ms: int | None = None
+        """The same, when the lease that is under way was asked for."""
         self.window = 1
         """Messages to ask for at once, beyond one grant, and also below it while the credit is shared with other
         partitions: it doubles while it is filled, so that those with little to give keep nothing from the others."""
@@ -135,7 +143,9 @@ class PartitionLeader:
         """What is known of each."""
         self._seen_version: int | None = None
         """Of `groups`, that everything here goes by; None: all of it is to be looked at anew."""
-        self._ahead: dict[int, tuple[Subscription, Delivery]] = {}
+        self._led_ms = 0
+        """When this node began to lead."""
+        self._ahead: dict[int, tuple[Subscription, Delivery, int | None]] = {}
         """Leases that wait for their time to be pushed, by token; one that is pushed anew waits once."""
         self._taken_ms: dict[str, int] = {}
         """When a group was last said to have takers."""
@@ -165,6 +175,10 @@ class PartitionLeader:
             pump.line.pop(old, None)
         pump.consumers[subscription.consumer] = subscription
         pump.line[subscription] = None
+        if pump.room_ms is None:
+            pump.room_ms = self._clock.now_ms()
+            if pump.room_ms - self._led_ms <= RETURN_MS:
+                pump.room_ms = self._led_ms - RETURN_MS
         self.pump(subscription.group)
 
     def detach(self, subscription: Subscription) -> bool:
@@ -174,6 +188,8 @@ class PartitionLeader:
             return False
         del pump.consumers[subscription.consumer]
         pump.line.pop(subscription, None)
+        if not pump.line:
+            pump.room_ms = None
         return True
 
     def subscription_of(self, group: str, consumer: str) -> Subscription | None:
@@ -211,6 +227,7 @@ class PartitionLeader:
 
     def lead(self) -> None:
         """This node begins to lead: from here on it does what is to be done by the clock."""
+        self._led_ms = self._clock.now_ms()
         self._touched_ms = self._expiry_timer_ms = self._upkeep_timer_ms = None
         self._expiring = self._keeping = self._raising = False
         self._seen_version = None
@@ -319,14 +336,22 @@ class PartitionLeader:
         """Lease what is due, or set a timer for when it will be. `is_along`: something else is stored anyway."""
         self._along_ms.pop(name, None)
         pump, group = self._pumps.get(name), self.groups.get(name)
-        if pump is None or pump.busy or group is None:
+        if pump is None or group is None:
             return
         now_ms = self._clock.now_ms()
+        if group.paused is not None or not pump.line:
+            pump.room_ms = None
+        elif pump.room_ms is None:
+            pump.room_ms = now_ms
+        if pump.busy:
+            return
         if not self.knows_limits:
             self._wake_at(name, pump, now_ms + RETRY_MS)
             return
-        if group.limit is not None and any(group.limit.holds_up(now_ms)) and self._with_room(pump):
-            self._on_limits(self)
+        if group.limit is not None and any(group.limit.holds_up(now_ms)):
+            pump.room_ms = None
+            if self._with_room(pump):
+                self._on_limits(self)
         if group.next_ms is None:
             return
         ahead_ms, pause_ms = self._lease_ahead_ms, PAUSE_MS
@@ -349,11 +374,12 @@ class PartitionLeader:
             return
         grants, reserved = self._grants(pump)
         if not grants:
+            pump.room_ms = None
             return
         # The first of a lease waits for the last.
         horizon_ms = max(now_ms, min(now_ms + ahead_ms, group.next_ms + pause_ms))
         command = c.Lease(name, horizon_ms, tuple(grants))
-        pump.busy, pump.asked_ms = True, now_ms
+        pump.busy, pump.asked_ms, pump.asked_room_ms = True, now_ms, pump.room_ms
         pump.asked_early = group.next_ms > now_ms or group.next_ms == pump.awaited_ms
         try:
             # Behind acks that came before it: they may set free what it is to give.
@@ -458,6 +484,7 @@ class PartitionLeader:
             self._refused(name, pump, reserved)
             return
         pump.busy = False
+        room_ms = None if self.has_turns else pump.asked_room_ms
         by_consumer = {s.consumer: s for s in reserved}
         for subscription, limit in reserved.items():
             subscription.credit += limit
@@ -468,7 +495,7 @@ class PartitionLeader:
         for delivery in result:
             subscription = by_consumer[delivery.consumer]
             subscription.credit -= delivery.count
-            self.push(subscription, delivery)
+            self.push(subscription, delivery, room_ms)
         if result or self.is_promoting(name):
             self.pump(name)
         else:
@@ -491,12 +518,24 @@ class PartitionLeader:
         for subscription in reserved:
             subscription.notify_room()
 
-    def push(self, subscription: Subscription, delivery: Delivery) -> None:
+    @property
+    def has_turns(self) -> bool:
+        """Whether messages wait for others to be settled: those of their keys, or of their tenants."""
+        settings = self.host.status.settings
+        return key_limit(settings) is not None or bool(settings.get("tenants"))
+
+    def is_held(self, name: str) -> bool:
+        """Whether messages of a group may have to wait for others, or for its limits."""
+        group = self.groups.get(name)
+        return self.has_turns or (group is not None and group.limit is not None)
+
+    def push(self, subscription: Subscription, delivery: Delivery, room_ms: int | None = None) -> None:
         """Send once the latest of it is due. A lease whose consumer has gone meanwhile runs out, or is pushed
-        again when the consumer returns; one that a later process has replaced gives it back."""
+        again when the consumer returns; one that a later process has replaced gives it back. `room_ms`: see
+        `TopicStats.delivered`."""
         now_ms = self._clock.now_ms()
         if delivery.due_ms > now_ms:
-            self._ahead[delivery.token] = subscription, delivery
+            self._ahead[delivery.token] = subscription, delivery, room_ms
             self._timers.at(delivery.due_ms, lambda: self._due(subscription, delivery))
             return
         self._ahead.pop(delivery.token, None)
@@ -505,9 +544,9 @@ class PartitionLeader:
             for earlier in [held for held in self._ahead.values() if held[1].due_ms <= now_ms]:
                 del self._ahead[earlier[1].token]
                 self._push(*earlier)
-        self._push(subscription, delivery)
+        self._push(subscription, delivery, room_ms)
 
-    def _push(self, subscription: Subscription, delivery: Delivery) -> None:
+    def _push(self, subscription: Subscription, delivery: Delivery, room_ms: int | None) -> None:
         group, to = self.groups.get(subscription.group), self._present(subscription)
         if to is None or group is None:
             if self._is_replaced(subscription):
@@ -518,7 +557,7 @@ class PartitionLeader:
         if to is not subscription:
             to.credit -= delivery.count  # it was taken off the one that is gone
         if group.generation == delivery.generation:
-            self.stats.delivered(delivery, self._clock.now_s())
+            self.stats.delivered(delivery, self._clock.now_s(), room_ms)
             to.push(delivery)
         else:
             # A seek came before: the lease is over, nobody hears of it, and it takes no room.
@@ -528,7 +567,7 @@ class PartitionLeader:
     def _due(self, subscription: Subscription, delivery: Delivery) -> None:
         held = self._ahead.get(delivery.token)
         if held is not None and held[1] is delivery:
-            self.push(subscription, delivery)
+            self.push(subscription, delivery, held[2])
 
     def _present(self, subscription: Subscription) -> Subscription | None:
         """The subscription, or the one with which its consumer has come back meanwhile."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import structlog
 import trio
 
+from sandq.broker import verbose
 from sandq.broker.replication.applier import Apply
 from sandq.broker.replication.fair_queue import FairQueue
 from sandq.broker.replication.log_pin import LogPin
@@ -18,6 +20,8 @@ from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
 from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, ReadDone
+
+log = structlog.get_logger("sandq.replication")
 
 Done = Callable[[Any], None]
 """Called on the loop with the result, or with the SandqError that stands for it. Must not raise."""
@@ -493,6 +497,8 @@ class RaftGroup:
         return Apply(self.number, self.replica, index, command, index in self._in_flight)
 
     def applied(self, index: int, results: list[Any]) -> None:
+        if verbose.is_on():
+            log.debug("an entry is applied", group=self.number, index=index, requests=len(results))
         for request, result in zip(self._in_flight.pop(index, ()), results, strict=False):
             self._answer(request, result)
 

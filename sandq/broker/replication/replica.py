@@ -173,6 +173,9 @@ class PartitionReplica:
         self.is_half_way = True
         results = self.machine.apply(index, entry, self._view)
         self.is_half_way = False
+        if self.machine.successor is not None:
+            self.machine = self.machine.successor
+            self._queries = PartitionQueries(self.machine, self._view)
         for at, (command_of, result) in enumerate(zip(entry.commands, results, strict=True)):
             if isinstance(command_of, commands.Lease) and isinstance(result, list):
                 if wanted:
@@ -261,6 +264,7 @@ class PartitionReplica:
     def _keys(self, now_ms: int) -> tuple[KeyTable, int]:
         """The keys of a compacted topic, and the time by which they are read."""
         machine = self.machine
+        machine.check_open()
         assert isinstance(machine, CompactedPartition)
         return machine.keys, max(now_ms, machine.now_ms)
 
@@ -271,6 +275,7 @@ class PartitionReplica:
     def changes(self, watch: Watch, max_messages: int, max_bytes: int) -> Changes:
         """As `changes` (apply thread; a compacted topic's)."""
         machine = self.machine
+        machine.check_open()
         assert isinstance(machine, CompactedPartition)
         return changes(machine, watch, max_messages, max_bytes, self._view)
 

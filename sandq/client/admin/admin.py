@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack
 
-from sandq.client.admin import audit
+from sandq.client.admin import audit, slo
 from sandq.client.admin.access import AccessAdmin
 from sandq.client.admin.overview import OverviewAdmin
 from sandq.client.admin.pushes import together
@@ -30,6 +30,7 @@ from sandq.model.errors import (
     ProtocolError,
     Retriable,
     SandqError,
+    Unavailable,
     UnknownGroup,
     UnknownPartition,
 )
@@ -39,10 +40,10 @@ from sandq.model.names import TIMER, check_name
 from sandq.model.push import check_push
 from sandq.model.times import TIME_MAX_MS, Duration, duration_ms, format_duration
 from sandq.protocol.fields import PARTITION_MAX
-from sandq.protocol.frames import Frame
+from sandq.protocol.frames import Frame, Type
 from sandq.protocol.replies import MetadataReply, TopicRecord
 from sandq.protocol.replies_messages import ForecastReply
-from sandq.protocol.request import TopicRequest, unknown_request
+from sandq.protocol.request import Request, TopicRequest, unknown_request
 from sandq.protocol.requests import Metadata
 from sandq.protocol.requests_admin import (
     ACCEPT,
@@ -54,6 +55,7 @@ from sandq.protocol.requests_admin import (
     ClusterClock,
     ClusterInfo,
     ClusterInit,
+    Finalize,
     GroupDelete,
     GroupLimit,
     GroupList,
@@ -72,10 +74,14 @@ from sandq.protocol.requests_admin import (
     Transfer,
 )
 from sandq.protocol.requests_audit import AuditList
+from sandq.protocol.requests_debug import DebugDump, LogLevel
 from sandq.protocol.requests_messages import BUCKETS_MAX, UNITS
 from sandq.protocol.requests_messages import Forecast as ForecastRequest
+from sandq.protocol.requests_slo import Slo
 
 _EVERYTHING = {"from_ms": 0, "until_ms": TIME_MAX_MS, "dry_run": False}
+
+T = TypeVar("T")
 
 
 class Forecast(NamedTuple):
@@ -404,10 +410,7 @@ class Admin(AccessAdmin, OverviewAdmin):
 
         The node that leads the metadata group (`metadata_leader`) knows first what has changed.
         """
-        if node is not None and not self._cluster.knows(check_name("node", node)):
-            address = _address_of(node, (await self.cluster()).get("nodes"))
-            self._cluster.introduce(node, address)
-        return _map(await call(self._cluster, ClusterInfo(), node_id=node))
+        return _map(await self._at(node, ClusterInfo(), idempotent=True))
 
     @timed_read
     async def audit(
@@ -421,9 +424,31 @@ class Admin(AccessAdmin, OverviewAdmin):
         """
         audit.check_last(last)
         positions = audit.positions_of(after)
+        told, missing = await self._ask_nodes(
+            node, lambda name: AuditList(last, positions.get(name)), audit.told_by, AuditList.type
+        )
+        return audit.together(told, positions, missing, None if after else last)
+
+    @timed_read
+    async def slo(self, *, node: str | None = None, timeout: Duration | None = None) -> slo.SloReport:
+        """How late messages were delivered, beside what the nodes promise (`slo` in their configuration): of all nodes,
+        or of one.
+
+        Conflict when a node that is asked by its name counts nothing; of several nodes `missing` says why nothing is
+        told of one. Unavailable when nothing is told of any.
+        """
+        told, missing = await self._ask_nodes(node, lambda name: Slo(), slo.told_by, Slo.type)
+        if not told:
+            raise Unavailable("; ".join(f"nothing is told of {name}: {why}" for name, why in missing.items()))
+        return slo.together(told, missing)
+
+    async def _ask_nodes(
+        self, node: str | None, request: Callable[[str], Request], told_by: Callable[[Frame], T], kind: Type
+    ) -> tuple[dict[str, T], dict[str, str]]:
+        """What all nodes, or one, answer to a request about themselves; and why nothing is told of some."""
         rows: list[dict[str, Any]] = (await self.cluster()).get("nodes") or []
         up = {str(row.get("node")) for row in rows if row.get("up")}
-        told: dict[str, audit.NodeLines] = {}
+        told: dict[str, T] = {}
         missing: dict[str, str] = {}
         for name in [str(row.get("node")) for row in rows] if node is None else [check_name("node", node)]:
             if node is None and name not in up:
@@ -431,15 +456,46 @@ class Admin(AccessAdmin, OverviewAdmin):
                 continue
             try:
                 self._introduce(name, rows)
-                request = AuditList(last, positions.get(name))
-                told[name] = audit.told_by(await call(self._cluster, request, node_id=name))
+                told[name] = told_by(await call(self._cluster, request(name), node_id=name))
             except (Conflict, Retriable, NotFound, InvalidRequest) as error:
-                if node is not None or (
-                    isinstance(error, InvalidRequest) and error.message != unknown_request(AuditList.type)
-                ):
+                if node is not None or (isinstance(error, InvalidRequest) and error.message != unknown_request(kind)):
                     raise
                 missing[name] = error.message
-        return audit.together(told, positions, missing, None if after else last)
+        return told, missing
+
+    @timed_change
+    async def log_level(
+        self,
+        level: str | None = None,
+        *,
+        for_: Duration | None = None,
+        node: str | None = None,
+        timeout: Duration | None = None,
+    ) -> dict[str, Any]:
+        """At which level a node logs; with `level` (debug, info, warning, error) it logs at that from now on, `for_` so
+        long at most a day, or until it stops.
+
+        Its `node`, `level`, the `configured` one, and `until_ms`. None as `node`: the one that is asked. Connections
+        that began before keep the level they had.
+        """
+        for_ms = None if for_ is None else duration_ms(for_)
+        request = LogLevel(level, for_ms)
+        return _map(await self._at(node, request, idempotent=level is None))
+
+    @timed_read
+    async def dump(self, node: str | None = None, *, timeout: Duration | None = None) -> dict[str, Any]:
+        """What a node does now: `process`, `threads` and `tasks` with their stacks, `loop_stalls`, `memory`,
+        `raft_groups`, `connections`, its `configuration` without secrets and the last lines of its `log`.
+
+        None: of the node that is asked. There are names in it, but no values, keys, headers or secrets.
+        """
+        return _map(await self._at(node, DebugDump(), idempotent=True))
+
+    async def _at(self, node: str | None, request: Request, *, idempotent: bool) -> Frame:
+        """What a node answers, whether this client knows it or not; None: any."""
+        if node is not None and not self._cluster.knows(check_name("node", node)):
+            self._cluster.introduce(node, _address_of(node, (await self.cluster()).get("nodes")))
+        return await call(self._cluster, request, node_id=node, idempotent=idempotent)
 
     @timed_change
     async def drain_node(self, node: str, *, undo: bool = False, timeout: Duration | None = None) -> None:
@@ -482,6 +538,17 @@ class Admin(AccessAdmin, OverviewAdmin):
         """
         request = Rebuild(check_name("topic", topic), _partition(partition), check_name("node", node))
         await call(self._cluster, request, idempotent=False)
+
+    @timed_change
+    async def finalize(self, *, dry_run: bool = False, timeout: Duration | None = None) -> tuple[int, int]:
+        """Let the cluster come to the highest feature level that all nodes know, for good: the level before, and after.
+
+        It is for clusters of `cluster.finalize: manual`; others do it by themselves. No node of a version that does not
+        know the new level can be started afterwards. `dry_run`: only say. Conflict when there is no higher level that
+        all know, and when a node is older.
+        """
+        told = _map(await call(self._cluster, Finalize(dry_run)))
+        return told["before"], told["after"]
 
     @timed_change
     async def init_cluster(self, *, timeout: Duration | None = None) -> str:

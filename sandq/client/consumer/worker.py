@@ -27,6 +27,7 @@ from sandq.client.consumer.message import Message
 from sandq.client.consumer.subscription import Subscription
 from sandq.client.consumer.threaded import Message as ThreadedMessage
 from sandq.client.portal import Portal, Pump
+from sandq.client.tracing import processing
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.times import Duration, duration_ms, format_duration
 
@@ -56,6 +57,7 @@ class Runner:
     ) -> None:
         """`timeout_s`: how long the handler may take for a message; None: as long as it likes."""
         self._subscription = subscription
+        self._tracing = subscription.options.tracing
         self._rules = rules
         self._timeout_s = timeout_s
         self._handler: Callable[[Any], Any] = handler
@@ -164,15 +166,16 @@ class Runner:
             self._done_with(message)
 
     async def _call(self, message: Message) -> None:
-        if self._threads is None:
-            await self._handler(message)
-        else:
-            await self._threads.call(self._handler, message)
+        with processing(self._tracing, message, self._subscription.group):
+            if self._threads is None:
+                await self._handler(message)
+            else:
+                await self._threads.call(self._handler, message)
 
     async def _call_within(self, message: Message, limit: anyio.CancelScope, timeout_s: float) -> None:
         """Call an async handler, and cancel it when it takes longer than this."""
         limit.deadline = anyio.current_time() + timeout_s
-        with limit:
+        with limit, processing(self._tracing, message, self._subscription.group):
             await self._handler(message)
         if limit.cancel_called:  # also where the handler swallowed it: whatever it left undone is done again
             self._time_out(message)

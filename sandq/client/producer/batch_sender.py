@@ -43,6 +43,7 @@ from sandq.model.errors import (
     Unavailable,
     UnknownPartition,
 )
+from sandq.model.offsets import unpack
 from sandq.model.sequence import RESENT
 from sandq.protocol.frames import Frame
 from sandq.protocol.replies import Offsets
@@ -356,7 +357,7 @@ class BatchSender(Generic[B]):
             self._come_back(batch, error)
 
     def _answered(self, batch: B, reply: Frame | SandqError) -> None:
-        del self.flying[batch]
+        connection, request_id = self.flying.pop(batch)
         self._heard = True
         if not isinstance(reply, SandqError):
             try:
@@ -368,6 +369,9 @@ class BatchSender(Generic[B]):
                 self.fail(batch, error)
                 raise
             self._failures = 0
+            if log.isEnabledFor(logging.DEBUG):
+                where = f"request {request_id} of {len(batch)} messages to {connection.hello.node_id}"
+                log.debug("%s: %s is stored by entry %d", self.where, where, unpack(offsets.base).index)
             self.settle(batch, offsets, None)
         elif batch.may_pass(reply) and not self._is_final(batch, reply):
             self._come_back(batch, reply)

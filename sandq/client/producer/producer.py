@@ -25,6 +25,7 @@ from sandq.client.producer.validation import (
     rank_of,
 )
 from sandq.client.signals import Signal
+from sandq.client.tracing import creating
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import fresh_topic, used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownPartition
@@ -72,7 +73,8 @@ class Producer:
         self._cluster = cluster
         self._tasks = tasks
         options = replace(cluster.options, linger_s=linger_s)
-        self._checks = MessageValidation(cluster.limits)
+        self._traced = creating(options.tracing, topic)
+        self._checks = MessageValidation(cluster.limits, traced=self._traced)
         self._wake = Signal()
         self._room = Signal()
         self._idle = Signal()
@@ -94,7 +96,7 @@ class Producer:
         """What messages are held to: the limits of the nodes, and of the topic as far as it is known."""
         record = self._cluster.record(self.topic)
         if record is not None and record.settings is not self._checks.of_topic:
-            self._checks = MessageValidation(self._cluster.limits, record.settings)
+            self._checks = MessageValidation(self._cluster.limits, record.settings, self._traced)
         return self._checks
 
     async def __aenter__(self) -> Producer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -85,10 +85,17 @@ def as_unique_key(key: Value) -> bytes:
 class MessageValidation:
     """The limits that messages are held to: the server's, or the defaults where it says nothing."""
 
-    __slots__ = ("batch_bytes", "delay_ms", "headers_bytes", "key_bytes", "message_bytes", "of_topic")
+    __slots__ = ("batch_bytes", "delay_ms", "headers_bytes", "key_bytes", "message_bytes", "of_topic", "traced")
 
-    def __init__(self, limits: Mapping[str, int], of_topic: Mapping[str, Any] = NO_SETTINGS) -> None:
-        """`of_topic`: the record of the topic's settings, which may have limits of its own."""
+    def __init__(
+        self,
+        limits: Mapping[str, int],
+        of_topic: Mapping[str, Any] = NO_SETTINGS,
+        traced: Callable[[Headers | None], Headers | None] | None = None,
+    ) -> None:
+        """`of_topic`: the record of the topic's settings, which may have limits of its own. `traced`: gives messages
+        the headers of a trace."""
+        self.traced = traced
         self.of_topic = of_topic
         node_bytes = limits.get("message_bytes", DEFAULT.message_bytes)
         self.message_bytes = min(of_topic.get(MAX_MESSAGE_BYTES) or node_bytes, node_bytes)
@@ -116,7 +123,7 @@ class MessageValidation:
         lot, at = self.time(deliver_at, delay) if deliver_at is not None or delay is not None else (NOW, 0)
         data = self.value(value) if value is not None else None
         key_bytes = self.key(key) if key is not None else None
-        packed = self.headers(headers) if headers else None
+        packed = self.headers(headers) if headers or self.traced is not None else None
         ttl_ms = unique = rank = None
         if priority is not None or tenant is not None:
             rank = rank_of(priority, tenant)
@@ -167,6 +174,8 @@ class MessageValidation:
         return data
 
     def headers(self, headers: Headers | None) -> bytes | None:
+        if self.traced is not None:
+            headers = self.traced(headers)
         if not headers:
             return None
         if not isinstance(headers, Mapping):

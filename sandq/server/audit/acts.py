@@ -14,17 +14,20 @@ ACTS: Final = frozenset(
         *(Type.GROUP_SEEK, Type.GROUP_DELETE, Type.GROUP_UPDATE, Type.GROUP_PAUSE, Type.GROUP_LIMIT, Type.GROUP_PUSH),
         *(Type.HOLD, Type.DEAD_REDRIVE, Type.DEAD_PURGE),
         *(Type.CLUSTER_INIT, Type.CLUSTER_CLOCK, Type.NODE_CHANGE, Type.TRANSFER, Type.REBUILD, Type.CLOCK_RESET),
+        *(Type.FINALIZE, Type.LOG_LEVEL, Type.DEBUG_DUMP),
         *(Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE),
         *(Type.IDENTITY_PUT, Type.IDENTITY_DELETE, Type.ROLE_PUT, Type.ROLE_DELETE),
+        *(Type.BACKUP_ACCESS, Type.BACKUP_BEGIN, Type.RESTORE_TOPIC, Type.RESTORE_BEGIN, Type.RESTORE_END),
+        Type.RESTORE_OPEN,
     }
 )
-"""Requests that change what is managed, the cluster, or who may use it."""
+"""Requests that change what is managed, the cluster, or who may use it; and those that read all there is."""
 FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD})
 """Of these, what applications may ask for again and again."""
 _SHOWN: Final = frozenset(
     {
         *("topic", "name", "group", "partition", "node", "action", "kind", "partitions", "replicas", "paused"),
-        *("principal", "grants", "is_new"),
+        *("principal", "grants", "is_new", "level", "dry_run"),
     }
 )
 """Fields that say what a request is about."""
@@ -32,9 +35,13 @@ _CHANGES: Final = ("grants", "add", "remove", "expires_ms", "quota")
 """What is said of the changes of an identity; not what it shows."""
 
 
+_ASKING: Final = {Type.CLUSTER_CLOCK: "show", Type.LOG_LEVEL: None}
+"""With this as their first field they change nothing."""
+
+
 def is_act(frame: Frame) -> bool:
     """Whether a request is noted, besides when it is refused."""
-    return frame[0] in ACTS and not (frame[0] == Type.CLUSTER_CLOCK and frame[2:3] == ["show"])
+    return frame[0] in ACTS and not (frame[0] in _ASKING and frame[2:3] == [_ASKING[frame[0]]])
 
 
 def name_of(kind: int) -> str:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sandq.protocol.requests_admin import ACCEPT, ClusterClock, ClusterInfo, ClusterInit, NodeChange, Rebuild, Transfer
+from sandq.protocol.requests_admin import (
+    ACCEPT,
+    ClusterClock,
+    ClusterInfo,
+    ClusterInit,
+    Finalize,
+    NodeChange,
+    Rebuild,
+    Transfer,
+)
 from sandq.server.handlers.routes import Context, answered, sliced, told
 
 _CLOCK_FIELDS = ("guarded_ms", "wall_ms", "drift_ms", "alarm", "reason", "median_ms", "peers")
@@ -20,6 +29,7 @@ ROUTES = (
     sliced(ClusterInfo, lambda at, request: at.info.cluster(at.connection.turn, at.entrance.access)),
     told(ClusterClock, _clock),
     answered(ClusterInit, lambda at, request: at.info.init()),
+    answered(Finalize, lambda at, request: at.info.finalize(request.dry_run)),
     answered(NodeChange, lambda at, request: at.broker.administration.change_node(request, at.caller)),
     answered(Transfer, lambda at, request: at.broker.administration.transfer(request, at.caller)),
     answered(Rebuild, lambda at, request: at.broker.administration.rebuild(request, at.caller)),

@@ -173,6 +173,17 @@ def _identify(context: Context, access: Access, frame: Frame) -> None:
         access.check(SECURITY)
 
 
+def _and_cluster(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
+    """`cluster`, and these on the topic: who reads or writes all of it needs both."""
+    plain = _of_topic(kind, *rights, topic=topic)
+
+    def check(context: Context, access: Access, frame: Frame) -> None:
+        access.check(CLUSTER)
+        plain.check(context, access, frame)
+
+    return Rule(f"`cluster`, and {plain.words}", check)
+
+
 _SETTINGS_WORDS: Final = "`manage` on the topic; `produce` on a `dead_letter_topic` that is named"
 _T = Type
 RULES: Final[Mapping[int, Rule]] = {
@@ -184,6 +195,7 @@ RULES: Final[Mapping[int, Rule]] = {
     _T.METADATA: Rule("some right on each topic that is named; of all, those are told", _topics),
     _T.TOPIC_NAMES: _anybody("nothing; topics on which there is some right are told"),
     _T.CLUSTER_INFO: _anybody("nothing; topics on which there is some right are told"),
+    _T.SLO: _anybody("nothing; topics on which there is some right are told"),
     _T.OVERVIEW: _anybody("nothing; topics on which there is `read` are told"),
     _T.CLUSTER_CLOCK: Rule("nothing to look; `cluster` to accept", _clock),
     _T.UNSUBSCRIBE: _anybody("nothing; it is of this connection's own"),
@@ -224,13 +236,26 @@ RULES: Final[Mapping[int, Rule]] = {
     _T.TOPIC_DELETE: _of_topic(_T.TOPIC_DELETE, MANAGE, topic="name"),
     _T.TOPIC_ENSURE: _one_of(_T.TOPIC_ENSURE, PRODUCE, CONSUME, MANAGE, topic="name"),
     _T.HOLD: _one_of(_T.HOLD, CONSUME, MANAGE),
-    **{kind: _whole(CLUSTER) for kind in (_T.CLUSTER_INIT, _T.NODE_CHANGE, _T.TRANSFER, _T.REBUILD, _T.CLOCK_RESET)},
+    **{
+        kind: _whole(CLUSTER)
+        for kind in (
+            *(_T.CLUSTER_INIT, _T.NODE_CHANGE, _T.TRANSFER, _T.REBUILD, _T.CLOCK_RESET),
+            *(_T.FINALIZE, _T.LOG_LEVEL, _T.DEBUG_DUMP),
+        )
+    },
     **{
         kind: _whole(SECURITY)
         for kind in (
             *(_T.IDENTITY_PUT, _T.IDENTITY_DELETE, _T.IDENTITY_LIST),
-            *(_T.ROLE_PUT, _T.ROLE_DELETE, _T.ROLE_LIST, _T.AUDIT_LIST),
+            *(_T.ROLE_PUT, _T.ROLE_DELETE, _T.ROLE_LIST, _T.AUDIT_LIST, _T.BACKUP_ACCESS),
         )
+    },
+    _T.BACKUP_TOPICS: Rule("`cluster`; topics on which there is some right are told", _whole(CLUSTER).check),
+    **{kind: _and_cluster(kind, READ) for kind in (_T.BACKUP_BEGIN, _T.BACKUP_READ, _T.BACKUP_END)},
+    _T.RESTORE_TOPIC: _and_cluster(_T.RESTORE_TOPIC, MANAGE, PRODUCE, topic="name"),
+    **{
+        kind: _and_cluster(kind, MANAGE, PRODUCE)
+        for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END, _T.RESTORE_OPEN)
     },
 }
 """By type of frame."""

@@ -17,15 +17,18 @@ from sandq.server.delays import DELAYING
 from sandq.server.handlers import (
     access,
     audit,
+    backups,
     cluster,
     connection,
     consume,
+    debug,
     groups,
     jobs,
     keys,
     messages,
     produce,
     schedules,
+    slo,
     topics,
 )
 from sandq.server.handlers.rights import guarded, guarded_for_gateways
@@ -47,6 +50,9 @@ _SUBJECTS: Final = (
     cluster,
     access,
     audit,
+    backups,
+    debug,
+    slo,
 )
 HANDLERS: Final[dict[int, Handler]] = {
     route.request.type: route.handle for subject in _SUBJECTS for route in subject.ROUTES

@@ -339,6 +339,34 @@ class Changing(Answer):
     standing: str
 
 
+class Finalized(Answer):
+    before: int = Field(description="The feature level of the cluster before.")
+    after: int = Field(description="The highest that all nodes know.")
+    dry_run: bool = Field(description="It was only asked for.")
+
+
+class LogLevel(Answer):
+    level: str = Field(description="At which it logs now.")
+    configured: str = Field(description="At which it was started.")
+    until_ms: int | None = Field(description="When that holds again; null: until it stops, or already.")
+
+
+class Dump(Answer):
+    process: dict[str, Any]
+    threads: list[dict[str, Any]] = Field(description="Each with its stack, the innermost frame first.")
+    tasks: list[dict[str, Any]] = Field(description="Of the event loop, each with its depth and stack.")
+    task_count: int
+    loop_stalls: list[dict[str, Any]] = Field(description="When the event loop stood still, and what held it.")
+    loop_stall_count: int | None = Field(description="null: nobody looks.")
+    standing_still_s: dict[str, float] = Field(description="For how long each kind of work has made no progress.")
+    stalled: str | None
+    memory: dict[str, Any]
+    connections: dict[str, Any]
+    raft_groups: dict[str, Any]
+    configuration: list[str] = Field(description="As lines of a file; secrets are not in it.")
+    log: list[str] = Field(description="The last lines.")
+
+
 class Partition(Answer):
     topic: str
     partition: int
@@ -363,6 +391,9 @@ class Cluster(Answer):
     node: str
     version: str
     feature_level: int | None = Field(description="What the cluster has come to: what its nodes may write and say.")
+    feature_level_next: int | None = Field(
+        description="A higher one that all nodes know: with `cluster.finalize: manual` for `/cluster/finalize`."
+    )
     moving: int = Field(description="Partitions that are on their way between nodes.")
     nodes: list[Node]
     others: list[dict[str, Any]] = Field(description=_OTHERS)
@@ -411,6 +442,53 @@ class Audit(Answer):
     missing: dict[str, str] = Field(description="By node: why nothing is told of it.")
 
 
+class SloBucket(Answer):
+    up_to_ms: float | None = Field(description="Lateness up to this, and above the bound before; null: above all.")
+    deliveries: int
+
+
+class SloNode(Answer):
+    node: str
+    since_ms: int = Field(description="Since when it counts.")
+    deliveries: int
+    late: int
+    early: int
+    unproven: int = Field(description="Deliveries while its clock was not trusted.")
+    clock_trusted: bool
+    clock_reason: str | None = Field(description="Why its clock is not trusted.")
+    clock_drift_ms: int | None = Field(description="Its wall clock, less its guarded clock.")
+    clock_median_ms: int | None = Field(description="The median of the others' clocks, less its own.")
+
+
+class SloTopic(Answer):
+    topic: str
+    deliveries: int = Field(description="Since the nodes were started.")
+    late: int
+
+
+class Slo(Answer):
+    lateness_ms: int = Field(description="A delivery is in time that is no later.")
+    target: float = Field(description="The share of deliveries that is to be in time.")
+    window_ms: int = Field(description="Over so long.")
+    since_ms: int = Field(description="Since when it is counted, if that is later than the window's begin.")
+    deliveries: int = Field(description="First deliveries for which a consumer had room when they were due.")
+    late: int
+    in_time: float | None = Field(description="The share that was in time; null: nothing was delivered.")
+    budget_left: float | None = Field(
+        description="The share that is left of the late deliveries that the target allows; below 0: there were more."
+    )
+    burn_rates: dict[str, float | None] = Field(
+        description="By time (`5m`, `1h`, `6h`, `3d`): how many times as fast as it may the budget was used."
+    )
+    early: int = Field(description="Deliveries before their time. Always 0.")
+    histogram: list[SloBucket]
+    is_proven: bool = Field(description="All nodes told, and their clocks are, and were, trusted.")
+    doubts: list[str] = Field(description="What is not proven, and why.")
+    nodes: list[SloNode]
+    topics: list[SloTopic] = Field(description="Up to 100, of which most came late.")
+    missing: dict[str, str] = Field(description="By node: why nothing is told of it.")
+
+
 class Whoami(Answer):
     principal: str
     grants: list[str] | None = Field(description="Rights, and what they are for; null: everything.")
@@ -442,3 +520,38 @@ class Role(Answer):
 
 class Roles(Answer):
     roles: list[Role]
+
+
+class BackupProgress(Answer):
+    partitions: int
+    partitions_done: int
+    bytes: int = Field(description="Of rows, about what there will be.")
+    bytes_done: int
+
+
+class Backup(Answer):
+    backup_id: str
+    problem: str | None = Field(default=None, description="Why it cannot be used; null: it can.")
+    kind: str | None = None
+    cluster: str | None = None
+    cluster_uuid: str | None = None
+    begun_ms: int | None = None
+    ended_ms: int | None = None
+    topics: list[str] | None = None
+    partitions: int | None = None
+    bytes: int | None = Field(default=None, description="Of its files.")
+    plain_bytes: int | None = Field(default=None, description="Of rows.")
+    identities: bool | None = None
+    encrypted: bool | None = None
+    warnings: list[str] | None = None
+
+
+class LastBackup(Answer):
+    backup_id: str | None = Field(description="null: it failed.")
+    error: str | None
+
+
+class Backups(Answer):
+    backups: list[Backup]
+    running: BackupProgress | None = Field(description="Of the one that is being made here.")
+    last: LastBackup | None = Field(description="The last one that was made here since the start.")

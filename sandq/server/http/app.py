@@ -16,6 +16,7 @@ from sandq.client import cluster_of
 from sandq.server.http import (
     problems,
     routes_access,
+    routes_backups,
     routes_console,
     routes_groups,
     routes_keys,
@@ -108,6 +109,7 @@ def _application(version: str) -> FastAPI:
         routes_node,
         routes_console,
         routes_access,
+        routes_backups,
     )
     app.state.routes = [route for module in modules for route in module.router.routes]
     for route in app.state.routes:

@@ -168,6 +168,21 @@ class DrainIn(Body):
     undo: bool = False
 
 
+class FinalizeIn(Body):
+    """Whether it is only to be said what would come."""
+
+    dry_run: bool = False
+
+
+class LogLevelIn(Body):
+    """At which level a node is to log, and for how long."""
+
+    level: Literal["debug", "info", "warning", "error"]
+    for_: str | float | None = Field(
+        default=None, alias="for", description='Text such as "10m", or seconds; at most a day.'
+    )
+
+
 class TransferIn(Body):
     """A partition, and the node of those that hold it that is to lead it."""
 
@@ -551,3 +566,9 @@ class DeadIn(Window):
 
 class RedriveIn(DeadIn):
     rate: int | None = Field(default=None, ge=1, le=2**32, description="Messages a second.")
+
+
+class BackupIn(Body):
+    """What is to be in a backup."""
+
+    topics: list[str] | None = Field(default=None, max_length=10_000, description="Only these; null: all.")

@@ -9,6 +9,7 @@ _MESSAGE: Final = {"json": {"order": 17}, "key": "customer-7", "delay": "2h"}
 _SCHEDULE: Final = {"cron": "0 9 * * MON-FRI", "zone": "Europe/Berlin", "text": "stand-up"}
 
 BODIES: Final[dict[str, dict[str, Any]]] = {
+    "createBackup": {"topics": ["orders"]},
     "createTopic": {"name": "orders", "partitions": 6, "settings": {"lease": "30s", "max_attempts": 5}},
     "updateTopic": {"settings": {"retention": "1d"}},
     "produce": _MESSAGE,
@@ -39,7 +40,9 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
     "createIdentity": {"principal": "cert:till-7", "grants": ["writer:tills.*"]},
     "updateIdentity": {"add": ["read:reports.*"], "quota": {"requests_per_s": 100}},
     "putRole": {"grants": ["produce:pay.*", "reader:pay.*"]},
+    "finalizeCluster": {"dry_run": True},
     "drainNode": {"undo": True},
+    "setLogLevel": {"level": "debug", "for": "10m"},
     "transferPartition": {"topic": "orders", "partition": 0, "node": "node2"},
     "rebuildReplica": {"topic": "orders", "partition": 0, "node": "node2"},
     "resetClock": {"topic": "orders", "partition": 0},

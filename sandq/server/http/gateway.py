@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from sandq.client import Client
 from sandq.model.errors import SandqError, Unavailable
+from sandq.server.http.backups import HttpBackups
 from sandq.server.http.caller import caller_of
 from sandq.server.http.guards import WAIT_APART
 from sandq.server.http.in_flight import OpenStreams
@@ -52,6 +53,7 @@ class Gateway:
     """That a stream may have out, and that are not settled, at most."""
     looks: Looks
     """At the cluster, shared by all who watch it."""
+    backups: HttpBackups
     streams: OpenStreams = field(default_factory=OpenStreams)
 
 

@@ -53,7 +53,7 @@ PIECES_BYTES: Final = 5 << 19
 """What is read ahead of an answer that is sent piece by piece, about: a batch of 1 MiB, and its messages."""
 ROOM_S: Final = 10.0
 """A request waits so long for room for that."""
-ALWAYS_ANSWERED = ("/healthz", "/readyz", "/metrics")
+ALWAYS_ANSWERED = ("/livez", "/healthz", "/readyz", "/metrics")
 """However many other requests there are."""
 CERTIFICATE_NAME: Final = "certificate_name"
 """Of a connection: who the client is by its certificate, or None."""

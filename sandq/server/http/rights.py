@@ -13,7 +13,7 @@ from sandq.model.access import Access, Right
 from sandq.model.errors import Forbidden
 from sandq.model.limits import FIXED
 
-OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz", "/openapi.json", "/docs"})
+OPEN_PATHS: Final = frozenset({"/", "/livez", "/healthz", "/readyz", "/openapi.json", "/docs"})
 """For everybody, without a look at what they show ..."""
 OPEN_BELOW: Final = ("/docs/", "/console/")
 """... as is what begins so."""
@@ -57,6 +57,7 @@ def _group(*rights: Right) -> Needs:
 
 _CLUSTER: Final = Needs((Right.CLUSTER,))
 _SECURITY: Final = Needs((Right.SECURITY,))
+_BACKUP: Final = Needs((Right.CLUSTER, Right.READ))
 NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     # Topics. What is made is in the body.
     ("POST", "/topics"): KNOWN,
@@ -117,10 +118,18 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("GET", "/cluster/clock"): KNOWN,
     **{
         ("POST", f"/cluster/{what}"): _CLUSTER
-        for what in ("init", "transfer", "rebuild", "nodes/{node}/drain", "clock/accept", "clock/reset")
+        for what in ("init", "transfer", "rebuild", "nodes/{node}/drain", "clock/accept", "clock/reset", "finalize")
     },
+    ("GET", "/cluster/nodes/{node}/dump"): _CLUSTER,
+    ("GET", "/cluster/nodes/{node}/log-level"): _CLUSTER,
+    ("PUT", "/cluster/nodes/{node}/log-level"): _CLUSTER,
     ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
     ("GET", "/audit"): _SECURITY,
+    ("GET", "/slo"): KNOWN,
+    # Whoever makes one has everything read.
+    ("POST", "/backups"): _BACKUP,
+    ("GET", "/backups"): _BACKUP,
+    ("POST", "/backups/{backup}/verify"): _BACKUP,
     # Who may do what.
     ("GET", "/whoami"): KNOWN,
     **{("GET", f"/{what}"): _SECURITY for what in ("tokens", "identities", "identities/{principal}", "roles")},
@@ -132,7 +141,16 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("GET", "/metrics"): KNOWN,
     **{
         ("GET", path): OPEN
-        for path in ("/healthz", "/readyz", "/", "/docs", "/docs/start.js", "/docs/{asset}", "/console/{asset}")
+        for path in (
+            "/livez",
+            "/healthz",
+            "/readyz",
+            "/",
+            "/docs",
+            "/docs/start.js",
+            "/docs/{asset}",
+            "/console/{asset}",
+        )
     },
 }
 

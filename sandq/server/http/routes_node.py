@@ -90,6 +90,43 @@ async def drain(request: Request, node: NodeName, body: bodies.DrainIn | None = 
     return {"node": node, "standing": "in" if undo else "draining"}
 
 
+@router.get(
+    "/cluster/nodes/{node}/dump",
+    operation_id="dumpNode",
+    tags=CLUSTER,
+    response_model=answers.Dump,
+    summary="What a node does now",
+)
+async def dump(request: Request, node: NodeName) -> Found:
+    """Stacks of its threads and tasks, stalls of its event loop, queues, memory; its configuration and its last log
+    lines. There are names in it, but no values, keys, headers or secrets."""
+    return await gateway_of(request).client.admin.dump(node)
+
+
+@router.get(
+    "/cluster/nodes/{node}/log-level",
+    operation_id="getLogLevel",
+    tags=CLUSTER,
+    response_model=answers.LogLevel,
+    summary="At which level a node logs",
+)
+async def get_log_level(request: Request, node: NodeName) -> Found:
+    return await gateway_of(request).client.admin.log_level(node=node)
+
+
+@router.put(
+    "/cluster/nodes/{node}/log-level",
+    operation_id="setLogLevel",
+    tags=CLUSTER,
+    response_model=answers.LogLevel,
+    summary="Have a node log at another level",
+)
+async def set_log_level(request: Request, node: NodeName, body: bodies.LogLevelIn) -> Found:
+    """For a while, or until it stops. Connections that began before keep the level they had; its HTTP process is
+    another process, and is not asked."""
+    return await gateway_of(request).client.admin.log_level(body.level, for_=body.for_, node=node)
+
+
 @router.delete(
     "/cluster/nodes/{node}",
     operation_id="removeNode",
@@ -123,6 +160,24 @@ async def audit(
     """The audit logs of all nodes that can be reached, the oldest line first."""
     admin = gateway_of(request).client.admin
     return (await while_connected(request, lambda: admin.audit(last, after=after, node=node)))._asdict()
+
+
+@router.get(
+    "/slo",
+    operation_id="getSlo",
+    tags=CLUSTER,
+    response_model=answers.Slo,
+    summary="How late messages are, beside what is promised",
+)
+async def slo(
+    request: Request, node: Annotated[str | None, Query(description="Only what this node has delivered.")] = None
+) -> Found:
+    """Of all nodes that can be reached; of topics, those on which whoever asks has some right."""
+    admin, access = gateway_of(request).client.admin, access_of(request)
+    found = (await while_connected(request, lambda: admin.slo(node=node)))._asdict()
+    found["histogram"] = [{"up_to_ms": bound, "deliveries": count} for bound, count in found["histogram"]]
+    found["topics"] = [row for row in found["topics"] if access is None or access.sees(row["topic"])]
+    return found
 
 
 @router.get(
@@ -171,6 +226,21 @@ async def rebuild(request: Request, body: bodies.RebuildIn) -> None:
     await gateway_of(request).client.admin.rebuild(body.topic, body.partition, body.node)
 
 
+@router.post(
+    "/cluster/finalize",
+    operation_id="finalizeCluster",
+    tags=CLUSTER,
+    response_model=answers.Finalized,
+    summary="Come to the features of a new version, for good",
+)
+async def finalize(request: Request, body: bodies.FinalizeIn | None = None) -> Found:
+    """For clusters of `cluster.finalize: manual`, once all nodes are upgraded. `dry_run`: only say which feature
+    levels. 409 when there is none that all know and that is higher."""
+    dry_run = body is not None and body.dry_run
+    before, after = await gateway_of(request).client.admin.finalize(dry_run=dry_run)
+    return {"before": before, "after": after, "dry_run": dry_run}
+
+
 @router.get(
     "/cluster/clock",
     operation_id="getClock",
@@ -205,6 +275,19 @@ async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
     """To the clock of the node that leads it, after a wrong clock put its time ahead. It neither stores nor delivers
     until it is through; its `stats` tell how far it is (`clock_reset`), and how far ahead it was (`ahead_ms`)."""
     return await gateway_of(request).client.admin.reset_clock(body.topic, body.partition)
+
+
+@router.get(
+    "/livez",
+    operation_id="getLiveness",
+    tags=NODE,
+    response_model=answers.Health,
+    summary="Whether its process goes on",
+)
+async def livez() -> Any:
+    """Whatever is wrong with its disk or its cluster: to start it anew would mend none of that. It does not answer when
+    its process hangs."""
+    return {"status": "ok"}
 
 
 @router.get(

@@ -16,6 +16,7 @@ from sandq.client.tls import ClientTls
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app
 from sandq.server.http.audit_notes import AuditNotes
+from sandq.server.http.backups import BackupTarget, HttpBackups
 from sandq.server.http.bounds import GATEWAY_S
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
@@ -39,6 +40,8 @@ class HttpSettings:
     """Proves to nodes that they may believe for whom it asks; None: its requests count as its own."""
     nodes_tls: ClientTls | None = None
     """How it speaks to these; None: no TLS."""
+    backup: BackupTarget | None = None
+    """Where backups go; None: there are none by HTTP."""
     quotas: QuotaMeters | None = None
     """What callers take, those of a node, if it is served within one; None: of this server alone."""
 
@@ -79,10 +82,11 @@ async def running_app(
     ending = anyio.Event()
     async with connect_with(options, settings.servers, "sandq-http") as client:
         looks = Looks(client)
-        gateway = Gateway(client, node, settings.version, ending, limits.http_stream_messages, looks)
         notes = AuditNotes(client)
-        app = create_app(gateway, rules, observe, account, notes, settings.quotas)
         async with anyio.create_task_group() as tasks:
+            backups = HttpBackups(client, settings.backup, tasks)
+            gateway = Gateway(client, node, settings.version, ending, limits.http_stream_messages, looks, backups)
+            app = create_app(gateway, rules, observe, account, notes, settings.quotas)
             tasks.start_soon(notes.run)
             tasks.start_soon(looks.run)
             yield RunningApp(app, client, ending)

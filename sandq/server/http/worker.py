@@ -19,11 +19,13 @@ import structlog
 
 from sandq import __version__
 from sandq.broker.memory_budget import HTTP_SHARE, Account
+from sandq.model.config_backup import BackupSection
 from sandq.model.config_tls import OFF, TlsSection
 from sandq.model.errors import Unavailable
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
 from sandq.server.heap import give_back_heap
+from sandq.server.http.backups import target_of
 from sandq.server.http.fast_connections import serve_http_fast
 from sandq.server.http.nodes_tls import nodes_tls
 from sandq.server.http.serve import HttpSettings
@@ -173,6 +175,7 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
         starts_alone=True,
         gateway_secret=lambda: node.gateway_secret,
         nodes_tls=inside,
+        backup=None if begin.backup is None else target_of(BackupSection(**begin.backup)),
     )
     listeners = [socket.socket(fileno=descriptor) for descriptor in begin.listeners]
     serving = serve_http_fast(listeners, settings, begin.limits, begin.deadlines, node, requests.observe, account, door)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,14 @@ REFRESH_S = 5.0
 """How often partitions in which nothing happens are asked what came due."""
 REFRESH_PARTITIONS = 100
 """Of one question: others come between."""
+FORECAST_S = 30.0
+"""How often it is looked what comes to be due soon: it costs a look at each second of that time in each partition."""
+SOON_S = (60, 300)
+SOON_LABELS = ("1m", "5m")
 GROUPS_OF_WORK = 32
 """Looked at with one unit of work."""
+REFRESH_FORECASTS = 20
+"""The same, of questions about what comes soon."""
 REFRESH_FAIR_PARTITIONS = 10
 """The same, of questions about tenants, of whom there may be many."""
 GROUP_LIMITS = ("max_in_flight", "rate")
@@ -90,6 +97,7 @@ class About:
     data_dir: Path
     is_insecure: bool = False
     """It listens beyond its machine without TLS or authentication."""
+    slo_target: float = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +153,8 @@ class Metrics:
         self._stalls = Histogram(SECONDS)
         self._came_due: dict[int, tuple[Any, int, int]] = {}
         """By group number: the status it is an addition to, the second up to which it is known, messages."""
+        self._soon: dict[int, tuple[int, ...]] = {}
+        """By group number: messages that come to be due within `SOON_S`."""
         self._tenants: dict[int, tuple[Any, list[tuple[str, dict[str, Any]]]]] = {}
         """By group number: the status that they were asked for at, and the tenants of its groups."""
         self._rendering = trio.Lock()
@@ -160,6 +170,7 @@ class Metrics:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._refresh_often)
+            nursery.start_soon(self._forecast_often)
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
         """The text for Prometheus, and its content type: OpenMetrics where the Accept header asks for it."""
@@ -192,6 +203,24 @@ class Metrics:
                 self._came_due[number] = (status, now_s + 1, count + more)
         await self._refresh_tenants()
 
+    async def forecast(self) -> None:
+        """Learn what comes to be due soon in partitions that groups take from."""
+        now_s = self._broker.clock.now_ms() // 1000
+        hosts = []
+        turn = Turn()
+        for topic in self._broker.topics():
+            for delivery in list(topic.led().values()):
+                await turn.spend(1)
+                status = delivery.host.status
+                if status.later and len(status.groups):
+                    hosts.append(delivery.host)
+        soon: dict[int, tuple[int, ...]] = {}
+        for start in range(0, len(hosts), REFRESH_FORECASTS):
+            part = hosts[start : start + REFRESH_FORECASTS]
+            counted = await self._broker.ask(partial(_soon_in, [host.replica for host in part], now_s + 1))
+            soon.update(zip([host.number for host in part], counted, strict=True))
+        self._soon = soon
+
     async def _refresh_tenants(self) -> None:
         """Learn what tenants wait for in partitions of fair topics in which something happened since."""
         fair = [topic for topic in self._broker.topics() if topic.record.kind == FAIR]
@@ -220,6 +249,12 @@ class Metrics:
             self._came_due = {number: found for number, found in self._came_due.items() if number in numbers}
             with suppress(StorageFailed, Unavailable):
                 await self.refresh()
+
+    async def _forecast_often(self) -> None:
+        while True:
+            with suppress(StorageFailed, Unavailable):
+                await self.forecast()
+            await trio.sleep(FORECAST_S)
 
     # -- looking (event loop) -------------------------------------------------------------------------------------
 
@@ -267,7 +302,8 @@ class Metrics:
             status = delivery.host.status
             known_for, _, count = self._came_due.get(delivery.host.number, (None, 0, 0))
             came_due = count if known_for is status else 0
-            partitions.append(PartitionSeen(status, came_due, delivery.consumers_by_group()))
+            soon = self._soon.get(delivery.host.number, ())
+            partitions.append(PartitionSeen(status, came_due, delivery.consumers_by_group(), soon))
         return TopicSeen(topic.record.number, topic.record.name, partitions, topic.stats)
 
     def _tenants_seen(self, seen: _Seen) -> Iterable[tuple[str, TenantRows]]:
@@ -300,6 +336,8 @@ class Metrics:
             told.value(name, offset_ms / 1000, told.labels(name, peer))
         if seen.clock.median_ms is not None:
             told.value("sandq_clock_median_offset_seconds", seen.clock.median_ms / 1000)
+        told.value("sandq_slo_lateness_seconds", self._stats.slo_lateness_s)
+        told.value("sandq_slo_target_ratio", about.slo_target)
         told.histogram("sandq_event_loop_stall_seconds", self._stalls)
         told.value("sandq_log_lines_dropped_total", logs.lines_dropped())
         if self._audit is not None:
@@ -317,6 +355,7 @@ class Metrics:
         told.value("sandq_partitions", len(hosts))
         told.value("sandq_groups", sum([len(host.status.groups) for host in hosts]))
         told.value("sandq_partitions_led", sum([host.ready for host in hosts]))
+        told.value("sandq_partitions_without_leader", sum([host.leader is None for host in hosts]))
         floor_ms = max([host.status.floor_ms for host in hosts if host.ready], default=0)
         told.value("sandq_floor_ahead_seconds", max(floor_ms - seen.clock.guarded_ms, 0) / 1000)
 
@@ -352,7 +391,9 @@ class Metrics:
         with suppress(OSError, RuntimeError):  # it is being changed, or closed, while it is looked at
             told.value("sandq_store_bytes", node_log.stores.approximate_bytes())
         with suppress(OSError):
-            told.value("sandq_data_free_bytes", shutil.disk_usage(self._about.data_dir).free)
+            disk = shutil.disk_usage(self._about.data_dir)
+            told.value("sandq_data_free_bytes", disk.free)
+            told.value("sandq_data_size_bytes", disk.total)
         told.histogram("sandq_apply_duration_seconds", stats.apply)
         told.histogram("sandq_apply_batch_entries", stats.apply_entries)
         told.histogram("sandq_store_write_duration_seconds", stats.store_write)
@@ -369,6 +410,18 @@ def _first(pair: tuple[Any, Any]) -> Any:
 def _due_in(asked: Iterable[tuple[int, PartitionReplica, Any, int, int]], stop_s: int) -> list[int]:
     """On the thread that owns the partitions."""
     return [replica.due_between(start_s, stop_s) for _, replica, _, start_s, _ in asked]
+
+
+def _soon_in(replicas: Iterable[Any], start_s: int) -> list[tuple[int, ...]]:
+    """On the thread that owns the partitions."""
+    found = []
+    for replica in replicas:
+        counts, last_s = [0], 0
+        for within_s in SOON_S:
+            counts.append(counts[-1] + replica.due_between(start_s + last_s, start_s + within_s))
+            last_s = within_s
+        found.append(tuple(counts[1:]))
+    return found
 
 
 def _tenants_in(replicas: Iterable[Any]) -> list[list[tuple[str, dict[str, Any]]]]:
@@ -393,6 +446,8 @@ def _tell_topics(topics: dict[str, TopicNumbers], told: Exposition) -> None:
         for reason in DEAD_REASONS:
             dead = told.labels("sandq_messages_dead_total", topic, reason)
             told.value("sandq_messages_dead_total", numbers.count(f"dead_{reason}"), dead)
+        told.value("sandq_slo_deliveries_total", numbers.slo_deliveries, labels)
+        told.value("sandq_slo_late_deliveries_total", numbers.slo_late, labels)
         if any(numbers.lateness.counts):
             told.histogram("sandq_delivery_lateness_seconds", numbers.lateness, labels)
 
@@ -404,6 +459,9 @@ def _tell_groups(groups: dict[tuple[str, str], GroupNumbers], now_ms: int, told:
         told.value("sandq_group_lag", group.ready + group.leased + group.waiting, labels)
         told.value("sandq_group_ready", group.ready, labels)
         told.value("sandq_group_delayed", group.delayed, labels)
+        for within, count in zip_longest(SOON_LABELS, group.soon, fillvalue=0):
+            of_soon = told.labels("sandq_group_due_soon", topic, name, str(within))
+            told.value("sandq_group_due_soon", min(count, group.delayed), of_soon)
         told.value("sandq_group_leased", group.leased, labels)
         told.value("sandq_group_waiting", group.waiting, labels)
         told.value("sandq_group_dead", group.dead, labels)

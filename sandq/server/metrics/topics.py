@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from sandq.broker.stats import LATENESS, Histogram, TopicStats
@@ -21,6 +22,8 @@ class PartitionSeen(NamedTuple):
     status: Status
     came_due: int
     consumers: Mapping[str, int]
+    soon: tuple[int, ...] = ()
+    """Messages that come to be due within each of some times."""
 
 
 class TopicSeen(NamedTuple):
@@ -37,10 +40,11 @@ class TopicNumbers:
         self.counted = [0] * len(Counted._fields)
         self.sent = self.sent_bytes = self.redelivered = 0
         self.lateness = Histogram(LATENESS)
+        self.slo_deliveries = self.slo_late = 0
         self.messages = self.delayed = self.schedules = self.outbox = self.keys = self.bytes = 0
 
     def see(self, topic: TopicSeen) -> None:
-        for status, came_due, _ in topic.partitions:
+        for status, came_due, *_ in topic.partitions:
             self.counted = [one + more for one, more in zip(self.counted, status.counted, strict=True)]
             self.messages += status.messages
             self.delayed += max(status.later - came_due, 0)
@@ -52,6 +56,9 @@ class TopicNumbers:
         self.sent_bytes += topic.stats.sent_bytes
         self.redelivered += topic.stats.redelivered
         self.lateness.add(topic.stats.lateness)
+        # Late ones first: this is another thread, and never may they be more.
+        self.slo_late += topic.stats.slo_late
+        self.slo_deliveries += topic.stats.slo_deliveries
 
     def add_counts(self, other: TopicNumbers) -> None:
         """What only rises, of another one."""
@@ -60,6 +67,8 @@ class TopicNumbers:
         self.sent_bytes += other.sent_bytes
         self.redelivered += other.redelivered
         self.lateness.add(other.lateness)
+        self.slo_deliveries += other.slo_deliveries
+        self.slo_late += other.slo_late
 
     def count(self, name: str) -> int:
         """A field of `Counted`."""
@@ -78,6 +87,7 @@ class GroupNumbers:
         "oldest_ms",
         "paused",
         "ready",
+        "soon",
         "stalled",
         "waiting",
     )
@@ -86,13 +96,16 @@ class GroupNumbers:
         self.ready = self.delayed = self.leased = self.waiting = self.dead = self.consumers = 0
         self.paused = self.stalled = 0
         self.oldest_ms: int | None = None
+        self.soon: list[int] = []
         self.limits: list[Limited] = []
         """How its limits stand in each partition, where it has some."""
 
     def see(self, partition: PartitionSeen, group: GroupStatus) -> None:
-        status, came_due, consumers = partition
+        status, came_due, consumers, soon = partition
         self.ready += group.ready + came_due
         self.delayed += max(status.later - came_due, 0)
+        if soon:
+            self.soon = [one + more for one, more in zip_longest(self.soon, soon, fillvalue=0)]
         self.leased += group.leased
         self.waiting += group.waiting
         self.dead += group.dead
@@ -114,6 +127,7 @@ class GroupNumbers:
         self.paused |= other.paused
         self.stalled |= other.stalled
         self.limits += other.limits
+        self.soon = [one + more for one, more in zip_longest(self.soon, other.soon, fillvalue=0)]
         if other.oldest_ms is not None and (self.oldest_ms is None or other.oldest_ms < self.oldest_ms):
             self.oldest_ms = other.oldest_ms
 

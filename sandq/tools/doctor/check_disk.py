@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sandq.model.config import NodeConfig
 from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped, warning
+from sandq.tools.doctor.check_host import check_false_syncs, mount_options
 
 SYNCS = 100
 SYNC_BYTES = 4096
@@ -130,12 +132,20 @@ def check_space(data_dir: Path, needed: int, least: int = 0) -> Check:
     return ok("free space", bytes_text(free))
 
 
-def check_syncs(data_dir: Path) -> Check:
-    """How long fdatasync takes, on a file without a name in the data directory."""
+def check_syncs(data_dir: Path, environ: Mapping[str, str]) -> Iterator[Check]:
+    """How long fdatasync takes, on a file without a name in the data directory, and whether it can be believed."""
     try:
         times_ms = sync_times_ms(existing(data_dir))
     except OSError as error:
-        return failed("fsync", f"cannot be tried: {error.strerror}", "see data_dir")
+        yield failed("fsync", f"cannot be tried: {error.strerror}", "see data_dir")
+        return
+    yield _how_long(times_ms)
+    found = file_system(existing(data_dir))
+    if found is not None and found[0] not in MEMORY_FILE_SYSTEMS:
+        yield check_false_syncs(times_ms[len(times_ms) // 2], mount_options(found[1]), environ)
+
+
+def _how_long(times_ms: Sequence[float]) -> Check:
     middle, high = times_ms[len(times_ms) // 2], times_ms[max(0, -(-len(times_ms) * 99 // 100) - 1)]
     text = f"p50 {middle:.2f} ms, p99 {high:.2f} ms ({len(times_ms)} of {SYNC_BYTES >> 10} KiB)"
     if high > SLOW_SYNC_MS:

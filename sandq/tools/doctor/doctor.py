@@ -43,11 +43,11 @@ def examine(config_file: Path | None, environ: Mapping[str, str]) -> Iterator[Ch
         yield skipped("everything else", "it depends on the configuration")
         return
     yield ok("config", f"{config_file or 'none: the defaults'} (node {config.node.id})")
-    yield from _of_node(config)
+    yield from _of_node(config, environ)
 
 
-def _of_node(config: NodeConfig) -> Iterator[Check]:
-    from sandq.tools.doctor import check_disk
+def _of_node(config: NodeConfig, environ: Mapping[str, str]) -> Iterator[Check]:
+    from sandq.tools.doctor import check_disk, check_host
     from sandq.tools.doctor.check_data import DataDirectory
     from sandq.tools.doctor.check_ports import check_exposed, check_ports
     from sandq.tools.doctor.check_tls import check_tls
@@ -61,13 +61,17 @@ def _of_node(config: NodeConfig) -> Iterator[Check]:
         yield check_disk.check_space(
             data_dir, check_disk.needed_bytes(config), check_disk.least_bytes(config, data_dir)
         )
-        yield check_disk.check_syncs(data_dir)
+        yield from check_disk.check_syncs(data_dir, environ)
         yield from data.checks()
     yield from check_tls(config)
     yield from check_ports(config, data.store_uuid, data.is_running)
     yield from check_exposed(config)
     yield check_open_files(config.limits)
+    yield check_host.check_memory(config.limits.memory_bytes)
+    yield check_host.check_swap()
+    yield check_host.check_stolen_time()
     yield check_clock(config.clock.max_drift_ms)
+    yield check_host.check_clock_source()
 
 
 def report(checks: Iterator[Check], *, as_json: bool, write: Callable[[str], None]) -> bool:

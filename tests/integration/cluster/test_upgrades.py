@@ -40,6 +40,30 @@ async def until_registered(nodes: FoundNodes, name: str, levels: Levels) -> None
     await until_holds(lambda: all(node.broker.metadata.nodes[name].levels == levels for node in nodes.running.values()))
 
 
+async def test_a_cluster_that_is_told_to_wait_can_go_back_until_it_is_finalized(tmp_path: Path) -> None:
+    async with found_nodes(tmp_path, *NAMES[:2], CLUSTER__FINALIZE="manual") as nodes, nodes.connect() as client:
+        await until_at(nodes, KNOWN.highest)  # it had no topic
+        await client.admin.create_topic("t", replicas=2)
+        await restart(nodes, "node1", levels=NEXT)
+        await until_registered(nodes, "node1", NEXT)
+        with pytest.raises(Conflict, match=f"node2 knows {KNOWN}"):
+            await client.admin.finalize()
+        await restart(nodes, "node2", levels=NEXT)
+        await until_registered(nodes, "node2", NEXT)
+        info = await client.admin.cluster()
+        assert (info["feature_level"], info["feature_level_next"]) == (KNOWN.highest, NEXT.highest)
+        await restart(nodes, "node2")  # back to the version before
+        await until_registered(nodes, "node2", KNOWN)
+        await client.produce("t", "read by both")
+        await restart(nodes, "node2", levels=NEXT)
+        await until_registered(nodes, "node2", NEXT)
+        assert await client.admin.finalize(dry_run=True) == (KNOWN.highest, NEXT.highest)
+        await until_at(nodes, KNOWN.highest)
+        assert await client.admin.finalize() == (KNOWN.highest, NEXT.highest)
+        await until_at(nodes, NEXT.highest)
+        assert (await client.admin.cluster())["feature_level_next"] is None
+
+
 async def test_the_level_rises_when_the_last_node_was_upgraded(tmp_path: Path) -> None:
     async with found_nodes(tmp_path, *NAMES) as nodes, nodes.connect() as client:
         await client.admin.create_topic("t", replicas=3)

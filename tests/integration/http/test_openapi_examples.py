@@ -20,7 +20,9 @@ FIXED_NAMES = {
     "extendLeases": "LEASE_LOST",
     "transferPartition": "INVALID",
     "rebuildReplica": "INVALID",
+    "finalizeCluster": "CONFLICT",
     "rotateToken": "NOT_FOUND",
+    "createBackup": "CONFLICT",
 }
 
 

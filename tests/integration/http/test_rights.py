@@ -40,6 +40,7 @@ NAMES = {
         "group": "mail",
         "partition:int": "0",
         "message": "x",
+        "backup": "20300131T080000Z-0a1b2c",
         "key:key": "k",
         "name": "daily",
     },
@@ -232,7 +233,7 @@ async def test_what_says_nothing_is_refused(web: httpx.AsyncClient, header: str)
 async def test_health_and_documents_are_open_and_metrics_are_for_who_is_known(
     strict: Serving, web: httpx.AsyncClient
 ) -> None:
-    for path in ("/healthz", "/readyz", "/openapi.json", "/docs", "/docs/swagger-ui.css"):
+    for path in ("/livez", "/healthz", "/readyz", "/openapi.json", "/docs", "/docs/swagger-ui.css"):
         assert (await web.get(path)).status_code == 200, path
     assert (await web.get("/metrics")).status_code == 401
     token = await give(strict, "prometheus", "read:nothing")

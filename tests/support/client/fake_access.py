@@ -55,6 +55,12 @@ class FakeAccess:
     def do_audit_list(self, connection: Any, frame: Frame) -> Any:
         return [], "1.0", 0
 
+    def do_slo(self, connection: Any, frame: Frame) -> Any:
+        clock = {"trusted": True, "reason": None, "drift_ms": 0, "median_ms": None}
+        windows = [[86_400_000, [9, 1], 0, 0]]
+        promise = {"lateness_ms": 100, "target_ppm": 999_000, "window_ms": 86_400_000}
+        return ({**promise, "since_ms": 0, "bounds_us": [100_000], "windows": windows, "clock": clock, "topics": []},)
+
     def do_overview(self, connection: Any, frame: Frame) -> Any:
         row = ["orders", "timer", 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, [], 0, []]
         return [row], None, 0, 10_000, [0.0]

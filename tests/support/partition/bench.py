@@ -119,6 +119,7 @@ class Bench:
         if self.needed_no_disk:
             self.machine.status(self.view)
             assert self.stores.reads == before, f"{commands} read rows"
+        self.machine = self.machine.successor or self.machine
         self.machine.write_state(self.view)
         changes = self.view.drain()
         self.written = sum(len(key) + len(value or b"") for key, value in changes)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from click.testing import Result
 
-from sandq.client import AuditPage, Forecast, Held, TopicRecord
+from sandq.client import AuditPage, Forecast, Held, SloReport, TopicRecord
 from sandq.client.messages.stored_message import Attempt, DeadLetter, DeadOutcome, JobResult, StoredMessage
 from sandq.model import offsets
 from sandq.model.batch import headers_pack
@@ -94,6 +94,7 @@ class FakeClient:
         self.groups: list[dict[str, Any]] = []
         self.pushes: list[dict[str, Any]] = []
         self.stats: list[dict[str, Any]] = []
+        self.slo: SloReport | None = None
         self.audit = AuditPage([], "", {}, {})
         self.info: dict[str, Any] = {"node": "n1", "nodes": [{"node": "n1", "up": True}]}
         self.topics: list[TopicRecord] = []
@@ -260,6 +261,11 @@ class FakeAdmin:
         if after is not None:
             raise KeyboardInterrupt
         return self._client.audit
+
+    async def slo(self, *, node: str | None = None) -> SloReport:
+        self._client.note("slo", node=node)
+        assert self._client.slo is not None
+        return self._client.slo
 
     async def list_topics(self) -> list[TopicRecord]:
         return self._client.topics

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import count
 from typing import Any, ClassVar, Final
 
+import anyio._backends._trio  # noqa: F401 - it keeps trio's functions, and is not to come first while others stand there
 import structlog
 import trio
 import trio.testing

@@ -10,6 +10,7 @@ import pytest
 from sandq.broker.replication.replica import Delivery
 from sandq.broker.stats import LATENESS, Histogram, NodeStats, TopicStats
 from sandq.model import offsets
+from sandq.model.config_slo import LATENESS_MS
 from sandq.model.piece import Piece
 
 NOW_MS = 1_800_000_000_000
@@ -93,3 +94,31 @@ def test_a_lease_that_is_pushed_again_is_sent_again_and_nothing_else(node: NodeS
     topic.delivered(delivery(run(NOW_MS - 5, 4), repeated=True), NOW_MS / 1000)
     assert (topic.sent, topic.redelivered) == (4, 0)
     assert counts(topic.lateness) == counts(node.attempts) == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_counts_for_the_objective_was_due_while_there_was_room(seed: int) -> None:
+    rng = random.Random(seed)
+    node = NodeStats(slo_lateness_s=0.1)
+    topic = TopicStats(node)
+    times = sorted(NOW_MS - rng.choice((0, 50, 99, 100, 101, 500, 10_000)) - rng.randint(0, 2) for _ in range(200))
+    room_ms = NOW_MS - rng.choice((0, 100, 1000, 100_000))
+    topic.delivered(delivery(column(times)), NOW_MS / 1000, room_ms)
+    counted = [at for at in times if at >= room_ms]
+    assert topic.slo_deliveries == sum(node.slo.counts) == len(counted)
+    assert topic.slo_late == sum(NOW_MS - at > 100 for at in counted)
+    assert sum(node.slo.counts[bisect_left(LATENESS, 0.1) + 1 :]) == topic.slo_late, "as the histogram has it"
+    assert sum(topic.lateness.counts) == 200, "the others are late all the same"
+
+
+def test_a_batch_of_one_moment_counts_whole_or_not_at_all(node: NodeStats, topic: TopicStats) -> None:
+    for due_ms, room_ms in ((NOW_MS - 100, NOW_MS - 100), (NOW_MS - 101, 0), (NOW_MS - 5, NOW_MS), (NOW_MS, None)):
+        topic.delivered(delivery(run(due_ms, 1000)), NOW_MS / 1000, room_ms)
+    assert (topic.slo_deliveries, topic.slo_late) == (2000, 1000)
+    topic.delivered(delivery(run(NOW_MS - 200, 7), attempt=2, returning=True), NOW_MS / 1000, 0)
+    topic.delivered(delivery(run(NOW_MS - 200, 7), repeated=True), NOW_MS / 1000, 0)
+    assert topic.slo_deliveries == sum(node.slo.counts) == 2000, "only first deliveries count"
+
+
+def test_every_objective_is_a_bound_of_the_histogram() -> None:
+    assert {ms / 1000 for ms in LATENESS_MS} <= set(LATENESS)

@@ -29,7 +29,7 @@ BLOCKING: dict[type, type] = {
     sandq.Leases: wrappers.Leases,
 }
 WITHOUT = {
-    *("kv", "messages", "schedules", "dead", "leases"),  # nothing is asked
+    *("kv", "messages", "schedules", "dead", "leases", "processing"),  # nothing is asked
     *("producer", "subscribe", "watch"),  # blocks, that stay
     *("send", "produce_many"),  # give receipts, which are waited for by themselves
 }

@@ -215,7 +215,7 @@ def test_every_key_has_its_variable() -> None:
     names = environment_names()
     assert {"SANDQ_NODE__ID", "SANDQ_LISTEN__GOSSIP", "SANDQ_CLUSTER__REASSIGN_AFTER"} <= set(names)
     assert {"SANDQ_LIMITS__CONNECTIONS", "SANDQ_SHUTDOWN_GRACE", "SANDQ_DELIVERY__LEASE_AHEAD"} <= set(names)
-    assert len(names) == len(set(names)) == 81 + len(DEFAULT.__dataclass_fields__)
+    assert len(names) == len(set(names)) == 88 + len(DEFAULT.__dataclass_fields__)
 
 
 def test_what_is_wrong_in_the_environment() -> None:
@@ -286,8 +286,8 @@ def test_every_mistake_has_its_place(write) -> None:  # type: ignore[no-untyped-
         "bad.yaml:13:75: limits.batch_messages: 70000 is not within 1 to 65536",
         "bad.yaml:14:10: storage: a mapping of keys is expected, not 7",
         "bad.yaml:16:18: delivery.lease_ahead: 51ms is not within 0s to 50ms",
-        "bad.yaml:17:1: metrics: unknown key; known are audit, auto_create_topics, clock, cluster, delivery, gossip, "
-        "health, http, jwt, limits, listen, node, push, security, serf, shutdown_grace, storage, tls",
+        "bad.yaml:17:1: metrics: unknown key; known are audit, auto_create_topics, backup, clock, cluster, delivery, "
+        "gossip, health, http, jwt, limits, listen, node, push, security, serf, shutdown_grace, slo, storage, tls",
     ]
 
 
@@ -465,3 +465,12 @@ def test_mistakes_about_tls(write, section: str, said: str) -> None:  # type: ig
 
 def test_what_clients_read_of_the_environment_is_no_mistake() -> None:
     load_config(None, {f"SANDQ_{name}": "x" for name in ("CA", "CERT", "KEY", "TLS")})
+
+
+def test_the_url_of_backups_has_no_password(tmp_path: Path) -> None:
+    for url in ("sftp://ada:secret@host/x", "s3://bucket/x?token=secret"):
+        with pytest.raises(ConfigError, match="a password has no place in it") as refused:
+            load_config(None, {"SANDQ_BACKUP__URL": url, "SANDQ_CLUSTER__BOOTSTRAP": "true"})
+        assert "secret" not in refused.value.message
+    config = load_config(None, {"SANDQ_BACKUP__URL": "s3://bucket/x", "SANDQ_CLUSTER__BOOTSTRAP": "true"})
+    assert config.backup.url == "s3://bucket/x"

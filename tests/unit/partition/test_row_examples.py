@@ -39,6 +39,7 @@ from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.pieces import AS_PLACED, Message, Wanted, kept_messages, load_kept, load_message
 from sandq.partition.log.trim import PIN_MS
 from sandq.partition.ready import queue_keys
+from sandq.partition.restore.restoring import STATE_OF_BACKUP
 from sandq.partition.rows import Extra, Fields, LogEntry, Range
 from sandq.partition.schedules.schedule import Schedule, fire_key, fire_of, key_of
 from sandq.partition.shared_state import SharedState
@@ -501,8 +502,8 @@ def test_the_page_has_every_row_and_command() -> None:
     """What the code knows stands on the page under its tag and number."""
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
-    tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION}
-    assert len(tags) == 37
+    tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION, STATE_OF_BACKUP}
+    assert len(tags) == 38
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:

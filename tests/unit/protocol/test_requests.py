@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sandq.model.errors import InvalidRequest, ProtocolError, SandqError, WrongVersion
 from sandq.model.offsets import PLACE_MAX, pack
 from sandq.model.piece import LeasedPieces, Piece
-from sandq.protocol import requests, requests_access, requests_admin, requests_keys, requests_overview
+from sandq.protocol import requests, requests_access, requests_admin, requests_debug, requests_keys, requests_overview
 from sandq.protocol import requests_log as log
 from sandq.protocol import requests_messages as messages
 from sandq.protocol import requests_schedules as schedules
@@ -151,6 +151,10 @@ EVERY: list[tuple[int, Any]] = [
     (Type.NODE_CHANGE, requests_admin.NodeChange("node4", "undrain")),
     (Type.TRANSFER, requests_admin.Transfer("t", 4095, "node4")),
     (Type.REBUILD, requests_admin.Rebuild("t", 0, "node4")),
+    (Type.FINALIZE, requests_admin.Finalize(True)),
+    (Type.LOG_LEVEL, requests_debug.LogLevel(None, None)),
+    (Type.LOG_LEVEL, requests_debug.LogLevel("debug", 86_400_000)),
+    (Type.DEBUG_DUMP, requests_debug.DebugDump()),
     (Type.CLOCK_RESET, requests_admin.ClockReset("t", 4095)),
 ]
 

@@ -102,7 +102,7 @@ async def test_a_request_waits_for_room_for_its_answer(
         assert account.bytes == LARGE, "it holds nothing any more"
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+@pytest.mark.parametrize("path", ["/livez", "/healthz", "/readyz", "/metrics"])
 async def test_health_and_metrics_wait_for_no_room(autojump_clock: MockClock, path: str) -> None:
     account, began_s = Account(LARGE), trio.current_time()
     account.take(LARGE)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgpack
 
+from sandq.broker.slo_book import HOUR_MS, SloBook
+from sandq.broker.stats import NodeStats
 from sandq.model.config_schema import Address
 from sandq.storage import identity, keys, known_addresses, level_check, small_file, wal_format
 from sandq.storage.known_peers import KnownPeers
@@ -101,6 +103,16 @@ def test_the_known_peers_decode_and_encode() -> None:
     files.remove("known-peers")
     KnownPeers.open(files).pin("n2", "6a204bd8-9f3c-4b7e-8a0e-0c2a2f0d6f11")
     assert files.read("known-peers") == example("known-peers")
+
+
+def test_the_lateness_decodes_and_encodes() -> None:
+    stats, now_ms = NodeStats(), 1_800_000_000_000
+    book = SloBook(stats, HOUR_MS, now_ms)
+    stats.slo.observe(0.003, 5)
+    stats.slo.observe(0.2)
+    book.take(now_ms, is_trusted=True)
+    assert book.encode() == example("slo")
+    assert sum(SloBook(NodeStats(), HOUR_MS, now_ms, example("slo")).over(now_ms, HOUR_MS).counts) == 6
 
 
 def test_the_mark_decodes(tmp_path: Path) -> None:

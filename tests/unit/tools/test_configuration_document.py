@@ -9,8 +9,8 @@ import pytest
 
 from sandq.model.config import load_config
 from sandq.model.errors import ConfigError
+from sandq.model.show_config import config_keys, section_values, size_text
 from sandq.model.times import duration_ms, format_duration
-from sandq.tools.show_config import config_keys, section_values, size_text
 from tests.support.paths import ROOT
 
 DOCUMENT = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")

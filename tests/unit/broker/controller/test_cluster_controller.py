@@ -11,11 +11,13 @@ import trio
 import trio.testing
 
 from sandq.broker.controller.cluster_controller import FAILED_S, LOOKED_AWAY_S, ClusterController
+from sandq.broker.controller.feature_level import FeatureLevel
 from sandq.broker.peers.handshake import PeerIdentity
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
 from sandq.metadata.records import DRAINING, REMOVING, NodeRecord
 from sandq.metadata.state import MetadataState
+from sandq.model.errors import Conflict
 from sandq.model.features import Levels
 from sandq.model.members import node_of
 from sandq.raft import Members
@@ -55,6 +57,9 @@ class Host:
     def submit(self, command: m.Command, done: Callable[[Any], None], *, line: Any = None) -> None:
         entry = m.Entry.decode(m.Entry(T, [command]).encode())
         done(self.state.apply(self.state.applied_index + 1, entry, lambda key, value: None)[0])
+
+    def check_ready(self) -> None:
+        pass
 
     async def call(self, command: m.Command) -> Any:
         results: list[Any] = []
@@ -302,8 +307,46 @@ async def test_a_node_that_is_back_with_an_older_version_holds_the_level_back(
     bed.levels |= {"a": Levels(1, 2)}
     await bed.tend()
     bed.host.submit(m.RegisterNode("b", "store-b", {}, highest_level=2), lambda result: None)
-    await bed.controller._raise_feature_level(bed.host)  # type: ignore[arg-type]
+    await bed.controller.feature_level.tend(bed.host)  # type: ignore[arg-type]
     assert bed.host.state.feature_level == 1
     bed.linked.discard("b")
-    await bed.controller._raise_feature_level(bed.host)  # type: ignore[arg-type]
+    await bed.controller.feature_level.tend(bed.host)  # type: ignore[arg-type]
     assert bed.host.state.feature_level == 2, "what it said last counts while it is away"
+
+
+async def test_it_waits_until_somebody_says_so(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b")
+    level = bed.controller.feature_level = FeatureLevel(
+        lambda: [bed.identity(name) for name in sorted(bed.linked)], rises_by_itself=False
+    )
+    await bed.tend()
+    await bed.host.call(m.CreateTopic("t", "timer", 1, [["a"]], {}))
+    bed.levels |= {"a": Levels(1, 3)}
+    await bed.tend()
+    with pytest.raises(Conflict, match=r"at feature level 1, .*: a knows 1 to 3, b knows 1\. Upgrade the nodes"):
+        await level.finalize(bed.host, dry_run=False)  # type: ignore[arg-type]
+    bed.levels["b"] = Levels(1, 2)
+    await bed.tend()
+    assert await level.finalize(bed.host, dry_run=True) == (1, 2)  # type: ignore[arg-type]
+    assert bed.host.state.feature_level == 1
+    assert await level.finalize(bed.host, dry_run=False) == (1, 2)  # type: ignore[arg-type]
+    await bed.tend()
+    assert bed.host.state.feature_level == 2
+
+
+async def test_a_member_that_has_not_said_yet_what_it_knows(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a", "b")
+    bed.levels |= dict.fromkeys("ab", Levels(1, 2))
+    bed.linked.discard("b")
+    level = FeatureLevel(lambda: [bed.identity("a")], rises_by_itself=False)
+    await bed.tend()
+    with pytest.raises(Conflict, match="b has not said yet which ones it knows"):
+        await level.finalize(bed.host, dry_run=False)  # type: ignore[arg-type]
+
+
+async def test_a_cluster_without_topics_does_not_wait(autojump_clock: trio.testing.MockClock) -> None:
+    bed = Bed("a")
+    bed.controller.feature_level = FeatureLevel(lambda: [bed.identity("a")], rises_by_itself=False)
+    bed.levels["a"] = Levels(1, 2)
+    await bed.tend()
+    assert bed.host.state.feature_level == 2

@@ -307,6 +307,8 @@ def test_to_look_at_the_clock_is_no_act() -> None:
 LOOKS = {
     *(Type.JOB_STATUS, Type.TOPIC_ENSURE, Type.IDENTIFY),
     *(Type.IDENTITY_LIST, Type.ROLE_LIST, Type.AUDIT_LIST),
+    *(Type.BACKUP_TOPICS, Type.BACKUP_READ, Type.BACKUP_END),  # of what BACKUP_BEGIN began
+    Type.RESTORE_ROWS,  # and RESTORE_BEGIN
 }
 """Requests that need such a right, or may, and change nothing that somebody would ask for later."""
 

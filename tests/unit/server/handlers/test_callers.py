@@ -16,8 +16,11 @@ from sandq.protocol import requests as r
 from sandq.protocol import requests_access as access
 from sandq.protocol import requests_admin as admin
 from sandq.protocol.requests_audit import AuditList, AuditNote
+from sandq.protocol.requests_backup import BackupAccess, BackupTopics
+from sandq.protocol.requests_debug import DebugDump, LogLevel
 from sandq.protocol.requests_keys import KvGet
 from sandq.protocol.requests_overview import Overview, TopicHistory
+from sandq.protocol.requests_slo import Slo
 from sandq.server.handlers import routes
 from sandq.server.handlers.session import HANDLERS, ClientSession
 from sandq.server.subscriptions import PARTITIONS_OF_WORK
@@ -25,9 +28,10 @@ from tests.support.protocol_document import EXAMPLES, KINDS, decode, parsed
 
 CALLER = Caller("ada", "192.0.2.7:4711")
 NOT_ASKED = {r.Hello, r.Prove, r.OnBehalf, r.Metadata, r.Ping, r.Credit, r.Unsubscribe, admin.ClusterInfo,
-             admin.ClusterClock, admin.ClusterInit, admin.PushList,
-             r.TopicNames, access.Identify, access.IdentityList, access.RoleList, AuditList, AuditNote,
-             Overview, TopicHistory}  # fmt: skip
+             admin.ClusterClock, admin.ClusterInit, admin.Finalize, admin.PushList, LogLevel, DebugDump,
+             r.TopicNames, access.Identify, access.IdentityList, access.RoleList,
+             AuditList, AuditNote, Slo, Overview, TopicHistory,
+             BackupTopics, BackupAccess}  # fmt: skip
 """Requests that the server answers of what it knows, or that are about what this connection has."""
 ASKED = [name for name in EXAMPLES if type(parsed(name)) not in NOT_ASKED]
 
@@ -43,6 +47,7 @@ class Twin:
         self._came = came
         self.partitions = 1
         self.administration = self
+        self.backups = self
         self.catalog = SimpleNamespace(topics={})
         self.clock = SimpleNamespace(now_ms=lambda: 0)
         self.limits = SimpleNamespace(consumer_id_chars=255, credit_max=1_000_000, subscriptions_per_connection=10)

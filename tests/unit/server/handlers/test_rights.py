@@ -19,7 +19,7 @@ from tests.support.protocol_document import EXAMPLES, KINDS, decode
 ANYBODY = {
     *(Type.HELLO, Type.PROVE, Type.ON_BEHALF, Type.PING, Type.UNSUBSCRIBE, Type.CREDIT),
     *(Type.TOPIC_NAMES, Type.CLUSTER_INFO, Type.CLUSTER_CLOCK, Type.SCHEDULE_PREVIEW),
-    *(Type.AUDIT_NOTE, Type.OVERVIEW),
+    *(Type.AUDIT_NOTE, Type.SLO, Type.OVERVIEW),
 }
 READER = {
     *(Type.FETCH, Type.MEASURE, Type.GET, Type.LIST, Type.WHY, Type.FORECAST, Type.JOB_STATUS, Type.KV_GET),
@@ -39,6 +39,8 @@ MANAGER = {
 OPERATOR = {
     *MANAGER,
     *(Type.CLUSTER_INIT, Type.NODE_CHANGE, Type.TRANSFER, Type.REBUILD, Type.CLOCK_RESET),
+    *(Type.FINALIZE, Type.LOG_LEVEL, Type.DEBUG_DUMP),
+    *(Type.BACKUP_TOPICS, Type.BACKUP_BEGIN, Type.BACKUP_READ, Type.BACKUP_END),
 }
 OF_ROLES: dict[str, set[Type]] = {
     "reader": READER | {Type.METADATA},

@@ -217,10 +217,10 @@ def test_space_and_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     times = check_disk.sync_times_ms(tmp_path)
     assert times == sorted(times) and len(times) <= check_disk.SYNCS and list(tmp_path.iterdir()) == []
     monkeypatch.setattr(check_disk, "sync_times_ms", lambda path: [1.0] * 50 + [30.0] * 50)
-    slow = check_disk.check_syncs(tmp_path)
+    slow = next(check_disk.check_syncs(tmp_path, {}))
     assert slow.state == "warning" and "p99 30.00 ms" in slow.found
     monkeypatch.setattr(check_disk, "sync_times_ms", lambda path: [1.0] * 99 + [30.0])
-    assert check_disk.check_syncs(tmp_path).state == "ok", "one of a hundred is no p99"
+    assert next(check_disk.check_syncs(tmp_path, {})).state == "ok", "one of a hundred is no p99"
 
 
 @pytest.fixture

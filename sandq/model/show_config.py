@@ -22,9 +22,9 @@ SAID_NONE = {("listen", "http")}
 """Keys for which "none" is a value; of others it is that the key is not there."""
 
 
-def effective(config: NodeConfig, path: Path | None, environ: Mapping[str, str]) -> Iterator[str]:
+def effective(config: NodeConfig, text: str | None, environ: Mapping[str, str]) -> Iterator[str]:
     """The lines; a value's origin stands behind it unless it is the file."""
-    in_file = _keys_of_file(path)
+    in_file = _keys_of_file(text)
     variables = {name: tuple(name.removeprefix("SANDQ_").lower().split("__")) for name in environment_names()}
     set_by = {keys: name for name, keys in variables.items() if name in environ}
     for section, keys in config_keys().items():
@@ -103,10 +103,10 @@ def _origin(keys: tuple[str, ...], in_file: set[tuple[str, ...]], set_by: Mappin
     return "" if keys in in_file else "  # default"
 
 
-def _keys_of_file(path: Path | None) -> set[tuple[str, ...]]:
-    if path is None:
+def _keys_of_file(text: str | None) -> set[tuple[str, ...]]:
+    if text is None:
         return set()
-    value = yaml_marks.load(path.read_text(encoding="utf-8")).value
+    value = yaml_marks.load(text).value
     found: set[tuple[str, ...]] = set()
     for section, content in value.items() if isinstance(value, dict) else ():
         found.add((section,))

@@ -1,0 +1,203 @@
+"""How many nodes, how much disk and memory a load needs: an estimate out of what was measured.
+
+The constants are of `make bench` on one machine (docs/performance.md names the rows); another one is a factor faster or
+slower. So a plan is a place to begin: run `sandctl bench` with such a load on such a machine, and correct it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+PRODUCED_US: Final = {"awaited": 350.0, "pipelined": 4.8, "batched": 1.6}
+"""CPU time of a node for a message that comes: `small_produce`, `produce_1_pipe_16`, `produce_100`."""
+SCHEDULED_US: Final = 3.5
+"""More, for one with a time of its own: `produce_scheduled` less `produce_100`."""
+DELIVERED_US: Final = {"batched": 2.9, "awaited": 390.0}
+"""For one that is delivered and acked: `consume_each`; `small_ack`."""
+SCHEDULED_OUT_US: Final = 10.0
+"""More, for one with a time of its own: `scheduled_out` spread over an hour."""
+FOLLOWED_US: Final = 1.2
+"""For a replica that does not lead: a third of `cluster_1000`, all nodes together."""
+ROW_BYTES: Final = 47
+"""On disk beside its value, key and headers, of a message with a time of its own."""
+BATCHED_BYTES: Final = 5
+"""The same of one in a batch that is due at once."""
+SPACE_FACTOR: Final = 1.5
+"""What LevelDB holds besides while it merges tables, at most of the time."""
+LOG_BYTES: Final = 512 * MIB
+"""The write-ahead log of a node and its checkpoints."""
+NODE_BYTES: Final = 110 * MIB
+"""Memory of an empty node."""
+PENDING_BYTES: Final = ((1_000_000, 40), (math.inf, 12))
+"""Memory for each pending message with a time of its own: up to so many in the cluster `pending_1m`, then
+`pending_10m`."""
+GROUP_BYTES: Final = 24 << 10
+"""Memory for each group of a partition: `pending_groups`."""
+PARTITION_BYTES: Final = 40 << 10
+BUDGET_BYTES: Final = 1024 * MIB
+"""`limits.memory_bytes`: of requests and answers under way."""
+NODE_CORES: Final = 1.5
+"""Of a node at most: one thread of Python, and those of the log and LevelDB beside it."""
+BUSY: Final = 0.6
+"""Of its cores at most in the long run: the rest is for bursts, restarts and moves."""
+PARTITION_CORES: Final = 0.5
+"""Of a core a partition may take: more of them spread it."""
+FULL: Final = 0.7
+"""Of a disk at most."""
+NETWORK_FRAME: Final = 1.15
+"""Bytes on the network for each byte of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is to be borne. Messages a second, bytes of value, key and headers, seconds."""
+
+    rate: float
+    message_bytes: int
+    delay_s: float
+    """How long a message waits until it is due, on average; 0: all are due at once."""
+    kept_s: float
+    """For how long one stays behind that."""
+    groups: int = 1
+    replicas: int = 3
+    peak: float = 2.0
+    """The busiest second as a multiple of the average."""
+    produced: str = "batched"
+    delivered: str = "batched"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a node has."""
+
+    cores: float
+    memory_bytes: int
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a load needs, in all and of each of `nodes`."""
+
+    nodes: int
+    partitions: int
+    limited_by: str
+    pending: int
+    stored: int
+    cores: float
+    """Of all nodes, in the busiest second."""
+    disk_bytes: int
+    """Of each node."""
+    memory_bytes: int
+    network_bytes_per_s: int
+    """Out of and into each node, in the busiest second."""
+    remarks: tuple[str, ...]
+
+
+def plan(load: Load, machine: Machine) -> Plan:
+    """Return what the load needs on such machines. Raises ValueError when no number of them bears it."""
+    _check(load, machine)
+    cores = _cores(load)
+    pending, stored = _messages(load)
+    partitions = _partitions(load, cores)
+    each = min(machine.cores, NODE_CORES) * BUSY
+    spare = 1 if load.replicas > 1 else 0
+    wanted = {"replicas": load.replicas, "CPU": math.ceil(cores / each) + spare}
+    per_message = load.message_bytes + (ROW_BYTES if load.delay_s else BATCHED_BYTES)
+    rows = stored * per_message * SPACE_FACTOR * load.replicas
+    disk = machine.disk_bytes * FULL - LOG_BYTES
+    if disk <= 0:
+        raise ValueError(f"a node needs {LOG_BYTES // MIB} MiB of disk for its log alone, below {FULL:.0%} of its disk")
+    wanted["disk"] = math.ceil(rows / disk) + spare
+    led = _pending_bytes(pending) + partitions * (load.groups * GROUP_BYTES + PARTITION_BYTES)
+    memory = machine.memory_bytes - NODE_BYTES - BUDGET_BYTES
+    if memory <= 0:
+        raise ValueError(
+            f"a node needs {(NODE_BYTES + BUDGET_BYTES) // MIB} MiB of memory without any message: give it more, or "
+            "lower limits.memory_bytes"
+        )
+    # A replica that does not lead holds the same, to be able to.
+    wanted["memory"] = math.ceil(led * load.replicas / memory) + spare
+    nodes = max(wanted.values())
+    # When one is gone the others hold what it held, where there are others.
+    bearing = nodes - 1 if nodes > load.replicas else nodes
+    bytes_per_s = load.rate * load.peak * load.message_bytes * NETWORK_FRAME * (load.replicas + load.groups)
+    return Plan(
+        nodes=nodes,
+        partitions=partitions,
+        limited_by=max(wanted, key=lambda name: wanted[name]),
+        pending=pending,
+        stored=stored,
+        cores=cores,
+        disk_bytes=math.ceil(rows / bearing) + LOG_BYTES,
+        memory_bytes=math.ceil(led * load.replicas / bearing) + NODE_BYTES + BUDGET_BYTES,
+        network_bytes_per_s=math.ceil(bytes_per_s / bearing),
+        remarks=tuple(_remarks(load, machine, nodes)),
+    )
+
+
+def _check(load: Load, machine: Machine) -> None:
+    for name, value, least in (
+        ("rate", load.rate, 0.001),
+        ("peak", load.peak, 1.0),
+        ("replicas", load.replicas, 1),
+        ("groups", load.groups, 0),
+        ("size", load.message_bytes, 0),
+        ("delay", load.delay_s, 0),
+        ("kept", load.kept_s, 0),
+        ("cores", machine.cores, 0.1),
+    ):
+        if not least <= value < math.inf:
+            raise ValueError(f"{name}: {value:g} is less than {least:g}")
+
+
+def _cores(load: Load) -> float:
+    """In the busiest second, of all nodes."""
+    each_us = (
+        PRODUCED_US[load.produced] + FOLLOWED_US * (load.replicas - 1) + DELIVERED_US[load.delivered] * load.groups
+    )
+    if load.delay_s:
+        each_us += SCHEDULED_US + SCHEDULED_OUT_US * load.groups
+    return load.rate * load.peak * each_us / 1e6
+
+
+def _messages(load: Load) -> tuple[int, int]:
+    """Pending, and stored in all."""
+    pending = math.ceil(load.rate * load.delay_s)
+    return pending, pending + math.ceil(load.rate * load.kept_s)
+
+
+def _pending_bytes(pending: int) -> float:
+    below, total = 0.0, 0.0
+    for until, each in PENDING_BYTES:
+        total += max(min(pending, until) - below, 0) * each
+        below = until
+    return total
+
+
+def _partitions(load: Load, cores: float) -> int:
+    """So many that none takes more than its share of a core, and consumers may be as many."""
+    return max(math.ceil(cores / PARTITION_CORES), 1 if load.rate < 100 else load.replicas)
+
+
+def _remarks(load: Load, machine: Machine, nodes: int) -> Iterator[str]:
+    if load.replicas == 1:
+        yield "with one replica a node that dies takes its messages with it until it is back, and its disk for good"
+    if load.replicas == 2:
+        yield "with two replicas the loss of either node stops the partition: take 1 or 3"
+    if load.produced == "awaited":
+        yield "producers that await each message cost 200 times as much as those that do not: let several be under way"
+    if load.delivered == "awaited":
+        yield "consumers that await each ack cost 100 times as much: let them go on, or use client.run"
+    if machine.cores >= 2 * NODE_CORES:
+        yield f"a node uses {NODE_CORES:g} cores at most: run more nodes rather than larger ones"
+    if nodes == 2:
+        yield "two nodes decide nothing when one is gone: take one or three"
+    if load.kept_s > 30 * 86_400:
+        yield "what is kept for months is cheaper in an archive: sandctl pipeline archive"

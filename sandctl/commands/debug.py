@@ -1,0 +1,181 @@
+"""`sandctl debug`: what a node does now, for who has to find out what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sandctl.options.common import common_options, run, settings
+from sandctl.options.times import DURATION, now_ms
+from sandctl.output.results import counted, done, say, show_one
+
+if TYPE_CHECKING:
+    from sandq.client import Client
+
+_NODE = click.option("--node", metavar="NODE", help="The node.  [default: the one that is asked]")
+
+
+@click.group()
+def debug() -> None:
+    """Look into a node: stacks, stalls, queues; change what it logs; collect all of it."""
+
+
+@debug.command()
+@_NODE
+@common_options
+def dump(node: str | None) -> None:
+    """Show what a node does now.
+
+    \b
+      sandctl debug dump
+      sandctl debug dump --node node2 -o json
+
+    That is the stacks of its threads and tasks, when its event loop stood still and what held it, and what it holds in
+    queues and memory. With -o json also its configuration and its last log lines. There are names in it, but no values,
+    keys, headers or secrets.
+    """
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await client.admin.dump(node)
+
+    found = run(work)
+    if settings().output != "table":
+        return show_one(found)
+    for line in _told(found):
+        say(line)
+
+
+def _told(found: dict[str, Any]) -> Iterator[str]:
+    """For people."""
+    process = found["process"]
+    versions = f"sandq {process['version']}, Python {process['python']}"
+    yield f"{versions}, up {process['uptime_s']:.0f} s, CPU {process['cpu_s']:.0f} s"
+    yield f"stalled: {found['stalled'] or 'no'}"
+    if found["loop_stall_count"] is not None:
+        yield f"the event loop stood still {counted(found['loop_stall_count'], 'time')}"
+    for stall in found["loop_stalls"]:
+        yield f"  {stall['seconds']:.2f} s at {(stall['stack'] or ['(the whole process)'])[0]}"
+    for name, age_s in sorted(found["standing_still_s"].items()):
+        yield f"no progress of {name} for {age_s:.2f} s"
+    for name, held in sorted(found["memory"]["accounts"].items()):
+        if held["bytes"]:
+            yield f"memory of {name}: {held['bytes']:,} of {held['limit']:,} bytes"
+    groups, connections = found["raft_groups"], found["connections"]
+    yield f"{counted(groups['count'], 'Raft group')}, {groups['led']} led"
+    yield counted(connections["count"], "connection")
+    for group in groups["most_behind"]:
+        if group["unapplied"] or group["failed"]:
+            where = "metadata" if group["topic"] is None else f"{group['topic']}/{group['partition']}"
+            yield f"  {where}: {group['unapplied']:,} not applied {group['failed'] or ''}".rstrip()
+    for title, rows in (("threads", found["threads"]), ("tasks", found["tasks"])):
+        yield ""
+        yield f"{title}:"
+        for row in rows:
+            indent = "  " * (row.get("depth", 0) + 1)
+            yield f"{indent}{row['name']}"
+            for place in row["stack"]:
+                yield f"{indent}  | {place}"
+
+
+@debug.command("log-level")
+@click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]), required=False)
+@click.option("--for", "for_", type=DURATION, help="For so long, at most 1d; then at the configured level again.")
+@_NODE
+@common_options
+def log_level(level: str | None, for_: timedelta | None, node: str | None) -> None:
+    """Show at which LEVEL a node logs, or have it log at another one.
+
+    \b
+      sandctl debug log-level
+      sandctl debug log-level debug --for 10m
+
+    Without --for it holds until the node stops. Connections that began before keep the level they had.
+    """
+    if level is None and for_ is not None:
+        raise click.UsageError("--for goes with a LEVEL")
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await client.admin.log_level(level, for_=for_, node=node)
+
+    show_one(run(work))
+
+
+@debug.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@common_options
+def bundle(file: Path) -> None:
+    """Collect what is known of the cluster in FILE, a .tar.gz: to be looked at elsewhere.
+
+    \b
+      sandctl debug bundle sandq-debug.tar.gz
+
+    The cluster as each node sees it, its topics and groups, and a dump of each node. There are names and addresses in
+    it, but no values, keys, headers or secrets.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            out = opened.enter_context(file.open("xb"))
+        except FileExistsError:
+            raise click.ClickException(f"{file} is there already") from None
+        except OSError as error:
+            raise click.ClickException(f"{file}: {error.strerror}") from None
+        try:
+            parts, missing = run(_collect)
+            with tarfile.open(fileobj=out, mode="w:gz") as archive:
+                for name, found in parts.items():
+                    data = json.dumps(found, indent=1, default=str).encode()
+                    entry = tarfile.TarInfo(f"sandq-debug/{name}.json")
+                    entry.size, entry.mtime = len(data), now_ms() // 1000
+                    archive.addfile(entry, io.BytesIO(data))
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
+    told = {"file": str(file), "parts": len(parts), "bytes": file.stat().st_size, "missing": missing}
+    done(f"{file}: {counted(len(parts), 'part')}, {told['bytes']:,} bytes", told)
+    for name, why in missing.items():
+        click.echo(f"not in it: {name}: {why}", err=True)
+
+
+async def _collect(client: Client) -> tuple[dict[str, Any], dict[str, str]]:
+    """What is to be in it by the names of its files, and what could not be had."""
+    from sandq.client.admin import partition_rows
+    from sandq.errors import SandqError
+
+    parts: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+
+    async def add(name: str, asking: Any) -> Any:
+        try:
+            parts[name] = await asking
+        except SandqError as error:
+            missing[name] = error.message
+        return parts.get(name)
+
+    admin = client.admin
+    info = await admin.cluster()
+    parts["cluster"] = info
+    parts["topics"] = topics = [_plain(record) for record in await admin.list_topics()]
+    await add("partitions", partition_rows(admin, None, None))
+    await add("clock", admin.clock())
+    for topic in topics:
+        await add(f"groups/{topic['name']}", admin.groups(topic["name"]))
+    for row in info.get("nodes") or ():
+        node = str(row["node"])
+        if not row.get("up"):
+            missing[f"nodes/{node}"] = "it cannot be reached"
+            continue
+        await add(f"nodes/{node}.cluster", admin.cluster(node))
+        await add(f"nodes/{node}", admin.dump(node))
+    return parts, missing
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {**record._asdict(), "partitions": [row._asdict() for row in record.partitions]}

@@ -1,0 +1,40 @@
+"""Backups of a cluster: made while it runs, verified without it, restored into it or into another one.
+
+    place = place_of("/backups/orders")
+    manifest = await create_backup(client, place)
+    await verify_backup(place, manifest.backup_id)
+    await restore_backup(client, place, manifest.backup_id, topics=["orders"], names={"orders": "orders-again"})
+
+`sandctl backup` does the same. docs/backup.md says what is in a backup, and what is not.
+"""
+
+from __future__ import annotations
+
+from sandq.backup.create import create_backup
+from sandq.backup.errors import DamagedBackup, NoBackup, WrongKey
+from sandq.backup.keys import BackupKey
+from sandq.backup.listing import Listed, delete_backup, list_backups
+from sandq.backup.manifest import Manifest
+from sandq.backup.places import place_of
+from sandq.backup.restore import Restored, restore_backup
+from sandq.backup.schedule import BackupSchedule
+from sandq.backup.verify import verify_backup
+from sandq.backup.work import Progress
+
+__all__ = [
+    "BackupKey",
+    "BackupSchedule",
+    "DamagedBackup",
+    "Listed",
+    "Manifest",
+    "NoBackup",
+    "Progress",
+    "Restored",
+    "WrongKey",
+    "create_backup",
+    "delete_backup",
+    "list_backups",
+    "place_of",
+    "restore_backup",
+    "verify_backup",
+]

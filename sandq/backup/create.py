@@ -1,0 +1,291 @@
+"""Make a backup: the rows of each partition as they are at one moment, and then the manifest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any, BinaryIO, Final
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from sandq.backup import manifest as manifests
+from sandq.backup.errors import DamagedBackup, NoBackup
+from sandq.backup.file_format import Writer
+from sandq.backup.keys import BackupKey
+from sandq.backup.manifest import FULL, FilePart, Manifest, PartitionPart, TopicPart
+from sandq.backup.places import Place
+from sandq.backup.work import AT_ONCE, QUEUED, OnProgress, Pace, Progress, in_thread, several
+from sandq.client import Client
+from sandq.client.backups import BackupTransfer, Piece
+from sandq.model.errors import NotFound, SandqError, Unavailable, UnknownTopic
+from sandq.model.names import RESTORING
+
+FILE_BYTES: Final = 256 << 20
+"""Of a file of rows, about."""
+ATTEMPTS: Final = 8
+"""So often a partition is begun anew because another node leads it by then."""
+PAUSE_S: Final = 1.0
+DONE: Final = "done.sandq"
+"""Of a partition whose files are all there, until the manifest is."""
+
+
+async def create_backup(
+    client: Client,
+    place: Place,
+    *,
+    topics: Collection[str] | None = None,
+    identities: bool = False,
+    key: BackupKey | None = None,
+    resume: str | None = None,
+    rate: int | None = None,
+    at_once: int = AT_ONCE,
+    on_progress: OnProgress = lambda progress: None,
+) -> Manifest:
+    """Back up all topics, or these, to a place; what it says of itself, once it is there as a whole.
+
+    `identities`: with who may do what, and the hashes of tokens. `resume`: go on with a backup that was stopped:
+    partitions that are there as a whole are not read again. `rate`: bytes of rows a second at most.
+
+    Raises UnknownTopic, NoBackup, and what a node says.
+    """
+    transfer = BackupTransfer(client)
+    begun_ms = time.time_ns() // 1_000_000
+    catalog = await transfer.catalog()
+    wanted = _wanted(catalog["topics"], topics)
+    if resume is not None:
+        manifests.check_id(resume)
+        if not await in_thread(lambda: resume in place.folders(), place.shown):
+            raise NoBackup(f"there is no backup {resume!r} in {place.shown} that could be gone on with")
+        if await in_thread(lambda: place.exists(f"{resume}/{manifests.MANIFEST}"), place.shown):
+            return await in_thread(lambda: manifests.read(place, resume, key), place.shown)
+    run = _Run(transfer, place, resume or manifests.new_id(begun_ms), key, Pace(rate), on_progress)
+    access = await transfer.access() if identities else None
+    parts = await run.partitions(wanted, at_once)
+    manifest = Manifest(
+        run.backup_id,
+        FULL,
+        catalog["cluster"],
+        catalog["cluster_uuid"],
+        catalog["version"],
+        catalog["feature_level"],
+        begun_ms,
+        time.time_ns() // 1_000_000,
+        tuple(_topic(row, parts[row["name"]]) for row in wanted if row["name"] in parts),
+        access,
+        tuple(run.warnings),
+        None if key is None else key.key_id,
+    )
+    await in_thread(lambda: manifests.write(place, manifest, key), place.shown)
+    return manifest
+
+
+def _wanted(rows: list[dict[str, Any]], topics: Collection[str] | None) -> list[dict[str, Any]]:
+    if topics is not None:
+        there = {row["name"] for row in rows}
+        missing = sorted(set(topics) - there)
+        if missing:
+            raise UnknownTopic(f"there is no topic {missing[0]!r}", topic=missing[0])
+        rows = [row for row in rows if row["name"] in topics]
+    return rows
+
+
+def _topic(row: dict[str, Any], parts: tuple[PartitionPart, ...]) -> TopicPart:
+    return TopicPart(
+        row["name"],
+        row["number"],
+        row["kind"],
+        row["initial_partitions"],
+        row["replicas"],
+        row["settings"],
+        row["owner"],
+        parts,
+    )
+
+
+class _Run:
+    """One backup while it is made."""
+
+    def __init__(
+        self,
+        transfer: BackupTransfer,
+        place: Place,
+        backup_id: str,
+        key: BackupKey | None,
+        pace: Pace,
+        on_progress: OnProgress,
+    ) -> None:
+        self._pace = pace
+        self.backup_id = backup_id
+        self.warnings: list[str] = []
+        self._transfer = transfer
+        self._place = place
+        self._key = key
+        self._on_progress = on_progress
+        self._progress = Progress()
+        self._gone: set[str] = set()
+
+    async def partitions(self, topics: list[dict[str, Any]], at_once: int) -> dict[str, tuple[PartitionPart, ...]]:
+        """The partitions of each topic; topics that were deleted meanwhile are left out, and those being restored."""
+        shut = [row["name"] for row in topics if RESTORING in row["settings"]]
+        self.warnings += [f"topic {name} is left out: it is being restored itself" for name in shut]
+        wanted = [
+            (row["name"], number) for row in topics if row["name"] not in shut for number in range(row["partitions"])
+        ]
+        self._progress.partitions = len(wanted)
+        self._on_progress(self._progress)
+        found: dict[tuple[str, int], PartitionPart] = {}
+
+        async def one(item: tuple[str, int]) -> None:
+            topic, number = item
+            if topic in self._gone:
+                return
+            try:
+                found[item] = await self._partition(topic, number)
+            except UnknownTopic:
+                self._gone.add(topic)
+                self.warnings.append(f"topic {topic} is left out: it was deleted meanwhile")
+                return
+            self._progress.partitions_done += 1
+            self._progress.topic = topic
+            self._on_progress(self._progress)
+
+        await several(one, wanted, at_once)
+        names = [row["name"] for row in topics if row["name"] not in shut and row["name"] not in self._gone]
+        return {
+            name: tuple(found[name, number] for number in sorted(n for topic, n in found if topic == name))
+            for name in names
+        }
+
+    async def _partition(self, topic: str, number: int) -> PartitionPart:
+        folder = f"data/{topic}/{number}"
+        done = f"{self.backup_id}/{folder}/{DONE}"
+        if await in_thread(lambda: self._place.exists(done), self._place.shown):
+            with suppress(DamagedBackup):
+                read = partial(manifests.read_document, self._place, self.backup_id, f"{folder}/{DONE}", self._key)
+                part = PartitionPart.of(await in_thread(read, self._place.shown))
+                self._progress.bytes += part.plain_bytes
+                self._progress.bytes_done += part.plain_bytes
+                return part
+        for attempt in range(1, ATTEMPTS + 1):
+            before = self._progress.bytes_done
+            try:
+                part = await self._attempt(topic, number, folder)
+                break
+            except UnknownTopic:
+                raise
+            except (NotFound, Unavailable) as error:
+                if isinstance(error, NoBackup) or attempt == ATTEMPTS:
+                    raise
+                # Another node leads it, or it stood still for long: what was read is of a moment that is gone.
+                self._progress.bytes_done = before
+                await anyio.sleep(PAUSE_S)
+        document = partial(
+            manifests.write_document, self._place, self.backup_id, f"{folder}/{DONE}", asdict(part), self._key
+        )
+        await in_thread(document, self._place.shown)
+        return part
+
+    async def _attempt(self, topic: str, number: int, folder: str) -> PartitionPart:
+        begun = await self._transfer.begin(topic, number)
+        self._progress.bytes += begun["bytes"]
+        self._on_progress(self._progress)
+        files = _Files(self._place, self.backup_id, folder, self._key)
+        try:
+            await self._copy(topic, number, begun["export"], files)
+        finally:
+            self._progress.bytes -= begun["bytes"]
+            with anyio.move_on_after(5, shield=True), suppress(SandqError):
+                await self._transfer.end(topic, number, begun["export"])
+        part = PartitionPart(number, begun["index"], begun["time_ms"], begun["level"], tuple(files.parts))
+        self._progress.bytes += part.plain_bytes
+        return part
+
+    async def _copy(self, topic: str, number: int, export: int, files: _Files) -> None:
+        """Read piece by piece, and write what was read meanwhile."""
+        send, receive = anyio.create_memory_object_stream[Piece](QUEUED)
+        errors: list[SandqError] = []
+
+        async def read(send: MemoryObjectSendStream[Piece]) -> None:
+            async with send:
+                position, is_last = None, False
+                while not is_last:
+                    piece = await self._transfer.read(topic, number, export, position)
+                    position, is_last = piece.position, piece.is_last
+                    await self._pace.take(len(piece.data))
+                    await send.send(piece)
+
+        async def write(receive: MemoryObjectReceiveStream[Piece]) -> None:
+            async with receive:
+                async for piece in receive:
+                    await in_thread(partial(files.write, piece.data), self._place.shown)
+                    self._progress.bytes_done += len(piece.data)
+                    self._on_progress(self._progress)
+
+        async def kept(work: Callable[[Any], Any], stream: Any) -> None:
+            try:
+                await work(stream)
+            except SandqError as error:
+                errors.append(error)
+                tasks.cancel_scope.cancel()
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kept, read, send)
+                tasks.start_soon(kept, write, receive)
+            if errors:
+                raise errors[0]
+            await in_thread(files.end, self._place.shown)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await in_thread(files.give_up, self._place.shown)
+            raise
+
+
+class _Files:
+    """The files of a partition, one after the other. Blocks; for one thread at a time."""
+
+    def __init__(self, place: Place, backup_id: str, folder: str, key: BackupKey | None) -> None:
+        self.parts: list[FilePart] = []
+        self._place = place
+        self._backup_id = backup_id
+        self._folder = folder
+        self._key = key
+        self._context: AbstractContextManager[BinaryIO] | None = None
+        self._writer: Writer | None = None
+        self._name = ""
+
+    def write(self, data: bytes) -> None:
+        """Add a block, in a new file where this one is full."""
+        if self._writer is not None and self._writer.bytes >= FILE_BYTES:
+            self._end_file()
+        if self._writer is None:
+            self._name = f"{self._folder}/{len(self.parts):05}.sandq"
+            self._context = self._place.create(f"{self._backup_id}/{self._name}")
+            stream = self._context.__enter__()
+            self._writer = Writer(stream, self._backup_id, self._name, self._key)
+        self._writer.write(data)
+
+    def end(self) -> None:
+        """All was written."""
+        if self._writer is not None:
+            self._end_file()
+
+    def _end_file(self) -> None:
+        writer, context = self._writer, self._context
+        assert writer is not None and context is not None
+        writer.end()
+        self._writer = self._context = None
+        context.__exit__(None, None, None)
+        self.parts.append(FilePart(self._name, writer.bytes, writer.blocks, writer.plain_bytes))
+
+    def give_up(self) -> None:
+        """It failed: the file that was begun goes."""
+        context, self._context, self._writer = self._context, None, None
+        if context is not None:
+            error = NoBackup("the backup was given up")
+            with suppress(NoBackup):
+                context.__exit__(NoBackup, error, None)

@@ -1,0 +1,207 @@
+"""Files of a backup: a header, blocks, and an end that says how many there were. PERSISTED, see docs/backup.md.
+
+    file   = "SANDQBAK" | version u8 (1) | 3 zero bytes | length u32 | crc32c u32 | header
+    header = MessagePack [backup text, name text, salt (16 bytes), key id text | nil (not encrypted)]
+    block  = length u32 | plain length u32 | crc32c u32 | number u32 | kind u8 | 3 zero bytes | content
+    kind   = 1 rows or a document, 2 the end: MessagePack [blocks, their plain bytes]
+
+All numbers are big-endian. Content is compressed with zstd and, with a key, encrypted with AES-256-GCM: beside it the
+header and the block's number, kind and plain length are authenticated. The checksum is over the block's number, kind,
+plain length and content, so that damage is found without the key, and is said with its place.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final
+
+import google_crc32c
+import msgpack
+import zstandard
+
+from sandq.backup.errors import DamagedBackup
+from sandq.backup.keys import SALT_BYTES, BackupKey, check_key
+
+MAGIC: Final = b"SANDQBAK"
+VERSION: Final = 1
+ROWS, END = 1, 2
+"""Kinds of blocks."""
+BLOCK_BYTES: Final = 24 << 20
+"""Of a block's content, plain or not, at most: a row may be a batch of 16 MiB."""
+SEALED_BYTES: Final = 1 << 17
+"""What compressing adds to what cannot be compressed, and sealing, at most."""
+HEADER_BYTES: Final = 64 << 10
+ZSTD_LEVEL: Final = 1
+"""Messages that are compressed already gain nothing by more, and others little."""
+
+_PREFIX: Final = struct.Struct(">8sB3xII")
+_BLOCK: Final = struct.Struct(">IIIIB3x")
+_BESIDE: Final = struct.Struct(">IBI")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself."""
+
+    backup: str
+    name: str
+    """In its backup: a file is not taken for another one."""
+    salt: bytes
+    key_id: str | None
+
+    def encode(self) -> bytes:
+        """Return the bytes that a file begins with."""
+        body: bytes = msgpack.packb([self.backup, self.name, self.salt, self.key_id])
+        return _PREFIX.pack(MAGIC, VERSION, len(body), google_crc32c.value(body)) + body
+
+
+class Writer:
+    """Writes one file, block by block. Blocks; for one thread at a time."""
+
+    def __init__(self, stream: BinaryIO, backup: str, name: str, key: BackupKey | None) -> None:
+        self._stream = stream
+        header = Header(backup, name, os.urandom(SALT_BYTES), None if key is None else key.key_id)
+        self._head = header.encode()
+        self._cipher = None if key is None else key.cipher(header.salt)
+        self._zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+        self.blocks = 0
+        self.plain_bytes = 0
+        """Of all blocks."""
+        self.bytes = len(self._head)
+        """Written so far."""
+        stream.write(self._head)
+
+    def write(self, content: bytes) -> None:
+        """Add a block."""
+        self._write(ROWS, content)
+        self.blocks += 1
+        self.plain_bytes += len(content)
+
+    def end(self) -> None:
+        """Write the end: a file without it is truncated."""
+        self._write(END, msgpack.packb([self.blocks, self.plain_bytes]))
+        self._stream.flush()
+
+    def _write(self, kind: int, plain: bytes) -> None:
+        if len(plain) > BLOCK_BYTES:
+            raise ValueError(f"a block of {len(plain)} bytes")
+        content = self._zstd.compress(plain)
+        beside = _BESIDE.pack(self.blocks, kind, len(plain))
+        if self._cipher is not None:
+            content = self._cipher.seal(self.blocks, content, self._head + beside)
+        head = _BLOCK.pack(len(content), len(plain), _crc(beside, content), self.blocks, kind)
+        self._stream.write(head)
+        self._stream.write(content)
+        self.bytes += len(head) + len(content)
+
+
+class Reader:
+    """Reads one file, block by block. Blocks; for one thread at a time."""
+
+    def __init__(self, stream: BinaryIO, backup: str, name: str, key: BackupKey | None, shown: str) -> None:
+        """`shown`: what the file is called in errors. Raises DamagedBackup: it is none of this backup; WrongKey."""
+        self._stream = stream
+        self._shown = shown
+        self.at = 0
+        """Byte that is read next."""
+        self._head = self._read(_PREFIX.size, "the file ends within its first bytes")
+        magic, version, length, crc = _PREFIX.unpack(self._head)
+        if magic != MAGIC:
+            raise self._wrong(0, "this is no file of a sandq backup")
+        if version != VERSION:
+            raise self._wrong(8, f"the file has version {version}, this program knows {VERSION}")
+        if self._head != _PREFIX.pack(magic, version, length, crc):
+            raise self._wrong(9, "there are zero bytes here in what is written")
+        if length > HEADER_BYTES:
+            raise self._wrong(12, f"the header has {length} bytes, more than {HEADER_BYTES}")
+        body = self._read(length, "the file ends within its header")
+        if google_crc32c.value(body) != crc:
+            raise self._wrong(_PREFIX.size, "the header is damaged: its checksum is another one")
+        self._head += body
+        header = _header(body)
+        if header is None:
+            raise self._wrong(_PREFIX.size, "the header cannot be read")
+        if (header.backup, header.name) != (backup, name):
+            raise self._wrong(
+                _PREFIX.size, f"it is {header.name} of backup {header.backup}, where {name} of {backup} is expected"
+            )
+        check_key(key, header.key_id, shown)
+        self._cipher = None if key is None else key.cipher(header.salt)
+        self._zstd = zstandard.ZstdDecompressor()
+        self._number = self._bytes = 0
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content of each block, once it is known to be whole. Raises DamagedBackup, also when the file ends
+        too early, or goes on behind its end."""
+        while (content := self.next()) is not None:
+            yield content
+
+    def next(self) -> bytes | None:
+        """Return the next block; None: that was the last one. Raises DamagedBackup."""
+        at = self.at
+        head = self._read(_BLOCK.size, "the file ends here, and more was written: it is truncated")
+        length, plain_length, crc, number, kind = _BLOCK.unpack(head)
+        is_block = max(length, plain_length) <= BLOCK_BYTES + SEALED_BYTES and kind in (ROWS, END)
+        if not is_block or head != _BLOCK.pack(length, plain_length, crc, number, kind):
+            raise self._wrong(at, "this is no block: the file is damaged here")
+        content = self._read(length, "the file ends within a block: it is truncated")
+        beside = _BESIDE.pack(number, kind, plain_length)
+        if _crc(beside, content) != crc:
+            raise self._wrong(at, f"block {number} is damaged: its checksum is another one")
+        if number != self._number:
+            raise self._wrong(at, f"block {number} stands where block {self._number} is expected")
+        if self._cipher is not None:
+            opened = self._cipher.open(number, content, self._head + beside)
+            if opened is None:
+                raise self._wrong(at, f"block {number} was not written so with this key: somebody has changed it")
+            content = opened
+        try:
+            plain = self._zstd.decompress(content, max_output_size=plain_length)
+        except zstandard.ZstdError as error:
+            raise self._wrong(at, f"block {number} cannot be decompressed: {error}") from None
+        if len(plain) != plain_length:
+            raise self._wrong(at, f"block {number} has {len(plain)} bytes, and says {plain_length}")
+        if kind == END:
+            self._check_end(at, plain)
+            return None
+        self._number += 1
+        self._bytes += len(plain)
+        return plain
+
+    def _check_end(self, at: int, plain: bytes) -> None:
+        if plain != msgpack.packb([self._number, self._bytes]):
+            raise self._wrong(at, "the end tells of other blocks than there are")
+        if self._stream.read(1):
+            raise self._wrong(self.at, "something stands behind the end of the file")
+
+    def _read(self, size: int, why: str) -> bytes:
+        parts, left = [], size
+        while left:
+            part = self._stream.read(left)
+            if not part:
+                raise self._wrong(self.at + size - left, why)
+            parts.append(part)
+            left -= len(part)
+        self.at += size
+        return b"".join(parts)
+
+    def _wrong(self, at: int, why: str) -> DamagedBackup:
+        return DamagedBackup(self._shown, at, why)
+
+
+def _header(body: bytes) -> Header | None:
+    try:
+        found: Any = msgpack.unpackb(body)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    match found:
+        case [str() as backup, str() as name, bytes() as salt, str() | None as key_id] if len(salt) == SALT_BYTES:
+            return Header(backup, name, salt, key_id)
+    return None
+
+
+def _crc(beside: bytes, content: bytes) -> int:
+    return int(google_crc32c.extend(google_crc32c.value(beside), content))

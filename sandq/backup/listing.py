@@ -1,0 +1,70 @@
+"""Which backups there are at a place, and which of them may go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sandq.backup import manifest as manifests
+from sandq.backup.errors import DamagedBackup, NoBackup, WrongKey
+from sandq.backup.keys import BackupKey
+from sandq.backup.manifest import Manifest
+from sandq.backup.places import Place
+from sandq.backup.work import in_thread
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A backup, or what is in its place."""
+
+    backup_id: str
+    manifest: Manifest | None
+    """None: it cannot be used."""
+    problem: str | None = None
+    """Why not."""
+    is_unfinished: bool = False
+    """It was never finished; it may be in the making."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return what is told of it."""
+        if self.manifest is not None:
+            return {**self.manifest.shown(), "problem": None}
+        return {"backup_id": self.backup_id, "problem": self.problem}
+
+
+async def list_backups(place: Place, *, key: BackupKey | None = None) -> list[Listed]:
+    """All backups at a place, the oldest first; also those that cannot be used, and why."""
+    found = []
+    for folder in await in_thread(place.folders, place.shown):
+        try:
+            manifests.check_id(folder)
+        except NoBackup:
+            continue
+        found.append(await in_thread(partial(_look, place, folder, key), place.shown))
+    return found
+
+
+def _look(place: Place, folder: str, key: BackupKey | None) -> Listed:
+    if not place.exists(f"{folder}/{manifests.MANIFEST}"):
+        return Listed(folder, None, "it was not finished, or is being made", is_unfinished=True)
+    try:
+        return Listed(folder, manifests.read(place, folder, key))
+    except (DamagedBackup, WrongKey, NoBackup) as error:
+        return Listed(folder, None, error.message)
+
+
+async def delete_backup(place: Place, backup_id: str) -> None:
+    """Delete a backup and all of its files, also one that was not finished. Raises NoBackup."""
+    manifests.check_id(backup_id)
+    if backup_id not in await in_thread(place.folders, place.shown):
+        raise NoBackup(f"there is no backup {backup_id!r} in {place.shown}")
+    await in_thread(partial(place.remove, backup_id), place.shown)
+
+
+def outlived(backups: Sequence[Listed], keep: int) -> list[Listed]:
+    """Those that are older than the last `keep` good ones. Never one that is good while there are no more than that,
+    and nothing that cannot be read: somebody is to look at it."""
+    good = [one for one in backups if one.manifest is not None]
+    return good[:-keep] if keep > 0 else []

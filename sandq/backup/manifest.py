@@ -1,0 +1,234 @@
+"""What a backup says of itself: the last file that is written of it. A backup without it is not there.
+
+PERSISTED: JSON, within a file as `file_format` has it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from sandq.backup.errors import DamagedBackup, NoBackup
+from sandq.backup.file_format import Reader, Writer
+from sandq.backup.keys import BackupKey
+from sandq.backup.places import Place
+from sandq.model.features import KNOWN
+
+MANIFEST: Final = "manifest.sandq"
+FORMAT: Final = 1
+FULL: Final = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file of rows."""
+
+    name: str
+    """In the backup's folder."""
+    bytes: int
+    blocks: int
+    plain_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPart:
+    """A partition as of an entry of its log."""
+
+    partition: int
+    index: int
+    time_ms: int
+    level: int
+    """The feature level by whose rules its rows are."""
+    files: tuple[FilePart, ...]
+
+    @property
+    def blocks(self) -> int:
+        """Chunks of rows, of all files."""
+        return sum([file.blocks for file in self.files])
+
+    @property
+    def plain_bytes(self) -> int:
+        return sum([file.plain_bytes for file in self.files])
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> PartitionPart:
+        """From JSON."""
+        files = tuple(FilePart(**file) for file in found["files"])
+        return cls(found["partition"], found["index"], found["time_ms"], found["level"], files)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPart:
+    """A topic with what it was made with."""
+
+    name: str
+    number: int
+    kind: str
+    initial_partitions: int
+    replicas: int
+    settings: dict[str, Any]
+    owner: str | None
+    partitions: tuple[PartitionPart, ...]
+
+    @property
+    def made_with(self) -> dict[str, Any]:
+        """As it is made again."""
+        return {
+            "kind": self.kind,
+            "initial_partitions": self.initial_partitions,
+            "partitions": len(self.partitions),
+            "settings": self.settings,
+            "owner": self.owner,
+        }
+
+    @property
+    def plain_bytes(self) -> int:
+        return sum([part.plain_bytes for part in self.partitions])
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A backup. Times in epoch milliseconds."""
+
+    backup_id: str
+    kind: str
+    cluster: str
+    cluster_uuid: str
+    version: str
+    feature_level: int
+    begun_ms: int
+    ended_ms: int
+    topics: tuple[TopicPart, ...]
+    access: dict[str, Any] | None = field(default=None, repr=False)
+    """Identities, with the hashes of tokens, and roles; None: they were not asked for."""
+    warnings: tuple[str, ...] = ()
+    key_id: str | None = None
+    """Of the key that it is encrypted with."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all files of rows."""
+        return sum([file.bytes for part in self.parts for file in part.files])
+
+    @property
+    def plain_bytes(self) -> int:
+        return sum([topic.plain_bytes for topic in self.topics])
+
+    @property
+    def parts(self) -> list[PartitionPart]:
+        """Of all topics."""
+        return [part for topic in self.topics for part in topic.partitions]
+
+    def topic(self, name: str) -> TopicPart:
+        """Raises NoBackup."""
+        for topic in self.topics:
+            if topic.name == name:
+                return topic
+        raise NoBackup(f"backup {self.backup_id} has no topic {name!r}")
+
+    def shown(self) -> dict[str, Any]:
+        """Return what is told of it."""
+        return {
+            "backup_id": self.backup_id,
+            "kind": self.kind,
+            "cluster": self.cluster,
+            "cluster_uuid": self.cluster_uuid,
+            "begun_ms": self.begun_ms,
+            "ended_ms": self.ended_ms,
+            "topics": [topic.name for topic in self.topics],
+            "partitions": len(self.parts),
+            "bytes": self.bytes,
+            "plain_bytes": self.plain_bytes,
+            "identities": self.access is not None,
+            "encrypted": self.key_id is not None,
+            "warnings": list(self.warnings),
+        }
+
+
+def new_id(now_ms: int | None = None) -> str:
+    """The name of a new backup: names order by time."""
+    now_s = time.time() if now_ms is None else now_ms / 1000
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now_s))}-{secrets.token_hex(3)}"
+
+
+def write(place: Place, manifest: Manifest, key: BackupKey | None) -> None:
+    """Let a backup be there. Blocks."""
+    document = asdict(manifest)
+    for identity in (document["access"] or {}).get("identities", ()):
+        if identity["secret_hash"] is not None:
+            identity["secret_hash"] = identity["secret_hash"].hex()
+    del document["key_id"]
+    write_document(place, manifest.backup_id, MANIFEST, {"format": FORMAT, **document}, key)
+
+
+def read(place: Place, backup_id: str, key: BackupKey | None) -> Manifest:
+    """Read what a backup says of itself. Blocks. Raises NoBackup, DamagedBackup, WrongKey."""
+    check_id(backup_id)
+    name = f"{backup_id}/{MANIFEST}"
+    if not place.exists(name):
+        raise NoBackup(f"there is no backup {backup_id!r} in {place.shown}, or it was not finished")
+    shown = f"{place.shown}/{name}"
+    document = read_document(place, backup_id, MANIFEST, key)
+    try:
+        if document.get("format") != FORMAT:
+            raise DamagedBackup(shown, 0, f"its format is {document.get('format')}, this program knows {FORMAT}")
+        return _manifest(document, key)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedBackup(shown, 0, f"it does not say what a backup says: {error!r}") from None
+
+
+def _manifest(document: dict[str, Any], key: BackupKey | None) -> Manifest:
+    topics = tuple(
+        TopicPart(**{**topic, "partitions": tuple(map(PartitionPart.of, topic["partitions"]))})
+        for topic in document["topics"]
+    )
+    access = document["access"]
+    for identity in access["identities"] if access is not None else ():
+        if identity["secret_hash"] is not None:
+            identity["secret_hash"] = bytes.fromhex(identity["secret_hash"])
+    known = {name: document[name] for name in Manifest.__dataclass_fields__ if name in document}
+    warnings = tuple(document["warnings"])
+    key_id = None if key is None else key.key_id
+    return Manifest(**{**known, "topics": topics, "access": access, "warnings": warnings, "key_id": key_id})
+
+
+def check_level(manifest: Manifest) -> None:
+    """Raise NoBackup for one of a cluster whose rows this version does not know."""
+    newest = max([manifest.feature_level, *[part.level for part in manifest.parts]])
+    if newest > KNOWN.highest:
+        raise NoBackup(
+            f"backup {manifest.backup_id} is of feature level {newest} (sandq {manifest.version}), and this version "
+            f"knows {KNOWN}: restore it with a version as new as that"
+        )
+
+
+def check_id(backup_id: str) -> None:
+    """Raise NoBackup for what is no name of a backup."""
+    if not backup_id or not backup_id.replace("-", "").isalnum() or not backup_id.isascii() or len(backup_id) > 80:
+        raise NoBackup(f"{backup_id!r:.100} is no backup")
+
+
+def write_document(place: Place, backup_id: str, name: str, document: Any, key: BackupKey | None) -> None:
+    """Write a file with one document. Blocks."""
+    data = json.dumps(document, separators=(",", ":")).encode()
+    with place.create(f"{backup_id}/{name}") as stream:
+        writer = Writer(stream, backup_id, name, key)
+        for at in range(0, len(data), 1 << 20):
+            writer.write(data[at : at + (1 << 20)])
+        writer.end()
+
+
+def read_document(place: Place, backup_id: str, name: str, key: BackupKey | None) -> Any:
+    """Read it. Blocks. Raises NoBackup, DamagedBackup, WrongKey."""
+    path = f"{backup_id}/{name}"
+    with place.open(path) as stream:
+        reader = Reader(stream, backup_id, name, key, f"{place.shown}/{path}")
+        data = b"".join(reader.blocks())
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise DamagedBackup(f"{place.shown}/{path}", 0, f"it is no JSON: {error}") from None

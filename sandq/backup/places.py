@@ -1,0 +1,187 @@
+"""Where backups are kept: a directory, or whatever fsspec knows by its URL. All of it blocks.
+
+A file is there as a whole or not at all: in a directory it gets its name once it is on the disk, elsewhere when the
+store has taken it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from sandq.backup.errors import NoBackup
+from sandq.model.errors import ConfigError, StorageFailed
+
+PARTIAL = ".partial"
+"""Behind the name of a file that is being written."""
+
+
+class Place(Protocol):
+    """Names are relative, with "/" between their parts. All raise StorageFailed."""
+
+    shown: str
+    """What it is called in messages: without what lets anybody in."""
+
+    def create(self, name: str) -> Any:
+        """A context in which a file is written, which is there once it ends well."""
+        ...
+
+    def open(self, name: str) -> BinaryIO:
+        """Raises NoBackup when there is none of this name."""
+        ...
+
+    def exists(self, name: str) -> bool: ...
+
+    def folders(self) -> list[str]:
+        """Those at the top."""
+        ...
+
+    def remove(self, folder: str) -> None:
+        """Delete a folder and all there is in it; one that is not there is no mistake."""
+        ...
+
+
+def place_of(url: str) -> Place:
+    """Where a URL or a path leads. Raises ConfigError."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return Directory(Path(url).expanduser())
+    if scheme == "file":
+        return Directory(Path(rest if rest.startswith("/") else f"/{rest}"))
+    return _Remote(url)
+
+
+@contextmanager
+def _failing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NoBackup(f"{what} is not there") from error
+    except OSError as error:
+        raise StorageFailed(f"{what}: {error.strerror or error}") from error
+
+
+class Directory:
+    """Of this machine, or one that is mounted."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.shown = str(path)
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        path = self._path / name
+        partial = path.with_name(path.name + PARTIAL)
+        with _failing(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                with open(partial, "wb", opener=_private) as stream:
+                    yield cast(BinaryIO, stream)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            except BaseException:
+                with suppress(OSError):
+                    partial.unlink()
+                raise
+            partial.rename(path)
+            _sync(path.parent)
+
+    def open(self, name: str) -> BinaryIO:
+        with _failing(str(self._path / name)):
+            return cast(BinaryIO, (self._path / name).open("rb"))
+
+    def exists(self, name: str) -> bool:
+        return (self._path / name).is_file()
+
+    def folders(self) -> list[str]:
+        with _failing(str(self._path)):
+            if not self._path.exists():
+                return []
+            return sorted([one.name for one in self._path.iterdir() if one.is_dir()])
+
+    def remove(self, folder: str) -> None:
+        with _failing(str(self._path / folder)), suppress(FileNotFoundError):
+            shutil.rmtree(self._path / folder)
+
+
+class _Remote:
+    """By fsspec."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise ConfigError(
+                "backups to a URL need the package fsspec, and that for the kind of URL (s3fs, gcsfs, ...): "
+                "pip install 'sandq-client[backup]'"
+            ) from None
+        try:
+            self._files, self._path = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"{_without_secrets(url)}: {error}") from None
+        self.shown = _without_secrets(url)
+
+    def _name(self, name: str) -> str:
+        return f"{self._path.rstrip('/')}/{name}"
+
+    def _shown(self, name: str) -> str:
+        return f"{self.shown.rstrip('/')}/{name}"
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        path = self._name(name)
+        with _failing(self._shown(name)):
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            stream = self._files.open(path, "wb")
+            try:
+                yield stream
+            except BaseException:
+                # What was begun is given up where the store can; a file without its end is none in any case.
+                with suppress(Exception):
+                    stream.discard()
+                raise
+            stream.close()
+
+    def open(self, name: str) -> BinaryIO:
+        with _failing(self._shown(name)):
+            return cast(BinaryIO, self._files.open(self._name(name), "rb"))
+
+    def exists(self, name: str) -> bool:
+        with _failing(self._shown(name)):
+            return bool(self._files.exists(self._name(name)))
+
+    def folders(self) -> list[str]:
+        with _failing(self.shown):
+            self._files.invalidate_cache()
+            if not self._files.exists(self._path):
+                return []
+            found = self._files.ls(self._path, detail=True)
+        return sorted([one["name"].rstrip("/").rpartition("/")[2] for one in found if one["type"] == "directory"])
+
+    def remove(self, folder: str) -> None:
+        with _failing(self._shown(folder)):
+            if self._files.exists(self._name(folder)):
+                self._files.rm(self._name(folder), recursive=True)
+
+
+def _without_secrets(url: str) -> str:
+    """A URL without the name and password that may stand in it, and without what follows a question mark."""
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,222 @@
+"""Make topics of a backup again: shut until all of their partitions are there, and then opened."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from sandq.backup import manifest as manifests
+from sandq.backup.errors import DamagedBackup
+from sandq.backup.keys import BackupKey
+from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
+from sandq.backup.places import Place
+from sandq.backup.verify import Blocks, verify_parts
+from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
+from sandq.client import Client
+from sandq.client.backups import BackupTransfer
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, UnknownTopic
+from sandq.model.names import check_name
+from sandq.model.outbox import DEAD_LETTER_TOPIC
+
+AHEAD: Final = 2
+"""Blocks that are read at a time from a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came of it."""
+
+    backup_id: str
+    topics: Mapping[str, str]
+    """Names of the backup, and those that they have now."""
+    partitions: int
+    rows: int
+    bytes: int
+    """Of rows."""
+    paused_groups: Mapping[str, Sequence[str]]
+    """By topic: they get nothing until they are resumed."""
+    identities: int = 0
+    warnings: Sequence[str] = field(default_factory=list)
+
+
+async def restore_backup(
+    client: Client,
+    place: Place,
+    backup_id: str,
+    *,
+    topics: Collection[str] | None = None,
+    names: Mapping[str, str] | None = None,
+    prefix: str = "",
+    replicas: int | None = None,
+    identities: bool = False,
+    resume_groups: bool = False,
+    verify: bool = True,
+    key: BackupKey | None = None,
+    rate: int | None = None,
+    at_once: int = AT_ONCE,
+    on_progress: OnProgress = lambda progress: None,
+) -> Restored:
+    """Make the topics of a backup, or these of them, in a cluster in which there are none of these names.
+
+    `names`: other names than those of the backup; `prefix` stands before all others. `replicas`: instead of what they
+    had. `identities`: restore who may do what as well, where the backup has it; who is there stays as it is.
+    `resume_groups`: let consumers have at once what is due; else groups are paused. `verify`: read all of it before
+    anything is made. `rate`: bytes of rows a second at most. One that was stopped goes on when it is begun again with
+    the same backup and names.
+
+    Raises NoBackup, DamagedBackup, WrongKey; TopicExists, and what a node says.
+    """
+    manifest = await in_thread(lambda: manifests.read(place, backup_id, key), place.shown)
+    manifests.check_level(manifest)
+    wanted = [manifest.topic(name) for name in dict.fromkeys(topics)] if topics is not None else [*manifest.topics]
+    if identities and manifest.access is None:
+        raise InvalidRequest(f"backup {backup_id} has no identities: it was made without them")
+    renamed = _renamed(wanted, names or {}, prefix)
+    if verify:
+        parts = [part for topic in wanted for part in topic.partitions]
+        await verify_parts(place, manifest, parts, key, at_once, on_progress)
+    run = _Run(client, place, manifest, key, renamed, Pace(rate), on_progress)
+    made = await run.restore_access() if identities else 0
+    await run.make(wanted, replicas)
+    await run.fill(wanted, at_once)
+    await run.open(wanted)
+    paused = await run.groups(resume=resume_groups)
+    progress = run.progress
+    return Restored(
+        backup_id, renamed, progress.partitions_done, run.rows, progress.bytes_done, paused, made, run.warnings
+    )
+
+
+def _renamed(topics: Sequence[TopicPart], names: Mapping[str, str], prefix: str) -> dict[str, str]:
+    unknown = sorted(names.keys() - {topic.name for topic in topics})
+    if unknown:
+        raise UnknownTopic(f"{unknown[0]!r} is none of the topics that are to be restored", topic=unknown[0])
+    renamed = {topic.name: check_name("topic", names.get(topic.name, prefix + topic.name)) for topic in topics}
+    if len(set(renamed.values())) < len(renamed):
+        raise InvalidRequest("two topics would have the same name")
+    return renamed
+
+
+class _Run:
+    """One restore."""
+
+    def __init__(
+        self,
+        client: Client,
+        place: Place,
+        manifest: Manifest,
+        key: BackupKey | None,
+        renamed: Mapping[str, str],
+        pace: Pace,
+        on_progress: OnProgress,
+    ) -> None:
+        self._pace = pace
+        self.progress = Progress()
+        self.rows = 0
+        self.warnings: list[str] = []
+        self._client = client
+        self._transfer = BackupTransfer(client)
+        self._place = place
+        self._manifest = manifest
+        self._key = key
+        self._renamed = renamed
+        self._on_progress = on_progress
+        self._numbers: dict[int, int] = {}
+        names = hashlib.sha256(repr(sorted(renamed.items())).encode()).hexdigest()[:8]
+        self._restore_id = f"{manifest.backup_id}.{names}"
+        """The same when it is begun again."""
+
+    async def restore_access(self) -> int:
+        """Roles, then identities. How many of these were made."""
+        access = self._manifest.access
+        assert access is not None
+        for name, grants in access["roles"].items():
+            await self._transfer.put_role(name, grants)
+        made = 0
+        for identity in access["identities"]:
+            try:
+                await self._transfer.put_identity(identity, is_new=True)
+                made += 1
+            except Conflict:
+                self.warnings.append(f"identity {identity['principal']} is there already, and stays as it is")
+        return made
+
+    async def make(self, topics: Sequence[TopicPart], replicas: int | None) -> None:
+        """All topics first: what partitions send to one another goes by the numbers that they have here."""
+        catalog = await self._transfer.catalog()
+        if catalog["cluster_uuid"] == self._manifest.cluster_uuid:
+            self._numbers = {row["number"]: row["number"] for row in catalog["topics"]}
+        for topic in topics:
+            name = self._renamed[topic.name]
+            copies = topic.replicas if replicas is None else replicas
+            number = await self._transfer.restore_topic(name, topic.made_with, copies, self._restore_id)
+            self._numbers[topic.number] = number
+
+    async def fill(self, topics: Sequence[TopicPart], at_once: int) -> None:
+        """Put the rows of all partitions there."""
+        wanted = [(topic, part) for topic in topics for part in topic.partitions]
+        self.progress = Progress(len(wanted), 0, sum([part.plain_bytes for _, part in wanted]))
+        self._on_progress(self.progress)
+        await several(self._fill, wanted, at_once)
+
+    async def _fill(self, item: tuple[TopicPart, PartitionPart]) -> None:
+        topic, part = item
+        name, restore_id, progress = self._renamed[topic.name], self._restore_id, self.progress
+        targets = [[old, new] for old, new in sorted(self._numbers.items())]
+        state = await self._transfer.begin_partition(name, part.partition, restore_id, targets)
+        first = part.blocks if state["whole"] else state["next_chunk"]
+        number = 0
+        blocks = Blocks(self._place, self._manifest, part, self._key)
+        try:
+            while not state["whole"] and (found := await self._read(blocks)):
+                for block in found:
+                    if number >= first:
+                        await self._pace.take(len(block))
+                        await self._transfer.put_rows(name, part.partition, restore_id, number, block)
+                    number += 1
+                    progress.bytes_done += len(block)
+                    self._on_progress(progress)
+        finally:
+            await in_thread(blocks.close, self._place.shown)
+        try:
+            done = await self._transfer.end_partition(name, part.partition, restore_id, part.blocks)
+        except Conflict as error:
+            shown = f"{self._place.shown}/{self._manifest.backup_id}/data/{topic.name}/{part.partition}"
+            raise DamagedBackup(shown, 0, error.message) from None
+        self.rows += done["rows"]
+        progress.partitions_done += 1
+        progress.topic = name
+        self._on_progress(progress)
+
+    async def _read(self, blocks: Blocks) -> list[bytes]:
+        return await in_thread(partial(blocks.take, AHEAD), self._place.shown)
+
+    async def open(self, topics: Sequence[TopicPart]) -> None:
+        """Let them be used."""
+        there = {topic.name for topic in await self._client.admin.list_topics()}
+        for topic in topics:
+            name, dead = self._renamed[topic.name], topic.settings.get(DEAD_LETTER_TOPIC)
+            if dead is not None:
+                dead = self._renamed.get(dead, dead)
+                if dead not in there:
+                    self.warnings.append(f"topic {name} has no dead letter topic: {dead} is not there")
+                    dead = None
+            await self._transfer.open_topic(name, self._restore_id, dead)
+
+    async def groups(self, *, resume: bool) -> dict[str, list[str]]:
+        """The groups that are paused, by topic; `resume`: let them go on."""
+        paused: dict[str, list[str]] = {}
+        for name in self._renamed.values():
+            rows: list[dict[str, Any]] = await self._client.admin.groups(name)
+            groups = sorted({str(row["group"]) for row in rows})
+            for group in groups if resume else ():
+                try:
+                    await self._client.admin.resume_group(name, group)
+                except NotFound:
+                    continue
+            if groups and not resume:
+                paused[name] = groups
+        return paused

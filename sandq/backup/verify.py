@@ -1,0 +1,120 @@
+"""Read a backup as a whole, without a cluster: every block is there, is what was written, and stands in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import Final
+
+import msgpack
+
+from sandq.backup import manifest as manifests
+from sandq.backup.errors import DamagedBackup, NoBackup
+from sandq.backup.file_format import Reader
+from sandq.backup.keys import BackupKey
+from sandq.backup.manifest import Manifest, PartitionPart
+from sandq.backup.places import Place
+from sandq.backup.work import AT_ONCE, OnProgress, Progress, in_thread, several
+
+STEP_BLOCKS: Final = 16
+
+
+class Blocks:
+    """The chunks of rows of a partition, over all of its files. Blocks; for one thread at a time."""
+
+    def __init__(self, place: Place, manifest: Manifest, part: PartitionPart, key: BackupKey | None) -> None:
+        self._blocks = _blocks(place, manifest, part, key)
+
+    def take(self, most: int) -> list[bytes]:
+        """The next ones; none: those were all. Raises DamagedBackup."""
+        found = []
+        for block in self._blocks:
+            found.append(block)
+            if len(found) == most:
+                break
+        return found
+
+    def close(self) -> None:
+        """Let the file go that is open."""
+        self._blocks.close()
+
+
+def _blocks(
+    place: Place, manifest: Manifest, part: PartitionPart, key: BackupKey | None
+) -> Generator[bytes, None, None]:
+    for file in part.files:
+        path = f"{manifest.backup_id}/{file.name}"
+        shown = f"{place.shown}/{path}"
+        try:
+            stream = place.open(path)
+        except NoBackup:
+            raise DamagedBackup(shown, 0, "the file is missing") from None
+        with stream:
+            reader = Reader(stream, manifest.backup_id, file.name, key, shown)
+            blocks = size = 0
+            for block in reader.blocks():
+                blocks += 1
+                size += len(block)
+                yield block
+            if (blocks, size, reader.at) != (file.blocks, file.plain_bytes, file.bytes):
+                raise DamagedBackup(shown, reader.at, "the manifest tells of another file than this one")
+
+
+async def verify_backup(
+    place: Place,
+    backup_id: str,
+    *,
+    key: BackupKey | None = None,
+    at_once: int = AT_ONCE,
+    on_progress: OnProgress = lambda progress: None,
+) -> Manifest:
+    """Read a backup as a whole; what it says of itself. Raises NoBackup; DamagedBackup with the file and the byte;
+    WrongKey."""
+    manifest = await in_thread(lambda: manifests.read(place, backup_id, key), place.shown)
+    manifests.check_level(manifest)
+    await verify_parts(place, manifest, manifest.parts, key, at_once, on_progress)
+    return manifest
+
+
+async def verify_parts(
+    place: Place,
+    manifest: Manifest,
+    parts: list[PartitionPart],
+    key: BackupKey | None,
+    at_once: int,
+    on_progress: OnProgress,
+) -> None:
+    """Read some partitions of it. Raises as `verify_backup`."""
+    progress = Progress(len(parts), 0, sum([part.plain_bytes for part in parts]))
+
+    async def one(part: PartitionPart) -> None:
+        blocks = Blocks(place, manifest, part, key)
+        name = part.files[0].name if part.files else manifests.MANIFEST
+        is_first = True
+        try:
+            while found := await in_thread(partial(blocks.take, STEP_BLOCKS), place.shown):
+                for block in found:
+                    _check_rows(block, f"{place.shown}/{manifest.backup_id}/{name}")
+                is_first = False
+                progress.bytes_done += sum(map(len, found))
+                on_progress(progress)
+        finally:
+            await in_thread(blocks.close, place.shown)
+        if is_first:
+            raise DamagedBackup(f"{place.shown}/{manifest.backup_id}/{name}", 0, "a partition without rows")
+        progress.partitions_done += 1
+        on_progress(progress)
+
+    await several(one, parts, at_once)
+
+
+def _check_rows(block: bytes, file: str) -> None:
+    """It is cheap beside reading it, and finds what a wrong program has written whole."""
+    try:
+        unpacker = msgpack.Unpacker(max_buffer_size=len(block) + 1)
+        unpacker.feed(block)
+        if unpacker.read_array_header() % 2 == 0:
+            return
+    except (ValueError, msgpack.UnpackException):
+        pass
+    raise DamagedBackup(file, 0, "a block holds no rows")

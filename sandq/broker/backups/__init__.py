@@ -1,0 +1,1 @@
+"""Partitions read for backups, and restored from them."""

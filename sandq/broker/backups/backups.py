@@ -1,0 +1,65 @@
+"""What is asked of partitions by who backs them up, or restores them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sandq.broker.backups.exports import Exports, Piece
+from sandq.broker.catalog import Catalog
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.model.caller import Caller
+from sandq.model.errors import Conflict
+from sandq.partition import commands as c
+from sandq.partition.restore.restoring import decode_chunk
+from sandq.protocol.request import PartitionRequest
+from sandq.protocol.requests_backup import BackupBegin, BackupEnd, BackupRead, RestoreBegin, RestoreEnd, RestoreRows
+
+
+class Backups:
+    """Of one node. All raise UnknownTopic, UnknownPartition, NotLeader."""
+
+    def __init__(self, catalog: Catalog, exports: Exports) -> None:
+        self._catalog = catalog
+        self._exports = exports
+
+    def _host(self, request: PartitionRequest) -> RaftGroup:
+        return self._catalog.partition(request.topic, request.partition).host
+
+    # -- backing up -----------------------------------------------------------------------------------------------
+
+    async def begin(self, request: BackupBegin, caller: Caller) -> dict[str, Any]:
+        """Raises Overloaded, Unavailable."""
+        return (await self._exports.begin(self._host(request))).shown()
+
+    async def read(self, request: BackupRead, caller: Caller) -> Piece:
+        """Raises NotFound when the rows are not kept (any more)."""
+        return await self._exports.read(self._host(request), request.export, request.after)
+
+    async def end(self, request: BackupEnd, caller: Caller) -> None:
+        """Keep the rows no longer."""
+        self._exports.end(request.export)
+
+    # -- restoring ------------------------------------------------------------------------------------------------
+
+    async def restore_begin(self, request: RestoreBegin, caller: Caller) -> dict[str, Any]:
+        """How far it is. Raises Conflict."""
+        found: dict[str, Any] = await self._host(request).call(c.RestoreBegin(request.restore_id, request.targets))
+        return found
+
+    async def restore_rows(self, request: RestoreRows, caller: Caller) -> dict[str, Any]:
+        """How far it is then. Raises InvalidRequest, Conflict."""
+        host = self._host(request)
+        host.check_ready()
+        restore = host.status.restore
+        if restore is None or restore.restore_id != request.restore_id:
+            # Before the rows are written into the log, each time.
+            raise Conflict(f"the partition is not being restored by {request.restore_id}")
+        decode_chunk(request.data)
+        command = c.RestoreRows(request.restore_id, request.number, request.data)
+        found: dict[str, Any] = await host.call(command, caller.line, size=len(request.data))
+        return found
+
+    async def restore_end(self, request: RestoreEnd, caller: Caller) -> dict[str, Any]:
+        """Raises Conflict: not all rows are there, or they are those of no such partition."""
+        found: dict[str, Any] = await self._host(request).call(c.RestoreEnd(request.restore_id, request.chunks))
+        return found

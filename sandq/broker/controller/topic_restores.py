@@ -1,0 +1,177 @@
+"""Topics that are made of a backup: shut from the first moment on, and opened once all their partitions are there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.replica import MetadataView
+from sandq.metadata import commands as m
+from sandq.metadata.records import Topic
+from sandq.model.caller import Caller
+from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, TopicExists, UnknownTopic
+from sandq.model.features import IDENTITIES_LEVEL, RANKED_LEVEL, RESTORE_LEVEL
+from sandq.model.group_limits import GROUP_LIMITS, limits_of
+from sandq.model.names import AUTO_CREATED, FAIR, PRIORITY, RESTORING, check_name
+from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
+from sandq.model.settings import CLASSES, from_record
+from sandq.protocol.requests_backup import RestoreOpen, RestoreTopic
+
+log = structlog.get_logger("sandq.backup")
+T = TypeVar("T")
+
+_LATER: Final = (DEAD_LETTER, DEAD_LETTER_TOPIC)
+"""Where dead letters go is said when a topic is opened: the other topic may come after it."""
+
+
+class TopicRestores(ABC):
+    """The part of `Administration` that is about such topics."""
+
+    _node_log: NodeLog
+
+    @property
+    @abstractmethod
+    def _view(self) -> MetadataView: ...
+
+    @abstractmethod
+    def _check_ready(self) -> None: ...
+
+    @abstractmethod
+    def _check_partitions(self, partitions: int) -> None: ...
+
+    @abstractmethod
+    def _check_replicas(self, replicas: int) -> None: ...
+
+    @abstractmethod
+    def _check_total(self, what: str, count: int) -> None: ...
+
+    @abstractmethod
+    def _check_room(self, more: int) -> None: ...
+
+    @abstractmethod
+    async def _place(self, partitions: int, replicas: int, topic: Topic | None = None) -> list[list[str]]: ...
+
+    @abstractmethod
+    async def _change(self, command: m.Command) -> Any: ...
+
+    @abstractmethod
+    async def _whole(self, change: Callable[[], Awaitable[T]]) -> T: ...
+
+    @abstractmethod
+    async def _until_led(self, topic: Topic) -> None: ...
+
+    @abstractmethod
+    async def _configure(self, name: str, record: dict[str, Any]) -> None: ...
+
+    @abstractmethod
+    def _find_dead_letter_topic(self, name: str, record: dict[str, Any]) -> None: ...
+
+    async def restore_topic(self, request: RestoreTopic, caller: Caller) -> Topic:
+        """Make a topic that is shut, with all of its partitions; one that this restore has made is gone on with. Raises
+        TopicExists, InvalidRequest, InvalidSetting; Conflict while not every node can have such a topic."""
+        name, kind = check_name("topic", request.name), request.kind
+        if kind not in CLASSES:
+            raise InvalidRequest(f"kind {kind!r:.40} is not known; this version has: {', '.join(CLASSES)}")
+        if request.initial_partitions > request.partitions:
+            raise InvalidRequest("a topic begins with no more partitions than it has")
+        self._check_partitions(request.initial_partitions)
+        self._check_partitions(request.partitions)
+        self._check_ready()
+        self._node_log.check_level(RESTORE_LEVEL)
+        if kind in (PRIORITY, FAIR):
+            self._node_log.check_level(RANKED_LEVEL)
+        self._check_replicas(request.replicas)
+        record = {**record_of(request.settings, kind), RESTORING: request.restore_id}
+        owner = request.owner if self._view.feature_level >= IDENTITIES_LEVEL else None
+
+        async def restore() -> Topic:
+            topic = self._view.topics.get(name)
+            if topic is not None and topic.settings.get(RESTORING) != request.restore_id:
+                raise TopicExists(f"there is a topic {name!r} already", topic=name)
+            if topic is None:
+                self._check_total("topics", len(self._view.topics) + 1)
+                self._check_room(request.partitions)
+                placement = await self._place(request.initial_partitions, request.replicas)
+                made = m.CreateTopic(name, kind, request.replicas, placement, record, owner)
+                topic = await self._change(made)
+            more = request.partitions - len(topic.partitions)
+            if more > 0:
+                self._check_room(more)
+                added = await self._place(more, topic.replicas, topic)
+                there = len(topic.partitions)
+                topic = await self._change(m.UpdateTopic(name, topic.settings, topic.replicas, there, added))
+            await self._until_led(topic)
+            log.info("topic is being restored", topic=name, partitions=len(topic.partitions), by=request.restore_id)
+            return topic
+
+        return await self._whole(restore)
+
+    async def open_topic(self, request: RestoreOpen, caller: Caller) -> Topic:
+        """Let a restored topic be used; one that is open stays as it is. Raises UnknownTopic; Conflict when another
+        restore makes it; InvalidSetting."""
+        name = request.topic
+        self._check_ready()
+
+        async def reopen() -> Topic:
+            topic = self._view.topics.get(name)
+            if topic is None:
+                raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+            wanted = topic.settings.get(RESTORING)
+            if wanted is None:
+                return topic
+            if wanted != request.restore_id:
+                raise Conflict(f"topic {name!r} is being restored by {wanted}, not by {request.restore_id}", topic=name)
+            record = {key: value for key, value in topic.settings.items() if key != RESTORING}
+            if request.dead_letter_topic is not None:
+                record[DEAD_LETTER_TOPIC] = request.dead_letter_topic
+                self._find_dead_letter_topic(name, record)
+            opened: Topic = await self._change(m.UpdateTopic(name, record, topic.replicas, len(topic.partitions)))
+            await self._configure(name, record)
+            log.info("topic is restored", topic=name, by=request.restore_id)
+            return opened
+
+        return await self._whole(reopen)
+
+
+def check_not_restoring(topic: Topic) -> None:
+    """Raise Conflict while a topic is being restored: what is changed of it then would open it by half."""
+    if RESTORING in topic.settings:
+        raise Conflict(
+            f"topic {topic.name!r} is being restored from a backup: it can be deleted, and changed once it is through",
+            topic=topic.name,
+        )
+
+
+def record_of(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The record of settings that stands in a backup, as this version writes it. Raises InvalidSetting."""
+    plain = from_record({}, kind).record()
+    try:
+        record = from_record(settings, kind).record()
+        limits_of(settings)
+    except Exception as error:
+        raise _no_settings(f"{error!r:.200}") from None
+    for name, value in record.items():
+        if not _is_like(value, plain.get(name)):
+            raise _no_settings(f"{name} is {value!r:.80}")
+    if GROUP_LIMITS in settings:
+        record[GROUP_LIMITS] = settings[GROUP_LIMITS]
+    if settings.get(AUTO_CREATED):
+        record[AUTO_CREATED] = True
+    return {name: value for name, value in record.items() if name not in _LATER}
+
+
+def _is_like(value: Any, plain: Any) -> bool:
+    """Whether a value is of a kind that a setting with this default may have."""
+    if isinstance(plain, (bool, Mapping)):
+        return type(value) is type(plain)
+    if isinstance(plain, Sequence) and not isinstance(plain, str):
+        return isinstance(value, Sequence)
+    return value is None or (isinstance(value, int | str) and not isinstance(value, bool))
+
+
+def _no_settings(why: str) -> InvalidSetting:
+    return InvalidSetting(f"these are no settings of a topic: {why}", mistakes=[why])

@@ -1,0 +1,87 @@
+"""The lateness objective of a node: counts of deliveries that outlive it, and what stands behind them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import structlog
+import trio
+
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.slo_book import BOUNDS_US, HOUR_MS, MINUTE_MS, NAME, SloBook
+from sandq.broker.stats import NodeStats
+from sandq.model.config_slo import SloSection
+from sandq.model.errors import Corruption, StorageFailed
+from sandq.storage.files import Files
+
+log = structlog.get_logger("sandq.slo")
+
+TAKE_S: Final = 10.0
+WRITE_S: Final = 300.0
+"""How often the file is written: what is lost at most when a node is killed."""
+LAST_WRITE_S: Final = 2.0
+"""How long the end waits for the last write."""
+BURN_MS: Final = (5 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, 72 * HOUR_MS)
+"""Over which burn rates are told."""
+
+
+class LatenessSlo:
+    """Takes what was delivered into a `SloBook`, and keeps that in a file."""
+
+    def __init__(self, config: SloSection, stats: NodeStats, clock: GuardedClock, files: Files) -> None:
+        self._config = config
+        self._clock = clock
+        self._files = files
+        now_ms = clock.now_ms()
+        try:
+            kept = files.read(NAME) if files.exists(NAME) else None
+            self._book = SloBook(stats, config.window_ms, now_ms, kept)
+        except (Corruption, StorageFailed) as error:
+            log.warning("how late deliveries were is counted anew: its file cannot be read", error=error.message)
+            self._book = SloBook(stats, config.window_ms, now_ms)
+
+    async def run(self) -> None:
+        """Take in what is delivered, and write it now and then, until cancelled; then once more."""
+        try:
+            wrote_s = trio.current_time()
+            while True:
+                await trio.sleep(TAKE_S)
+                self._take()
+                if self._book.changed and trio.current_time() - wrote_s >= WRITE_S:
+                    wrote_s = trio.current_time()
+                    await self._write()
+        finally:
+            self._take()
+            if self._book.changed:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WRITE_S):
+                    await self._write()
+
+    def _take(self) -> None:
+        self._book.take(self._clock.now_ms(), is_trusted=not self._clock.status().alarm)
+
+    async def _write(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self._files.replace, NAME, self._book.encode(), abandon_on_cancel=True)
+        except StorageFailed as error:
+            log.warning("how late deliveries were could not be kept", error=error.message)
+
+    def told(self) -> dict[str, Any]:
+        """What SLO tells of this node, but for its topics."""
+        self._take()
+        now_ms, status = self._clock.now_ms(), self._clock.status()
+        windows = [(over_ms, self._book.over(now_ms, over_ms)) for over_ms in (*BURN_MS, self._book.window_ms)]
+        return {
+            "lateness_ms": self._config.lateness_ms,
+            "target_ppm": self._config.target_ppm,
+            "window_ms": self._book.window_ms,
+            "since_ms": self._book.since_ms,
+            "now_ms": now_ms,
+            "bounds_us": BOUNDS_US,
+            "windows": [[over_ms, [*found.counts], found.early, found.unproven] for over_ms, found in windows],
+            "clock": {
+                "trusted": not status.alarm,
+                "reason": status.reason,
+                "drift_ms": status.drift_ms,
+                "median_ms": status.median_ms,
+            },
+        }

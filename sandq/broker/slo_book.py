@@ -1,0 +1,139 @@
+"""Keeps how late deliveries were, by the minute for six hours and by the hour for `slo.window`; pure.
+
+The file `slo` (envelope: small_file.py, magic "SANDQSLO", version 1) is msgpack. PERSISTED::
+
+    [bounds in us, since_ms, minutes, hours]     each a list of [number since 1970, counts by bound, early, unproven]
+
+It is written now and then, and at the end: a node that was killed has lost the last minutes of it, and nothing else
+depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from sandq.broker.stats import LATENESS, NodeStats
+from sandq.model.errors import Corruption
+from sandq.storage import small_file
+
+NAME: Final = "slo"
+MAGIC: Final = b"SANDQSLO"
+VERSION: Final = 1
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+MINUTES_MOST: Final = 360
+BOUNDS_US: Final = [round(bound * 1_000_000) for bound in LATENESS]
+"""Of the counts; the last count is above all of them."""
+
+
+class Counted(NamedTuple):
+    """Deliveries of some time."""
+
+    counts: Sequence[int]
+    """By `BOUNDS_US`."""
+    early: int
+    unproven: int
+    """Of `counts`, those while the node's clock was not trusted."""
+
+
+class _Slots:
+    """Sums for each of the last `most` spans of `span_ms`. Those in which nothing was delivered take nothing."""
+
+    def __init__(self, span_ms: int, most: int) -> None:
+        self._span_ms = span_ms
+        self._most = most
+        self.slots: dict[int, list[int]] = {}
+        """By number: counts, early, unproven; in the order of the numbers."""
+
+    def add(self, now_ms: int, more: Sequence[int]) -> None:
+        number = now_ms // self._span_ms
+        # A clock that was set back: what was counted ahead of it is of now.
+        ahead = [self.slots.pop(slot) for slot in [slot for slot in self.slots if slot > number]]
+        for one in (*ahead, more):
+            slot = self.slots.get(number)
+            self.slots[number] = list(one) if slot is None else _sum(slot, one)
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        for slot in list(self.slots):
+            if slot > number - self._most:
+                break
+            del self.slots[slot]
+
+    def sum(self, now_ms: int, over_ms: int) -> list[int]:
+        """Of the slots that lie within the last `over_ms`, the present one included."""
+        first = (now_ms - over_ms) // self._span_ms
+        total = [0] * (len(BOUNDS_US) + 3)
+        for number, slot in self.slots.items():
+            if number > first:
+                total = _sum(total, slot)
+        return total
+
+    def rows(self) -> list[list[Any]]:
+        return [[number, slot[:-2], *slot[-2:]] for number, slot in self.slots.items()]
+
+    def load(self, rows: list[Any], now_ms: int) -> None:
+        for number, counts, early, unproven in sorted(rows):
+            self.slots[int(number)] = [int(count) for count in (*counts, early, unproven)]
+        self._forget(now_ms // self._span_ms)
+
+
+def _sum(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [have + more for have, more in zip(one, other, strict=True)]
+
+
+class SloBook:
+    """Of one node. `take` is to be called often, and before anything is read."""
+
+    def __init__(self, stats: NodeStats, window_ms: int, now_ms: int, kept: bytes | None = None) -> None:
+        """`kept`: what `encode` gave. Raises Corruption: it is not."""
+        self._stats = stats
+        self.window_ms = window_ms
+        self.since_ms = now_ms
+        """Since when it counts."""
+        self._minutes = _Slots(MINUTE_MS, MINUTES_MOST)
+        self._hours = _Slots(HOUR_MS, window_ms // HOUR_MS + 1)
+        self._taken = self._now()
+        self.changed = False
+        """Something was counted since `encode`."""
+        if kept is not None:
+            self._load(kept, now_ms)
+
+    def take(self, now_ms: int, *, is_trusted: bool) -> None:
+        """Take in what was delivered since the last time; `is_trusted`: the clock of this node is."""
+        now = self._now()
+        more = [new - had for new, had in zip(now, self._taken, strict=True)]
+        if any(more):
+            self._taken = now
+            more.append(0 if is_trusted else sum(more[:-1]))
+            self._minutes.add(now_ms, more)
+            self._hours.add(now_ms, more)
+            self.changed = True
+
+    def over(self, now_ms: int, over_ms: int) -> Counted:
+        """Of the last so many ms: by whole minutes up to six hours, else by whole hours."""
+        slots = self._minutes if over_ms <= MINUTES_MOST * MINUTE_MS else self._hours
+        *counts, early, unproven = slots.sum(now_ms, over_ms)
+        return Counted(counts, early, unproven)
+
+    def encode(self) -> bytes:
+        """The whole file."""
+        self.changed = False
+        content = [BOUNDS_US, self.since_ms, self._minutes.rows(), self._hours.rows()]
+        return small_file.encode(MAGIC, VERSION, content)
+
+    def _now(self) -> list[int]:
+        return [*self._stats.slo.counts, self._stats.early]
+
+    def _load(self, kept: bytes, now_ms: int) -> None:
+        content = small_file.decode(kept, MAGIC, VERSION, NAME)
+        try:
+            bounds, since_ms, minutes, hours = content
+            if bounds != BOUNDS_US:
+                return  # of another version: it begins anew
+            self.since_ms = min(int(since_ms), now_ms)
+            self._minutes.load(minutes, now_ms)
+            self._hours.load(hours, now_ms)
+        except (TypeError, ValueError) as error:
+            raise Corruption(f"{NAME} holds no counts of deliveries: {error}", file=NAME) from error

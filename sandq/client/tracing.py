@@ -1,0 +1,125 @@
+"""Spans of OpenTelemetry for messages: one where each is produced, one where it is handled, tied by its headers.
+
+`traceparent` and `tracestate` (W3C Trace Context) travel as headers, so consumers of any language can go on with them,
+and a message that has a `traceparent` already keeps it. Attributes are those of OpenTelemetry's conventions for
+messaging. What is not traced has no part of this: `opentelemetry` is imported by who turns it on alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sandq.model.errors import InvalidRequest
+from sandq.model.headers import HeaderValue
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link
+
+TRACEPARENT: Final = "traceparent"
+LINK, PARENT = "link", "parent"
+
+Headers = Mapping[str, HeaderValue]
+
+
+class Delivered(Protocol):
+    """What a span says of a message that is handled."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def headers(self) -> Headers: ...
+
+
+class Tracing:
+    """Makes the spans. `ties`: a message is handled in a trace of its own, which is linked with that of its producer
+    (LINK: it may be days later), or in that of its producer (PARENT)."""
+
+    def __init__(self, ties: str) -> None:
+        """Raises InvalidRequest when OpenTelemetry's API is not installed."""
+        try:
+            from opentelemetry import propagate, trace
+        except ImportError:
+            raise InvalidRequest(
+                "tracing: OpenTelemetry's API is not installed: pip install 'sandq-client[otel]'"
+            ) from None
+        self._trace = trace
+        self._propagate = propagate
+        self._tracer = trace.get_tracer("sandq")
+        self._ties = ties
+
+    def created(self, topic: str, headers: Headers | None) -> Headers | None:
+        """A span for a message that is produced here, and the headers that tie it to that."""
+        if headers is not None and (not isinstance(headers, Mapping) or TRACEPARENT in headers):
+            return headers
+        kind = self._trace.SpanKind.PRODUCER
+        span = self._tracer.start_span(f"create {topic}", kind=kind, attributes=self._attributes(topic, "create"))
+        carrier: dict[str, HeaderValue] = {**headers} if headers else {}
+        self._propagate.inject(carrier, self._trace.set_span_in_context(span))
+        span.end()
+        return carrier
+
+    @contextmanager
+    def processing(self, message: Delivered, group: str | None = None) -> Iterator[None]:
+        """A span for a message that is handled in the block; an exception that leaves it is told of."""
+        context, links = self._tied(message.headers)
+        attributes = {
+            **self._attributes(message.topic, "process"),
+            "messaging.message.id": message.id,
+            "sandq.attempt": message.attempt,
+        }
+        if group is not None:
+            attributes["messaging.consumer.group.name"] = group
+        kind = self._trace.SpanKind.CONSUMER
+        name = f"process {message.topic}"
+        with self._tracer.start_as_current_span(name, context, kind=kind, attributes=attributes, links=links):
+            yield
+
+    def _tied(self, headers: Headers) -> tuple[Context | None, list[Link]]:
+        carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
+        if TRACEPARENT not in carrier:
+            return None, []
+        context = self._propagate.extract(carrier)
+        producer = self._trace.get_current_span(context).get_span_context()
+        if not producer.is_valid:
+            return None, []
+        return (context, []) if self._ties == PARENT else (None, [self._trace.Link(producer)])
+
+    @staticmethod
+    def _attributes(topic: str, operation: str) -> dict[str, Any]:
+        return {
+            "messaging.system": "sandq",
+            "messaging.destination.name": topic,
+            "messaging.operation.name": operation,
+            "messaging.operation.type": operation,
+        }
+
+
+def tracing_of(wanted: bool | str) -> Tracing | None:
+    """What `tracing` of `connect` means: False, True (LINK), or how messages are tied to where they come from. Raises
+    InvalidRequest."""
+    if wanted is False:
+        return None
+    if wanted is True:
+        return Tracing(LINK)
+    if wanted in (LINK, PARENT):
+        return Tracing(wanted)
+    raise InvalidRequest(f"tracing: True, False, {LINK!r} or {PARENT!r} is expected, not {wanted!r}")
+
+
+def processing(tracing: Tracing | None, message: Delivered, group: str | None = None) -> AbstractContextManager[None]:
+    """A span for a message that is handled in the block, where there is tracing."""
+    return nullcontext() if tracing is None else tracing.processing(message, group)
+
+
+def creating(tracing: Tracing | None, topic: str) -> Callable[[Headers | None], Headers | None] | None:
+    """What gives messages for a topic their headers; None: they stay as they are."""
+    if tracing is None:
+        return None
+    return lambda headers: tracing.created(topic, headers)

@@ -1,0 +1,34 @@
+"""The section `backup` of the configuration: where backups go that are asked for by HTTP.
+
+backup   {url, key_file, identities}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from sandq.model import schema
+from sandq.model.config_types import text
+
+
+def _url(value: object) -> object:
+    url = text(value)
+    if isinstance(url, str):
+        authority = url.partition("://")[2].partition("/")[0]
+        if "@" in authority or "?" in url.partition("://")[2]:
+            raise schema.mistake("a password has no place in it: give what lets in by the environment, or a file")
+    return url
+
+
+class BackupSection(schema.Section):
+    """Where backups go that are asked for by HTTP; without a place none can be."""
+
+    url: Annotated[str | None, BeforeValidator(_url)] = None
+    """A directory, or a URL that fsspec knows; None: there are no backups by HTTP."""
+    key_file: Annotated[Path | None, BeforeValidator(text)] = None
+    """With the key that they are encrypted with."""
+    identities: bool = False
+    """Whether they have identities, roles and the hashes of tokens."""

@@ -1,0 +1,1 @@
+"""How a partition is made of the rows of a backup."""

@@ -1,0 +1,143 @@
+"""A partition that is being restored: rows of a backup come in chunks, one after the other, and then become its state.
+
+A topic that is being restored says so in its settings (`RESTORING`), and as long as it does, its partitions take
+nothing from anybody. `RestoreBegin` binds an empty one to a restore, `RestoreRows` puts chunks of rows there, each
+once, `RestoreEnd` makes them the state. The partition is open when its topic's settings say so: never by half, as one
+whose rows have begun to come stays shut until all are there, whatever the settings say.
+
+Rows stand where they belong from the first on, but for that of the state, which waits at `STATE_OF_BACKUP`: until the
+end the partition's own says how far it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from sandq.model.errors import Conflict, InvalidRequest
+from sandq.model.outbox import RESERVED_PRODUCERS
+from sandq.partition import rows
+from sandq.partition.view import View
+
+STATE_OF_BACKUP: Final = b"X"
+"""Row: the state row of the backup, until it is the partition's."""
+CHUNK_ROWS: Final = 8192
+CHUNK_BYTES: Final = 20 << 20
+"""Of a chunk, at most: a row may be a batch of 16 MiB."""
+TURN_ROWS: Final = 256
+"""After so many an entry may give way."""
+NOWHERE: Final = 0xFFFF_FFFF
+"""Less the number of a topic that is not there (any more): a number that no topic will ever have."""
+_WITH_FORWARD: Final = 0x9A
+"""First byte of the row of a dead letter that may name a partition it is to go to: ten fields."""
+_FORWARD_FIELD: Final = 9
+
+
+class RestoreState(NamedTuple):
+    """How far a restore is. Written with the partition's state, in this order."""
+
+    restore_id: str
+    next_chunk: int = 0
+    """Number of the chunk that comes next."""
+    rows: int = 0
+    bytes: int = 0
+    is_whole: bool = False
+    """All rows are there, and are the partition's state."""
+    targets: tuple[tuple[int, int], ...] = ()
+    """Number that a topic had when the backup was made, and that which it has here."""
+
+    @classmethod
+    def load(cls, fields: Sequence[Any]) -> RestoreState:
+        """Read what a row has of it."""
+        restore_id, next_chunk, count, size, is_whole, targets = fields
+        return cls(restore_id, next_chunk, count, size, is_whole, tuple((old, new) for old, new in targets))
+
+    def shown(self) -> dict[str, Any]:
+        """Return what is told of it."""
+        return {
+            "restore_id": self.restore_id,
+            "next_chunk": self.next_chunk,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "whole": self.is_whole,
+        }
+
+
+def decode_chunk(data: bytes) -> list[bytes]:
+    """Return keys and values of a chunk, in turns. Raises InvalidRequest: it is none, or too large."""
+    if len(data) > CHUNK_BYTES:
+        raise InvalidRequest(f"a chunk of {len(data)} bytes; {CHUNK_BYTES} are the limit")
+    try:
+        flat = msgpack.unpackb(data, max_array_len=2 * CHUNK_ROWS)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise InvalidRequest(f"a chunk of rows cannot be read: {error!r:.100}") from None
+    if type(flat) is not list or len(flat) % 2 or set(map(type, flat)) - {bytes} or not all(flat[::2]):
+        raise InvalidRequest("a chunk of rows is an array of keys and values, in turns, all of them bytes")
+    found: list[bytes] = flat
+    return found
+
+
+def encode_chunk(flat: Sequence[bytes]) -> bytes:
+    """Return what `decode_chunk` reads."""
+    packed: bytes = msgpack.packb(flat)
+    return packed
+
+
+def check_chunk(state: RestoreState | None, restore_id: str) -> RestoreState:
+    """Return the state of a restore that goes on. Raises Conflict: it is another one, or over."""
+    if state is None or state.restore_id != restore_id:
+        there = "none has begun here" if state is None else f"this one is of {state.restore_id}"
+        raise Conflict(f"the partition is not being restored by {restore_id}: {there}")
+    return state
+
+
+def put_chunk(state: RestoreState, number: int, data: bytes, view: View, give_way: Callable[[], None]) -> RestoreState:
+    """Put the rows of a chunk there, unless they are. How far it is then. `give_way`: called now and then. Raises
+    Conflict: another one is next."""
+    if state.is_whole or number < state.next_chunk:
+        return state
+    if number > state.next_chunk:
+        raise Conflict(f"chunk {number} came, and chunk {state.next_chunk} is next")
+    flat = decode_chunk(data)
+    targets, count, size = dict(state.targets), 0, 0
+    for at, (key, value) in enumerate(zip(flat[::2], flat[1::2], strict=True)):
+        if at % TURN_ROWS == 0:
+            give_way()
+        row = _here(key, value, targets)
+        if row is not None:
+            view.put(*row)
+            count += 1
+            size += len(key) + len(value)
+    return state._replace(next_chunk=number + 1, rows=state.rows + count, bytes=state.bytes + size)
+
+
+def _here(key: bytes, value: bytes, targets: Mapping[int, int]) -> tuple[bytes, bytes] | None:
+    """Return a row of a backup as it is in this cluster; None: it says nothing here. What partitions are to send goes
+    to the topics that are here what those were; what they are known by as producers is another number."""
+    tag = key[:1]
+    if tag == b"d":  # rows.DEAD
+        return key, _dead(value, targets) if value[:1] == bytes([_WITH_FORWARD]) else value
+    if tag in (rows.OUTBOX, rows.OUTBOX_BATCH):
+        return tag + _number(int.from_bytes(key[1:5], "big"), targets).to_bytes(4, "big") + key[5:], value
+    if key == rows.STATE_KEY:
+        return STATE_OF_BACKUP, value
+    if tag == STATE_OF_BACKUP:
+        return None
+    if tag == rows.PRODUCER and len(key) == 9 and int.from_bytes(key[1:], "big") >= RESERVED_PRODUCERS:
+        return None
+    return key, value
+
+
+def _number(old: int, targets: Mapping[int, int]) -> int:
+    return targets.get(old, NOWHERE - old)
+
+
+def _dead(row: bytes, targets: Mapping[int, int]) -> bytes:
+    fields = rows.unpack(row)
+    forward = fields[_FORWARD_FIELD]
+    if not isinstance(forward, list):
+        return row
+    fields[_FORWARD_FIELD] = [_number(forward[0], targets), *forward[1:]]
+    return rows.pack(*fields)

@@ -1,0 +1,105 @@
+"""Requests by which a cluster is backed up, and topics are made of a backup."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+from sandq.broker.turns import Turn
+from sandq.metadata.records import IdentityRecord, Topic
+from sandq.protocol.requests_backup import (
+    BackupAccess,
+    BackupBegin,
+    BackupEnd,
+    BackupRead,
+    BackupTopics,
+    RestoreBegin,
+    RestoreEnd,
+    RestoreOpen,
+    RestoreRows,
+    RestoreTopic,
+)
+from sandq.server.handlers.routes import Context, Packed, answered, told
+
+TOPIC_WORK = 8
+
+
+async def _topics(at: Context, request: BackupTopics) -> dict[str, Any]:
+    """By name, those of which the caller sees something."""
+    view, access, turn = at.broker.metadata, at.entrance.access, Turn()
+    names = sorted(view.topics)
+    start = 0 if request.after is None else bisect_right(names, request.after)
+    rows: list[dict[str, Any]] = []
+    for name in names[start:]:
+        await turn.spend(TOPIC_WORK)
+        if len(rows) == request.limit:
+            break
+        if access is None or access.sees(name):
+            rows.append(_topic(view.topics[name]))
+    return {
+        "cluster_uuid": at.info.cluster_uuid,
+        "cluster": at.info.cluster_name,
+        "version": at.info.version,
+        "feature_level": view.feature_level,
+        "time_ms": at.broker.clock.now_ms(),
+        "topics": rows,
+    }
+
+
+def _topic(topic: Topic) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "number": topic.number,
+        "kind": topic.kind,
+        "partitions": len(topic.partitions),
+        "initial_partitions": topic.initial_partitions,
+        "replicas": topic.replicas,
+        "settings": topic.settings,
+        "created_ms": topic.created_ms,
+        "owner": topic.owner,
+    }
+
+
+def _access(at: Context, request: BackupAccess) -> dict[str, Any]:
+    view = at.broker.metadata
+    names = sorted(view.identities)
+    start = 0 if request.after is None else bisect_right(names, request.after)
+    found = [_identity(view.identities[name]) for name in names[start : start + request.limit]]
+    return {"identities": found, "roles": {name: list(grants) for name, grants in view.roles.items()}}
+
+
+def _identity(record: IdentityRecord) -> dict[str, Any]:
+    return {
+        "principal": record.principal,
+        "grants": list(record.grants),
+        "secret_hash": record.secret_hash,
+        "expires_ms": record.expires_ms,
+        "quota": dict(record.quota),
+        "note": record.note,
+    }
+
+
+async def _restore_topic(at: Context, request: RestoreTopic) -> Packed:
+    return await _told(at, await at.broker.administration.restore_topic(request, at.caller))
+
+
+async def _open(at: Context, request: RestoreOpen) -> Packed:
+    return await _told(at, await at.broker.administration.open_topic(request, at.caller))
+
+
+async def _told(at: Context, record: Topic) -> Packed:
+    return Packed((await at.info.topics.encoded(record, Turn()),))
+
+
+ROUTES = (
+    answered(BackupTopics, _topics),
+    told(BackupAccess, _access),
+    answered(BackupBegin, lambda at, request: at.broker.backups.begin(request, at.caller)),
+    answered(BackupRead, lambda at, request: at.broker.backups.read(request, at.caller)),
+    answered(BackupEnd, lambda at, request: at.broker.backups.end(request, at.caller)),
+    answered(RestoreTopic, _restore_topic),
+    answered(RestoreBegin, lambda at, request: at.broker.backups.restore_begin(request, at.caller)),
+    answered(RestoreRows, lambda at, request: at.broker.backups.restore_rows(request, at.caller)),
+    answered(RestoreEnd, lambda at, request: at.broker.backups.restore_end(request, at.caller)),
+    answered(RestoreOpen, _open),
+)

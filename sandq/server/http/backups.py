@@ -1,0 +1,105 @@
+"""Backups that are asked for by HTTP: one at a time, to where the configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio.abc
+
+from sandq.backup import BackupKey, Progress, create_backup, list_backups, place_of, verify_backup
+from sandq.backup.places import Place
+from sandq.backup.work import in_thread
+from sandq.client import Client
+from sandq.model.config_backup import BackupSection
+from sandq.model.errors import Conflict, SandqError
+
+
+@dataclass(frozen=True, slots=True)
+class BackupTarget:
+    """As the configuration has it."""
+
+    url: str
+    key_file: Path | None = None
+    identities: bool = False
+
+
+def target_of(backup: BackupSection) -> BackupTarget | None:
+    """Where a node's backups go by this section of its configuration; None: nowhere."""
+    return None if backup.url is None else BackupTarget(backup.url, backup.key_file, backup.identities)
+
+
+class HttpBackups:
+    """Of one server of HTTP."""
+
+    def __init__(self, client: Client, target: BackupTarget | None, tasks: anyio.abc.TaskGroup) -> None:
+        """`target`: None: there are none. `tasks` lives as long as the server."""
+        self._client = client
+        self._target = target
+        self._tasks = tasks
+        self._running: Progress | None = None
+        self._last: dict[str, Any] | None = None
+        """What became of the last one that was made here."""
+
+    async def begin(self, topics: Sequence[str] | None) -> dict[str, Any]:
+        """Begin to make one. How far it is. Raises Conflict while one is made here; ConfigError."""
+        if self._running is not None:
+            raise Conflict("a backup is being made here already: wait until it is done")
+        progress = self._running = Progress()
+        try:
+            place, key = await self._opened()
+        except BaseException:
+            self._running = None
+            raise
+        self._tasks.start_soon(self._make, place, key, topics, progress)
+        return _shown(progress)
+
+    async def _make(self, place: Place, key: BackupKey | None, topics: Sequence[str] | None, own: Progress) -> None:
+        def tell(progress: Progress) -> None:
+            self._running = progress
+
+        try:
+            manifest = await create_backup(
+                self._client,
+                place,
+                topics=topics,
+                identities=self._target is not None and self._target.identities,
+                key=key,
+                on_progress=tell,
+            )
+            self._last = {"backup_id": manifest.backup_id, "error": None}
+        except (SandqError, OSError) as error:
+            self._last = {"backup_id": None, "error": str(error)}
+        finally:
+            self._running = None
+
+    async def list(self) -> dict[str, Any]:
+        """All backups that there are, and how far the one is that is being made here."""
+        place, key = await self._opened()
+        found = await list_backups(place, key=key)
+        running = None if self._running is None else _shown(self._running)
+        return {"backups": [one.shown() for one in found], "running": running, "last": self._last}
+
+    async def verify(self, backup_id: str) -> dict[str, Any]:
+        """Read one as a whole. Raises NoBackup, DamagedBackup, WrongKey."""
+        place, key = await self._opened()
+        return (await verify_backup(place, backup_id, key=key)).shown()
+
+    async def _opened(self) -> tuple[Place, BackupKey | None]:
+        target = self._target
+        if target is None:
+            raise Conflict("backups by HTTP are off here: the configuration of this node names no place (backup.url)")
+        key = None if target.key_file is None else await in_thread(partial(BackupKey.read, target.key_file), "the key")
+        return await in_thread(partial(place_of, target.url), "the place of backups"), key
+
+
+def _shown(progress: Progress) -> dict[str, Any]:
+    return {
+        "partitions": progress.partitions,
+        "partitions_done": progress.partitions_done,
+        "bytes": max(progress.bytes, progress.bytes_done),
+        "bytes_done": progress.bytes_done,
+    }

@@ -1,0 +1,303 @@
+"""A cluster backed up, and made again of that: in itself under other names, and in another one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandq
+from sandq.backup import (
+    BackupKey,
+    DamagedBackup,
+    NoBackup,
+    WrongKey,
+    create_backup,
+    delete_backup,
+    list_backups,
+    place_of,
+    restore_backup,
+    verify_backup,
+)
+from sandq.errors import Conflict, InvalidRequest, NotFound, TopicExists, Unavailable, UnknownTopic
+from sandq.node import Serving, run_node
+from tests.integration.conftest import until_risen
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take
+from tests.support.waiting import until_answer
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Any:
+    return place_of(str(tmp_path / "backups"))
+
+
+@pytest.fixture
+def key() -> BackupKey:
+    return BackupKey(os.urandom(32))
+
+
+async def _filled(api: sandq.Client, name: str = "t") -> dict[str, Any]:
+    """A topic with something of each kind: what stands in it."""
+    await api.admin.create_topic(name, partitions=2, max_attempts=2, backoff={"kind": "none"})
+    ids = [await api.produce(name, b"%d" % number, key=b"%d" % number, delay="2h") for number in range(6)]
+    async with api.subscribe(name, group="g", credit=1) as subscription:
+        await api.produce(name, b"acked", partition=0)
+        await take(subscription, 1)
+        await api.produce(name, b"dead", partition=0)
+        for _ in range(2):
+            (message,) = await take(subscription, 1, ack=False)
+            await message.nack(error="no")
+        await api.produce(name, b"held", partition=0)
+        (held,) = await take(subscription, 1, ack=False)
+        assert held.value == b"held"
+    return {"ids": ids, "states": await _states(api, name)}
+
+
+async def _states(api: sandq.Client, name: str) -> dict[str, tuple[Any, ...]]:
+    messages = api.messages(name)
+    return {one.id: (one.value, one.deliver_at_ms, one.key) async for one in messages.list()}
+
+
+async def test_a_topic_comes_back_beside_itself_with_all_there_is_in_it(api: sandq.Client, place: Any) -> None:
+    before = await _filled(api)
+    manifest = await create_backup(api, place)
+    assert [topic.name for topic in manifest.topics] == ["t"] and len(manifest.parts) == 2
+    restored = await restore_backup(api, place, manifest.backup_id, names={"t": "u"})
+    assert restored.topics == {"t": "u"} and restored.paused_groups == {"u": ["g"]} and restored.partitions == 2
+    assert await _states(api, "u") == before["states"]
+    record = await api.admin.topic("u")
+    assert record.settings["max_attempts"] == 2 and "restoring" not in record.settings
+    rows = await api.admin.groups("u")
+    assert all("paused" in row["reason"] for row in rows), rows
+    assert sum(row["dead"] for row in rows) == 1
+    async with api.subscribe("u", group="g", credit=5) as subscription:
+        await api.admin.resume_group("u", "g")
+        (held,) = await take(subscription, 1)
+        assert (held.value, held.attempt) == (b"held", 1)
+    new = await api.produce("u", b"new", key=b"1", delay="2h")
+    assert new not in before["ids"]
+
+
+async def test_a_topic_that_is_there_is_not_written_over(api: sandq.Client, place: Any) -> None:
+    await api.admin.create_topic("t")
+    manifest = await create_backup(api, place)
+    with pytest.raises(TopicExists):
+        await restore_backup(api, place, manifest.backup_id)
+    with pytest.raises(NoBackup, match="no topic 'x'"):
+        await restore_backup(api, place, manifest.backup_id, topics=["x"])
+    with pytest.raises(UnknownTopic):
+        await restore_backup(api, place, manifest.backup_id, names={"x": "y"})
+    with pytest.raises(InvalidRequest, match="no identities"):
+        await restore_backup(api, place, manifest.backup_id, names={"t": "u"}, identities=True)
+    with pytest.raises(UnknownTopic):
+        await create_backup(api, place, topics=["x"])
+
+
+async def test_keys_and_schedules_come_back(api: sandq.Client, place: Any) -> None:
+    await api.admin.create_topic("k", kind="compacted")
+    keys = api.kv("k")
+    await keys.put("a", b"1")
+    entry = await keys.get("a")
+    await api.admin.create_topic("s")
+    await api.schedules("s").create("tick", b"v", every="1h")
+    manifest = await create_backup(api, place, topics=["k", "s"])
+    await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    assert await api.kv("r-k").get("a") == entry
+    assert [one.name async for one in api.schedules("r-s").list()] == ["tick"]
+    await api.kv("r-k").put("a", b"2")
+
+
+async def test_dead_letters_go_to_the_topic_that_was_restored_for_them(api: sandq.Client, place: Any) -> None:
+    await api.admin.create_topic("z-dead")
+    await api.admin.create_topic("t", max_attempts=1, dead_letter_topic="z-dead")
+    manifest = await create_backup(api, place)
+    both = await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    assert not both.warnings
+    assert (await api.admin.topic("r-t")).settings["dead_letter_topic"] == "r-z-dead"
+    await api.produce("r-t", b"x")
+    async with api.subscribe("r-t", group="g") as subscription:
+        (message,) = await take(subscription, 1, ack=False)
+        await message.nack(error="no")
+    async with api.subscribe("r-z-dead", group="g") as subscription:
+        assert [one.value for one in await take(subscription, 1)] == [b"x"]
+    alone = await restore_backup(api, place, manifest.backup_id, topics=["t"], prefix="a-")
+    assert (await api.admin.topic("a-t")).settings["dead_letter_topic"] == "z-dead" and not alone.warnings
+
+
+async def test_a_restore_that_was_stopped_goes_on_and_shows_until_then(
+    node: Serving, api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await _filled(api)
+    manifest = await create_backup(api, place)
+    from sandq.client.backups import BackupTransfer
+
+    ends: list[int] = []
+    end = BackupTransfer.end_partition
+
+    async def once(self: Any, *args: Any) -> Any:
+        ends.append(1)
+        if len(ends) == 2:
+            raise Unavailable("stopped here")
+        return await end(self, *args)
+
+    monkeypatch.setattr(BackupTransfer, "end_partition", once)
+    with pytest.raises(Unavailable):
+        await restore_backup(api, place, manifest.backup_id, names={"t": "u"}, at_once=1)
+    assert (await api.admin.topic("u")).settings["restoring"].startswith(manifest.backup_id)
+    async with connected(node, timeout="200ms", delivery_timeout="200ms") as hasty:
+        with pytest.raises(Unavailable, match="being restored"):
+            await hasty.produce("u", b"x", partition=0)
+        with pytest.raises(Conflict, match="being restored"):
+            await hasty.admin.update_topic("u", max_attempts=3)
+    restored = await restore_backup(api, place, manifest.backup_id, names={"t": "u"})
+    assert restored.partitions == 2
+    assert await _states(api, "u") == before["states"]
+
+
+async def test_a_half_restored_topic_can_be_deleted(api: sandq.Client, place: Any) -> None:
+    await api.admin.create_topic("t")
+    manifest = await create_backup(api, place)
+    from sandq.client.backups import BackupTransfer
+
+    transfer = BackupTransfer(api)
+    await transfer.restore_topic("u", manifest.topics[0].made_with, 1, "r")
+    await transfer.begin_partition("u", 0, "r", [])
+    await api.admin.delete_topic("u")
+    with pytest.raises(UnknownTopic):
+        await api.admin.topic("u")
+
+
+async def test_what_is_damaged_truncated_or_foreign_is_refused_with_its_place(
+    api: sandq.Client, place: Any, tmp_path: Path
+) -> None:
+    await _filled(api)
+    one, other = await create_backup(api, place), await create_backup(api, place)
+    assert await verify_backup(place, one.backup_id) == one
+    path = tmp_path / "backups" / one.backup_id / one.parts[0].files[0].name
+    good = path.read_bytes()
+    wrong = {
+        "checksum": good[:200] + bytes([good[200] ^ 1]) + good[201:],
+        "truncated": good[:-5],
+        "behind the end": good + b"x",
+        "no file of a sandq backup": b"x" * len(good),
+        "within its first": good[:10],
+        "is expected": (tmp_path / "backups" / other.backup_id / other.parts[0].files[0].name).read_bytes(),
+    }
+    for words, data in wrong.items():
+        path.write_bytes(data)
+        with pytest.raises(DamagedBackup, match=words) as refused:
+            await restore_backup(api, place, one.backup_id, prefix="r-")
+        assert str(path) in refused.value.message and type(refused.value.details["byte"]) is int
+    path.unlink()
+    with pytest.raises(DamagedBackup, match="missing"):
+        await verify_backup(place, one.backup_id)
+    assert [topic.name for topic in await api.admin.list_topics()] == ["t"], "nothing was begun"
+
+
+async def test_an_encrypted_backup_needs_its_key_and_tells_nothing_without(
+    api: sandq.Client, place: Any, key: BackupKey, tmp_path: Path
+) -> None:
+    await api.admin.create_topic("secret-name")
+    await api.produce("secret-name", b"secret value", delay="1h")
+    manifest = await create_backup(api, place, key=key)
+    assert await verify_backup(place, manifest.backup_id, key=key) == manifest
+    for given in (None, BackupKey(os.urandom(32))):
+        with pytest.raises(WrongKey):
+            await verify_backup(place, manifest.backup_id, key=given)
+    (listed,) = await list_backups(place)
+    assert listed.manifest is None and "encrypted" in (listed.problem or "")
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "backups").rglob("*") if path.is_file())
+    assert b"secret value" not in everything
+    await restore_backup(api, place, manifest.backup_id, prefix="r-", key=key)
+    plain = await create_backup(api, place)
+    with pytest.raises(WrongKey, match="not encrypted"):
+        await verify_backup(place, plain.backup_id, key=key)
+
+
+async def test_a_backup_that_was_stopped_is_none_and_goes_on(
+    api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _filled(api)
+    from sandq.backup import create
+
+    write = create.manifests.write
+    monkeypatch.setattr(create.manifests, "write", _raises)
+    with pytest.raises(NotFound):
+        await create_backup(api, place)
+    monkeypatch.setattr(create.manifests, "write", write)
+    (listed,) = await list_backups(place)
+    assert listed.is_unfinished
+    with pytest.raises(NoBackup):
+        await verify_backup(place, listed.backup_id)
+    with pytest.raises(NoBackup):
+        await create_backup(api, place, resume="20000101T000000Z-000000")
+    manifest = await create_backup(api, place, resume=listed.backup_id)
+    assert manifest.backup_id == listed.backup_id
+    assert await verify_backup(place, listed.backup_id) == manifest
+    assert await create_backup(api, place, resume=listed.backup_id) == manifest
+    await delete_backup(place, listed.backup_id)
+    assert await list_backups(place) == []
+
+
+def _raises(*args: Any) -> None:
+    raise NoBackup("stopped here")
+
+
+async def test_by_fsspec(api: sandq.Client) -> None:
+    place = place_of("memory://backups/of")
+    assert await list_backups(place) == []
+    await api.admin.create_topic("t")
+    await api.produce("t", b"x", delay="1h")
+    manifest = await create_backup(api, place)
+    assert [one.manifest for one in await list_backups(place)] == [manifest]
+    await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    assert await _states(api, "r-t") == await _states(api, "t")
+    await delete_backup(place, manifest.backup_id)
+    assert await list_backups(place) == []
+
+
+async def test_identities_and_roles_come_back_with_their_tokens(api: sandq.Client, place: Any, tmp_path: Path) -> None:
+    await api.admin.put_role("writers", ["produce:t"])
+    token = await api.admin.create_token("ada", ["writers"])
+    manifest = await create_backup(api, place, identities=True)
+    assert token.text not in repr(manifest)
+    async with run_node(small_config(tmp_path / "other")) as other:
+        await until_risen(other)
+        async with connected(other) as there:
+            restored = await restore_backup(there, place, manifest.backup_id, identities=True)
+            assert restored.identities == 1
+            async with connected(other, token=token.text) as ada:
+                assert (await ada.admin.whoami()).principal == "token:ada"
+            await there.admin.revoke_token("ada")
+            await there.admin.create_token("ada", ["read:t"])
+            again = await restore_backup(there, place, manifest.backup_id, identities=True)
+            assert again.identities == 0 and "ada" in again.warnings[0]
+
+
+async def test_rows_that_nobody_reads_are_let_go(api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sandq.broker.backups import exports
+    from sandq.client.backups import BackupTransfer
+
+    monkeypatch.setattr(exports, "LOOK_S", 0.01)
+    await api.admin.create_topic("t")
+    transfer = BackupTransfer(api)
+    begun = await transfer.begin("t", 0)
+    await transfer.end("t", 0, begun["export"])
+    with pytest.raises(NotFound):
+        await transfer.read("t", 0, begun["export"], None)
+    monkeypatch.setattr(exports, "IDLE_S", 0.0)
+    forgotten = await transfer.begin("t", 0)
+
+    async def is_gone() -> bool:
+        try:
+            await transfer.read("t", 0, forgotten["export"], None)
+        except NotFound:
+            return True
+        return False
+
+    await until_answer(is_gone, bool)

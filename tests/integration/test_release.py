@@ -1,0 +1,115 @@
+"""What `make release` makes: files that are what their checksums say, and a bill of all that they need."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import re
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandq
+from tests.support.paths import ROOT
+from tests.support.release import release
+
+EPOCH = "1800000000"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("release")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", EPOCH)
+        release().build(directory)
+    return directory
+
+
+def bill(built: Path) -> Any:
+    return json.loads((built / "sbom.cdx.json").read_text(encoding="utf-8"))
+
+
+def sums(directory: Path) -> dict[str, str]:
+    lines = (directory / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    return {name: found for found, name in (line.split("  ") for line in lines)}
+
+
+def test_checksums_are_of_all_files(built: Path) -> None:
+    files = {path.name for path in built.iterdir()} - {"SHA256SUMS"}
+    version = sandq.__version__
+    assert files == {
+        *(f"sandq-{version}-py3-none-any.whl", f"sandq_client-{version}-py3-none-any.whl", f"sandq-{version}.tar.gz"),
+        *("requirements.lock", "sbom.cdx.json"),
+    }
+    assert sums(built) == {name: hashlib.sha256((built / name).read_bytes()).hexdigest() for name in files}
+
+
+def test_the_lock_has_what_the_wheels_need_and_no_more(built: Path) -> None:
+    lock = (built / "requirements.lock").read_text(encoding="utf-8")
+    names = re.findall(r"^([A-Za-z0-9._-]+)==", lock, re.M)
+    assert {"trio", "plyvel", "hypercorn", "zstandard", "idna"} <= {*names}
+    assert not {"pytest", "mypy", "ruff", "httpx", "hatchling"} & {*names}, "those are of who develops it"
+    whole = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert all(f"{line}\n" in whole for line in lock.splitlines())
+    for name in names:
+        block = lock.partition(f"{name}==")[2].split("\n", 1)[1].partition("\n#")[0]
+        assert "--hash=sha256:" in block, name
+
+
+def test_the_bill_names_all_of_it(built: Path) -> None:
+    found = bill(built)
+    assert (found["bomFormat"], found["specVersion"], found["version"]) == ("CycloneDX", "1.6", 1)
+    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", found["serialNumber"])
+    assert found["metadata"]["timestamp"] == "2027-01-15T08:00:00Z"
+    assert found["metadata"]["component"]["purl"] == f"pkg:pypi/sandq@{sandq.__version__}"
+    lock = (built / "requirements.lock").read_text(encoding="utf-8")
+    pinned = dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", lock, re.M))
+    components = {one["name"]: one for one in found["components"]}
+    assert {name: one["version"] for name, one in components.items()} == {k.lower(): v for k, v in pinned.items()}
+    hashes = {found["content"] for one in components.values() for found in one["externalReferences"][0]["hashes"]}
+    assert hashes == set(re.findall(r"sha256:([0-9a-f]{64})", lock))
+    assert components["trio"]["licenses"] == [{"expression": "MIT OR Apache-2.0"}]
+    assert sum("licenses" in one for one in components.values()) > len(components) * 0.8
+
+
+def test_the_bill_says_what_needs_what(built: Path) -> None:
+    found = bill(built)
+    refs = {one["bom-ref"] for one in found["components"]} | {found["metadata"]["component"]["bom-ref"]}
+    tree = {one["ref"]: one["dependsOn"] for one in found["dependencies"]}
+    assert tree.keys() == refs and {need for needs in tree.values() for need in needs} <= refs
+    trio = f"pkg:pypi/trio@{importlib.metadata.version('trio')}"
+    assert trio in tree[f"pkg:pypi/sandq@{sandq.__version__}"]
+    assert any(ref.startswith("pkg:pypi/outcome@") for ref in tree[trio])
+    reached: set[str] = set()
+    left = [found["metadata"]["component"]["bom-ref"]]
+    while left:
+        ref = left.pop()
+        if ref not in reached:
+            reached.add(ref)
+            left += tree[ref]
+    assert reached == refs, "nothing is there that nothing needs"
+
+
+def test_the_source_can_be_built_and_deployed(built: Path) -> None:
+    with tarfile.open(built / f"sandq-{sandq.__version__}.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        *("Makefile", "pyproject.toml", "requirements.lock", "packaging/release.py", "packaging/client/sources.py"),
+        *("deploy/container/Containerfile", "deploy/helm/sandq/Chart.yaml", "docs/releases.md", "LICENSE"),
+    } <= names
+
+
+@pytest.mark.long
+def test_the_same_sources_give_the_same_bytes(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", EPOCH)
+    release().build(tmp_path)
+    assert sums(tmp_path) == sums(built)
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "old.whl").touch()
+    with pytest.raises(SystemExit, match="is not empty"):
+        release().build(tmp_path)

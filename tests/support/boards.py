@@ -1,0 +1,45 @@
+"""The dashboard and the rules in `deploy/`, and what they ask Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from tests.support.paths import ROOT
+
+BOARD = ROOT / "deploy" / "grafana" / "sandq.json"
+RULES = ROOT / "deploy" / "prometheus" / "sandq-alerts.yml"
+
+
+def board() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(BOARD.read_text(encoding="utf-8"))
+    return found
+
+
+def panels() -> list[dict[str, Any]]:
+    """Of the dashboard, without its rows."""
+    return [panel for panel in board()["panels"] if panel["type"] != "row"]
+
+
+def rules() -> list[dict[str, Any]]:
+    """Of all groups."""
+    return [rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+
+
+def board_queries(**variables: str) -> dict[str, str]:
+    """By panel and letter: what is asked once Grafana has put the variables in."""
+    values = {"__rate_interval": "1m", "__range": "1h", **variables}
+    found = {}
+    for panel in panels():
+        for target in panel["targets"]:
+            expression = re.sub(r"\$(\w+)", lambda name: values[name[1]], target["expr"])
+            found[f"{panel['title']}/{target['refId']}"] = expression
+    return found
+
+
+def rule_queries() -> dict[str, str]:
+    """By the name of the rule."""
+    return {rule.get("alert", rule.get("record")): rule["expr"] for rule in rules()}

@@ -1,0 +1,69 @@
+"""A partition on a table that is made of the rows of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sandq.model.names import RESTORING
+from sandq.partition import commands as c
+from sandq.partition.restore.restoring import encode_chunk
+from sandq.partition.view import Row
+from tests.support.partition.bench import ALL, Bench
+
+RESTORE = "r-1"
+LEVEL = 16
+
+
+def rows_of(bench: Bench) -> list[Row]:
+    """All rows of a partition, as a backup has them."""
+    return bench.stores.scan(b"", b"\xff", limit=ALL, max_bytes=ALL)
+
+
+def chunks_of(rows: Sequence[Row], size: int = 3) -> list[bytes]:
+    """Small chunks."""
+    return [encode_chunk([part for row in rows[at : at + size] for part in row]) for at in range(0, len(rows), size)]
+
+
+def empty_like(bench: Bench, restore_id: str = RESTORE, **settings: Any) -> Bench:
+    """An empty partition of the same kind and settings, whose topic is being restored."""
+    empty = type(bench)(level=FIRST)
+    empty.settings = {**bench.machine.settings, **settings, RESTORING: restore_id}
+    empty.machine = empty.machine_class.load(0, empty.settings, empty.view, empty.look_aheads)
+    empty.apply(0, c.RaiseLevel(LEVEL))
+    return empty
+
+
+FIRST = 1
+
+
+def begin(bench: Bench, at: int = 0, targets: Sequence[tuple[int, int]] = (), restore_id: str = RESTORE) -> Any:
+    return bench.apply(at, c.RestoreBegin(restore_id, [list(pair) for pair in targets]))[0]
+
+
+def put(bench: Bench, number: int, data: bytes, at: int = 0, restore_id: str = RESTORE) -> Any:
+    return bench.apply(at, c.RestoreRows(restore_id, number, data))[0]
+
+
+def end(bench: Bench, chunks: int, at: int = 0, restore_id: str = RESTORE) -> Any:
+    return bench.apply(at, c.RestoreEnd(restore_id, chunks))[0]
+
+
+def open_up(bench: Bench, at: int = 0) -> None:
+    """The topic is whole."""
+    settings = {name: value for name, value in bench.machine.settings.items() if name != RESTORING}
+    bench.apply(at, c.Configure(settings))
+
+
+def restored(bench: Bench, at: int = 0, targets: Sequence[tuple[int, int]] = (), *, is_open: bool = True) -> Bench:
+    """A partition that is made of the rows of another one, at that time."""
+    made = empty_like(bench)
+    begin(made, at, targets)
+    chunks = chunks_of(rows_of(bench))
+    for number, chunk in enumerate(chunks):
+        put(made, number, chunk, at)
+    told = end(made, len(chunks), at)
+    assert isinstance(told, dict) and told["whole"], told
+    if is_open:
+        open_up(made, at)
+    return made

@@ -1,0 +1,132 @@
+"""Backups at intervals: when the next one is due, which go, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from sandq.backup import BackupSchedule, list_backups, place_of, schedule
+from sandq.backup import manifest as manifests
+from sandq.backup.listing import Listed, outlived
+from sandq.backup.manifest import FULL, Manifest
+from sandq.backup.places import Directory
+from sandq.backup.work import Pace
+from sandq.model.errors import InvalidRequest, Unavailable
+
+HOUR_MS = 3_600_000
+
+
+def made(place: Any, ms: int) -> Manifest:
+    manifest = Manifest(manifests.new_id(ms), FULL, "c", "u", "0", 16, ms, ms + 5, ())
+    manifests.write(place, manifest, None)
+    return manifest
+
+
+class Bed:
+    """A schedule whose clock the test moves, and whose backups are made at once."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, keep: int = 2, **options: Any) -> None:
+        self.now_ms = 1_800_000_000_000
+        self.place = place_of(str(path / "backups"))
+        self.told: list[str] = []
+        self.error: Exception | None = None
+        monkeypatch.setattr(schedule, "create_backup", self._create)
+        self.schedule = BackupSchedule(
+            None,  # type: ignore[arg-type]
+            self.place,
+            3600,
+            keep,
+            tell=lambda event, fields: self.told.append(event),
+            now_ms=lambda: self.now_ms,
+            **options,
+        )
+
+    async def _create(self, client: Any, place: Any, **options: Any) -> Manifest:
+        if self.error is not None:
+            with place.create(f"{manifests.new_id(self.now_ms)}/data/t/0/00000.sandq") as stream:
+                stream.write(b"x")
+            raise self.error
+        return made(place, self.now_ms)
+
+
+async def test_the_next_one_counts_from_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed(tmp_path, monkeypatch)
+    last = made(bed.place, bed.now_ms - HOUR_MS // 2)
+    await bed.schedule._look()
+    assert bed.schedule.standing.next_ms == last.begun_ms + HOUR_MS
+    assert bed.schedule.standing.last_backup == last.backup_id
+    bed.now_ms = last.begun_ms + HOUR_MS
+    await bed.schedule.run(times=1)
+    assert bed.told == ["backup made"] and bed.schedule.standing.backups == 2
+
+
+async def test_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed(tmp_path, monkeypatch)
+    for _ in range(4):
+        assert await bed.schedule.once()
+        bed.now_ms += HOUR_MS
+    there = await list_backups(bed.place)
+    assert len(there) == 2 and bed.told.count("backup deleted") == 2
+    assert there[-1].backup_id == bed.schedule.standing.last_backup
+
+
+async def test_one_that_fails_is_told_of_and_deletes_nothing_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = tmp_path / "status.json"
+    bed = Bed(tmp_path, monkeypatch, keep=1, status=status)
+    assert await bed.schedule.once()
+    good = bed.schedule.standing.last_backup
+    bed.now_ms += HOUR_MS
+    bed.error = Unavailable("no leader")
+    assert not await bed.schedule.once() and not await bed.schedule.once()
+    standing = bed.schedule.standing
+    assert (standing.failures, standing.error, standing.last_backup) == (2, "no leader", good)
+    assert standing.next_ms == bed.now_ms + 300_000
+    assert [one.backup_id for one in await list_backups(bed.place)] == [good], "what it left behind is cleared away"
+    await bed.schedule._write_status()
+    assert json.loads(status.read_text())["failures"] == 2
+
+
+async def test_what_was_never_finished_goes_after_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed(tmp_path, monkeypatch)
+    for hours in (25, 1):
+        with bed.place.create(f"{manifests.new_id(bed.now_ms - hours * HOUR_MS)}/data/t/0/00000.sandq") as stream:
+            stream.write(b"x")
+    assert await bed.schedule.once()
+    assert len([one for one in await list_backups(bed.place) if one.is_unfinished]) == 1
+
+
+async def test_the_status_is_for_prometheus_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = tmp_path / "sandq.prom"
+    bed = Bed(tmp_path, monkeypatch, status=status)
+    assert await bed.schedule.once()
+    await bed.schedule._write_status()
+    assert "\nsandq_backup_last_success_timestamp_seconds 1800000000.005\n" in status.read_text()
+
+
+def test_what_cannot_be_read_is_never_deleted() -> None:
+    bad = [Listed(str(number), None, "damaged") for number in range(5)]
+    assert outlived(bad, 1) == []
+
+
+def test_intervals_and_counts_have_bounds(tmp_path: Path) -> None:
+    place = Directory(tmp_path)
+    for every_s, keep in ((0.5, 1), (60, 0)):
+        with pytest.raises(InvalidRequest):
+            BackupSchedule(None, place, every_s, keep)  # type: ignore[arg-type]
+
+
+async def test_a_rate_is_kept_over_all_partitions(autojump_clock: None) -> None:
+    pace, began_s = Pace(100), trio.current_time()
+    for _ in range(4):
+        await pace.take(50)
+    assert trio.current_time() - began_s == pytest.approx(1.5)
+    await Pace(None).take(1 << 40)
+    assert trio.current_time() - began_s == pytest.approx(1.5)
+    with pytest.raises(InvalidRequest):
+        Pace(0)

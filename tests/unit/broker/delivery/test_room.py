@@ -1,0 +1,112 @@
+"""What counts for the lateness objective: messages that were due while a consumer had room for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.broker.delivery.partition_leader import RETURN_MS
+from sandq.broker.delivery.subscription import Subscription
+from sandq.model.features import KNOWN
+from sandq.partition import commands as c
+from tests.unit.broker.delivery.test_moved_leases import MOVED, Bed
+
+LATE_MS = 1000
+
+
+class Counting(Bed):
+    """Leads for long, so that nobody who comes is believed to come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pass_ms(2 * RETURN_MS)
+
+    def pass_ms(self, ms: int) -> None:
+        self.clock.ms += ms
+        self.settle()
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Deliveries that count, and of these the late ones."""
+        return self.delivery.stats.slo_deliveries, self.delivery.stats.slo_late
+
+
+@pytest.fixture
+def bed() -> Counting:
+    return Counting()
+
+
+def attach(bed: Bed, credit: int = 100) -> Subscription:
+    subscription = bed.subscription("s")
+    subscription.credit = credit
+    bed.delivery.attach(subscription)
+    return subscription
+
+
+def give(bed: Bed, subscription: Subscription, more: int) -> None:
+    subscription.credit += more
+    subscription.notify_room()
+    bed.settle()
+
+
+def test_messages_that_are_due_while_there_is_room_count(bed: Counting) -> None:
+    attach(bed)
+    bed.produce(100)
+    bed.produce(0)
+    bed.pass_ms(100)
+    assert bed.counted == (2, 0)
+
+
+def test_a_node_that_stands_still_is_late(bed: Counting) -> None:
+    attach(bed)
+    bed.produce(100)
+    bed.pass_ms(100 + LATE_MS)
+    assert bed.counted == (1, 1)
+
+
+def test_what_was_due_before_a_consumer_came_does_not_count(bed: Counting) -> None:
+    bed.produce(0)
+    bed.pass_ms(LATE_MS)
+    attach(bed)
+    bed.settle()
+    assert len(bed.pushed) == 1 and bed.counted == (0, 0)
+    bed.produce(0)
+    assert bed.counted == (1, 0)
+
+
+def test_what_was_due_while_all_consumers_were_busy_does_not_count(bed: Counting) -> None:
+    consumer = attach(bed, credit=1)
+    bed.produce(0)
+    bed.produce(0)
+    bed.pass_ms(LATE_MS)
+    assert bed.counted == (1, 0)
+    give(bed, consumer, 1)
+    assert len(bed.pushed) == 2 and bed.counted == (1, 0)
+    give(bed, consumer, 1)
+    bed.produce(100)
+    bed.pass_ms(100 + LATE_MS)
+    assert bed.counted == (2, 1), "it had room in time, and the node was late"
+
+
+def test_what_was_due_while_the_group_was_paused_does_not_count(bed: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bed.host, "_check_level", lambda level: None)
+    bed.call(c.RaiseLevel(KNOWN.highest))
+    attach(bed)
+    bed.call(c.PauseGroup("g", True))
+    bed.produce(0)
+    bed.pass_ms(LATE_MS)
+    bed.call(c.PauseGroup("g", False))
+    assert len(bed.pushed) == 1 and bed.counted == (0, 0)
+    bed.produce(0)
+    assert bed.counted == (1, 0)
+
+
+def test_what_was_due_while_nobody_led_counts(bed: Counting) -> None:
+    """Whoever comes soon after a node began to lead was with another leader before."""
+    attach(bed)
+    bed.delivery.end_subscriptions(MOVED)
+    bed.produce(0)
+    bed.pass_ms(LATE_MS)
+    bed.delivery.lead()
+    attach(bed)
+    bed.settle()
+    assert bed.counted == (1, 1)

@@ -1,0 +1,101 @@
+"""What nodes tell of their lateness objective is one report, which says what of it is proven."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.client.admin.slo import NodeSlo, SloReport, together, told_by
+from sandq.model.errors import ProtocolError
+from tests.support.protocol_document import decode
+
+HOUR_MS, WINDOW_MS = 3_600_000, 30 * 86_400_000
+BOUNDS_US = [0, 100_000, 250_000]
+TRUSTED = {"trusted": True, "reason": None, "drift_ms": 0, "median_ms": None}
+
+
+def told(
+    in_time: int = 0,
+    late: int = 0,
+    *,
+    early: int = 0,
+    unproven: int = 0,
+    hour: tuple[int, int] = (0, 0),
+    **changes: Any,
+) -> NodeSlo:
+    windows = [
+        [HOUR_MS, [0, hour[0], 0, hour[1]], 0, 0],
+        [WINDOW_MS, [early, in_time, late, 0], early, unproven],
+    ]
+    body = {
+        **{"lateness_ms": 100, "target_ppm": 990_000, "window_ms": WINDOW_MS, "since_ms": 5, "bounds_us": BOUNDS_US},
+        **{"windows": windows, "clock": TRUSTED, "topics": []},
+        **changes,
+    }
+    return told_by([0, 7, body])
+
+
+def of(*nodes: NodeSlo, **missing: str) -> SloReport:
+    return together({f"n{number}": node for number, node in enumerate(nodes, 1)}, missing)
+
+
+def test_nodes_are_summed_up() -> None:
+    found = of(told(900, 4, since_ms=9), told(95, 1, hour=(8, 2)))
+    assert (found.deliveries, found.late, found.in_time, found.since_ms) == (1000, 5, 0.995, 5)
+    assert found.budget_left == 0.5, "one in a hundred may be late, and one in two hundred was"
+    assert found.burn_rates == {"1h": 20.0}
+    assert found.histogram == [(0.0, 0), (100.0, 995), (250.0, 5), (None, 0)]
+    assert [(row["node"], row["deliveries"], row["late"]) for row in found.nodes] == [("n1", 904, 4), ("n2", 96, 1)]
+    assert found.is_proven and found.doubts == [] and found.early == 0
+
+
+def test_a_budget_that_is_used_up_is_below_nothing() -> None:
+    assert of(told(90, 10)).budget_left == -9.0
+
+
+def test_nothing_delivered_is_no_share() -> None:
+    found = of(told())
+    assert (found.deliveries, found.in_time, found.budget_left, found.burn_rates) == (0, None, None, {"1h": None})
+    assert found.is_proven
+
+
+@pytest.mark.parametrize(
+    ("nodes", "missing", "doubt"),
+    [
+        ([told(clock={**TRUSTED, "trusted": False, "reason": "wall"})], {}, "the clock of n1 is not trusted: the wall"),
+        ([told(9, unproven=3)], {}, "3 deliveries of n1 were measured while its clock was not trusted"),
+        ([told()], {"n2": "it cannot be reached"}, "nothing is told of n2: it cannot be reached"),
+        ([told(), told(lateness_ms=250)], {}, "n2 has another objective: 99% within 250ms, over 30d"),
+    ],
+)
+def test_what_is_not_proven_is_said(nodes: list[NodeSlo], missing: dict[str, str], doubt: str) -> None:
+    found = of(*nodes, **missing)
+    assert not found.is_proven and any(said.startswith(doubt) for said in found.doubts), found.doubts
+
+
+def test_a_node_that_counts_otherwise_is_not_added_up() -> None:
+    other = told(7, bounds_us=[0, 100_000, 500_000])
+    found = of(told(5), other)
+    assert found.deliveries == 5 and found.missing.keys() == {"n2"} and not found.is_proven
+
+
+def test_topics_of_all_nodes_are_together_the_worst_first() -> None:
+    found = of(told(topics=[["a", 10, 1], ["b", 5, 0]]), told(topics=[["b", 5, 3]]))
+    assert found.topics == [
+        {"topic": "b", "deliveries": 10, "late": 3},
+        {"topic": "a", "deliveries": 10, "late": 1},
+    ]
+
+
+def test_the_example_of_the_protocol_is_read() -> None:
+    found = together({"node1": told_by(decode("slo-reply"))}, {})
+    assert (found.deliveries, found.late, found.budget_left) == (1000, 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    "frame", [[0, 7], [0, 7, {}], [0, 7, "x"], [0, 7, {**told()._asdict(), "windows": [[1, [1], 0, 0]]}]]
+)
+def test_an_answer_that_is_none_is_refused(frame: list[Any]) -> None:
+    with pytest.raises(ProtocolError, match="SLO reply"):
+        told_by(frame)

@@ -1,0 +1,185 @@
+"""What is in deploy/ configures nodes as they are meant to be: secured, and so that they may start."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import sandq
+from sandq.errors import ConfigError
+from sandq.model.config import NodeConfig, environment_names, load_config
+from tests.support.paths import ROOT
+
+DEPLOY = ROOT / "deploy"
+BASE = DEPLOY / "kubernetes" / "base"
+CHART = DEPLOY / "helm" / "sandq"
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(read(DEPLOY / "compose" / "compose.yaml"))
+    return found
+
+
+def base(kind: str) -> dict[str, Any]:
+    documents = [one for path in sorted(BASE.glob("*.yaml")) for one in yaml.safe_load_all(read(path))]
+    (found, *_) = [one for one in documents if one["kind"] == kind]
+    assert isinstance(found, dict)
+    return found
+
+
+def of_pod(name: str) -> dict[str, str]:
+    """The environment of a pod of the base, as Kubernetes makes it."""
+    (container,) = base("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    known: dict[str, str] = {}
+    fields = {"metadata.name": name, "metadata.namespace": "prod"}
+    for variable in container["env"]:
+        text = variable.get("value") or fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+        known[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda found: known[found[1]], text)
+    return {name: value for name, value in known.items() if name.startswith("SANDQ_")}
+
+
+CONFIGS = {
+    **{f"compose {node}": compose()["services"][node]["environment"] for node in ("node1", "node2", "node3")},
+    **{f"kubernetes {pod}": of_pod(pod) for pod in ("sandq-0", "sandq-2")},
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_node_starts_secured(name: str) -> None:
+    """It listens beyond its machine, and so is refused unless all of it is."""
+    config: NodeConfig = load_config(None, {"SANDQ_NODE__DATA_DIR": "/var/lib/sandq", **CONFIGS[name]})
+    assert config.listen.client.host == "0.0.0.0" and not config.security.insecure and not config.exposed
+    assert (config.tls.client, config.tls.http, config.tls.peer) == ("require", "require", "require")
+    assert config.security.authentication == "require" and config.cluster.secret_file is not None
+    assert config.node.id == name.split()[1] and config.cluster.seeds
+
+
+def test_one_node_may_found_the_cluster_or_none_does() -> None:
+    founders = [name for name, env in CONFIGS.items() if env.get("SANDQ_CLUSTER__BOOTSTRAP") == "true"]
+    assert founders == ["compose node1"], "on Kubernetes somebody says so"
+
+
+def test_pods_find_each_other() -> None:
+    headless = base("StatefulSet")["spec"]["serviceName"]
+    assert of_pod("sandq-1")["SANDQ_NODE__ADVERTISE_HOST"] == f"sandq-1.{headless}.prod.svc"
+    assert of_pod("sandq-1")["SANDQ_CLUSTER__SEEDS"].split(",")[0] == f"sandq-0.{headless}:9900"
+    services = {one["metadata"]["name"]: one["spec"] for one in yaml.safe_load_all(read(BASE / "services.yaml"))}
+    assert services[headless]["clusterIP"] == "None" and services[headless]["publishNotReadyAddresses"] is True
+    ports = {port["name"] for port in services[headless]["ports"]}
+    (container,) = base("StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert {port["name"] for port in container["ports"]} == ports
+
+
+def test_no_service_puts_keys_into_the_configuration() -> None:
+    """Kubernetes makes SANDQ_SERVICE_HOST and the like of a Service named sandq, and a node refuses what it does not
+    know."""
+    assert base("StatefulSet")["spec"]["template"]["spec"]["enableServiceLinks"] is False
+    with pytest.raises(ConfigError, match="no such setting"):
+        load_config(None, {**of_pod("sandq-0"), "SANDQ_SERVICE_HOST": "10.0.0.1"})
+
+
+def test_pods_may_do_little_and_have_time_to_stop() -> None:
+    pod = base("StatefulSet")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]
+    for container in (*pod["containers"], *pod["initContainers"]):
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+    assert pod["automountServiceAccountToken"] is False
+    grace_s = load_config(None, {}).shutdown_grace_ms / 1000
+    assert pod["terminationGracePeriodSeconds"] >= grace_s + 15
+    (container,) = pod["containers"]
+    assert container["livenessProbe"]["httpGet"]["path"] == "/livez", "a full disk is not mended by a restart"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert base("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+def test_who_is_no_node_does_not_reach_the_ports_between_nodes() -> None:
+    nodes, clients = base("NetworkPolicy")["spec"]["ingress"]
+    assert {"peer", "gossip", "gossip-udp"} <= {port["port"] for port in nodes["ports"]}
+    assert {port["port"] for port in clients["ports"]} == {"client", "http"}
+    (selected,) = nodes["from"]
+    assert selected["podSelector"]["matchLabels"] == base("StatefulSet")["spec"]["selector"]["matchLabels"]
+
+
+def test_every_variable_is_a_key_of_the_configuration() -> None:
+    texts = [read(path) for path in DEPLOY.rglob("*") if path.is_file() and path.suffix in (".yaml", ".tpl")]
+    named = {name for text in texts for name in re.findall(r"\bSANDQ_[A-Z]+__[A-Z_]+\b", text)}
+    assert len(named) > 12 and named <= {*environment_names()}
+
+
+def test_the_chart_has_what_the_base_has() -> None:
+    """As far as that can be seen without Helm."""
+    chart, plain = read(CHART / "templates" / "statefulset.yaml"), read(BASE / "statefulset.yaml")
+    for pattern in (
+        r"\bSANDQ_[A-Z_]+",
+        r"path: /\w+",
+        r"mountPath: [\w/]+",
+        r"containerPort: \d+",
+        r"(?:allow|run|read|cap|drop)[A-Za-z]*: [\w\[]+",
+        r"(?:\w+Seconds|failureThreshold): \d+",
+    ):
+        found = re.findall(pattern, plain)
+        assert found and re.findall(pattern, chart) == found, pattern
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is missing")
+def test_the_chart_makes_the_base() -> None:
+    command = ["helm", "template", "sandq", str(CHART), "-n", "prod", "--kube-version", "1.30.0"]
+    rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    subprocess.run(["helm", "lint", str(CHART)], check=True)
+    documents = [one for path in sorted(BASE.glob("*.yaml")) for one in yaml.safe_load_all(read(path))]
+    wanted = {(one["kind"], one["metadata"]["name"]): one for one in documents if one["kind"] != "Kustomization"}
+    found = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(rendered)}
+    for one in found.values():
+        for label in ("managed-by", "version"):
+            del one["metadata"]["labels"][f"app.kubernetes.io/{label}"]
+            labels = one["spec"].get("template", {}).get("metadata", {}).get("labels", {})
+            labels.pop(f"app.kubernetes.io/{label}", None)
+    assert found == wanted
+
+
+def test_versions_are_the_same_everywhere() -> None:
+    image = yaml.safe_load(read(BASE / "kustomization.yaml"))["images"][0]
+    chart = yaml.safe_load(read(CHART / "Chart.yaml"))
+    assert image["newTag"] == chart["version"] == chart["appVersion"] == sandq.__version__
+    project = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]
+    assert f"sandq-client=={sandq.__version__}" in project["dependencies"]
+
+
+def test_scripts_are_what_a_shell_takes() -> None:
+    scripts = [*DEPLOY.rglob("*.sh")]
+    assert len(scripts) == 3
+    for script in scripts:
+        subprocess.run(["sh", "-n", script], check=True)
+        assert script.stat().st_mode & 0o111
+
+
+def test_compose_mounts_what_is_there() -> None:
+    directory = DEPLOY / "compose"
+    for service in compose()["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (directory / source).is_file(), source
+            else:
+                assert source in compose()["volumes"], source
+
+
+def test_the_service_has_time_to_stop_and_may_do_little() -> None:
+    unit = read(DEPLOY / "systemd" / "sandq.service")
+    keys = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#"))
+    assert int(keys["TimeoutStopSec"].removesuffix("s")) >= load_config(None, {}).shutdown_grace_ms / 1000 + 15
+    assert keys["User"] == "sandq" and keys["CapabilityBoundingSet"] == "" and keys["ProtectSystem"] == "strict"

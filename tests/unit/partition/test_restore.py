@@ -1,0 +1,314 @@
+"""A partition made of the rows of a backup: the same messages at the same places, nothing early, nothing twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandq.model.errors import Conflict, InvalidRequest, Unavailable
+from sandq.model.names import RESTORING
+from sandq.model.outbox import RESERVED_PRODUCERS
+from sandq.model.sequence import sequence_of
+from sandq.partition import commands as c
+from sandq.partition import rows
+from sandq.partition.restore.restoring import CHUNK_BYTES, STATE_OF_BACKUP, decode_chunk, encode_chunk
+from tests.support.partition.bench import Bench, T, batch_of, by_id
+from tests.support.partition.key_bench import KeyBench
+from tests.support.partition.restore_bench import (
+    LEVEL,
+    RESTORE,
+    begin,
+    chunks_of,
+    empty_like,
+    end,
+    open_up,
+    put,
+    restored,
+    rows_of,
+)
+
+LATE = 10_000_000
+"""When it is restored, ms after T: hours later."""
+
+
+def old(**settings: Any) -> Bench:
+    return Bench(level=LEVEL, **settings)
+
+
+def resumed(bench: Bench, at: int) -> Bench:
+    bench.apply(at, c.PauseGroup("g", False))
+    return bench
+
+
+def stored(bench: Bench, value: str, due: int, at: int = 0) -> bytes:
+    """The offset of one message."""
+    made = bench.append(value, at=at, due=[due])
+    return made if isinstance(made, bytes) else bytes(made[0])
+
+
+def values(bench: Bench, at: int) -> list[tuple[bytes, int]]:
+    """Offsets and attempts of what is leased then."""
+    return [(base, lease.attempt) for lease in bench.lease(at=at, consumer="new") for base, _ in lease.ranges]
+
+
+def test_messages_keep_their_offsets_and_come_at_their_times() -> None:
+    bench = old()
+    bench.open()
+    early, late = stored(bench, "a", 1000), stored(bench, "b", LATE + 5000)
+    made = resumed(restored(bench, LATE), LATE)
+    assert values(made, LATE) == [(early, 1)]
+    assert values(made, LATE + 4999) == []
+    assert values(made, LATE + 5000) == [(late, 1)]
+
+
+def test_a_restart_goes_on_where_it_was_at_every_step() -> None:
+    bench = old()
+    bench.open()
+    bench.append("a", "b", due=[1000, LATE + 5000])
+    made, chunks = empty_like(bench), chunks_of(rows_of(bench), 1)
+    made.restart()
+    begin(made, LATE)
+    for number, chunk in enumerate(chunks):
+        made.restart()
+        assert put(made, number, chunk, LATE)["next_chunk"] == number + 1
+    made.restart()
+    end(made, len(chunks), LATE)
+    made.restart()
+    assert made.machine.is_closed
+    open_up(made, LATE)
+    made.restart()
+    assert len(values(resumed(made, LATE), LATE + 5000)) == 2
+
+
+def test_what_was_acked_stays_acked_and_what_was_leased_is_to_be_had_with_its_attempts() -> None:
+    bench = old()
+    bench.open()
+    done, held = (stored(bench, text, 0) for text in "ab")
+    bench.ack(bench.one(limit=1).token)
+    first = bench.one(limit=1)
+    bench.nack(first.token, delay=0, at=10)
+    second = bench.one(limit=1, at=20)
+    assert second.attempt == 2
+    made = restored(bench, LATE)
+    assert made.ack(second.token, at=LATE) is not None, "the lease is not held any more"
+    assert values(resumed(made, LATE), LATE) == [(held, 2)] and done != held
+
+
+def test_groups_are_paused_and_not_dropped_as_unused() -> None:
+    bench = old(group_ttl="1m")
+    bench.open()
+    bench.append("a", due=[0])
+    made = restored(bench, LATE)
+    made.apply(LATE + 1, c.Upkeep())
+    (group,) = made.machine.status(made.view).groups
+    assert group.is_paused and group.ready == 1
+    assert made.lease(at=LATE + 2) == []
+
+
+def test_dead_letters_waiting_messages_and_unique_keys_are_there() -> None:
+    bench = old(max_attempts=1)
+    bench.open()
+    bench.append("dead", due=[0])
+    bench.nack(bench.one().token, error="no")
+    taken = bench.put("k", due=LATE + 9000, unique="one")
+    made = restored(bench, LATE)
+    (group,) = made.machine.status(made.view).groups
+    assert group.dead == 1
+    again = made.send("k2", at=LATE, unique=["one"])
+    assert again.refused and taken
+
+
+def test_new_messages_never_share_an_offset_with_restored_ones() -> None:
+    bench = old()
+    known = {stored(bench, "x", LATE + 1000) for _ in range(30)}
+    made = restored(bench, LATE)
+    fresh = {stored(made, "y", LATE + 1000, LATE) for _ in range(60)}
+    assert len(fresh) == 60 and not known & fresh
+    assert min(fresh) > max(known), "messages of one instant come in the order in which they were stored"
+    twice = restored(made, 2 * LATE)
+    assert stored(twice, "z", 2 * LATE, 2 * LATE) not in known | fresh
+
+
+def test_tokens_of_leases_rise_above_the_old_ones() -> None:
+    bench = old()
+    bench.open()
+    bench.append(*"abc")
+    tokens = [lease.token for lease in bench.lease(limit=1)]
+    made = resumed(restored(bench, LATE), LATE)
+    assert min(lease.token for lease in made.lease(at=LATE)) > max(tokens)
+
+
+def test_messages_can_be_cancelled_by_the_ids_that_they_had() -> None:
+    bench = old()
+    offset = stored(bench, "a", LATE + 1000)
+    made = restored(bench, LATE)
+    (outcome,) = made.apply(LATE, c.Cancel([by_id(offset)]))[0]
+    assert outcome[0] == "cancelled"
+
+
+def test_a_producer_is_known_and_its_batch_not_stored_again() -> None:
+    bench = old()
+    command = c.Append(batch_of(["a"]), 7, 1, sequence_of(1))
+    first = bench.apply(0, command)[0]
+    made = restored(bench, LATE)
+    assert made.apply(LATE, command)[0] == first
+
+
+def test_keys_have_their_values_and_versions() -> None:
+    bench = KeyBench(level=LEVEL)
+    version = bench.set("a", "1")
+    bench.set("b", "2")
+    bench.set("b", None)
+    made = restored(bench, LATE)
+    assert isinstance(made, KeyBench)
+    assert made.all(LATE) == {"a": "1"}
+    is_set, found = made.set_if("a", "3", version, at=LATE)
+    assert is_set and found > version
+    made.restart()
+    assert made.all(LATE) == {"a": "3"}
+
+
+def test_until_the_topic_is_whole_nothing_is_taken_and_nothing_to_be_done() -> None:
+    bench = old()
+    bench.open()
+    bench.append("a")
+    made = restored(bench, LATE, is_open=False)
+    status = made.machine.status(made.view)
+    assert status.messages == 1 and len(status.groups) == 0 and status.restore is not None
+    assert status.upkeep_ms is status.next_expiry_ms is status.schedule_ms is None
+    for command in (c.Append(batch_of(["x"])), c.OpenGroup("g", "earliest"), c.Upkeep(), c.PauseGroup("g", False)):
+        assert isinstance(made.apply(LATE, command)[0], Unavailable), command
+    with pytest.raises(Unavailable, match="is being restored"):
+        made.machine.check_places()
+    assert made.apply(LATE, c.Clock(), c.Touch(["g"])) == [None, None]
+
+
+def test_settings_alone_do_not_open_a_partition_that_is_half_restored() -> None:
+    bench = old()
+    bench.append("a")
+    made = empty_like(bench)
+    begin(made)
+    put(made, 0, chunks_of(rows_of(bench), 1)[0])
+    open_up(made)
+    made.restart()
+    assert made.machine.is_closed
+    assert isinstance(made.apply(0, c.Append(batch_of(["x"])))[0], Unavailable)
+
+
+def test_each_chunk_is_put_there_once_and_in_order() -> None:
+    bench = old()
+    bench.append(*"abcdef")
+    made, chunks = empty_like(bench), chunks_of(rows_of(bench), 1)
+    assert begin(made) == begin(made)
+    assert isinstance(put(made, 1, chunks[1]), Conflict)
+    first = put(made, 0, chunks[0])
+    assert put(made, 0, chunks[1]) == first
+    assert isinstance(end(made, len(chunks)), Conflict), "they are not all there"
+    for number, chunk in enumerate(chunks[1:], 1):
+        put(made, number, chunk)
+    assert end(made, len(chunks)) == end(made, len(chunks))
+    assert put(made, 0, chunks[0])["whole"]
+
+
+def test_a_restore_of_another_name_is_refused() -> None:
+    made = empty_like(old())
+    assert isinstance(put(made, 0, encode_chunk([])), Conflict)
+    assert isinstance(begin(made, restore_id="r-2"), Conflict)
+    begin(made)
+    assert isinstance(put(made, 0, encode_chunk([]), restore_id="r-2"), Conflict)
+    assert isinstance(end(made, 0, restore_id="r-2"), Conflict)
+
+
+def test_a_partition_of_a_topic_that_is_there_is_not_restored() -> None:
+    bench = old()
+    assert isinstance(begin(bench), Conflict)
+    assert isinstance(put(bench, 0, encode_chunk([b"mx", b""])), Conflict)
+    assert isinstance(end(bench, 0), Conflict)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        [(rows.STATE_KEY, b"\x00")],
+        [(rows.STATE_KEY, rows.pack(1, 2, 3))],
+        [(b"g\x00", b"\xc1")],
+    ],
+)
+def test_rows_that_make_no_partition_leave_it_shut(found: list[tuple[bytes, bytes]]) -> None:
+    made = empty_like(old())
+    begin(made)
+    put(made, 0, encode_chunk([part for row in found for part in row]))
+    assert isinstance(end(made, 1), Conflict)
+    open_up(made)
+    made.restart()
+    assert made.machine.is_closed
+
+
+def test_rows_of_another_kind_or_partition_are_refused() -> None:
+    made = empty_like(old(), ordering="key")
+    chunks = chunks_of(rows_of(old()))
+    begin(made)
+    for number, chunk in enumerate(chunks):
+        put(made, number, chunk)
+    refusal = end(made, len(chunks))
+    assert isinstance(refusal, Conflict) and "ordering" in refusal.message
+
+
+def test_settings_of_now_count_rather_than_those_of_the_backup() -> None:
+    bench = old(max_attempts=1)
+    bench.open()
+    bench.append("a")
+    made = empty_like(bench, max_attempts=5)
+    begin(made)
+    chunks = chunks_of(rows_of(bench))
+    for number, chunk in enumerate(chunks):
+        put(made, number, chunk)
+    end(made, len(chunks))
+    open_up(made)
+    assert made.machine.settings["max_attempts"] == 5 and RESTORING not in made.machine.settings
+
+
+def test_what_partitions_send_goes_to_the_topics_that_are_here_what_those_were() -> None:
+    letter = rows.OUTBOX + (3).to_bytes(4, "big") + (1).to_bytes(2, "big") + (9).to_bytes(8, "big")
+    gone = rows.OUTBOX_BATCH + (4).to_bytes(4, "big") + (1).to_bytes(2, "big")
+    dead = rows.pack(1, 0, None, 5, b"i", 5, {}, (), (), (3, 1, 9))
+    plain = rows.pack(1, 0, None, 5, b"i", 5, {}, (), (), "refused")
+    of_partition = rows.PRODUCER + (RESERVED_PRODUCERS + 5).to_bytes(8, "big")
+    made = empty_like(old())
+    begin(made, targets=[(3, 8)])
+    data = [letter, b"1", gone, b"2", b"d\x00a", dead, b"d\x00b", plain, of_partition, b"3", STATE_OF_BACKUP, b"4"]
+    assert put(made, 0, encode_chunk(data))["rows"] == 4
+    found = dict(rows_of(made))
+    assert rows.OUTBOX + (8).to_bytes(4, "big") + letter[5:] in found and letter not in found
+    assert rows.OUTBOX_BATCH + (0xFFFF_FFFF - 4).to_bytes(4, "big") + gone[5:] in found
+    assert rows.unpack(found[b"d\x00a"])[9] == [8, 1, 9] and found[b"d\x00b"] == plain
+    assert of_partition not in found and STATE_OF_BACKUP not in found
+
+
+def test_schedules_are_there_and_fire_by_what_the_leader_says() -> None:
+    bench = old()
+    item = ["tick", {"every_ms": 60_000}, {0: b"v"}, 0, None, T + 60_000, T + 60_000, False]
+    (result,) = bench.apply(0, c.PutSchedules([item]))[0]
+    assert not isinstance(result, Exception), result
+    made = restored(bench, LATE)
+    status = made.machine.status(made.view)
+    assert (status.schedules, status.schedule_ms) == (1, T + 60_000), "its leader goes by the misfire policy"
+
+
+@pytest.mark.parametrize("data", [b"", b"\x91\xc4\x01a", b"\x92\xa1a\xa1b", b"\x92\xc4\x00\xc4\x01b", b"\x80", b"\xc1"])
+def test_what_is_no_chunk_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_chunk(data)
+
+
+def test_a_chunk_has_a_limit() -> None:
+    with pytest.raises(InvalidRequest, match="limit"):
+        decode_chunk(bytes(CHUNK_BYTES + 1))
+
+
+def test_commands_need_the_level() -> None:
+    commands = c.RestoreBegin(RESTORE, []), c.RestoreRows(RESTORE, 0, b""), c.RestoreEnd(RESTORE, 0)
+    assert {command.needed_level for command in commands} == {LEVEL}
+    assert c.Configure({RESTORING: RESTORE}).needed_level == LEVEL

@@ -1,0 +1,48 @@
+"""`sandctl slo` tells people how it stands, programs everything, and both whether it is broken."""
+
+from __future__ import annotations
+
+import json
+
+from sandq.client.admin.slo import together
+from tests.support.sandctl.fake_client import Ctl, FakeClient
+from tests.unit.client.admin.test_slo import told
+
+
+def test_people_see_how_it_stands(offline: Ctl, client: FakeClient) -> None:
+    nodes = {"n1": told(1990, 10, hour=(9, 1), topics=[["orders", 2000, 10]]), "n2": told(unproven=0)}
+    client.slo = together(nodes, {"n3": "it cannot be reached"})
+    result = offline("slo")
+    assert (result.exit_code == 0 and client.asked("slo") == [{"node": None}]) or client.asked("slo") == [{}]
+    shown = dict(
+        line.split("  ", 1) for line in result.stdout.splitlines() if "  " in line and not line.startswith(" ")
+    )
+    found = {name: value.strip() for name, value in shown.items()}
+    assert found["promise"] == "99% within 100ms, over 30d"
+    assert (found["deliveries"], found["late"], found["in time"], found["budget left"]) == (
+        "2,000",
+        "10",
+        "99.5%",
+        "50.0%",
+    )
+    assert (found["burn rate, 1h"], found["early"], found["proven"]) == ("10.00", "0", "no")
+    assert "  nothing is told of n3: it cannot be reached" in result.stdout.splitlines()
+    assert any(line.startswith("100 ms") and line.endswith("#") for line in result.stdout.splitlines())
+    assert result.stdout.splitlines()[-1].split() == ["orders", "10", "2,000"]
+
+
+def test_programs_get_everything(offline: Ctl, client: FakeClient) -> None:
+    client.slo = together({"n1": told(1)}, {})
+    found = json.loads(offline("slo", "--node", "n1", "-o", "json").stdout)
+    assert client.asked("slo") == [{"node": "n1"}]
+    assert found["in_time"] == 1.0 and found["is_proven"] is True
+    assert found["histogram"][1] == {"up_to_ms": 100.0, "deliveries": 1}
+
+
+def test_a_promise_that_is_broken_ends_with_1(offline: Ctl, client: FakeClient) -> None:
+    for node in (told(1, 1), told(9, early=1)):
+        client.slo = together({"n1": node}, {})
+        assert offline("slo", "--check").exit_code == 1
+        assert offline("slo").exit_code == 0, "to look is not to check"
+    client.slo = together({"n1": told()}, {})
+    assert offline("slo", "--check").exit_code == 0, "nothing delivered, nothing broken"
