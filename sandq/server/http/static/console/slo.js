@@ -13,7 +13,7 @@ export function sloView(context) {
   const ask = () => load(place, () => get("/slo", {}, { signal: context.signal }), (told) => {
     const tiles = [
       ["Target", percent(told.target), ""], ["In time", percent(told.in_time), told.in_time !== null && told.in_time < told.target ? "bad" : ""],
-      ["Budget left", percent(told.budget_left, 1), told.budget_left < 0 ? "bad" : told.budget_left < 0.25 ? "warn" : ""],
+      ["Budget left", percent(told.budget_left, 1), told.budget_left === null ? "" : told.budget_left < 0 ? "bad" : told.budget_left < 0.25 ? "warn" : ""],
       ["Deliveries", count(told.deliveries), ""], ["Late", count(told.late), ""], ["Early", count(told.early), told.early ? "bad" : ""],
     ].map(([name, text, state]) => {
       const one = tile(name);
@@ -52,7 +52,7 @@ export function sloView(context) {
       h("dl", { class: "tiles" }, tiles),
       h("p", {}, badge(told.is_proven ? "proven" : "not proven", told.is_proven ? "good" : "warn"), " ", told.is_proven ? "All nodes told, and their clocks are, and were, trusted." : told.doubts.join("; ")),
       h("div", { class: "columns" },
-        h("section", { class: "card" }, h("h2", {}, "How late"), histogram),
+        h("section", { class: "card" }, h("h2", {}, "How late"), told.deliveries ? histogram : h("p", { class: "dim" }, "Nothing was delivered yet.")),
         h("section", { class: "card" }, h("h2", {}, "How fast the budget is used"), h("p", { class: "dim" }, "1: as fast as it may be over the whole window."), facts(Object.entries(told.burn_rates).map(([over, rate]) => [`last ${over}`, rate === null ? "–" : rate.toFixed(2)]))),
         h("section", { class: "card" }, h("h2", {}, "Nodes"), nodes.element),
         h("section", { class: "card" }, h("h2", {}, "Topics that were late"), h("p", { class: "dim" }, "Since the nodes were started."), topics.element)),
