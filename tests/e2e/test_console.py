@@ -288,6 +288,16 @@ def test_the_cluster_is_shown_and_what_it_refuses_is_said(console: Console) -> N
     assert "1 node." in said
 
 
+def test_lateness_is_shown_beside_what_is_promised(console: Console) -> None:
+    browser, api = console.browser, console.api
+    promised = api("GET", "/slo")
+    console.go("#/lateness")
+    browser.reads("Budget left", ".tile")
+    browser.reads(f"{promised['target'] * 100:g} %", ".tile")
+    browser.reads("node1", "tbody")
+    assert console.note_command("main") == "sandctl slo"
+
+
 def test_hostile_values_are_text(console: Console) -> None:
     browser, api = console.browser, console.api
     name = topic(api, "hostile")
@@ -348,7 +358,13 @@ def test_all_of_it_can_be_done_by_the_keyboard(console: Console) -> None:
     browser.reads("Cluster", "h1")
 
 
-VIEWS = ("", "#/groups", "#/cluster", *(f"#/topics/bykeys/{tab}" for tab in ("timeline", "messages", "settings")))
+VIEWS = (
+    "",
+    "#/groups",
+    "#/lateness",
+    "#/cluster",
+    *(f"#/topics/bykeys/{tab}" for tab in ("timeline", "messages", "settings")),
+)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

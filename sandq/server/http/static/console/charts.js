@@ -47,7 +47,7 @@ export function chart({ title, x, series, from, to, now, unit = "", height = 220
       cursor: { drag: { x: true, y: false }, points: { size: 6 } },
       padding: [12, scales.length > 1 ? 0 : 8, 0, 0],
       scales: { x: { time: true }, ...Object.fromEntries(scales.map((name) => [name, { range: (self, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 1, 1) * 1.08] }])) },
-      axes: [{ ...axis, values: times }, ...scales.map((name, place) => ({
+      axes: [{ ...axis, values: times, space: 72 }, ...scales.map((name, place) => ({
         ...axis, scale: name, side: place ? 1 : 3, size: 58, values: (self, ticks) => ticks.map((one) => `${text(one)}${unit}`),
         ...(scales.length > 1 ? { stroke: colours[series.findLast((one) => scaleOf(one) === name).colour] } : {}),
         ...(place ? { grid: { show: false } } : {}),

@@ -169,7 +169,7 @@ function timeline(topic, range, forecast, history, signal) {
   for (const one of history.slots) {
     const at = Math.floor(Date.parse(one.start) / 1000 / wide_s) * wide_s;
     if (at < now - range.past_s) continue;
-    const found = bar(at, wide_s);
+    const found = bar(at, Math.min(wide_s, Math.max(now - at, 1)));
     found.past = (found.past ?? 0) + one.delivered;
   }
   for (const one of forecast.buckets) bar(Date.parse(one.start) / 1000 + 0.001, range.unit_s).due = one.messages;
