@@ -30,7 +30,7 @@ BUDGETS_S = {
     "simulation": 115,
     "faults": 130,
     "interop": 10,
-    "e2e": 145,
+    "e2e": 130,
     "regressions": 15,
     "spark": 230,
 }
