@@ -1,5 +1,5 @@
-"""A configuration as YAML, with every key: what a node tells of itself, and what `sandq check-config --show` prints, with
-where each value comes from.
+"""A configuration as YAML, with every key: what a node tells of itself, and, with where each value comes from, what
+`sandq check-config --show` prints.
 
 It is a configuration file itself, and means the same. Contents of files it names (secrets) are not in it.
 """
