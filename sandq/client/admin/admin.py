@@ -439,7 +439,8 @@ class Admin(AccessAdmin, OverviewAdmin):
         """
         told, missing = await self._ask_nodes(node, lambda name: Slo(), slo.told_by, Slo.type)
         if not told:
-            raise Unavailable("; ".join(f"nothing is told of {name}: {why}" for name, why in missing.items()))
+            why = "; ".join([f"nothing is told of {name}: {why}" for name, why in missing.items()])
+            raise Unavailable(why or "the node that is asked belongs to no cluster yet, so nothing is counted")
         return slo.together(told, missing)
 
     async def _ask_nodes(
