@@ -20,7 +20,6 @@ from sandctl.output.results import counted, done, say, show_one
 
 if TYPE_CHECKING:
     from sandq.client import Client
-    from sandq.client.admin import Admin
 
 FAILURES_MOST: Final = 3
 """Topics whose groups cannot be had, each of which takes as long as a request may: then no more are asked for."""
@@ -177,7 +176,7 @@ async def _collect(client: Client) -> tuple[dict[str, Any], dict[str, str]]:
         await add(name, admin.dump(node))
         await add(f"{name}.cluster", admin.cluster(node))
     await add("clock", admin.clock())
-    records = await add("topics", _topics(admin))
+    records = await add("topics", _topics(client))
     if records is None:
         return parts, missing  # no more is told of them
     await add("partitions", partition_rows(admin, None, None))
@@ -190,8 +189,8 @@ async def _collect(client: Client) -> tuple[dict[str, Any], dict[str, str]]:
     return parts, missing
 
 
-async def _topics(admin: Admin) -> list[dict[str, Any]]:
-    return [_plain(record) for record in await admin.list_topics()]
+async def _topics(client: Client) -> list[dict[str, Any]]:
+    return [_plain(record) for record in await client.admin.list_topics()]
 
 
 def _plain(record: Any) -> dict[str, Any]:
