@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+MOST: Final = 1e18
+"""Of anything that is asked for."""
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
@@ -152,8 +154,12 @@ def _check(load: Load, machine: Machine) -> None:
         ("delay", load.delay_s, 0),
         ("kept", load.kept_s, 0),
         ("cores", machine.cores, 0.1),
+        ("memory", machine.memory_bytes, 0),
+        ("disk", machine.disk_bytes, 0),
     ):
-        if not least <= value < math.inf:
+        if abs(value) > MOST:
+            raise ValueError(f"{name}: more than {MOST:g} cannot be reckoned with")
+        if not value >= least:
             raise ValueError(f"{name}: {value:g} is less than {least:g}")
 
 

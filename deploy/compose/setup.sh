@@ -10,5 +10,8 @@ cp ca/ca.pem "$SECRETS/ca.pem"
 for node in node1 node2 node3; do
   [ -e "$SECRETS/$node.pem" ] || sandq certs node "$node" --host "$node" --ca ca --out "$SECRETS"
 done
-[ -e "$SECRETS/cluster.secret" ] ||
-  python3 -c 'import secrets; print(secrets.token_urlsafe(32))' >"$SECRETS/cluster.secret"
+if [ ! -e "$SECRETS/cluster.secret" ]; then
+  # Whole or not at all: it is ended at any moment.
+  python3 -c 'import secrets; print(secrets.token_urlsafe(32))' >"$SECRETS/cluster.secret.new"
+  mv "$SECRETS/cluster.secret.new" "$SECRETS/cluster.secret"
+fi

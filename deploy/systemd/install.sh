@@ -2,6 +2,8 @@
 # Installs sandq of a release as a service: install.sh DIST [ROOT]. DIST is what `make release` made; ROOT, another root
 # directory, is for images and for looking at what it does. It neither starts the service nor overwrites a configuration.
 set -eu
+# Whoever runs it may keep files for himself; the service runs as another user.
+umask 022
 dist=${1:?usage: install.sh DIST [ROOT]}
 root=${2:-}
 here=$(cd "$(dirname "$0")" && pwd)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,6 +21,8 @@ from sandctl.output.results import counted, done, say, show_one
 if TYPE_CHECKING:
     from sandq.client import Client
 
+FAILURES_MOST: Final = 3
+"""Topics whose groups cannot be had, each of which takes as long as a request may: then no more are asked for."""
 _NODE = click.option("--node", metavar="NODE", help="The node.  [default: the one that is asked]")
 
 
@@ -118,17 +121,19 @@ def bundle(file: Path) -> None:
       sandctl debug bundle sandq-debug.tar.gz
 
     The cluster as each node sees it, its topics and groups, and a dump of each node. There are names and addresses in
-    it, but no values, keys, headers or secrets.
+    it, but no values, keys, headers or secrets. What cannot be had does not keep the rest out: it is told, and in it.
     """
     with contextlib.ExitStack() as opened:
         try:
-            out = opened.enter_context(file.open("xb"))
+            # Nobody else is to read what is in its log lines.
+            out = opened.enter_context(open(file, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)))
         except FileExistsError:
             raise click.ClickException(f"{file} is there already") from None
         except OSError as error:
             raise click.ClickException(f"{file}: {error.strerror}") from None
         try:
             parts, missing = run(_collect)
+            parts |= {"missing": missing} if missing else {}
             with tarfile.open(fileobj=out, mode="w:gz") as archive:
                 for name, found in parts.items():
                     data = json.dumps(found, indent=1, default=str).encode()
@@ -160,21 +165,32 @@ async def _collect(client: Client) -> tuple[dict[str, Any], dict[str, str]]:
         return parts.get(name)
 
     admin = client.admin
-    info = await admin.cluster()
-    parts["cluster"] = info
-    parts["topics"] = topics = [_plain(record) for record in await admin.list_topics()]
-    await add("partitions", partition_rows(admin, None, None))
-    await add("clock", admin.clock())
-    for topic in topics:
-        await add(f"groups/{topic['name']}", admin.groups(topic["name"]))
-    for row in info.get("nodes") or ():
-        node = str(row["node"])
-        if not row.get("up"):
-            missing[f"nodes/{node}"] = "it cannot be reached"
+    parts["cluster"] = info = await admin.cluster()
+    # Those first that answer whatever is wrong with the cluster; one that waits for it may know of no node but itself.
+    up = {str(row["node"]): bool(row.get("up")) for row in info.get("nodes") or ()}
+    for node in up or (None,):
+        name = f"nodes/{node or info.get('node')}"
+        if node is not None and not up[node]:
+            missing[name] = "it cannot be reached"
             continue
-        await add(f"nodes/{node}.cluster", admin.cluster(node))
-        await add(f"nodes/{node}", admin.dump(node))
+        await add(name, admin.dump(node))
+        await add(f"{name}.cluster", admin.cluster(node))
+    await add("clock", admin.clock())
+    records = await add("topics", _topics(client))
+    if records is None:
+        return parts, missing  # no more is told of them
+    await add("partitions", partition_rows(admin, None, None))
+    failures = 0
+    for topic in records:
+        if failures == FAILURES_MOST:
+            missing["groups of more topics"] = f"those of {failures} could not be had"
+            break
+        failures += await add(f"groups/{topic['name']}", admin.groups(topic["name"])) is None
     return parts, missing
+
+
+async def _topics(client: Client) -> list[dict[str, Any]]:
+    return [_plain(record) for record in await client.admin.list_topics()]
 
 
 def _plain(record: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import structlog
 import trio
 
 from sandq.broker.clock.guarded_clock import GuardedClock
-from sandq.broker.slo_book import BOUNDS_US, HOUR_MS, MINUTE_MS, NAME, SloBook
+from sandq.broker.slo_book import BOUNDS_US, BURN_MS, NAME, SloBook
 from sandq.broker.stats import NodeStats
 from sandq.model.config_slo import SloSection
 from sandq.model.errors import Corruption, StorageFailed
@@ -21,8 +21,6 @@ WRITE_S: Final = 300.0
 """How often the file is written: what is lost at most when a node is killed."""
 LAST_WRITE_S: Final = 2.0
 """How long the end waits for the last write."""
-BURN_MS: Final = (5 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, 72 * HOUR_MS)
-"""Over which burn rates are told."""
 
 
 class LatenessSlo:
@@ -32,27 +30,31 @@ class LatenessSlo:
         self._config = config
         self._clock = clock
         self._files = files
+        self._is_writing = False
         now_ms = clock.now_ms()
         try:
             kept = files.read(NAME) if files.exists(NAME) else None
             self._book = SloBook(stats, config.window_ms, now_ms, kept)
-        except (Corruption, StorageFailed) as error:
-            log.warning("how late deliveries were is counted anew: its file cannot be read", error=error.message)
+        except (Corruption, StorageFailed, OSError) as error:
+            log.warning("how late deliveries were is counted anew: its file cannot be read", error=str(error))
             self._book = SloBook(stats, config.window_ms, now_ms)
 
     async def run(self) -> None:
         """Take in what is delivered, and write it now and then, until cancelled; then once more."""
+        wrote_s = trio.current_time()
         try:
-            wrote_s = trio.current_time()
-            while True:
-                await trio.sleep(TAKE_S)
-                self._take()
-                if self._book.changed and trio.current_time() - wrote_s >= WRITE_S:
-                    wrote_s = trio.current_time()
-                    await self._write()
+            async with trio.open_nursery() as nursery:
+                while True:
+                    await trio.sleep(TAKE_S)
+                    self._take()
+                    if self._book.changed and not self._is_writing and trio.current_time() - wrote_s >= WRITE_S:
+                        wrote_s = trio.current_time()
+                        # Beside it: a disk that hangs is not to have deliveries counted in a later minute.
+                        nursery.start_soon(self._write)
         finally:
             self._take()
-            if self._book.changed:
+            # A thread that hangs in the disk may write yet, and not two at a time.
+            if self._book.changed and not self._is_writing:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_WRITE_S):
                     await self._write()
 
@@ -61,9 +63,18 @@ class LatenessSlo:
 
     async def _write(self) -> None:
         try:
-            await trio.to_thread.run_sync(self._files.replace, NAME, self._book.encode(), abandon_on_cancel=True)
-        except StorageFailed as error:
-            log.warning("how late deliveries were could not be kept", error=error.message)
+            await trio.to_thread.run_sync(self._replace, self._book.encode(), abandon_on_cancel=True)
+        except (StorageFailed, OSError) as error:
+            self._book.changed = True
+            log.warning("how late deliveries were could not be kept", error=str(error))
+
+    def _replace(self, data: bytes) -> None:
+        """On a thread of its own."""
+        self._is_writing = True
+        try:
+            self._files.replace(NAME, data)
+        finally:
+            self._is_writing = False
 
     def told(self) -> dict[str, Any]:
         """What SLO tells of this node, but for its topics."""

@@ -1,4 +1,4 @@
-"""Keeps how late deliveries were, by the minute for six hours and by the hour for `slo.window`; pure.
+"""Keeps how late deliveries were: by the minute for six hours, by the hour for `slo.window`, or three days. Pure.
 
 The file `slo` (envelope: small_file.py, magic "SANDQSLO", version 1) is msgpack. PERSISTED::
 
@@ -23,6 +23,8 @@ VERSION: Final = 1
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 MINUTES_MOST: Final = 360
+BURN_MS: Final = (5 * MINUTE_MS, HOUR_MS, 6 * HOUR_MS, 72 * HOUR_MS)
+"""Over which burn rates are told, however short the window is."""
 BOUNDS_US: Final = [round(bound * 1_000_000) for bound in LATENESS]
 """Of the counts; the last count is above all of them."""
 
@@ -75,7 +77,10 @@ class _Slots:
 
     def load(self, rows: list[Any], now_ms: int) -> None:
         for number, counts, early, unproven in sorted(rows):
-            self.slots[int(number)] = [int(count) for count in (*counts, early, unproven)]
+            slot = [int(count) for count in (*counts, early, unproven)]
+            if len(slot) != len(BOUNDS_US) + 3 or min(slot) < 0:
+                raise ValueError(f"its row {number!r} has no count for each bound")
+            self.slots[int(number)] = slot
         self._forget(now_ms // self._span_ms)
 
 
@@ -93,7 +98,7 @@ class SloBook:
         self.since_ms = now_ms
         """Since when it counts."""
         self._minutes = _Slots(MINUTE_MS, MINUTES_MOST)
-        self._hours = _Slots(HOUR_MS, window_ms // HOUR_MS + 1)
+        self._hours = _Slots(HOUR_MS, max(window_ms, *BURN_MS) // HOUR_MS + 1)
         self._taken = self._now()
         self.changed = False
         """Something was counted since `encode`."""
@@ -127,13 +132,12 @@ class SloBook:
         return [*self._stats.slo.counts, self._stats.early]
 
     def _load(self, kept: bytes, now_ms: int) -> None:
-        content = small_file.decode(kept, MAGIC, VERSION, NAME)
         try:
-            bounds, since_ms, minutes, hours = content
+            bounds, since_ms, minutes, hours = small_file.decode(kept, MAGIC, VERSION, NAME)
             if bounds != BOUNDS_US:
                 return  # of another version: it begins anew
             self.since_ms = min(int(since_ms), now_ms)
             self._minutes.load(minutes, now_ms)
             self._hours.load(hours, now_ms)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise Corruption(f"{NAME} holds no counts of deliveries: {error}", file=NAME) from error

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Link
 
 TRACEPARENT: Final = "traceparent"
+TRACE_HEADERS: Final = (TRACEPARENT, "tracestate")
 LINK, PARENT = "link", "parent"
 
 Headers = Mapping[str, HeaderValue]
@@ -60,10 +61,10 @@ class Tracing:
             return headers
         kind = self._trace.SpanKind.PRODUCER
         span = self._tracer.start_span(f"create {topic}", kind=kind, attributes=self._attributes(topic, "create"))
-        carrier: dict[str, HeaderValue] = {**headers} if headers else {}
+        carrier: dict[str, HeaderValue] = {}
         self._propagate.inject(carrier, self._trace.set_span_in_context(span))
         span.end()
-        return carrier
+        return {**carrier, **headers} if headers else carrier  # what the application said of its message stays
 
     @contextmanager
     def processing(self, message: Delivered, group: str | None = None) -> Iterator[None]:
@@ -82,9 +83,10 @@ class Tracing:
             yield
 
     def _tied(self, headers: Headers) -> tuple[Context | None, list[Link]]:
-        carrier = {name: value for name, value in headers.items() if isinstance(value, str)}
-        if TRACEPARENT not in carrier:
+        if TRACEPARENT not in headers:
             return None, []
+        # Nothing else of a message has a part in this: what its producer put into it is not looked at, nor logged.
+        carrier = {name: value for name in TRACE_HEADERS if isinstance(value := headers.get(name), str)}
         context = self._propagate.extract(carrier)
         producer = self._trace.get_current_span(context).get_span_context()
         if not producer.is_valid:

@@ -32,6 +32,8 @@ def _url(value: object) -> str:
     url = text(value)
     if not url.startswith("https://") or any(char.isspace() for char in url):
         raise schema.mistake(f"{url!r:.60} is no https:// URL")
+    if "@" in url.removeprefix("https://").partition("/")[0]:
+        raise schema.mistake("a URL with a name and a password in it is not asked: say none")
     return url
 
 

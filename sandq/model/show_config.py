@@ -1,4 +1,5 @@
-"""A configuration as YAML, with every key and where its value comes from: what `sandq check-config --show` prints.
+"""A configuration as YAML, with every key: what a node tells of itself, and, with where each value comes from, what
+`sandq check-config --show` prints.
 
 It is a configuration file itself, and means the same. Contents of files it names (secrets) are not in it.
 """
@@ -6,13 +7,14 @@ It is a configuration file itself, and means the same. Contents of files it name
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sandq.model import schema, yaml_marks
 from sandq.model.config import NodeConfig, environment_names
 from sandq.model.config_schema import Address
+from sandq.model.push_targets import shown_url
 from sandq.model.times import format_duration
 
 _SIZE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -27,15 +29,28 @@ def effective(config: NodeConfig, text: str | None, environ: Mapping[str, str]) 
     in_file = _keys_of_file(text)
     variables = {name: tuple(name.removeprefix("SANDQ_").lower().split("__")) for name in environment_names()}
     set_by = {keys: name for name, keys in variables.items() if name in environ}
+    return _lines(config, lambda *keys: _origin(keys, in_file, set_by))
+
+
+def told(config: NodeConfig) -> Iterator[str]:
+    """The lines for others to read: URLs without the values of their query, for one may be a secret."""
+    if config.jwt.jwks_url is not None:
+        jwt = config.jwt.model_copy(update={"jwks_url": shown_url(config.jwt.jwks_url)})
+        config = config.model_copy(update={"jwt": jwt})
+    return _lines(config, lambda *keys: "")
+
+
+def _lines(config: NodeConfig, origin: Callable[..., str]) -> Iterator[str]:
+    """`origin`: what stands behind the value of a key."""
     for section, keys in config_keys().items():
         found = section_values(config, section)
         if keys is None:
-            yield f"{section}: {_yaml(found)}{_origin((section,), in_file, set_by)}"
+            yield f"{section}: {_yaml(found)}{origin(section)}"
             continue
         yield f"{section}:"
         for key in keys:
             mark = "# " if found[key] is None else ""  # no key means the same, and null nothing
-            yield f"  {mark}{key}: {_yaml(found[key])}{_origin((section, key), in_file, set_by)}"
+            yield f"  {mark}{key}: {_yaml(found[key])}{origin(section, key)}"
 
 
 def config_keys() -> dict[str, list[str] | None]:

@@ -16,7 +16,7 @@ from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
 from sandq.model.config_schema import Address
 from sandq.model.shares import PPM
-from sandq.model.show_config import effective
+from sandq.model.show_config import told
 from sandq.node.member import make_discovery, make_member, take_part
 from sandq.node.parts import Parts, Serving
 from sandq.node.web import serving_http
@@ -92,9 +92,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
         )
         clients, quotas, log_level = ClientStats(), QuotaMeters(), LogLevel(broker.clock.now_ms)
         serving.start_soon(log_level.run)
-        dump = NodeDump(
-            broker, parts.health, clients, parts.watch, lambda: effective(config, None, {}), sandq.__version__
-        )
+        dump = NodeDump(broker, parts.health, clients, parts.watch, lambda: told(config), sandq.__version__)
         about = About(
             sandq.__version__,
             this_node.name,

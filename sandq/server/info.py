@@ -286,6 +286,10 @@ class NodeState:
         """What stands still here, and may go on by itself."""
         return self._health.stalled
 
+    def silent(self) -> str | None:
+        """It is this process, which is being asked."""
+        return None
+
     def ready(self) -> str | None:
         """Why it is not ready to work; None when it is."""
         if (failure := self.failure()) is not None:

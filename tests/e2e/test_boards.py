@@ -159,7 +159,7 @@ def test_nobody_without_a_token_is_answered(prometheus: Prometheus) -> None:
 
 def test_consumers_can_be_scaled_by_what_comes(prometheus: Prometheus) -> None:
     """docs/how-to/autoscaling.md and the example for KEDA ask the same."""
-    (scaled, _) = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "keda.yaml").read_text(encoding="utf-8"))
+    scaled = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "keda.yaml").read_text(encoding="utf-8"))
     page = (ROOT / "docs" / "how-to" / "autoscaling.md").read_text(encoding="utf-8")
     (query,) = re.findall(r"```promql\n(.*?)```", page, re.S)
     asked = scaled["spec"]["triggers"][0]["metadata"]["query"]

@@ -255,12 +255,14 @@ def test_the_image_is_made_of_a_release_and_runs(image: Path) -> None:
 def test_the_service_is_installed_of_a_release(tmp_path: Path, dist: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    install = f"{DEPLOY}/systemd/install.sh {dist} {root}"
+    install = f"umask 077 && {DEPLOY}/systemd/install.sh {dist} {root}"
     run(install, tmp_path, PYTHON=sys.executable)
     (root / "etc" / "sandq" / "sandq.yaml").write_text("node: {id: mine}\ncluster: {bootstrap: true}\n")
     run(install, tmp_path, PYTHON=sys.executable)
     assert "mine" in (root / "etc" / "sandq" / "sandq.yaml").read_text(), "a configuration stays"
     assert (root / "opt" / "sandq.old").is_dir()
+    for path in ("opt/sandq", "opt/sandq/bin/sandq", "opt/sandq/lib", "etc/sandq/sandq.yaml"):
+        assert (root / path).stat().st_mode & 0o004, "the service runs as another user"
     unit = (root / "lib" / "systemd" / "system" / "sandq.service").read_text()
     program = re.findall(r"^ExecStart=(\S+)", unit, re.M)[0]
     assert (root / program.lstrip("/")).read_text().startswith("#!/opt/sandq/bin/python3\n")

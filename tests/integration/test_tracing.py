@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
-from opentelemetry import trace
+from opentelemetry import baggage, context, trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -16,8 +17,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 import sandq
 from sandq import Message
-from sandq.client.tracing import tracing_of
-from sandq.errors import InvalidRequest
+from sandq.client.producer.validation import MessageValidation
+from sandq.client.tracing import creating, processing, tracing_of
+from sandq.errors import InvalidRequest, TooLarge
+from sandq.model.headers import headers_unpack
 from sandq.node import Serving
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -141,6 +144,45 @@ async def test_without_it_nothing_is_made(node: Serving, spans: InMemorySpanExpo
         with client.processing(message):
             pass
     assert not spans.get_finished_spans() and not message.headers
+
+
+def test_no_message_is_refused_or_changed_for_its_trace(spans: InMemorySpanExporter) -> None:
+    tracing = tracing_of(True)
+    plain, traced = MessageValidation({}), MessageValidation({}, traced=creating(tracing, "t"))
+    full = {"a": "x" * (plain.headers_bytes - 6)}
+    assert headers_unpack(traced.headers(full)) == full, "there is no room for a traceparent"
+    with pytest.raises(TooLarge, match=f"headers: {plain.headers_bytes + 1} bytes"):
+        traced.headers({"a": full["a"] + "x"})
+    token = context.attach(baggage.set_baggage("who", "somebody else"))
+    try:
+        found = headers_unpack(traced.headers({"baggage": "mine", "kind": b"mail"}))
+    finally:
+        context.detach(token)
+    assert found.pop("traceparent") and found == {"baggage": "mine", "kind": b"mail"}
+
+
+@pytest.mark.parametrize("ties", ["link", "parent"])
+@pytest.mark.parametrize(
+    ("headers", "is_tied"),
+    [
+        ({"traceparent": TRACEPARENT, "tracestate": "=" * 100_000}, True),
+        ({"traceparent": TRACEPARENT, "tracestate": b"a=b", "baggage": "=;,%" * 10_000}, True),
+        ({"traceparent": b"bytes"}, False),
+        ({"traceparent": 7}, False),
+        ({"traceparent": None}, False),
+        ({"traceparent": TRACEPARENT.upper() + "\0"}, False),
+        ({"traceparent": "0" * 100_000}, False),
+    ],
+)
+def test_what_a_message_has_for_a_trace_fails_no_handler(
+    spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture, ties: str, headers: dict[str, Any], is_tied: bool
+) -> None:
+    message = SimpleNamespace(topic="t", id="1", attempt=1, headers=headers)
+    with processing(tracing_of(ties), message):
+        pass
+    (span,) = spans.get_finished_spans()
+    assert bool(span.links or span.parent) is is_tied
+    assert not [record for record in caplog.records if "aggage" in record.getMessage()]
 
 
 def test_what_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from sandq.model.config_security import JwtSection
 from sandq.model.errors import InvalidRequest, StartupError, Unauthenticated, Unavailable
 from sandq.model.limits import FIXED
 from sandq.model.principals import JWT, principal_of
+from sandq.model.push_targets import shown_url
 
 log = structlog.get_logger("sandq.access")
 
@@ -175,7 +176,7 @@ class JwtVerifier:
             except Exception as error:  # whatever it is that stands there, it is no fault of this node
                 log.warning(
                     "the keys of the issuer of tokens could not be read",
-                    url=url,
+                    url=shown_url(url),
                     error=str(error)[:200] or type(error).__name__,
                 )
                 return

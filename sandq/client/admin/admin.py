@@ -439,7 +439,8 @@ class Admin(AccessAdmin, OverviewAdmin):
         """
         told, missing = await self._ask_nodes(node, lambda name: Slo(), slo.told_by, Slo.type)
         if not told:
-            raise Unavailable("; ".join(f"nothing is told of {name}: {why}" for name, why in missing.items()))
+            why = "; ".join([f"nothing is told of {name}: {why}" for name, why in missing.items()])
+            raise Unavailable(why or "the node that is asked belongs to no cluster yet, so nothing is counted")
         return slo.together(told, missing)
 
     async def _ask_nodes(
@@ -545,9 +546,11 @@ class Admin(AccessAdmin, OverviewAdmin):
 
         It is for clusters of `cluster.finalize: manual`; others do it by themselves. No node of a version that does not
         know the new level can be started afterwards. `dry_run`: only say. Conflict when there is no higher level that
-        all know, and when a node is older.
+        all know, and when a node is older. A TimedOut or ConnectionLost leaves open whether it is done: `cluster()`
+        tells (`feature_level`).
         """
-        told = _map(await call(self._cluster, Finalize(dry_run)))
+        # Asked again it would be told that there is nothing to do, though it was done.
+        told = _map(await call(self._cluster, Finalize(dry_run), idempotent=dry_run))
         return told["before"], told["after"]
 
     @timed_change

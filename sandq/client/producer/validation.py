@@ -174,13 +174,18 @@ class MessageValidation:
         return data
 
     def headers(self, headers: Headers | None) -> bytes | None:
-        if self.traced is not None:
-            headers = self.traced(headers)
-        if not headers:
+        tied = headers if self.traced is None else self.traced(headers)
+        if not tied:
             return None
-        if not isinstance(headers, Mapping):
-            raise InvalidRequest(f"headers: a mapping is expected, not {type(headers).__name__}")
-        return headers_pack(headers, max_bytes=self.headers_bytes)
+        if not isinstance(tied, Mapping):
+            raise InvalidRequest(f"headers: a mapping is expected, not {type(tied).__name__}")
+        try:
+            return headers_pack(tied, max_bytes=self.headers_bytes)
+        except TooLarge:
+            if tied is headers:
+                raise
+            # What fits without the headers of a trace is sent without them.
+            return headers_pack(headers, max_bytes=self.headers_bytes)
 
     def extras(
         self, ttl: Duration | None, unique_key: Value | None, on_conflict: str, key: bytes | None, tenant: str | None

@@ -32,8 +32,8 @@ class LoopWatch:
         self._wall_s = wall_s
         self._beat_s = now_s()
         self._thread = 0
-        self._seen: list[str] | None = None
-        """What the loop's thread did when it was found standing still; it has not gone on since."""
+        self._seen: tuple[float, list[str]] | None = None
+        """The beat since which the loop was found standing still, and what its thread did then."""
         self._stalls: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.count = 0
         """Stalls since the start."""
@@ -60,19 +60,21 @@ class LoopWatch:
     def beat(self) -> None:
         """The loop runs."""
         now_s = self._now_s()
-        seconds, self._beat_s = now_s - self._beat_s, now_s
-        stack, self._seen = self._seen, None
+        seconds, before_s, self._beat_s = now_s - self._beat_s, self._beat_s, now_s
+        seen, self._seen = self._seen, None
         if seconds < STALL_S:
             return
         self.count += 1
-        held = stack or []
+        # One that was looked at while it went on says nothing of a later time.
+        held = seen[1] if seen is not None and seen[0] == before_s else []
         self._stalls.append({"at_ms": round(self._wall_s() * 1000), "seconds": round(seconds, 3), "stack": held})
         log.warning("the event loop stood still", seconds=round(seconds, 3), at=held[0] if held else None)
 
     def look(self) -> None:
         """From another thread: see what the loop's thread does, if nothing is heard of it."""
-        if self._seen is None and self._now_s() - self._beat_s >= STALL_S:
-            self._seen = stack_of(sys._current_frames().get(self._thread))
+        seen, beat_s = self._seen, self._beat_s
+        if (seen is None or seen[0] != beat_s) and self._now_s() - beat_s >= STALL_S:
+            self._seen = beat_s, stack_of(sys._current_frames().get(self._thread))
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(BEAT_S):

@@ -76,6 +76,10 @@ class GatewayState:
         """Who answers does not stand still."""
         return None
 
+    def silent(self) -> str | None:
+        """It is this process, which is being asked."""
+        return None
+
     def ready(self) -> str | None:
         """Why the cluster cannot be asked; None when it can."""
         if self._reason is None and anyio.current_time() - self._told > STALE_S:

@@ -32,6 +32,10 @@ class Node(Protocol):
         """What stands still here, and may go on by itself."""
         ...
 
+    def silent(self) -> str | None:
+        """That nothing is heard of it: its process hangs."""
+        ...
+
     def ready(self) -> str | None:
         """Why it is not ready to work; None when it is."""
         ...

@@ -282,11 +282,14 @@ async def reset_clock(request: Request, body: bodies.ClockResetIn) -> Found:
     operation_id="getLiveness",
     tags=NODE,
     response_model=answers.Health,
+    responses=_UNWELL,
     summary="Whether its process goes on",
 )
-async def livez() -> Any:
+async def livez(request: Request) -> Any:
     """Whatever is wrong with its disk or its cluster: to start it anew would mend none of that. It does not answer when
-    its process hangs."""
+    its process hangs; where HTTP has a process of its own, that one answers 503."""
+    if (silence := gateway_of(request).node.silent()) is not None:
+        return problem(request.state.request_id, 503, "UNAVAILABLE", silence, retriable=True)
     return {"status": "ok"}
 
 

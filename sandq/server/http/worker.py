@@ -95,13 +95,14 @@ class NodeAfar:
 
     def stalled(self) -> str | None:
         """What stands still there."""
-        return self._silence() or self._health[1]
+        return self.silent() or self._health[1]
 
     def ready(self) -> str | None:
         """Why it is not ready to work; None when it is."""
-        return self._silence() or self._health[2]
+        return self.silent() or self._health[2]
 
-    def _silence(self) -> str | None:
+    def silent(self) -> str | None:
+        """That nothing is heard of it: its process hangs."""
         if self._now_s() - self._told_s <= self._stale_s:
             return None
         return f"the node has not said for {self._stale_s:g} s how it is"

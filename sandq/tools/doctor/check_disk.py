@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sandq.model.config import NodeConfig
 from sandq.tools.doctor.check import Check, bytes_text, failed, ok, skipped, warning
-from sandq.tools.doctor.check_host import check_false_syncs, mount_options
+from sandq.tools.doctor.check_host import check_false_syncs, mount_options, mount_point
 
 SYNCS = 100
 SYNC_BYTES = 4096
@@ -92,7 +92,7 @@ def file_system(path: Path, mounts: str | None = None) -> tuple[str, str] | None
     """Kind and mount point of the file system that holds a path."""
     if mounts is None:
         try:
-            mounts = Path("/proc/self/mounts").read_text()
+            mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape")
         except OSError:
             return None
     text = str(path.resolve())
@@ -101,7 +101,7 @@ def file_system(path: Path, mounts: str | None = None) -> tuple[str, str] | None
         fields = line.split()
         if len(fields) < 3:
             continue
-        point = fields[1].encode().decode("unicode_escape")
+        point = mount_point(fields[1])
         inside = text == point or text.startswith(point.rstrip("/") + "/")
         if inside and (best is None or len(point) >= len(best[1])):
             best = fields[2], point

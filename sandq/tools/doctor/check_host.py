@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,12 +21,14 @@ STOLEN_SHARE: Final = 0.02
 """Of the time of the cores: more is felt as lateness."""
 FALSE_SYNC_MS: Final = 0.01
 """No disk is so quick: what answers sooner has not written."""
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
 NO_BARRIERS: Final = frozenset({"nobarrier", "barrier=0"})
 
 
 def _read(path: str) -> str | None:
     try:
-        return Path(path).read_text().strip()
+        # A mount point may have any name.
+        return Path(path).read_text(encoding="utf-8", errors="surrogateescape").strip()
     except OSError:
         return None
 
@@ -44,6 +47,12 @@ def check_clock_source(source: str | None = None) -> Check:
     return ok("clock source", found)
 
 
+def _memory_limit() -> str | None:
+    """Of the control group, as it is seen from inside: of version 2, or 1."""
+    limits = (_read(path) for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+    return next((limit for limit in limits if limit is not None), None)
+
+
 def check_memory(memory_bytes: int, meminfo: str | None = None, limit: str | None = None) -> Check:
     """Whether there is as much memory as the configuration lets the node take. `limit`: of its control group."""
     told = _meminfo(meminfo if meminfo is not None else _read("/proc/meminfo"))
@@ -51,7 +60,7 @@ def check_memory(memory_bytes: int, meminfo: str | None = None, limit: str | Non
     if total is None:
         return skipped("memory", "how much there is is not told here")
     where = "this machine has"
-    group = limit if limit is not None else _read("/sys/fs/cgroup/memory.max")
+    group = limit if limit is not None else _memory_limit()
     if group is not None and group.isdecimal() and int(group) < total:
         total, where = int(group), "its control group allows"
     wanted = memory_bytes + MEMORY_BESIDE
@@ -155,7 +164,12 @@ def mount_options(point: str, mounts: str | None = None) -> str | None:
     """Of the file system that is mounted there last."""
     found = None
     for line in (mounts if mounts is not None else _read("/proc/self/mounts") or "").splitlines():
-        fields = line.split()
-        if len(fields) > 3 and fields[1].encode().decode("unicode_escape") == point:
+        fields = line.split(" ")
+        if len(fields) > 3 and mount_point(fields[1]) == point:
             found = fields[3]
     return found
+
+
+def mount_point(field: str) -> str:
+    """A path as the kernel tells it among its mounts: blanks and the like are octal numbers."""
+    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), field)

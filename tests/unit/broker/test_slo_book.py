@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from sandq.broker.slo_book import BOUNDS_US, HOUR_MS, MINUTE_MS, MINUTES_MOST, SloBook
+from sandq.broker.slo_book import BOUNDS_US, BURN_MS, HOUR_MS, MAGIC, MINUTE_MS, MINUTES_MOST, VERSION, SloBook
 from sandq.broker.stats import LATENESS, NodeStats
 from sandq.model.errors import Corruption
+from sandq.storage import small_file
 
 T = 1_800_000_000_000 // HOUR_MS * HOUR_MS
 DAY_MS = 24 * HOUR_MS
@@ -67,11 +68,11 @@ def test_what_was_counted_by_a_clock_that_is_not_trusted_is_told_apart(bed: Bed)
 
 
 def test_memory_is_bounded_however_long_it_runs() -> None:
-    bed = Bed(window_ms=2 * DAY_MS)
+    bed = Bed(window_ms=4 * DAY_MS)
     for _ in range(1000):
         bed.deliver(1, after_ms=7 * MINUTE_MS)
-    assert len(bed.book._minutes.slots) <= MINUTES_MOST and len(bed.book._hours.slots) <= 49
-    assert bed.within(2 * DAY_MS) == pytest.approx(2 * DAY_MS / (7 * MINUTE_MS), abs=HOUR_MS / (7 * MINUTE_MS) + 1)
+    assert len(bed.book._minutes.slots) <= MINUTES_MOST and len(bed.book._hours.slots) <= 97
+    assert bed.within(4 * DAY_MS) == pytest.approx(4 * DAY_MS / (7 * MINUTE_MS), abs=HOUR_MS / (7 * MINUTE_MS) + 1)
 
 
 def test_it_outlives_the_node(bed: Bed) -> None:
@@ -104,6 +105,33 @@ def test_what_is_no_file_of_it_is_refused(bed: Bed) -> None:
         damaged[at] ^= 1
         with pytest.raises(Corruption):
             Bed(kept=bytes(damaged))
+
+
+COUNTS = [0] * (len(BOUNDS_US) + 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [BOUNDS_US, T, []],
+        [BOUNDS_US, T, [], [[T // HOUR_MS, COUNTS[1:], 0, 0]]],
+        [BOUNDS_US, T, [[T // MINUTE_MS, [*COUNTS, 1], 0, 0]], []],
+        [BOUNDS_US, T, [], [[T // HOUR_MS, COUNTS, 0, -1]]],
+        [BOUNDS_US, T, [], [[T // HOUR_MS, COUNTS, 0, float("inf")]]],
+        [BOUNDS_US, T, [], [[T // HOUR_MS, "many", 0, 0]]],
+    ],
+)
+def test_what_is_no_content_of_it_is_refused(content: object) -> None:
+    with pytest.raises(Corruption):
+        Bed(kept=small_file.encode(MAGIC, VERSION, content))
+
+
+def test_burn_rates_are_of_all_their_time_when_the_window_is_shorter() -> None:
+    bed = Bed(window_ms=HOUR_MS)
+    for _ in range(72):
+        bed.deliver(1, after_ms=HOUR_MS)
+    assert [bed.within(over_ms) for over_ms in BURN_MS] == [1, 1, 6, 72]
 
 
 @pytest.mark.parametrize("seed", range(5))

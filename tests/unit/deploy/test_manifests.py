@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -183,3 +184,29 @@ def test_the_service_has_time_to_stop_and_may_do_little() -> None:
     keys = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#"))
     assert int(keys["TimeoutStopSec"].removesuffix("s")) >= load_config(None, {}).shutdown_grace_ms / 1000 + 15
     assert keys["User"] == "sandq" and keys["CapabilityBoundingSet"] == "" and keys["ProtectSystem"] == "strict"
+
+
+def test_a_secret_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Whatever ends the setup of compose, the next one goes on."""
+    programs, secrets = tmp_path / "bin", tmp_path / "secrets"
+    for directory in (programs, secrets, tmp_path / "ca"):
+        directory.mkdir()
+    (tmp_path / "ca" / "ca.pem").touch()
+    environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "SECRETS": str(secrets)}
+    environ["SANDQ_NODE__DATA_DIR"] = str(tmp_path)
+    for name, script in (("sandq", "true"), ("python3", "printf half; exit 1")):
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    setup = ["sh", str(DEPLOY / "compose" / "setup.sh")]
+    assert subprocess.run(setup, env=environ, check=False).returncode == 1
+    assert not (secrets / "cluster.secret").exists()
+    (programs / "python3").unlink()
+    subprocess.run(setup, env=environ, check=True)
+    assert len((secrets / "cluster.secret").read_text()) > 40
+
+
+def test_each_example_of_scaling_is_the_only_one_for_its_consumers() -> None:
+    for path in (DEPLOY / "kubernetes").glob("*.yaml"):
+        documents = list(yaml.safe_load_all(read(path)))
+        targets = [one["spec"]["scaleTargetRef"]["name"] for one in documents if "scaleTargetRef" in one["spec"]]
+        assert targets == ["billing-worker"], path

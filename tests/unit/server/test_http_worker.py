@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import trio.testing
 
 from sandq.broker.memory_budget import Account
 from sandq.model.errors import Unavailable
+from sandq.server.http.routes_node import livez
 from sandq.server.http.worker import METRICS_S, NodeAfar
 from sandq.server.http.worker_pipe import STALE_S
 from sandq.server.metrics.http_requests import HttpRequests
@@ -50,6 +52,15 @@ def test_a_node_that_never_says_how_it_is_is_taken_for_stalled() -> None:
     assert bed.unwell == (None, silent, silent)
     bed.tell(WELL)
     assert bed.unwell == (None, None, None)
+
+
+async def test_its_process_is_alive_while_the_node_says_anything() -> None:
+    bed = Bed()
+    request: Any = SimpleNamespace(state=SimpleNamespace(gateway=SimpleNamespace(node=bed.node), request_id="1"))
+    bed.tell({"health": ["the disk failed", "the disk hangs", "no leader"]})
+    assert await livez(request) == {"status": "ok"}, "to start it anew would mend nothing"
+    bed.now_s += STALE_S + 0.1
+    assert (await livez(request)).status_code == 503
 
 
 def test_what_the_node_said_is_handed_on() -> None:

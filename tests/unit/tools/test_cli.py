@@ -13,6 +13,8 @@ from click.testing import CliRunner, Result
 
 from sandq.cli import main
 from sandq.model.config import load_config
+from sandq.model.errors import ConfigError
+from sandq.model.show_config import told
 from tests.support.paths import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
@@ -71,6 +73,19 @@ def test_the_content_of_a_secret_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text(f"cluster: {{bootstrap: true, secret_file: {tmp_path / 'secret'}}}\n")
     result = run("check-config", tmp_path / "one.yaml", "--show")
     assert str(tmp_path / "secret") in result.stdout and "swordfish" not in result.output
+
+
+def test_what_a_node_tells_says_nothing_of_origins_and_no_value_of_a_query() -> None:
+    environ = {
+        "SANDQ_JWT__ISSUER": "https://id.example",
+        "SANDQ_JWT__JWKS_URL": "https://id.example/keys?code=swordfish",
+    }
+    lines = list(told(load_config(None, environ)))
+    assert '  jwks_url: "https://id.example/keys?code=…"' in lines and "  issuer: https://id.example" in lines
+    assert not [line for line in lines if "# default" in line or "swordfish" in line]
+    with pytest.raises(ConfigError, match="jwks_url: a URL with a name and a password") as raised:
+        load_config(None, environ | {"SANDQ_JWT__JWKS_URL": "https://me:swordfish@id.example/keys"})
+    assert "swordfish" not in str(raised.value)
 
 
 def test_every_mistake_at_once_with_its_place(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jwt
 import pytest
+import structlog
 import trio
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
@@ -188,9 +189,10 @@ async def test_an_issuer_that_talks_nonsense_is_none_that_answers(autojump_clock
     async def fetch(url: str) -> bytes:
         raise error
 
-    verifier = JwtVerifier(section(jwks_url="https://id.example/keys"), Clock(), fetch)
-    with pytest.raises(Unavailable, match="jwks_url"):
+    verifier = JwtVerifier(section(jwks_url="https://id.example/keys?code=swordfish"), Clock(), fetch)
+    with structlog.testing.capture_logs() as lines, pytest.raises(Unavailable, match="jwks_url"):
         await verifier.claims(signed(key_id="one"))
+    assert [line["url"] for line in lines] == ["https://id.example/keys?code=…"]
 
 
 async def test_a_damaged_key_does_not_keep_the_others_out(autojump_clock: Any) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
+import pytest
 import trio
 import trio.testing
 from structlog.testing import capture_logs
 
+from sandq.server.debug import loop_watch
 from sandq.server.debug.loop_watch import BEAT_S, KEPT, STALL_S, LoopWatch
 
 
@@ -57,6 +60,24 @@ def test_a_process_that_stood_still_as_a_whole_has_no_stack_and_the_latest_are_k
         watch.beat()
     assert watch.count == KEPT + 3 and len(watch.stalls()) == KEPT
     assert watch.stalls()[-1] == {"at_ms": round(clock.now_s * 1000), "seconds": 5.0, "stack": []}
+
+
+def test_what_is_seen_while_it_goes_on_is_not_told_of_the_next_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    watch = LoopWatch(clock, clock)
+
+    def goes_on(frame: Any) -> list[str]:
+        watch.beat()
+        return ["of the first"]
+
+    clock.now_s += STALL_S
+    monkeypatch.setattr(loop_watch, "stack_of", goes_on)
+    watch.look()
+    monkeypatch.setattr(loop_watch, "stack_of", lambda frame: ["of the second"])
+    clock.now_s += STALL_S
+    watch.look()
+    watch.beat()
+    assert [stall["stack"] for stall in watch.stalls()] == [[], ["of the second"]]
 
 
 async def test_it_looks_from_a_thread_of_its_own() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sandq.tools.doctor import check_host as host
@@ -35,6 +37,21 @@ def test_memory(total: int, limit: str, state: str, words: str) -> None:
     assert host.check_memory(1 << 30, "").state == "skipped"
 
 
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"memory.max": "536870912\n"}, "its control group allows 512.0 MiB"),
+        ({"memory/memory.limit_in_bytes": "536870912\n"}, "its control group allows 512.0 MiB"),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712\n"}, "this machine has 8.0 GiB"),
+        ({}, "this machine has 8.0 GiB"),
+    ],
+)
+def test_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], words: str) -> None:
+    told = {f"/sys/fs/cgroup/{name}": text.strip() for name, text in files.items()}
+    monkeypatch.setattr(host, "_read", told.get)
+    assert host.check_memory(1 << 20, meminfo(MemTotal=8 * GIB)).found.startswith(words)
+
+
 def test_swap() -> None:
     assert host.check_swap(meminfo(SwapTotal=0, SwapFree=0)).state == "ok"
     assert host.check_swap(meminfo(SwapTotal=GIB, SwapFree=GIB - 1000)).state == "ok"
@@ -65,3 +82,13 @@ def test_the_options_of_a_mount() -> None:
     mounts = "/dev/a / ext4 rw 0 0\n/dev/b /srv\\040x ext4 rw,barrier=0 0 0\n/dev/c / xfs ro 0 0\nbroken"
     assert (host.mount_options("/srv x", mounts), host.mount_options("/", mounts)) == ("rw,barrier=0", "ro")
     assert host.mount_options("/nowhere", mounts) is None
+    odd = "/dev/a /srv/d\u00e9p\u00f4t\\134u ext4 rw,nobarrier 0 0\n/dev/b /m\udcff ext4 ro 0 0\n"
+    assert (host.mount_options("/srv/d\u00e9p\u00f4t\\u", odd), host.mount_options("/m\udcff", odd)) == (
+        "rw,nobarrier",
+        "ro",
+    )
+
+
+def test_a_mount_point_that_is_no_text_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mounts").write_bytes(b"/dev/a /caf\xe9 ext4 rw 0 0\n")
+    assert host._read(str(tmp_path / "mounts")) == "/dev/a /caf\udce9 ext4 rw 0 0"

@@ -1,0 +1,93 @@
+"""A disk that is full, hangs or is not there costs the lateness objective what it kept, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog
+import trio
+
+from sandq.broker import slo
+from sandq.broker.clock.guarded_clock import GuardedClock
+from sandq.broker.slo import LatenessSlo
+from sandq.broker.slo_book import NAME
+from sandq.broker.stats import NodeStats
+from sandq.model.config_slo import SloSection
+from sandq.model.errors import StorageFailed
+from sandq.storage.files import RealFiles
+
+T_S = 1_800_000_000.0
+
+
+class Disk:
+    """Writes as a test has it."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self.replace = lambda name, data: write(data)
+
+    def exists(self, name: str) -> bool:
+        return False
+
+
+def kept_by(files: Any) -> tuple[LatenessSlo, NodeStats]:
+    stats = NodeStats()
+    clock = GuardedClock(wall=lambda: T_S + trio.current_time(), monotonic=trio.current_time)
+    return LatenessSlo(SloSection(), stats, clock, files), stats
+
+
+async def test_what_a_full_disk_did_not_take_is_written_later() -> None:
+    written: list[bytes] = []
+
+    def write(data: bytes) -> None:
+        written.append(data)
+        if len(written) == 1:
+            raise StorageFailed("cannot replace slo: No space left on device (ENOSPC)")
+
+    kept, stats = kept_by(Disk(write))
+    stats.slo.observe(0.001, 3)
+    kept.told()
+    with structlog.testing.capture_logs() as lines:
+        await kept._write()
+    assert kept._book.changed and [line["event"] for line in lines] == ["how late deliveries were could not be kept"]
+    await kept._write()
+    assert not kept._book.changed and written == [written[0]] * 2
+
+
+async def test_a_disk_that_hangs_stops_no_count_and_no_end(autojump_clock: Any) -> None:
+    autojump_clock.autojump_threshold = 0.01
+    goes_on, begun, writes = threading.Event(), trio.Event(), []
+
+    def write(data: bytes) -> None:
+        writes.append(data)
+        trio.from_thread.run_sync(begun.set)
+        goes_on.wait()
+
+    kept, stats = kept_by(Disk(write))
+    stats.slo.observe(0.001, 1)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kept.run)
+            await begun.wait()
+            stats.slo.observe(0.001, 2)
+            await trio.sleep(slo.TAKE_S * 1.5)
+            taken = sum(kept._book.over(kept._clock.now_ms(), kept._book.window_ms).counts)
+            await trio.sleep(3 * slo.WRITE_S)
+            nursery.cancel_scope.cancel()
+    finally:
+        goes_on.set()
+    assert taken == 3 and len(writes) == 1, "never two at a time"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"SANDQSLO", b"of somebody else" * 9])
+async def test_what_stands_there_in_its_place_is_no_reason_not_to_start(tmp_path: Any, content: bytes | None) -> None:
+    if content is None:
+        (tmp_path / NAME).mkdir()
+    else:
+        (tmp_path / NAME).write_bytes(content)
+    with structlog.testing.capture_logs() as lines:
+        kept, _ = kept_by(RealFiles(tmp_path))
+    assert [line["event"] for line in lines] == ["how late deliveries were is counted anew: its file cannot be read"]
+    assert kept.told()["windows"][0][2:] == [0, 0]

@@ -1,0 +1,29 @@
+"""What cannot be undone is asked for once."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from sandq.client.admin import admin
+from sandq.client.transport.cluster import Cluster
+from sandq.protocol.requests_admin import Finalize
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_it_is_not_asked_again_when_nobody_knows_whether_it_was_done(
+    monkeypatch: pytest.MonkeyPatch, dry_run: bool
+) -> None:
+    asked: list[tuple[Finalize, bool]] = []
+
+    async def call(cluster: Cluster, request: Finalize, *, idempotent: bool = True) -> list[Any]:
+        asked.append((request, idempotent))
+        return [0, 1, {"before": 15, "after": 16}]
+
+    monkeypatch.setattr(admin, "call", call)
+    made = admin.Admin.__new__(admin.Admin)
+    made._cluster = cast("Cluster", None)
+    finalize = admin.Admin.finalize.__wrapped__  # type: ignore[attr-defined]
+    assert await finalize(made, dry_run=dry_run) == (15, 16)
+    assert asked == [(Finalize(dry_run), dry_run)], "else it would be told that there is nothing to do"
