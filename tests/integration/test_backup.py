@@ -21,6 +21,7 @@ from sandq.backup import (
     restore_backup,
     verify_backup,
 )
+from sandq.client.backups import BackupTransfer
 from sandq.errors import Conflict, InvalidRequest, NotFound, TopicExists, Unavailable, UnknownTopic
 from sandq.node import Serving, run_node
 from tests.integration.conftest import until_risen
@@ -301,3 +302,17 @@ async def test_rows_that_nobody_reads_are_let_go(api: sandq.Client, monkeypatch:
         return False
 
     await until_answer(is_gone, bool)
+
+
+async def test_a_topic_is_not_opened_before_all_of_it_is_there(api: sandq.Client, place: Any) -> None:
+    await _filled(api, "whole")
+    manifest = await create_backup(api, place, topics=["whole"])
+    transfer, (part,) = BackupTransfer(api), manifest.topics
+    await transfer.restore_topic("half", part.made_with, 1, "r-half")
+    with pytest.raises(Conflict, match="not restored yet"):
+        await transfer.open_topic("half", "r-half", None)
+    for number in range(2):
+        await transfer.begin_partition("half", number, "r-half", [])
+    with pytest.raises(Conflict, match="partitions 0, 1 are not"):
+        await transfer.open_topic("half", "r-half", None)
+    assert "restoring" in (await api.admin.topic("half")).settings
