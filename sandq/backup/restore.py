@@ -17,8 +17,8 @@ from sandq.backup.verify import Blocks, verify_parts
 from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, UnknownTopic
-from sandq.model.names import check_name
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, TopicExists, UnknownTopic
+from sandq.model.names import RESTORING, check_name
 from sandq.model.outbox import DEAD_LETTER_TOPIC
 
 AHEAD: Final = 2
@@ -125,6 +125,8 @@ class _Run:
         self._renamed = renamed
         self._on_progress = on_progress
         self._numbers: dict[int, int] = {}
+        self._opened: set[str] = set()
+        """Topics of the backup that this restore opened before it was stopped."""
         names = hashlib.sha256(repr(sorted(renamed.items())).encode()).hexdigest()[:8]
         self._restore_id = f"{manifest.backup_id}.{names}"
         """The same when it is begun again."""
@@ -149,21 +151,64 @@ class _Run:
         catalog = await self._transfer.catalog()
         if catalog["cluster_uuid"] == self._manifest.cluster_uuid:
             self._numbers = {row["number"]: row["number"] for row in catalog["topics"]}
+        self._find_opened(topics, {row["name"]: row for row in catalog["topics"]})
         for topic in topics:
             name = self._renamed[topic.name]
+            if topic.name in self._opened:
+                continue
             copies = topic.replicas if replicas is None else replicas
             number = await self._transfer.restore_topic(name, topic.made_with, copies, self._restore_id)
             self._numbers[topic.number] = number
 
+    def _find_opened(self, topics: Sequence[TopicPart], there: Mapping[str, Mapping[str, Any]]) -> None:
+        """Find out which topics this restore has made and opened: when it was stopped among those, it goes on with the
+        others. Raises TopicExists, before anything is made."""
+        is_shut = False
+        for topic in topics:
+            name = self._renamed[topic.name]
+            row = there.get(name)
+            if row is None:
+                continue
+            if row["restored_by"] != self._restore_id:
+                raise TopicExists(f"there is a topic {name!r} already", topic=name)
+            self._numbers[topic.number] = row["number"]
+            if RESTORING in row["settings"]:
+                is_shut = True
+            else:
+                self._opened.add(topic.name)
+        if self._opened and not is_shut:
+            name = self._renamed[min(self._opened)]
+            raise TopicExists(f"there is a topic {name!r} already, which this restore has made", topic=name)
+
+    def _left(self, topics: Sequence[TopicPart]) -> list[TopicPart]:
+        return [topic for topic in topics if topic.name not in self._opened]
+
     async def fill(self, topics: Sequence[TopicPart], at_once: int) -> None:
         """Put the rows of all partitions there."""
-        wanted = [(topic, part) for topic in topics for part in topic.partitions]
+        wanted = [(topic, part) for topic in self._left(topics) for part in topic.partitions]
         self.progress = Progress(len(wanted), 0, sum([part.plain_bytes for _, part in wanted]))
         self._on_progress(self.progress)
         await several(self._fill, wanted, at_once)
 
     async def _fill(self, item: tuple[TopicPart, PartitionPart]) -> None:
         topic, part = item
+        try:
+            await self._put(topic, part)
+        except Conflict:
+            # The same restore was begun elsewhere as well, and was first.
+            if not await self._is_open(topic):
+                raise
+        self.progress.partitions_done += 1
+        self.progress.topic = self._renamed[topic.name]
+        self._on_progress(self.progress)
+
+    async def _is_open(self, topic: TopicPart) -> bool:
+        name = self._renamed[topic.name]
+        rows = [row for row in (await self._transfer.catalog())["topics"] if row["name"] == name]
+        return bool(rows and rows[0]["restored_by"] == self._restore_id and RESTORING not in rows[0]["settings"])
+
+    async def _put(self, topic: TopicPart, part: PartitionPart) -> None:
+        """Put the rows of a partition there. Raises Conflict; DamagedBackup: they make no partition."""
         name, restore_id, progress = self._renamed[topic.name], self._restore_id, self.progress
         targets = [[old, new] for old, new in sorted(self._numbers.items())]
         state = await self._transfer.begin_partition(name, part.partition, restore_id, targets)
@@ -184,12 +229,11 @@ class _Run:
         try:
             done = await self._transfer.end_partition(name, part.partition, restore_id, part.blocks)
         except Conflict as error:
+            if await self._is_open(topic):
+                return
             shown = f"{self._place.shown}/{self._manifest.backup_id}/data/{topic.name}/{part.partition}"
             raise DamagedBackup(shown, 0, error.message) from None
         self.rows += done["rows"]
-        progress.partitions_done += 1
-        progress.topic = name
-        self._on_progress(progress)
 
     async def _read(self, blocks: Blocks) -> list[bytes]:
         return await in_thread(partial(blocks.take, AHEAD), self._place.shown)
@@ -197,7 +241,7 @@ class _Run:
     async def open(self, topics: Sequence[TopicPart]) -> None:
         """Let them be used."""
         there = {topic.name for topic in await self._client.admin.list_topics()}
-        for topic in topics:
+        for topic in self._left(topics):
             name, dead = self._renamed[topic.name], topic.settings.get(DEAD_LETTER_TOPIC)
             if dead is not None:
                 dead = self._renamed.get(dead, dead)

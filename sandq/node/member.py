@@ -120,6 +120,7 @@ def make_member(parts: Parts, discovery: Discovery) -> Member:
         digests=parts.digests,
         limits=parts.limit_shares,
         outbox=parts.outbox,
+        restores=parts.restores,
         usage=usage,
         outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
         on_stream=parts.snapshots.receive,

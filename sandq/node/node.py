@@ -19,6 +19,7 @@ import trio
 
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.access.jwt_tokens import JwtVerifier
+from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.bootstrap.bootstrap import way_of
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import Catalog
@@ -246,6 +247,7 @@ async def _running(
                     outbox,
                     nursery,
                 )
+                restores = WholeRestores(own.node, catalog, routes.leader, links.send)
                 administration = Administration(
                     node_log,
                     catalog,
@@ -255,6 +257,7 @@ async def _running(
                     links.reachable,
                     nursery,
                     config.push.rules(),
+                    restores,
                     auto_create,
                 )
                 broker = Broker(
@@ -295,6 +298,7 @@ async def _running(
                     digests,
                     limit_shares,
                     outbox,
+                    restores,
                     broker,
                     sender,
                     push_tls,

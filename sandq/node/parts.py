@@ -10,6 +10,7 @@ import trio
 
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.access.identities import Identities
+from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.broker import Broker
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.metadata_barrier import MetadataBarrier
@@ -87,6 +88,7 @@ class Parts:
     digests: ReplicaDigests
     limit_shares: LimitShares
     outbox: OutboxSender
+    restores: WholeRestores
     broker: Broker
     sender: Sender
     push_tls: ssl.SSLContext | None

@@ -540,6 +540,9 @@ class TimerPartition:
             raise Conflict(f"{differing[0]} was {other.get(differing[0])!r}, and is {settings.get(differing[0])!r}")
         if restored.resets.state is not None or restored.restore is not None:
             raise Conflict("its clock was being set back, or it was being restored itself")
+        restoring.check_numbers(
+            restored.applied_index, restored.index_base, restored.now_ms, restored.floor_ms, restored.clock_epoch
+        )
         start, stop = rows.tag_bounds(rows.LOG)
         for key, _ in view.scan(start, stop, limit=1, max_bytes=1):
             if (found := offsets.unpack(key[1:]).partition) != self.partition:

@@ -55,3 +55,8 @@ class PeerFrame(IntEnum):
     USAGE = 40
     """[[owner, bytes stored, messages pending], ...]: what the partitions that the sender leads hold of the topics of
     owners whose quota bounds that. To all nodes, once a second, from feature level 15 on."""
+    RESTORE_ASKED = 50
+    """[a number, restore id, [group, ...]]: which of these partitions has this restore made whole? To who leads them,
+    from feature level 16 on."""
+    RESTORE_TOLD = 51
+    """[the number, [group, ...]]: these."""

@@ -21,6 +21,7 @@ from sandq.backup import (
     restore_backup,
     verify_backup,
 )
+from sandq.client.backups import BackupTransfer
 from sandq.errors import Conflict, InvalidRequest, NotFound, TopicExists, Unavailable, UnknownTopic
 from sandq.node import Serving, run_node
 from tests.integration.conftest import until_risen
@@ -59,8 +60,13 @@ async def _filled(api: sandq.Client, name: str = "t") -> dict[str, Any]:
 
 
 async def _states(api: sandq.Client, name: str) -> dict[str, tuple[Any, ...]]:
+    """All there is, but for what is trimmed at some time: what all groups are done with."""
     messages = api.messages(name)
-    return {one.id: (one.value, one.deliver_at_ms, one.key) async for one in messages.list()}
+    return {
+        one.id: (one.value, one.deliver_at_ms, one.key)
+        async for one in messages.list()
+        if one.state not in ("acked", "dead")
+    }
 
 
 async def test_a_topic_comes_back_beside_itself_with_all_there_is_in_it(api: sandq.Client, place: Any) -> None:
@@ -155,6 +161,62 @@ async def test_a_restore_that_was_stopped_goes_on_and_shows_until_then(
         with pytest.raises(Conflict, match="being restored"):
             await hasty.admin.update_topic("u", max_attempts=3)
     restored = await restore_backup(api, place, manifest.backup_id, names={"t": "u"})
+    assert restored.partitions == 2
+    assert await _states(api, "u") == before["states"]
+
+
+async def test_a_restore_that_was_stopped_among_topics_that_are_open_goes_on(
+    api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await _filled(api)
+    await api.admin.create_topic("other")
+    manifest = await create_backup(api, place)
+    opens: list[str] = []
+    open_topic = BackupTransfer.open_topic
+
+    async def once(self: Any, topic: str, *args: Any) -> None:
+        opens.append(topic)
+        if len(opens) == 2:
+            raise Unavailable("stopped here")
+        await open_topic(self, topic, *args)
+
+    monkeypatch.setattr(BackupTransfer, "open_topic", once)
+    with pytest.raises(Unavailable):
+        await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    await api.produce("r-other", b"new", delay="1h")
+    restored = await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    assert set(restored.topics) == {"t", "other"} and opens == ["r-other", "r-t", "r-t"]
+    assert await _states(api, "r-t") == before["states"]
+    assert len(await _states(api, "r-other")) == 1
+    with pytest.raises(TopicExists):
+        await restore_backup(api, place, manifest.backup_id, prefix="r-")
+
+
+async def test_nothing_is_made_when_a_later_topic_is_there(api: sandq.Client, place: Any) -> None:
+    await api.admin.create_topic("a")
+    await api.admin.create_topic("b")
+    manifest = await create_backup(api, place)
+    await api.admin.create_topic("r-b")
+    with pytest.raises(TopicExists, match="r-b"):
+        await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    assert [topic.name for topic in await api.admin.list_topics()] == ["a", "b", "r-b"]
+
+
+async def test_a_restore_that_is_begun_twice_comes_to_one_end(
+    api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await _filled(api)
+    manifest = await create_backup(api, place)
+    begin, is_first = BackupTransfer.begin_partition, [True]
+
+    async def other_is_first(self: Any, *args: Any) -> Any:
+        found = await begin(self, *args)
+        if is_first.pop() if is_first else False:
+            await restore_backup(api, place, manifest.backup_id, names={"t": "u"})
+        return found
+
+    monkeypatch.setattr(BackupTransfer, "begin_partition", other_is_first)
+    restored = await restore_backup(api, place, manifest.backup_id, names={"t": "u"}, at_once=1)
     assert restored.partitions == 2
     assert await _states(api, "u") == before["states"]
 
@@ -301,3 +363,17 @@ async def test_rows_that_nobody_reads_are_let_go(api: sandq.Client, monkeypatch:
         return False
 
     await until_answer(is_gone, bool)
+
+
+async def test_a_topic_is_not_opened_before_all_of_it_is_there(api: sandq.Client, place: Any) -> None:
+    await _filled(api, "whole")
+    manifest = await create_backup(api, place, topics=["whole"])
+    transfer, (part,) = BackupTransfer(api), manifest.topics
+    await transfer.restore_topic("half", part.made_with, 1, "r-half")
+    with pytest.raises(Conflict, match="not restored yet"):
+        await transfer.open_topic("half", "r-half", None)
+    for number in range(2):
+        await transfer.begin_partition("half", number, "r-half", [])
+    with pytest.raises(Conflict, match="partitions 0, 1 are not"):
+        await transfer.open_topic("half", "r-half", None)
+    assert "restoring" in (await api.admin.topic("half")).settings

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 import structlog
 import trio
 
+from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.catalog import Catalog
 from sandq.broker.controller.topic_restores import TopicRestores, check_not_restoring
 from sandq.broker.controller.topics_under_way import TopicsUnderWay
@@ -106,11 +107,13 @@ class Administration(TopicRestores):
         up: Callable[[], Collection[str]],
         nursery: trio.Nursery,
         push_rules: PushRules,
+        restores: WholeRestores,
         auto_create: AutoCreate = NO_AUTO_CREATE,
     ) -> None:
         """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection. `auto_create`:
         which topics are made when they are used."""
         self._push_rules = push_rules
+        self._restores = restores
         self._node_log = node_log
         self._catalog = catalog
         self._progress = progress

@@ -8,12 +8,13 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.replica import MetadataView
 from sandq.metadata import commands as m
 from sandq.metadata.records import Topic
 from sandq.model.caller import Caller
-from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, TopicExists, UnknownTopic
+from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, TopicExists, Unavailable, UnknownTopic
 from sandq.model.features import IDENTITIES_LEVEL, RANKED_LEVEL, RESTORE_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.names import AUTO_CREATED, FAIR, PRIORITY, RESTORING, check_name
@@ -32,6 +33,7 @@ class TopicRestores(ABC):
     """The part of `Administration` that is about such topics."""
 
     _node_log: NodeLog
+    _restores: WholeRestores
 
     @property
     @abstractmethod
@@ -112,19 +114,20 @@ class TopicRestores(ABC):
 
     async def open_topic(self, request: RestoreOpen, caller: Caller) -> Topic:
         """Let a restored topic be used; one that is open stays as it is. Raises UnknownTopic; Conflict when another
-        restore makes it; InvalidSetting."""
+        restore makes it, or while not all of its partitions are whole; Unavailable while that cannot be found out;
+        InvalidSetting."""
         name = request.topic
         self._check_ready()
+        shut = self._shut(request)
+        if shut is not None:
+            await self._restores.check(shut, request.restore_id)
 
         async def reopen() -> Topic:
-            topic = self._view.topics.get(name)
+            topic = self._shut(request)
             if topic is None:
-                raise UnknownTopic(f"there is no topic {name!r}", topic=name)
-            wanted = topic.settings.get(RESTORING)
-            if wanted is None:
-                return topic
-            if wanted != request.restore_id:
-                raise Conflict(f"topic {name!r} is being restored by {wanted}, not by {request.restore_id}", topic=name)
+                return self._view.topics[name]
+            if shut is None or (topic.number, len(topic.partitions)) != (shut.number, len(shut.partitions)):
+                raise Unavailable(f"topic {name!r} was made anew meanwhile; ask again")
             record = {key: value for key, value in topic.settings.items() if key != RESTORING}
             if request.dead_letter_topic is not None:
                 record[DEAD_LETTER_TOPIC] = request.dead_letter_topic
@@ -135,6 +138,18 @@ class TopicRestores(ABC):
             return opened
 
         return await self._whole(reopen)
+
+    def _shut(self, request: RestoreOpen) -> Topic | None:
+        """The topic, if it is still to be opened; None: it is open. Raises UnknownTopic, Conflict."""
+        topic = self._view.topics.get(request.topic)
+        if topic is None:
+            raise UnknownTopic(f"there is no topic {request.topic!r}", topic=request.topic)
+        wanted = topic.settings.get(RESTORING)
+        if wanted not in (None, request.restore_id):
+            raise Conflict(
+                f"topic {topic.name!r} is being restored by {wanted}, not by {request.restore_id}", topic=topic.name
+            )
+        return None if wanted is None else topic
 
 
 def check_not_restoring(topic: Topic) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
 from sandq.broker.controller.metadata_barrier import MetadataBarrier
@@ -59,6 +60,7 @@ class PeerDispatch:
         digests: ReplicaDigests,
         limits: LimitShares,
         outbox: OutboxSender,
+        restores: WholeRestores,
         usage: OwnerUsage,
         outside: Handler,
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
@@ -76,6 +78,7 @@ class PeerDispatch:
         self._digests = digests
         self._limits = limits
         self._outbox = outbox
+        self._restores = restores
         self._usage = usage
         self._outside = outside
         self._on_stream = on_stream
@@ -144,6 +147,8 @@ class PeerDispatch:
             return self._limits.on_frame(node, kind, body)
         elif kind in (PeerFrame.OUTBOX_BATCH, PeerFrame.OUTBOX_ANSWER):
             return self._outbox.on_frame(node, kind, body)
+        elif kind in (PeerFrame.RESTORE_ASKED, PeerFrame.RESTORE_TOLD):
+            return self._restores.on_frame(node, kind, body)
         elif kind == PeerFrame.USAGE:
             return self._usage.on_frame(node, body)
         else:

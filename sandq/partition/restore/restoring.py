@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from sandq.model.errors import Conflict, InvalidRequest
+from sandq.model.offsets import U48_MAX
 from sandq.model.outbox import RESERVED_PRODUCERS
 from sandq.partition import rows
 from sandq.partition.view import View
@@ -26,6 +27,8 @@ STATE_OF_BACKUP: Final = b"X"
 CHUNK_ROWS: Final = 8192
 CHUNK_BYTES: Final = 20 << 20
 """Of a chunk, at most: a row may be a batch of 16 MiB."""
+INDEX_MOST: Final = U48_MAX >> 1
+"""Of the last entry of what is restored: as many may come after it."""
 TURN_ROWS: Final = 256
 """After so many an entry may give way."""
 NOWHERE: Final = 0xFFFF_FFFF
@@ -95,22 +98,40 @@ def check_chunk(state: RestoreState | None, restore_id: str) -> RestoreState:
 
 def put_chunk(state: RestoreState, number: int, data: bytes, view: View, give_way: Callable[[], None]) -> RestoreState:
     """Put the rows of a chunk there, unless they are. How far it is then. `give_way`: called now and then. Raises
-    Conflict: another one is next."""
+    Conflict: another one is next; InvalidRequest: rows of it cannot be read. Then nothing of it is put there."""
     if state.is_whole or number < state.next_chunk:
         return state
     if number > state.next_chunk:
         raise Conflict(f"chunk {number} came, and chunk {state.next_chunk} is next")
-    flat = decode_chunk(data)
-    targets, count, size = dict(state.targets), 0, 0
-    for at, (key, value) in enumerate(zip(flat[::2], flat[1::2], strict=True)):
+    count = size = 0
+    for at, (key, value) in enumerate(_rows_here(data, dict(state.targets))):
         if at % TURN_ROWS == 0:
             give_way()
-        row = _here(key, value, targets)
-        if row is not None:
-            view.put(*row)
-            count += 1
-            size += len(key) + len(value)
+        view.put(key, value)
+        count += 1
+        size += len(key) + len(value)
     return state._replace(next_chunk=number + 1, rows=state.rows + count, bytes=state.bytes + size)
+
+
+def check_numbers(applied_index: int, index_base: int, *others: int) -> None:
+    """Raise Conflict for numbers of a state that leave no room for those that come after them: what is stored behind
+    them would have no offset."""
+    numbers = applied_index, index_base, applied_index + index_base, *others
+    if any(type(number) is not int or not 0 <= number <= U48_MAX for number in numbers):
+        raise Conflict(f"its indices and times are {numbers}: those of a partition are within 0..{U48_MAX}")
+    if applied_index + index_base > INDEX_MOST:
+        raise Conflict(f"its log is at entry {applied_index + index_base}, and {INDEX_MOST} is the limit")
+
+
+def _rows_here(data: bytes, targets: Mapping[int, int]) -> list[tuple[bytes, bytes]]:
+    """Return the rows of a chunk as they are in this cluster. Raises InvalidRequest, whatever is wrong with them: an
+    entry that cannot be applied would end every node, again and again."""
+    flat = decode_chunk(data)
+    try:
+        found = [_here(key, value, targets) for key, value in zip(flat[::2], flat[1::2], strict=True)]
+    except Exception as error:
+        raise InvalidRequest(f"a row of a chunk cannot be read: {error!r:.100}") from None
+    return [row for row in found if row is not None]
 
 
 def _here(key: bytes, value: bytes, targets: Mapping[int, int]) -> tuple[bytes, bytes] | None:
@@ -139,5 +160,7 @@ def _dead(row: bytes, targets: Mapping[int, int]) -> bytes:
     forward = fields[_FORWARD_FIELD]
     if not isinstance(forward, list):
         return row
+    if type(forward[0]) is not int or not 0 <= forward[0] <= NOWHERE:
+        raise ValueError(f"{forward[0]!r:.40} is no number of a topic")
     fields[_FORWARD_FIELD] = [_number(forward[0], targets), *forward[1:]]
     return rows.pack(*fields)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sandq.broker.turns import Turn
 from sandq.metadata.records import IdentityRecord, Topic
+from sandq.model.names import RESTORING
 from sandq.protocol.requests_backup import (
     BackupAccess,
     BackupBegin,
@@ -57,6 +58,7 @@ def _topic(topic: Topic) -> dict[str, Any]:
         "settings": topic.settings,
         "created_ms": topic.created_ms,
         "owner": topic.owner,
+        "restored_by": topic.first_settings.get(RESTORING),
     }
 
 

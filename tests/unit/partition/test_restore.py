@@ -247,6 +247,41 @@ def test_rows_that_make_no_partition_leave_it_shut(found: list[tuple[bytes, byte
     assert made.machine.is_closed
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"d\x00a", b"\x9a"),
+        (b"d\x00a", rows.pack(1, 0, None, 5, b"i", 5, {}, (), (), ())),
+        (b"d\x00a", rows.pack(1, 0, None, 5, b"i", 5, {}, (), (), (b"3", 1, 9))),
+        (b"d\x00a", rows.pack(1, 0, None, 5, b"i", 5, {}, (), (), (-(2**63), 1, 9))),
+        (b"d\x00a", b"\x9a" + b"\x91" * 5000),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_refused_and_ends_no_node(key: bytes, value: bytes) -> None:
+    made = empty_like(old())
+    begin(made)
+    refusal = put(made, 0, encode_chunk([b"dx", b"", key, value]))
+    assert isinstance(refusal, InvalidRequest), refusal
+    assert b"dx" not in dict(rows_of(made)), "nothing of it is there"
+    assert put(made, 0, encode_chunk([b"dx", b""]))["next_chunk"] == 1
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [-1, 2**48, None])
+def test_a_state_that_leaves_no_room_for_what_comes_is_refused(at: int, number: int | None) -> None:
+    bench = old()
+    bench.append("a")
+    found = dict(rows_of(bench))
+    state = rows.unpack(found[rows.STATE_KEY])
+    state[at] = number
+    found[rows.STATE_KEY] = rows.pack(*state)
+    made = empty_like(bench)
+    begin(made)
+    put(made, 0, encode_chunk([part for row in found.items() for part in row]))
+    assert isinstance(end(made, 1), Conflict)
+    assert made.machine.is_closed
+
+
 def test_rows_of_another_kind_or_partition_are_refused() -> None:
     made = empty_like(old(), ordering="key")
     chunks = chunks_of(rows_of(old()))

@@ -52,6 +52,7 @@ class Bed:
         digests: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("digest") or True)
         limits: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("limits") or True)
         outbox: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("outbox") or True)
+        restores: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("restores") or True)
         usage: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("usage") or True)
         self.dispatch = PeerDispatch(
             node_log=node_log,
@@ -66,6 +67,7 @@ class Bed:
             digests=digests,
             limits=limits,
             outbox=outbox,
+            restores=restores,
             usage=usage,
             outside=self.outside,
             on_stream=self.note("stream"),

@@ -1,0 +1,132 @@
+"""Ask those who lead the partitions of a topic whether each is restored as a whole: before that it is not opened.
+
+Between nodes go `RESTORE_ASKED` and `RESTORE_TOLD`. What is whole stays so: an old answer is not a wrong one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, Final
+
+import trio
+
+from sandq.broker.catalog import Catalog
+from sandq.metadata.records import Topic
+from sandq.model.errors import Conflict, Unavailable
+from sandq.protocol.peer import PeerFrame
+
+ANSWER_S: Final = 5.0
+"""For all the others together."""
+NAMED: Final = 8
+"""Partitions that a message names."""
+
+Send = Callable[[str, int, Any], bool]
+
+
+class WholeRestores:
+    """Of one node, which asks and is asked."""
+
+    def __init__(self, own: str, catalog: Catalog, leader: Callable[[int], str | None], send: Send) -> None:
+        """`own`: this node. `leader(group)`: who leads it, as far as is known here. `send(node, kind, body)`: whether
+        there is a link."""
+        self._own = own
+        self._catalog = catalog
+        self._leader = leader
+        self._send = send
+        self._numbers = count(secrets.randbits(62))  # an answer to the process before this one is nobody's
+        self._asked: dict[int, tuple[str, Callable[[Sequence[int]], None]]] = {}
+        """By number: the node that was asked, and who takes the groups that are whole there."""
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    async def check(self, topic: Topic, restore_id: str) -> None:
+        """Return if all partitions are whole. Raises Conflict: some are not; Unavailable: not all could be asked."""
+        by_node: dict[str, list[int]] = defaultdict(list)
+        for partition in topic.partitions:
+            node = self._leader(partition.group)
+            if node is not None:
+                by_node[node].append(partition.group)
+        answered: set[int] = set()
+        whole: set[int] = set(self._whole_here(by_node.get(self._own, ()), restore_id))
+        answered.update(by_node.pop(self._own, ()))
+        all_said = trio.Event()
+        left = set(by_node)
+        numbers = []
+
+        def take(node: str, groups: Sequence[int]) -> None:
+            answered.update(by_node[node])
+            whole.update(groups)
+            left.discard(node)
+            if not left:
+                all_said.set()
+
+        try:
+            for node, groups in list(by_node.items()):
+                number = next(self._numbers)
+                numbers.append(number)
+                self._asked[number] = node, lambda found, node=node: take(node, found)  # type: ignore[misc]
+                if not self._send(node, PeerFrame.RESTORE_ASKED, (number, restore_id, tuple(groups))):
+                    left.discard(node)
+            if left:
+                with trio.move_on_after(ANSWER_S):
+                    await all_said.wait()
+        finally:
+            for number in numbers:
+                del self._asked[number]
+        self._conclude(topic, whole, answered)
+
+    def _conclude(self, topic: Topic, whole: set[int], answered: set[int]) -> None:
+        not_whole = [at for at, one in enumerate(topic.partitions) if one.group in answered - whole]
+        silent = [at for at, one in enumerate(topic.partitions) if one.group not in answered]
+        if not_whole:
+            raise Conflict(
+                f"topic {topic.name!r} stays shut: of its partitions {_named(not_whole)} are not restored yet, of "
+                f"{len(topic.partitions)}",
+                topic=topic.name,
+            )
+        if silent:
+            raise Unavailable(
+                f"topic {topic.name!r} stays shut for now: it cannot be found out whether partitions {_named(silent)} "
+                "are restored, as who leads them did not answer"
+            )
+
+    # -- being asked ----------------------------------------------------------------------------------------------
+
+    def _whole_here(self, groups: Sequence[int], restore_id: str) -> list[int]:
+        """Those of the groups that this node has, restored as a whole."""
+        found = []
+        for group in groups:
+            leader = self._catalog.by_group.get(group)
+            restore = None if leader is None else leader.host.status.restore
+            if restore is not None and restore.is_whole and restore.restore_id == restore_id:
+                found.append(group)
+        return found
+
+    def on_frame(self, node: str, kind: int, body: Any) -> bool:
+        """Take what another node sent. Whether it was of this kind, and whole."""
+        if kind == PeerFrame.RESTORE_ASKED and _is(body, [int, str, tuple]) and _are_ints(body[2]):
+            number, restore_id, groups = body
+            self._send(node, PeerFrame.RESTORE_TOLD, (number, tuple(self._whole_here(groups, restore_id))))
+            return True
+        if kind == PeerFrame.RESTORE_TOLD and _is(body, [int, tuple]) and _are_ints(body[1]):
+            asked, take = self._asked.get(body[0], (None, None))
+            if take is not None and asked == node:  # else it came too late
+                take(body[1])
+            return True
+        return False
+
+
+def _is(body: Any, kinds: list[type]) -> bool:
+    return isinstance(body, tuple) and [type(part) for part in body] == kinds
+
+
+def _are_ints(parts: Sequence[Any]) -> bool:
+    return all(type(part) is int for part in parts)
+
+
+def _named(partitions: Sequence[int]) -> str:
+    more = f" and {len(partitions) - NAMED} more" if len(partitions) > NAMED else ""
+    return ", ".join(map(str, partitions[:NAMED])) + more

@@ -1,0 +1,116 @@
+"""A topic is opened only when who leads its partitions says that each is restored as a whole."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from sandq.broker.backups import whole_restores
+from sandq.broker.backups.whole_restores import WholeRestores
+from sandq.model.errors import Conflict, Unavailable
+from sandq.partition.restore.restoring import RestoreState
+from sandq.protocol.peer import PeerFrame
+
+LEADERS = {10: "n1", 11: "n2", 12: "n2", 13: "n3"}
+
+
+class Bed:
+    """A node n1, others that answer what is in `said`, and a topic of four partitions."""
+
+    def __init__(self) -> None:
+        self.led: dict[int, RestoreState | None] = {10: RestoreState("r", is_whole=True)}
+        self.leaders: dict[int, str | None] = dict(LEADERS)
+        self.said: dict[str, tuple[int, ...]] = {"n2": (11, 12), "n3": (13,)}
+        self.is_reached = True
+        self.sent: list[tuple[str, int, Any]] = []
+        catalog: Any = SimpleNamespace(by_group=self)
+        self.restores = WholeRestores("n1", catalog, self.leaders.get, self.send)
+        self.topic: Any = SimpleNamespace(name="t", partitions=[SimpleNamespace(group=group) for group in LEADERS])
+
+    def get(self, group: int) -> Any:
+        if group not in self.led:
+            return None
+        return SimpleNamespace(host=SimpleNamespace(status=SimpleNamespace(restore=self.led[group])))
+
+    def send(self, node: str, kind: int, body: Any) -> bool:
+        self.sent.append((node, kind, body))
+        if kind == PeerFrame.RESTORE_ASKED and node in self.said:
+            self.restores.on_frame(node, PeerFrame.RESTORE_TOLD, (body[0], self.said[node]))
+        return self.is_reached
+
+    async def check(self) -> None:
+        await self.restores.check(self.topic, "r")
+
+
+async def test_all_partitions_are_asked_for_and_each_node_once() -> None:
+    bed = Bed()
+    await bed.check()
+    assert [(node, body[1:]) for node, _, body in bed.sent] == [("n2", ("r", (11, 12))), ("n3", ("r", (13,)))]
+
+
+@pytest.mark.parametrize("here", [None, RestoreState("r"), RestoreState("other", is_whole=True)])
+async def test_one_that_is_not_whole_here_is_told_of(here: RestoreState | None) -> None:
+    bed = Bed()
+    bed.led[10] = here
+    with pytest.raises(Conflict, match="partitions 0 are not restored yet"):
+        await bed.check()
+
+
+async def test_one_that_is_not_whole_elsewhere_is_told_of() -> None:
+    bed = Bed()
+    bed.said["n2"] = (11,)
+    with pytest.raises(Conflict, match="partitions 2 are not"):
+        await bed.check()
+
+
+async def test_one_that_nobody_leads_is_not_taken_for_whole() -> None:
+    bed = Bed()
+    bed.leaders[13] = None
+    with pytest.raises(Unavailable, match="partitions 3 "):
+        await bed.check()
+
+
+async def test_who_cannot_be_reached_or_does_not_answer_is_not_taken_for_whole(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    bed = Bed()
+    bed.said, bed.is_reached = {}, False
+    with pytest.raises(Unavailable, match="partitions 1, 2, 3 "):
+        await bed.check()
+    assert trio.current_time() == 0
+    bed.is_reached = True
+    with pytest.raises(Unavailable, match="partitions 1, 2, 3 "):
+        await bed.check()
+    assert trio.current_time() == whole_restores.ANSWER_S
+
+
+async def test_an_answer_of_another_node_or_that_comes_late_counts_for_nothing() -> None:
+    bed = Bed()
+    await bed.check()
+    number = bed.sent[0][2][0]
+    assert bed.restores.on_frame("n3", PeerFrame.RESTORE_TOLD, (number, (11, 12)))
+
+
+def test_who_is_asked_says_what_is_whole() -> None:
+    bed = Bed()
+    bed.led[14] = RestoreState("r")
+    assert bed.restores.on_frame("n4", PeerFrame.RESTORE_ASKED, (7, "r", (10, 14, 15)))
+    assert bed.sent == [("n4", PeerFrame.RESTORE_TOLD, (7, (10,)))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (PeerFrame.RESTORE_ASKED, None),
+        (PeerFrame.RESTORE_ASKED, (7, "r")),
+        (PeerFrame.RESTORE_ASKED, (7, "r", ("10",))),
+        (PeerFrame.RESTORE_TOLD, (7, 10)),
+        (PeerFrame.RESTORE_TOLD, ("7", (10,))),
+    ],
+)
+def test_what_is_no_such_frame_is_refused(kind: int, body: Any) -> None:
+    assert not Bed().restores.on_frame("n2", kind, body)
