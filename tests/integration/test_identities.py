@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("node_time")
 
 ANYBODY = {
     *(Type.HELLO, Type.PROVE, Type.ON_BEHALF, Type.PING, Type.UNSUBSCRIBE, Type.CREDIT),
-    *(Type.TOPIC_NAMES, Type.CLUSTER_INFO, Type.CLUSTER_CLOCK, Type.SCHEDULE_PREVIEW),
+    *(Type.TOPIC_NAMES, Type.CLUSTER_INFO, Type.CLUSTER_CLOCK, Type.SCHEDULE_PREVIEW, Type.OVERVIEW, Type.SLO),
 }
 """Requests that need no right."""
 
