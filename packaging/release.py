@@ -35,6 +35,8 @@ CLIENT = ROOT / "packaging" / "client"
 LOCK = "requirements.lock"
 SBOM = "sbom.cdx.json"
 SUMS = "SHA256SUMS"
+# A virtual environment may be a link, which is no part of them.
+SOURCES = (".", ":(exclude).venv")
 OURS = frozenset({"sandq", "sandq-client"})
 _BLOCK = re.compile(r"^([A-Za-z0-9._-]+)==([^ \\;]+)(.*?)(?=^\S|\Z)", re.M | re.S)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
@@ -61,6 +63,16 @@ def build(into: Path) -> list[Path]:
     files = sorted(into.iterdir())
     (into / SUMS).write_text("".join([f"{_sha256(file)}  {file.name}\n" for file in files]), encoding="utf-8")
     return [*files, into / SUMS]
+
+
+def check_committed(root: Path) -> None:
+    """Whatever lies among the sources gets into what is built, and nobody could build it again."""
+    if not (root / ".git").exists():
+        return  # the source of a release
+    changed = _git("status", "--porcelain", "--", *SOURCES, root=root).splitlines()
+    if changed:
+        more = "" if len(changed) == 1 else f", and {len(changed) - 1} more"
+        raise SystemExit(f"not committed: {changed[0].split(maxsplit=1)[-1]}{more}: a release is of a commit")
 
 
 def wanted() -> list[str]:
@@ -153,8 +165,8 @@ def _hatch(project: Path, kinds: Iterable[str], into: Path, epoch: str) -> None:
         raise SystemExit(done.stdout + done.stderr)
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+def _git(*arguments: str, root: Path = ROOT) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _name(line: str) -> str:
@@ -173,7 +185,9 @@ def _sha256(file: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build a release.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="an empty directory (default: dist)")
-    for file in build(parser.parse_args().out):
+    into = parser.parse_args().out
+    check_committed(ROOT)
+    for file in build(into):
         print(file)
 
 

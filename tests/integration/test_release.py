@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,23 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.whl").touch()
     with pytest.raises(SystemExit, match="is not empty"):
         release().build(tmp_path)
+
+
+def test_what_is_not_committed_is_no_release(tmp_path: Path) -> None:
+    def git(*args: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *who, *args], cwd=tmp_path, check=True, capture_output=True)
+
+    release().check_committed(tmp_path)  # the source of a release
+    git("init")
+    (tmp_path / "one.py").touch()
+    git("add", ".")
+    git("commit", "-m", "one")
+    (tmp_path / ".venv").symlink_to(tmp_path)
+    release().check_committed(tmp_path)
+    (tmp_path / "two.py").touch()
+    with pytest.raises(SystemExit, match=r"not committed: two\.py: a release"):
+        release().check_committed(tmp_path)
+    (tmp_path / "one.py").write_text("changed")
+    with pytest.raises(SystemExit, match=r"not committed: one\.py, and 1 more"):
+        release().check_committed(tmp_path)
