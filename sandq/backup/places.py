@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from sandq.backup.errors import NoBackup
-from sandq.model.errors import ConfigError, StorageFailed
+from sandq.model.errors import ConfigError, SandqError, StorageFailed
 
 PARTIAL = ".partial"
 """Behind the name of a file that is being written."""
@@ -40,8 +40,8 @@ class Place(Protocol):
         """Those at the top."""
         ...
 
-    def remove(self, folder: str) -> None:
-        """Delete a folder and all there is in it; one that is not there is no mistake."""
+    def remove(self, folder: str, first: str) -> None:
+        """Delete a folder and all there is in it, this file before all others; what is not there is no mistake."""
         ...
 
 
@@ -63,6 +63,11 @@ def _failing(what: str) -> Iterator[None]:
         raise NoBackup(f"{what} is not there") from error
     except OSError as error:
         raise StorageFailed(f"{what}: {error.strerror or error}") from error
+    except Exception as error:
+        if isinstance(error, SandqError) or type(error).__module__ == "builtins":
+            raise
+        # Stores that fsspec reaches have errors of their own: of credentials, names, protocols.
+        raise StorageFailed(f"{what}: {type(error).__name__}: {error!s:.300}") from error
 
 
 class Directory:
@@ -95,7 +100,8 @@ class Directory:
             return cast(BinaryIO, (self._path / name).open("rb"))
 
     def exists(self, name: str) -> bool:
-        return (self._path / name).is_file()
+        with _failing(str(self._path / name)):
+            return (self._path / name).is_file()
 
     def folders(self) -> list[str]:
         with _failing(str(self._path)):
@@ -103,9 +109,13 @@ class Directory:
                 return []
             return sorted([one.name for one in self._path.iterdir() if one.is_dir()])
 
-    def remove(self, folder: str) -> None:
-        with _failing(str(self._path / folder)), suppress(FileNotFoundError):
-            shutil.rmtree(self._path / folder)
+    def remove(self, folder: str, first: str) -> None:
+        path = self._path / folder
+        with _failing(str(path)), suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
+                (path / first).unlink()
+                _sync(path)
+            shutil.rmtree(path)
 
 
 class _Remote:
@@ -121,7 +131,7 @@ class _Remote:
             ) from None
         try:
             self._files, self._path = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError) as error:
+        except Exception as error:
             raise ConfigError(f"{_without_secrets(url)}: {error}") from None
         self.shown = _without_secrets(url)
 
@@ -162,8 +172,10 @@ class _Remote:
             found = self._files.ls(self._path, detail=True)
         return sorted([one["name"].rstrip("/").rpartition("/")[2] for one in found if one["type"] == "directory"])
 
-    def remove(self, folder: str) -> None:
+    def remove(self, folder: str, first: str) -> None:
         with _failing(self._shown(folder)):
+            if self._files.exists(self._name(f"{folder}/{first}")):
+                self._files.rm(self._name(f"{folder}/{first}"))
             if self._files.exists(self._name(folder)):
                 self._files.rm(self._name(folder), recursive=True)
 
