@@ -63,6 +63,8 @@ async def create_backup(
         if await in_thread(lambda: place.exists(f"{resume}/{manifests.MANIFEST}"), place.shown):
             return await in_thread(lambda: manifests.read(place, resume, key), place.shown)
     run = _Run(transfer, place, resume or manifests.new_id(begun_ms), key, Pace(rate), on_progress)
+    if topics is None and catalog["hidden"]:
+        run.warnings.append(f"{catalog['hidden']} topics are left out: whoever makes this backup has no right on them")
     access = await transfer.access() if identities else None
     parts = await run.partitions(wanted, at_once)
     manifest = Manifest(
