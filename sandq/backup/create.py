@@ -166,9 +166,10 @@ class _Run:
         folder = f"data/{topic}/{number}"
         done = f"{self.backup_id}/{folder}/{DONE}"
         if await in_thread(lambda: self._place.exists(done), self._place.shown):
-            with suppress(DamagedBackup):
+            with suppress(DamagedBackup, KeyError, TypeError, ValueError):
                 read = partial(manifests.read_document, self._place, self.backup_id, f"{folder}/{DONE}", self._key)
                 part = PartitionPart.of(await in_thread(read, self._place.shown))
+                part.check(folder)
                 self._progress.bytes += part.plain_bytes
                 self._progress.bytes_done += part.plain_bytes
                 return part
