@@ -9,13 +9,20 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from sandq.backup.errors import NoBackup
-from sandq.model.errors import ConfigError, SandqError, StorageFailed
+from sandq.model.errors import ConfigError, Conflict, SandqError, StorageFailed
 
+try:
+    import fcntl
+except ImportError:  # not everywhere where clients are
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"
+"""In a backup: whoever makes or deletes it has it."""
 PARTIAL = ".partial"
 """Behind the name of a file that is being written."""
 
@@ -40,8 +47,14 @@ class Place(Protocol):
         """Those at the top."""
         ...
 
+    def hold(self, folder: str) -> AbstractContextManager[None]:
+        """A context in which nobody else writes or deletes a folder, as far as the place knows of such. Raises
+        Conflict: somebody does."""
+        ...
+
     def remove(self, folder: str, first: str) -> None:
-        """Delete a folder and all there is in it, this file before all others; what is not there is no mistake."""
+        """Delete a folder and all there is in it, this file before all others; what is not there is no mistake. Raises
+        Conflict: somebody writes it."""
         ...
 
 
@@ -78,11 +91,33 @@ class Directory:
         self.shown = str(path)
 
     @contextmanager
+    def hold(self, folder: str) -> Iterator[None]:
+        """By a lock, which goes with the process that has it."""
+        if fcntl is None:
+            yield
+            return
+        path = self._path / folder / LOCK
+        with _failing(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Conflict(f"backup {folder} in {self.shown} is being made, or deleted, by somebody else") from None
+            except OSError:
+                pass  # a file system that has no locks
+            yield
+        finally:
+            os.close(number)
+
+    @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         path = self._path / name
         partial = path.with_name(path.name + PARTIAL)
         with _failing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial.unlink(missing_ok=True)  # of one that was stopped
             try:
                 with open(partial, "wb", opener=_private) as stream:
                     yield cast(BinaryIO, stream)
@@ -112,10 +147,13 @@ class Directory:
     def remove(self, folder: str, first: str) -> None:
         path = self._path / folder
         with _failing(str(path)), suppress(FileNotFoundError):
-            with suppress(FileNotFoundError):
-                (path / first).unlink()
-                _sync(path)
-            shutil.rmtree(path)
+            if not path.is_dir():
+                return
+            with self.hold(folder):
+                with suppress(FileNotFoundError):
+                    (path / first).unlink()
+                    _sync(path)
+                shutil.rmtree(path)
 
 
 class _Remote:
@@ -140,6 +178,10 @@ class _Remote:
 
     def _shown(self, name: str) -> str:
         return f"{self.shown.rstrip('/')}/{name}"
+
+    def hold(self, folder: str) -> AbstractContextManager[None]:
+        """Such stores have no locks."""
+        return nullcontext()
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -188,7 +230,7 @@ def _without_secrets(url: str) -> str:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
 def _sync(folder: Path) -> None:

@@ -22,7 +22,7 @@ from sandq.backup.places import Place
 from sandq.backup.work import in_thread
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer
-from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.errors import Conflict, InvalidRequest, SandqError
 
 RETRY_S: Final = 300.0
 """After one that failed, at most."""
@@ -173,7 +173,10 @@ class BackupSchedule:
             stale = [one for one in there if one.is_unfinished and one.backup_id < oldest]
             going = outlived(there, self._keep, last)
             for one in [*going, *stale]:
-                await delete_backup(self._place, one.backup_id)
+                try:
+                    await delete_backup(self._place, one.backup_id)
+                except Conflict:
+                    continue  # somebody makes it, for long
                 self._tell("backup deleted", {"backup": one.backup_id, "finished": not one.is_unfinished})
             own = [one for one in there if one.manifest is not None and one.manifest.cluster_uuid == last.cluster_uuid]
             self.standing.backups = len(own) - len(going)

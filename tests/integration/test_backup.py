@@ -309,6 +309,28 @@ async def test_a_backup_that_was_stopped_is_none_and_goes_on(
     assert await list_backups(place) == []
 
 
+async def test_going_on_takes_no_topic_for_another_one(
+    api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sandq.backup import create
+
+    await api.admin.create_topic("t")
+    await api.produce("t", b"old", delay="1h")
+    monkeypatch.setattr(create.manifests, "write", _raises)
+    with pytest.raises(NotFound):
+        await create_backup(api, place)
+    monkeypatch.undo()
+    await api.admin.delete_topic("t")
+    await api.admin.create_topic("t")
+    await api.produce("t", b"new", delay="1h")
+    (listed,) = await list_backups(place)
+    with place.hold(listed.backup_id), pytest.raises(Conflict, match="by somebody else"):
+        await create_backup(api, place, resume=listed.backup_id)
+    manifest = await create_backup(api, place, resume=listed.backup_id)
+    await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    assert await _states(api, "r-t") == await _states(api, "t") and len(await _states(api, "t")) == 1
+
+
 def _raises(*args: Any) -> None:
     raise NoBackup("stopped here")
 

@@ -9,7 +9,7 @@ import pytest
 
 from sandq.backup.errors import NoBackup
 from sandq.backup.places import Directory, _without_secrets, place_of
-from sandq.model.errors import ConfigError, StorageFailed
+from sandq.model.errors import ConfigError, Conflict, StorageFailed
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "memory"])
@@ -75,6 +75,31 @@ def test_what_is_deleted_by_half_has_no_manifest(kind: str, tmp_path: Path, monk
     with pytest.raises(StorageFailed):
         place.remove("a", "manifest")
     assert not place.exists("a/manifest") and place.exists("a/data/b")
+
+
+def test_two_do_not_write_or_delete_the_same_folder(tmp_path: Path) -> None:
+    place, other = place_of(str(tmp_path)), place_of(str(tmp_path))
+    with place.hold("a"):
+        with pytest.raises(Conflict, match=r"a in .* is being made"), other.hold("a"):
+            pass
+        with pytest.raises(Conflict):
+            other.remove("a", "manifest")
+        with other.hold("b"):
+            pass
+    other.remove("a", "manifest")
+    assert place.folders() == ["b"]
+
+
+def test_what_a_stopped_one_left_is_written_anew_and_no_link_is_followed(tmp_path: Path) -> None:
+    place, outside = place_of(str(tmp_path / "place")), tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    (tmp_path / "place" / "a").mkdir(parents=True)
+    (tmp_path / "place" / "a" / "b.partial").symlink_to(outside)
+    with place.create("a/b") as stream:
+        stream.write(b"whole")
+    assert outside.read_bytes() == b"mine" and not (tmp_path / "place" / "a" / "b").is_symlink()
+    with place.open("a/b") as stream:
+        assert stream.read() == b"whole"
 
 
 def test_only_the_owner_may_read_what_is_written(tmp_path: Path) -> None:
