@@ -50,7 +50,7 @@ async def create_backup(
     `identities`: with who may do what, and the hashes of tokens. `resume`: go on with a backup that was stopped:
     partitions that are there as a whole are not read again. `rate`: bytes of rows a second at most.
 
-    Raises UnknownTopic, NoBackup, and what a node says.
+    Raises UnknownTopic, NoBackup; Conflict: somebody else makes the same one; and what a node says.
     """
     transfer = BackupTransfer(client)
     begun_ms = time.time_ns() // 1_000_000
@@ -63,7 +63,28 @@ async def create_backup(
         if await in_thread(lambda: place.exists(f"{resume}/{manifests.MANIFEST}"), place.shown):
             return await in_thread(lambda: manifests.read(place, resume, key), place.shown)
     run = _Run(transfer, place, resume or manifests.new_id(begun_ms), key, Pace(rate), on_progress)
-    access = await transfer.access() if identities else None
+    if topics is None and catalog["hidden"]:
+        run.warnings.append(f"{catalog['hidden']} topics are left out: whoever makes this backup has no right on them")
+    run.made_of = {row["name"]: [catalog["cluster_uuid"], row["number"]] for row in wanted}
+    held = place.hold(run.backup_id)
+    await in_thread(held.__enter__, place.shown)
+    try:
+        return await _make(run, wanted, catalog, begun_ms, identities=identities, at_once=at_once)
+    finally:
+        held.__exit__(None, None, None)
+
+
+async def _make(
+    run: _Run,
+    wanted: list[dict[str, Any]],
+    catalog: dict[str, Any],
+    begun_ms: int,
+    *,
+    identities: bool,
+    at_once: int,
+) -> Manifest:
+    place, key = run.place, run.key
+    access = await run.transfer.access() if identities else None
     parts = await run.partitions(wanted, at_once)
     manifest = Manifest(
         run.backup_id,
@@ -121,9 +142,11 @@ class _Run:
         self._pace = pace
         self.backup_id = backup_id
         self.warnings: list[str] = []
-        self._transfer = transfer
-        self._place = place
-        self._key = key
+        self.transfer = transfer
+        self.place = place
+        self.key = key
+        self.made_of: dict[str, list[Any]] = {}
+        """By topic: the cluster, and its number there. One that was made anew is another one, whatever its name."""
         self._on_progress = on_progress
         self._progress = Progress()
         self._gone: set[str] = set()
@@ -163,13 +186,16 @@ class _Run:
     async def _partition(self, topic: str, number: int) -> PartitionPart:
         folder = f"data/{topic}/{number}"
         done = f"{self.backup_id}/{folder}/{DONE}"
-        if await in_thread(lambda: self._place.exists(done), self._place.shown):
-            with suppress(DamagedBackup):
-                read = partial(manifests.read_document, self._place, self.backup_id, f"{folder}/{DONE}", self._key)
-                part = PartitionPart.of(await in_thread(read, self._place.shown))
-                self._progress.bytes += part.plain_bytes
-                self._progress.bytes_done += part.plain_bytes
-                return part
+        if await in_thread(lambda: self.place.exists(done), self.place.shown):
+            with suppress(DamagedBackup, KeyError, TypeError, ValueError):
+                read = partial(manifests.read_document, self.place, self.backup_id, f"{folder}/{DONE}", self.key)
+                found = await in_thread(read, self.place.shown)
+                part = PartitionPart.of(found)
+                part.check(folder)
+                if found["of"] == self.made_of[topic]:
+                    self._progress.bytes += part.plain_bytes
+                    self._progress.bytes_done += part.plain_bytes
+                    return part
         for attempt in range(1, ATTEMPTS + 1):
             before = self._progress.bytes_done
             try:
@@ -183,23 +209,22 @@ class _Run:
                 # Another node leads it, or it stood still for long: what was read is of a moment that is gone.
                 self._progress.bytes_done = before
                 await anyio.sleep(PAUSE_S)
-        document = partial(
-            manifests.write_document, self._place, self.backup_id, f"{folder}/{DONE}", asdict(part), self._key
-        )
-        await in_thread(document, self._place.shown)
+        said = {**asdict(part), "of": self.made_of[topic]}
+        document = partial(manifests.write_document, self.place, self.backup_id, f"{folder}/{DONE}", said, self.key)
+        await in_thread(document, self.place.shown)
         return part
 
     async def _attempt(self, topic: str, number: int, folder: str) -> PartitionPart:
-        begun = await self._transfer.begin(topic, number)
+        begun = await self.transfer.begin(topic, number)
         self._progress.bytes += begun["bytes"]
         self._on_progress(self._progress)
-        files = _Files(self._place, self.backup_id, folder, self._key)
+        files = _Files(self.place, self.backup_id, folder, self.key)
         try:
             await self._copy(topic, number, begun["export"], files)
         finally:
             self._progress.bytes -= begun["bytes"]
             with anyio.move_on_after(5, shield=True), suppress(SandqError):
-                await self._transfer.end(topic, number, begun["export"])
+                await self.transfer.end(topic, number, begun["export"])
         part = PartitionPart(number, begun["index"], begun["time_ms"], begun["level"], tuple(files.parts))
         self._progress.bytes += part.plain_bytes
         return part
@@ -213,7 +238,7 @@ class _Run:
             async with send:
                 position, is_last = None, False
                 while not is_last:
-                    piece = await self._transfer.read(topic, number, export, position)
+                    piece = await self.transfer.read(topic, number, export, position)
                     position, is_last = piece.position, piece.is_last
                     await self._pace.take(len(piece.data))
                     await send.send(piece)
@@ -221,7 +246,7 @@ class _Run:
         async def write(receive: MemoryObjectReceiveStream[Piece]) -> None:
             async with receive:
                 async for piece in receive:
-                    await in_thread(partial(files.write, piece.data), self._place.shown)
+                    await in_thread(partial(files.write, piece.data), self.place.shown)
                     self._progress.bytes_done += len(piece.data)
                     self._on_progress(self._progress)
 
@@ -238,10 +263,10 @@ class _Run:
                 tasks.start_soon(kept, write, receive)
             if errors:
                 raise errors[0]
-            await in_thread(files.end, self._place.shown)
+            await in_thread(files.end, self.place.shown)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await in_thread(files.give_up, self._place.shown)
+                await in_thread(files.give_up, self.place.shown)
             raise
 
 

@@ -159,6 +159,9 @@ class Reader:
                 raise self._wrong(at, f"block {number} was not written so with this key: somebody has changed it")
             content = opened
         try:
+            # What a frame says of itself would be believed, whatever the limit: some bytes may be many GiB.
+            if zstandard.frame_content_size(content) != plain_length:
+                raise self._wrong(at, f"block {number} says that it has {plain_length} bytes, and it is not so")
             plain = self._zstd.decompress(content, max_output_size=plain_length)
         except zstandard.ZstdError as error:
             raise self._wrong(at, f"block {number} cannot be decompressed: {error}") from None

@@ -56,15 +56,22 @@ def _look(place: Place, folder: str, key: BackupKey | None) -> Listed:
 
 
 async def delete_backup(place: Place, backup_id: str) -> None:
-    """Delete a backup and all of its files, also one that was not finished. Raises NoBackup."""
+    """Delete a backup and all of its files, also one that was not finished; its manifest first, so that one that is
+    deleted by half is none. Raises NoBackup."""
     manifests.check_id(backup_id)
     if backup_id not in await in_thread(place.folders, place.shown):
         raise NoBackup(f"there is no backup {backup_id!r} in {place.shown}")
-    await in_thread(partial(place.remove, backup_id), place.shown)
+    await in_thread(partial(place.remove, backup_id, manifests.MANIFEST), place.shown)
 
 
-def outlived(backups: Sequence[Listed], keep: int) -> list[Listed]:
-    """Those that are older than the last `keep` good ones. Never one that is good while there are no more than that,
-    and nothing that cannot be read: somebody is to look at it."""
-    good = [one for one in backups if one.manifest is not None]
-    return good[:-keep] if keep > 0 else []
+def outlived(backups: Sequence[Listed], keep: int, last: Manifest) -> list[Listed]:
+    """Those that are older than the last `keep` good ones of the cluster of `last`, which was made just now and is the
+    last of all: one that says that it was begun after it was made while the clock was wrong, and goes first. Never one
+    that is good while there are no more than that, of another cluster, or that cannot be read: somebody is to look at
+    it."""
+    good = [
+        (one.manifest.begun_ms <= last.begun_ms, one.manifest.begun_ms, one)
+        for one in backups
+        if one.manifest is not None and one.manifest.cluster_uuid == last.cluster_uuid
+    ]
+    return [one for *_, one in sorted(good, key=lambda row: row[:2])[:-keep]] if keep > 0 else []

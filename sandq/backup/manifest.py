@@ -16,7 +16,9 @@ from sandq.backup.errors import DamagedBackup, NoBackup
 from sandq.backup.file_format import Reader, Writer
 from sandq.backup.keys import BackupKey
 from sandq.backup.places import Place
+from sandq.model.errors import InvalidName
 from sandq.model.features import KNOWN
+from sandq.model.names import check_name
 
 MANIFEST: Final = "manifest.sandq"
 FORMAT: Final = 1
@@ -53,6 +55,16 @@ class PartitionPart:
     @property
     def plain_bytes(self) -> int:
         return sum([file.plain_bytes for file in self.files])
+
+    def check(self, folder: str) -> None:
+        """Raise ValueError for what no backup says of a partition whose files are in this folder."""
+        numbers = [self.partition, self.index, self.time_ms, self.level]
+        for at, file in enumerate(self.files):
+            numbers += file.bytes, file.blocks, file.plain_bytes
+            if file.name != f"{folder}/{at:05}.sandq":
+                raise ValueError(f"a file {file.name!r:.200} in {folder}")
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError(f"a number of partition {self.partition!r:.20}")
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> PartitionPart:
@@ -176,8 +188,10 @@ def read(place: Place, backup_id: str, key: BackupKey | None) -> Manifest:
     try:
         if document.get("format") != FORMAT:
             raise DamagedBackup(shown, 0, f"its format is {document.get('format')}, this program knows {FORMAT}")
-        return _manifest(document, key)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = _manifest(document, key)
+        _check(found, backup_id)
+        return found
+    except (KeyError, TypeError, ValueError, AttributeError, InvalidName) as error:
         raise DamagedBackup(shown, 0, f"it does not say what a backup says: {error!r}") from None
 
 
@@ -194,6 +208,20 @@ def _manifest(document: dict[str, Any], key: BackupKey | None) -> Manifest:
     warnings = tuple(document["warnings"])
     key_id = None if key is None else key.key_id
     return Manifest(**{**known, "topics": topics, "access": access, "warnings": warnings, "key_id": key_id})
+
+
+def _check(manifest: Manifest, backup_id: str) -> None:
+    """Raise ValueError for what no backup says: whoever wrote it may have meant to have other files read."""
+    if manifest.backup_id != backup_id or type(manifest.feature_level) is not int:
+        raise ValueError("its name, or its feature level")
+    if any(type(value) is not int for value in (manifest.begun_ms, manifest.ended_ms)):
+        raise ValueError("its times")
+    for topic in manifest.topics:
+        check_name("topic", topic.name)
+        if [part.partition for part in topic.partitions] != list(range(len(topic.partitions))):
+            raise ValueError(f"partitions of topic {topic.name}")
+        for part in topic.partitions:
+            part.check(f"data/{topic.name}/{part.partition}")
 
 
 def check_level(manifest: Manifest) -> None:

@@ -9,13 +9,20 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from sandq.backup.errors import NoBackup
-from sandq.model.errors import ConfigError, StorageFailed
+from sandq.model.errors import ConfigError, Conflict, SandqError, StorageFailed
 
+try:
+    import fcntl
+except ImportError:  # not everywhere where clients are
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = "lock"
+"""In a backup: whoever makes or deletes it has it."""
 PARTIAL = ".partial"
 """Behind the name of a file that is being written."""
 
@@ -40,8 +47,14 @@ class Place(Protocol):
         """Those at the top."""
         ...
 
-    def remove(self, folder: str) -> None:
-        """Delete a folder and all there is in it; one that is not there is no mistake."""
+    def hold(self, folder: str) -> AbstractContextManager[None]:
+        """A context in which nobody else writes or deletes a folder, as far as the place knows of such. Raises
+        Conflict: somebody does."""
+        ...
+
+    def remove(self, folder: str, first: str) -> None:
+        """Delete a folder and all there is in it, this file before all others; what is not there is no mistake. Raises
+        Conflict: somebody writes it."""
         ...
 
 
@@ -63,6 +76,11 @@ def _failing(what: str) -> Iterator[None]:
         raise NoBackup(f"{what} is not there") from error
     except OSError as error:
         raise StorageFailed(f"{what}: {error.strerror or error}") from error
+    except Exception as error:
+        if isinstance(error, SandqError) or type(error).__module__ == "builtins":
+            raise
+        # Stores that fsspec reaches have errors of their own: of credentials, names, protocols.
+        raise StorageFailed(f"{what}: {type(error).__name__}: {error!s:.300}") from error
 
 
 class Directory:
@@ -73,11 +91,33 @@ class Directory:
         self.shown = str(path)
 
     @contextmanager
+    def hold(self, folder: str) -> Iterator[None]:
+        """By a lock, which goes with the process that has it."""
+        if fcntl is None:
+            yield
+            return
+        path = self._path / folder / LOCK
+        with _failing(str(path)):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Conflict(f"backup {folder} in {self.shown} is being made, or deleted, by somebody else") from None
+            except OSError:
+                pass  # a file system that has no locks
+            yield
+        finally:
+            os.close(number)
+
+    @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         path = self._path / name
         partial = path.with_name(path.name + PARTIAL)
         with _failing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            partial.unlink(missing_ok=True)  # of one that was stopped
             try:
                 with open(partial, "wb", opener=_private) as stream:
                     yield cast(BinaryIO, stream)
@@ -95,7 +135,8 @@ class Directory:
             return cast(BinaryIO, (self._path / name).open("rb"))
 
     def exists(self, name: str) -> bool:
-        return (self._path / name).is_file()
+        with _failing(str(self._path / name)):
+            return (self._path / name).is_file()
 
     def folders(self) -> list[str]:
         with _failing(str(self._path)):
@@ -103,9 +144,16 @@ class Directory:
                 return []
             return sorted([one.name for one in self._path.iterdir() if one.is_dir()])
 
-    def remove(self, folder: str) -> None:
-        with _failing(str(self._path / folder)), suppress(FileNotFoundError):
-            shutil.rmtree(self._path / folder)
+    def remove(self, folder: str, first: str) -> None:
+        path = self._path / folder
+        with _failing(str(path)), suppress(FileNotFoundError):
+            if not path.is_dir():
+                return
+            with self.hold(folder):
+                with suppress(FileNotFoundError):
+                    (path / first).unlink()
+                    _sync(path)
+                shutil.rmtree(path)
 
 
 class _Remote:
@@ -121,7 +169,7 @@ class _Remote:
             ) from None
         try:
             self._files, self._path = fsspec.core.url_to_fs(url)
-        except (ValueError, ImportError) as error:
+        except Exception as error:
             raise ConfigError(f"{_without_secrets(url)}: {error}") from None
         self.shown = _without_secrets(url)
 
@@ -130,6 +178,10 @@ class _Remote:
 
     def _shown(self, name: str) -> str:
         return f"{self.shown.rstrip('/')}/{name}"
+
+    def hold(self, folder: str) -> AbstractContextManager[None]:
+        """Such stores have no locks."""
+        return nullcontext()
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
@@ -162,8 +214,10 @@ class _Remote:
             found = self._files.ls(self._path, detail=True)
         return sorted([one["name"].rstrip("/").rpartition("/")[2] for one in found if one["type"] == "directory"])
 
-    def remove(self, folder: str) -> None:
+    def remove(self, folder: str, first: str) -> None:
         with _failing(self._shown(folder)):
+            if self._files.exists(self._name(f"{folder}/{first}")):
+                self._files.rm(self._name(f"{folder}/{first}"))
             if self._files.exists(self._name(folder)):
                 self._files.rm(self._name(folder), recursive=True)
 
@@ -176,7 +230,7 @@ def _without_secrets(url: str) -> str:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
 
 
 def _sync(folder: Path) -> None:

@@ -17,10 +17,12 @@ from sandq.backup import manifest as manifests
 from sandq.backup.create import create_backup
 from sandq.backup.keys import BackupKey
 from sandq.backup.listing import Listed, delete_backup, list_backups, outlived
+from sandq.backup.manifest import Manifest
 from sandq.backup.places import Place
 from sandq.backup.work import in_thread
 from sandq.client import Client
-from sandq.model.errors import InvalidRequest, SandqError
+from sandq.client.backups import BackupTransfer
+from sandq.model.errors import Conflict, InvalidRequest, SandqError
 
 RETRY_S: Final = 300.0
 """After one that failed, at most."""
@@ -99,14 +101,28 @@ class BackupSchedule:
 
     async def _look(self) -> None:
         """What there is says when the next one is due."""
-        good = [one.manifest for one in await list_backups(self._place, key=self._key) if one.manifest is not None]
+        listed = await list_backups(self._place, key=self._key)
+        now_ms, cluster_uuid = self._now_ms(), await self._cluster()
+        good = [
+            one.manifest
+            for one in listed
+            if one.manifest is not None and cluster_uuid in (None, one.manifest.cluster_uuid)
+        ]
         self.standing.backups = len(good)
-        self.standing.next_ms = self._now_ms()
-        if good:
+        self.standing.next_ms = now_ms
+        # One that is not begun yet was made while the clock was wrong: it says nothing of when the next one is due.
+        if good := [one for one in good if one.begun_ms <= now_ms]:
             last = good[-1]
             self.standing.last_backup, self.standing.last_success_ms = last.backup_id, last.ended_ms
             self.standing.last_bytes = last.bytes
             self.standing.next_ms = last.begun_ms + int(self._every_s * 1000)
+
+    async def _cluster(self) -> str | None:
+        """Whose backups these are: others may be at the same place. None: it cannot be reached."""
+        with suppress(SandqError, OSError):
+            found = await BackupTransfer(self._client).catalog()
+            return str(found["cluster_uuid"])
+        return None
 
     async def once(self) -> bool:
         """Make one, then let those go that are too many. Whether it was made."""
@@ -134,7 +150,7 @@ class BackupSchedule:
         standing.next_ms = began_ms + int(self._every_s * 1000)
         told = {"backup": manifest.backup_id, "bytes": manifest.bytes, "partitions": len(manifest.parts)}
         self._tell("backup made", {**told, "warnings": list(manifest.warnings)})
-        await self._prune()
+        await self._prune(manifest)
         return True
 
     async def _listed(self) -> list[Listed]:
@@ -149,17 +165,21 @@ class BackupSchedule:
                 with suppress(SandqError, OSError):
                     await delete_backup(self._place, one.backup_id)
 
-    async def _prune(self) -> None:
-        """Delete what is older than those that are kept; never the last good one."""
+    async def _prune(self, last: Manifest) -> None:
+        """Delete what is older than those that are kept; never the one that was made last."""
         try:
             there = await list_backups(self._place, key=self._key)
             oldest = manifests.new_id(self._now_ms() - UNFINISHED_MS)
             stale = [one for one in there if one.is_unfinished and one.backup_id < oldest]
-            going = outlived(there, self._keep)
+            going = outlived(there, self._keep, last)
             for one in [*going, *stale]:
-                await delete_backup(self._place, one.backup_id)
+                try:
+                    await delete_backup(self._place, one.backup_id)
+                except Conflict:
+                    continue  # somebody makes it, for long
                 self._tell("backup deleted", {"backup": one.backup_id, "finished": not one.is_unfinished})
-            self.standing.backups = len([one for one in there if one.manifest is not None]) - len(going)
+            own = [one for one in there if one.manifest is not None and one.manifest.cluster_uuid == last.cluster_uuid]
+            self.standing.backups = len(own) - len(going)
         except (SandqError, OSError) as error:
             self._tell("backups could not be deleted", {"error": str(error)})
 

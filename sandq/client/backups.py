@@ -49,17 +49,20 @@ class BackupTransfer:
     # -- backing up -----------------------------------------------------------------------------------------------
 
     async def catalog(self) -> dict[str, Any]:
-        """The cluster and all of its topics, with the records of their settings."""
+        """The cluster and all of its topics, with the records of their settings; `hidden`: how many more there are, on
+        which there is no right."""
         found: dict[str, Any] | None = None
         topics: list[dict[str, Any]] = []
+        hidden = 0
         while True:
             after = topics[-1]["name"] if topics else None
             page = _map(await call(self._cluster, BackupTopics(after, TOPICS_PAGE)))
             found = found or page
             rows = _rows(page, "topics")
             topics += rows
+            hidden += int(page.get("hidden", 0))
             if len(rows) < TOPICS_PAGE:
-                return {**found, "topics": topics}
+                return {**found, "topics": topics, "hidden": hidden}
 
     async def access(self) -> dict[str, Any]:
         """All identities, with the hashes of what they show, and roles."""

@@ -22,8 +22,11 @@ from sandq.backup import (
     verify_backup,
 )
 from sandq.client.backups import BackupTransfer
-from sandq.errors import Conflict, InvalidRequest, NotFound, TopicExists, Unavailable, UnknownTopic
+from sandq.errors import Conflict, Forbidden, InvalidRequest, NotFound, TopicExists, Unavailable, UnknownTopic
+from sandq.model.caller import NODE
+from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
+from sandq.protocol.requests_access import IdentityPut
 from tests.integration.conftest import until_risen
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected, take
@@ -306,6 +309,28 @@ async def test_a_backup_that_was_stopped_is_none_and_goes_on(
     assert await list_backups(place) == []
 
 
+async def test_going_on_takes_no_topic_for_another_one(
+    api: sandq.Client, place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sandq.backup import create
+
+    await api.admin.create_topic("t")
+    await api.produce("t", b"old", delay="1h")
+    monkeypatch.setattr(create.manifests, "write", _raises)
+    with pytest.raises(NotFound):
+        await create_backup(api, place)
+    monkeypatch.undo()
+    await api.admin.delete_topic("t")
+    await api.admin.create_topic("t")
+    await api.produce("t", b"new", delay="1h")
+    (listed,) = await list_backups(place)
+    with place.hold(listed.backup_id), pytest.raises(Conflict, match="by somebody else"):
+        await create_backup(api, place, resume=listed.backup_id)
+    manifest = await create_backup(api, place, resume=listed.backup_id)
+    await restore_backup(api, place, manifest.backup_id, prefix="r-")
+    assert await _states(api, "r-t") == await _states(api, "t") and len(await _states(api, "t")) == 1
+
+
 def _raises(*args: Any) -> None:
     raise NoBackup("stopped here")
 
@@ -377,3 +402,27 @@ async def test_a_topic_is_not_opened_before_all_of_it_is_there(api: sandq.Client
     with pytest.raises(Conflict, match="partitions 0, 1 are not"):
         await transfer.open_topic("half", "r-half", None)
     assert "restoring" in (await api.admin.topic("half")).settings
+
+
+async def test_topics_that_one_may_not_see_are_told_of(place: Any, tmp_path: Path) -> None:
+    token = token_text(bytes(range(32)))
+    async with run_node(small_config(tmp_path / "strict", SECURITY__AUTHENTICATION="require")) as strict:
+        await until_risen(strict)
+        for name, grants in (("all", ["admin"]), ("some", ["cluster", "read:mine"])):
+            text = token if name == "some" else token_text(bytes(32))
+            fields = {"grants": grants, "secret_hash": token_hash(text)}
+            await strict.identities.put(IdentityPut(f"token:{name}", True, fields), NODE)
+        async with connected(strict, token=token_text(bytes(32))) as admin:
+            for name in ("a", "mine", "z"):
+                await admin.admin.create_topic(name)
+            assert not (await create_backup(admin, place)).warnings
+        async with connected(strict, token=token) as some:
+            manifest = await create_backup(some, place)
+            assert [topic.name for topic in manifest.topics] == ["mine"]
+            (warning,) = manifest.warnings
+            assert warning.startswith("2 topics are left out")
+            assert not (await create_backup(some, place, topics=["mine"])).warnings
+            with pytest.raises(Forbidden):
+                await create_backup(some, place, identities=True)
+            with pytest.raises(Forbidden):
+                await restore_backup(some, place, manifest.backup_id, prefix="r-")

@@ -26,17 +26,20 @@ TOPIC_WORK = 8
 
 
 async def _topics(at: Context, request: BackupTopics) -> dict[str, Any]:
-    """By name, those of which the caller sees something."""
+    """By name, those of which the caller sees something; and how many it sees nothing of lie between them."""
     view, access, turn = at.broker.metadata, at.entrance.access, Turn()
     names = sorted(view.topics)
     start = 0 if request.after is None else bisect_right(names, request.after)
     rows: list[dict[str, Any]] = []
+    hidden = 0
     for name in names[start:]:
         await turn.spend(TOPIC_WORK)
         if len(rows) == request.limit:
             break
         if access is None or access.sees(name):
             rows.append(_topic(view.topics[name]))
+        else:
+            hidden += 1
     return {
         "cluster_uuid": at.info.cluster_uuid,
         "cluster": at.info.cluster_name,
@@ -44,6 +47,7 @@ async def _topics(at: Context, request: BackupTopics) -> dict[str, Any]:
         "feature_level": view.feature_level,
         "time_ms": at.broker.clock.now_ms(),
         "topics": rows,
+        "hidden": hidden,
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio.abc
+import structlog
 
 from sandq.backup import BackupKey, Progress, create_backup, list_backups, place_of, verify_backup
 from sandq.backup.places import Place
@@ -16,6 +17,8 @@ from sandq.backup.work import in_thread
 from sandq.client import Client
 from sandq.model.config_backup import BackupSection
 from sandq.model.errors import Conflict, SandqError
+
+log = structlog.get_logger("sandq.http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,8 @@ class HttpBackups:
                 on_progress=tell,
             )
             self._last = {"backup_id": manifest.backup_id, "error": None}
-        except (SandqError, OSError) as error:
+        except Exception as error:  # whatever becomes of it, the server goes on
+            log.warning("a backup failed", exc_info=not isinstance(error, SandqError), error=str(error))
             self._last = {"backup_id": None, "error": str(error)}
         finally:
             self._running = None

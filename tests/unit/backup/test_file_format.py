@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from sandq.backup.errors import DamagedBackup, WrongKey
-from sandq.backup.file_format import Reader, Writer
+from sandq.backup.file_format import _BESIDE, _BLOCK, ROWS, Reader, Writer, _crc
 from sandq.backup.keys import BackupKey
 from sandq.model.errors import ConfigError, InvalidRequest
 
@@ -107,3 +109,17 @@ def test_a_key_is_read_from_a_file_of_its_owner(tmp_path: Path) -> None:
 def test_a_block_of_another_plain_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a block of"):
         Writer(io.BytesIO(), "b", "n", None).write(bytes(25 << 20))
+
+
+def test_a_block_that_would_be_more_than_it_says_takes_no_memory() -> None:
+    stream = io.BytesIO()
+    writer = Writer(stream, "b", "n", None)
+    frame = zstandard.ZstdCompressor().compress(bytes(64 << 20))
+    beside = _BESIDE.pack(0, ROWS, 100)
+    stream.write(_BLOCK.pack(len(frame), 100, _crc(beside, frame), 0, ROWS) + frame)
+    writer.end()
+    tracemalloc.start()
+    with pytest.raises(DamagedBackup, match="says that it has 100 bytes"):
+        read(stream.getvalue())
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()

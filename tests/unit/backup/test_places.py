@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from sandq.backup.errors import NoBackup
-from sandq.backup.places import _without_secrets, place_of
-from sandq.model.errors import ConfigError
+from sandq.backup.places import Directory, _without_secrets, place_of
+from sandq.model.errors import ConfigError, Conflict, StorageFailed
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "memory"])
@@ -28,9 +29,77 @@ def test_files(tmp_path: Path, kind: str) -> None:
     with place.open("a/data/b") as stream:
         assert stream.read() == b"whole"
     assert place.folders() == ["a"]
-    place.remove("a")
-    place.remove("a")
+    place.remove("a", "data/b")
+    place.remove("a", "data/b")
     assert place.folders() == []
+
+
+class _StoreError(Exception):
+    """As stores have them that fsspec reaches."""
+
+
+def test_errors_of_a_store_are_told_as_such() -> None:
+    place = place_of("memory://errors/of")
+    with pytest.raises(StorageFailed, match="_StoreError: no credentials"), place.create("a/b"):
+        raise _StoreError("no credentials")
+
+
+def test_a_place_that_must_not_be_looked_at_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def is_file(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    with pytest.raises(StorageFailed, match="Permission denied"):
+        place_of(str(tmp_path)).exists("a/b")
+
+
+@pytest.mark.parametrize("kind", ["directory", "memory"])
+def test_what_is_deleted_by_half_has_no_manifest(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = place_of(str(tmp_path) if kind == "directory" else f"memory://{tmp_path}")
+    for name in ("a/data/b", "a/manifest"):
+        with place.create(name) as stream:
+            stream.write(b"x")
+
+    def stopped(*args: object, **options: object) -> None:
+        raise OSError(5, "stopped here")
+
+    if isinstance(place, Directory):
+        monkeypatch.setattr(shutil, "rmtree", stopped)
+    else:
+        remove = place._files.rm  # type: ignore[attr-defined]
+        monkeypatch.setattr(
+            type(place._files),  # type: ignore[attr-defined]
+            "rm",
+            lambda files, path, recursive=False: stopped() if recursive else remove(path),
+        )
+    with pytest.raises(StorageFailed):
+        place.remove("a", "manifest")
+    assert not place.exists("a/manifest") and place.exists("a/data/b")
+
+
+def test_two_do_not_write_or_delete_the_same_folder(tmp_path: Path) -> None:
+    place, other = place_of(str(tmp_path)), place_of(str(tmp_path))
+    with place.hold("a"):
+        with pytest.raises(Conflict, match=r"a in .* is being made"), other.hold("a"):
+            pass
+        with pytest.raises(Conflict):
+            other.remove("a", "manifest")
+        with other.hold("b"):
+            pass
+    other.remove("a", "manifest")
+    assert place.folders() == ["b"]
+
+
+def test_what_a_stopped_one_left_is_written_anew_and_no_link_is_followed(tmp_path: Path) -> None:
+    place, outside = place_of(str(tmp_path / "place")), tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    (tmp_path / "place" / "a").mkdir(parents=True)
+    (tmp_path / "place" / "a" / "b.partial").symlink_to(outside)
+    with place.create("a/b") as stream:
+        stream.write(b"whole")
+    assert outside.read_bytes() == b"mine" and not (tmp_path / "place" / "a" / "b").is_symlink()
+    with place.open("a/b") as stream:
+        assert stream.read() == b"whole"
 
 
 def test_only_the_owner_may_read_what_is_written(tmp_path: Path) -> None:

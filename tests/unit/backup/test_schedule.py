@@ -20,8 +20,8 @@ from sandq.model.errors import InvalidRequest, Unavailable
 HOUR_MS = 3_600_000
 
 
-def made(place: Any, ms: int) -> Manifest:
-    manifest = Manifest(manifests.new_id(ms), FULL, "c", "u", "0", 16, ms, ms + 5, ())
+def made(place: Any, ms: int, cluster_uuid: str = "u") -> Manifest:
+    manifest = Manifest(manifests.new_id(ms), FULL, "c", cluster_uuid, "0", 16, ms, ms + 5, ())
     manifests.write(place, manifest, None)
     return manifest
 
@@ -35,6 +35,7 @@ class Bed:
         self.told: list[str] = []
         self.error: Exception | None = None
         monkeypatch.setattr(schedule, "create_backup", self._create)
+        monkeypatch.setattr(BackupSchedule, "_cluster", self._cluster)
         self.schedule = BackupSchedule(
             None,  # type: ignore[arg-type]
             self.place,
@@ -44,6 +45,9 @@ class Bed:
             now_ms=lambda: self.now_ms,
             **options,
         )
+
+    async def _cluster(self) -> str | None:
+        return "u"
 
     async def _create(self, client: Any, place: Any, **options: Any) -> Manifest:
         if self.error is not None:
@@ -72,6 +76,33 @@ async def test_the_last_ones_are_kept(tmp_path: Path, monkeypatch: pytest.Monkey
     there = await list_backups(bed.place)
     assert len(there) == 2 and bed.told.count("backup deleted") == 2
     assert there[-1].backup_id == bed.schedule.standing.last_backup
+
+
+async def test_backups_of_other_clusters_neither_count_nor_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed(tmp_path, monkeypatch, keep=1)
+    others = [made(bed.place, bed.now_ms - hours * HOUR_MS, "other") for hours in (3, 2, 0)]
+    bed.now_ms += 1
+    await bed.schedule._look()
+    standing = bed.schedule.standing
+    assert (standing.backups, standing.last_backup, standing.next_ms) == (0, None, bed.now_ms)
+    for _ in range(3):
+        assert await bed.schedule.once()
+        bed.now_ms += HOUR_MS
+    there = {one.backup_id for one in await list_backups(bed.place)}
+    assert there == {one.backup_id for one in others} | {standing.last_backup} and standing.backups == 1
+
+
+async def test_a_clock_that_was_ahead_stops_no_backups_and_costs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bed = Bed(tmp_path, monkeypatch, keep=2)
+    good = made(bed.place, bed.now_ms - HOUR_MS // 2)
+    wrong = [made(bed.place, bed.now_ms + years * 9000 * HOUR_MS) for years in (1, 2, 3)]
+    await bed.schedule._look()
+    assert bed.schedule.standing.next_ms == good.begun_ms + HOUR_MS
+    assert await bed.schedule.once()
+    there = [one.backup_id for one in await list_backups(bed.place)]
+    assert there == [good.backup_id, bed.schedule.standing.last_backup], wrong
 
 
 async def test_one_that_fails_is_told_of_and_deletes_nothing_good(
@@ -111,7 +142,8 @@ async def test_the_status_is_for_prometheus_too(tmp_path: Path, monkeypatch: pyt
 
 def test_what_cannot_be_read_is_never_deleted() -> None:
     bad = [Listed(str(number), None, "damaged") for number in range(5)]
-    assert outlived(bad, 1) == []
+    last = Manifest("6", FULL, "c", "u", "0", 16, 0, 5, ())
+    assert outlived(bad, 1, last) == []
 
 
 def test_intervals_and_counts_have_bounds(tmp_path: Path) -> None:
