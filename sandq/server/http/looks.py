@@ -25,6 +25,8 @@ LOOK_S: Final = 2.0
 """From one look to the next, while somebody watches."""
 FRESH_S: Final = 1.0
 """A look that is not older is shared by who asks once."""
+STALE_S: Final = 3 * LOOK_S
+"""A look that is older was made for who has gone: nobody who comes is told that."""
 WATCHERS_MOST: Final = 64
 EVENT_BYTES: Final = 64 << 10
 """Rows of one event, about."""
@@ -86,7 +88,7 @@ class Looks:
 
     async def next(self, after: int) -> Look:
         """Wait for a look after the one of that number. Raises SandqError when the cluster cannot be looked at."""
-        while self._last is None or self._last.number <= after:
+        while self._last is None or self._last.number <= after or anyio.current_time() - self._last_at > STALE_S:
             looked = self._looked
             await looked.wait()
             if self._error is not None:

@@ -137,5 +137,15 @@ class _Stream(Response):
             if look is None:
                 await say(_HEARTBEAT)
                 continue
-            for event in self._watcher.events(look):
-                await say(event)
+            # All of it at once: who reads slowly keeps what it is to be told, which is counted, and no look.
+            events = list(self._watcher.events(look))
+            del look
+            await self._say_all(events, send, hold)
+
+    async def _say_all(self, events: list[bytes], send: Send, hold: Hold) -> None:
+        left = sum([len(event) for event in events])
+        for event in events:
+            hold(left)
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            left -= len(event)
+        hold(0)

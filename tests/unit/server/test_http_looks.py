@@ -137,6 +137,22 @@ async def test_all_share_a_look_and_none_is_made_while_nobody_watches(autojump_c
         tasks.cancel_scope.cancel()
 
 
+async def test_who_comes_later_is_told_nothing_that_is_old(autojump_clock: trio.abc.Clock) -> None:
+    client: Any = Client()
+    looks = Looks(client)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(looks.run)
+        with looks.watching():
+            await looks.next(0)
+        await anyio.sleep(3600)
+        before = client.admin.looks
+        with looks.watching():
+            look = await looks.next(0)
+        assert client.admin.looks == before + 1
+        assert look.overview.topics["a"].messages == client.admin.looks
+        tasks.cancel_scope.cancel()
+
+
 async def test_who_watches_is_told_that_the_cluster_cannot_be_looked_at(autojump_clock: trio.abc.Clock) -> None:
     client: Any = Client()
     client.admin.error = Unavailable("no node answers")
