@@ -15,7 +15,7 @@ import trio
 
 from sandq.broker.broker import Broker
 from sandq.broker.catalog import OpenTopic
-from sandq.broker.stats import LATENESS
+from sandq.broker.stats import LATENESS, TopicStats
 from sandq.broker.turns import Turn
 from sandq.model.access import Access, Right
 from sandq.partition.metrics import Counted
@@ -57,7 +57,9 @@ class TopicTrack:
     def __init__(self) -> None:
         self._counted: dict[int, Counted] = {}
         """By Raft group, as it was at the last look."""
-        self._sent: int | None = None
+        self._stats: TopicStats | None = None
+        """The counts that were compared last: a topic that is opened anew begins others."""
+        self._sent = 0
         self._lateness: Sequence[int] = ()
         self.recent: deque[Done] = deque(maxlen=MINUTE_LOOKS)
         self._slot_ms = 0
@@ -81,11 +83,12 @@ class TopicTrack:
             died += max(_died(counted) - _died(before), 0)
         stats = topic.stats
         sent, lateness = 0, _IDLE.lateness
-        if self._sent is not None and stats.sent > self._sent:
+        is_new = stats is not self._stats
+        if not is_new and stats.sent > self._sent:
             sent = stats.sent - self._sent
             lateness = tuple([now - then for now, then in zip(stats.lateness.counts, self._lateness, strict=True)])
-        if self._sent is None or sent:
-            self._sent, self._lateness = stats.sent, list(stats.lateness.counts)
+        if is_new or sent:
+            self._stats, self._sent, self._lateness = stats, stats.sent, list(stats.lateness.counts)
         self._counted = seen
         is_idle = not (stored or acked or died or sent)
         done = _IDLE if is_idle else Done(stored, sent, acked, died, lateness)

@@ -6,7 +6,9 @@ policy) is let pass.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -414,12 +416,146 @@ def test_who_looks_shows_a_token_and_is_offered_what_it_may(browser: Browser, tm
         browser.click("Delete…", ".head")
         browser.reads("this needs the right manage on open.door", "#said")
         assert not browser.driver.find_elements("css selector", "dialog")
-        api("DELETE", "/tokens/reader")
+        writer = api("POST", "/tokens", {"name": "writer", "grants": ["read:open.*", "produce:open.*"]})["token"]
+        browser.click("Sign out")
         browser.reads("Who looks?")
+        browser.fill("token", writer)
+        browser.click("Sign in")
+        browser.click("Produce…", ".head")
+        browser.fill("value", "a secret", "dialog")
+        api("DELETE", "/tokens/writer")
+        browser.reads("Who looks?")
+        assert "a secret" not in browser.text() and not browser.driver.find_elements("css selector", "dialog[open]")
+        assert browser.focused() == "token"
         # The browser notes each answer that refuses; nothing else.
         assert [line for line in browser.logged() if "401" not in line] == []
     finally:
         node.kill()
+
+
+SHELL = r"""sandctl() { printf '%s\0' "$@"; }; eval "$1" """
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("it's", "$(reboot)", "`reboot`", "a\nreboot\n", "\t\r x", "!! it's\n!!", "back\\slash", "\\'\n; reboot #"),
+        *(
+            "\x1b[201~;reboot",
+            "\u009b201~",
+            "\u202ehidden\u2066",
+            "zero\u200bwidth",
+            "\ufeff",
+            "\x01f",
+            "caf\u00e9 \U0001f980",
+        ),
+    ],
+)
+def test_a_shell_reads_words_as_they_are(browser: Browser, api: Api, word: str) -> None:
+    line = module(browser, api, "commands", "found.sandctl('kv get', ['t', given], {key: given})", word)
+    assert line.isprintable() and line.startswith("sandctl kv get t ")
+    assert said(line) == [b"kv", b"get", b"t", word.encode(), b"--key", word.encode()]
+
+
+def module(browser: Browser, api: Api, name: str, expression: str, given: Any = None) -> Any:
+    """What a module of the console, as `found`, gives."""
+    if not str(browser.driver.current_url).startswith(api.base):
+        browser.open(f"{api.base}/")
+    script = f"""
+    const [given, done] = arguments;
+    import("/console/{name}.js").then((found) => done({expression})).catch((error) => done(`${{error}}`));
+    """
+    return browser.driver.execute_async_script(script, given)
+
+
+def said(line: str) -> list[bytes]:
+    """The arguments of sandctl, as bash reads the line."""
+    environ = {"LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]}
+    found = subprocess.run(["bash", "-c", SHELL, "bash", line], env=environ, stdout=subprocess.PIPE, check=True)
+    return found.stdout.split(b"\0")[:-1]
+
+
+def test_a_shell_reads_bytes_as_they_are_and_is_never_given_half_a_word(browser: Browser, api: Api) -> None:
+    script = "found.sandctl('kv delete', ['t', Uint8Array.from(given)])"
+    data = bytes(range(1, 256))
+    line = module(browser, api, "commands", script, [*data])
+    assert line.isascii() and said(line) == [b"kv", b"delete", b"t", data]
+    # A shell ends a word at a 0: it would be another key.
+    assert said(module(browser, api, "commands", script, [65, 0, 66])) == []
+    assert said(module(browser, api, "commands", "found.sandctl('kv delete', ['t', given])", "a\0b")) == []
+
+
+def test_json_and_numbers_are_shown_as_they_are(browser: Browser, api: Api) -> None:
+    text = '{"id": 12345678901234567890, "id":1.50, "a" :[ ], "b":{}, "c":[1,{"d":"x: [\\"y\\"], "}]}'
+    assert module(browser, api, "format", "found.respaced(given)", text) == (
+        '{"id":12345678901234567890,"id":1.50,"a":[],"b":{},"c":[1,{"d":"x: [\\"y\\"], "}]}'
+    )
+    shown = module(browser, api, "format", "found.pretty(given)", text)
+    assert shown.startswith(
+        '{\n  "id": 12345678901234567890,\n  "id": 1.50,\n  "a": [],\n  "b": {},\n  "c": [\n    1,\n    {\n'
+    )
+    assert module(browser, api, "format", "found.pretty('{]')") is None
+    numbers = [0, 7, 999, 1234, 12_345, 1_250_000, 999_950]
+    told = module(browser, api, "format", "given.map((one) => found.short(one))", numbers)
+    assert told == ["0", "7", "999", "1,234", "12.3 k", "1.3 M", "1,000 k"]
+    told = module(browser, api, "format", "given.map((one) => found.count(one))", [1, 1000, 1_234_567, -4321])
+    assert told == ["1", "1,000", "1,234,567", "-4,321"]
+    assert module(browser, api, "format", "given.map(found.bytes)", [1023, 1536, 1 << 40]) == [
+        "1,023 B",
+        "1.5 KiB",
+        "1 TiB",
+    ]
+
+
+def test_names_that_a_browser_takes_from_an_address_are_not_asked_for(browser: Browser, api: Api) -> None:
+    for name in ("", ".", ".."):
+        assert "cannot ask for" in module(browser, api, "api", "found.path('topics', 't', 'messages', given)", name)
+
+
+def test_what_is_not_changed_stays_as_it_was(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "kept")
+    headers = {"by": "ada", "raw": {"base64": "/wA="}, "lines": "a\nb=c"}
+    sent = {"text": "one\r\ntwo", "headers": headers, "deliver_at": FAR}
+    told = api("POST", f"/topics/{name}", sent)
+    console.go(f"#/topics/{name}/messages")
+    browser.click(told["id"], "tbody")
+    browser.reads("two", "pre")
+    said = console.act("Change…", "Change it", headers="by=desk")
+    assert "raw, lines" in said and "--value" not in said
+    message = api("GET", f"/topics/{name}/messages/{told['id']}")
+    assert (message["text"], message["headers"]) == (sent["text"], {**headers, "by": "desk"})
+    browser.reads("desk", "section table")
+    console.act("Change…", "Change it", value='{"id": 12345678901234567890}', kind="json")
+    message = api("GET", f"/topics/{name}/messages/{told['id']}")
+    assert (message["text"], message["headers"]) == ('{"id":12345678901234567890}', {**headers, "by": "desk"})
+
+
+def test_keys_that_look_alike_are_two(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "alike", kind="compacted")
+    api("PUT", f"/topics/{name}/keys/_wE?encoding=base64", {"text": "of bytes", "headers": {"by": "ada"}})
+    api("PUT", f"/topics/{name}/keys/base64:%2FwE=", {"text": "of text"})
+    for number in range(100):
+        api("PUT", f"/topics/{name}/keys/_w{'ABCDEFGH'[number % 8]}{number:02}A?encoding=base64", {"text": "x"})
+    console.go(f"#/topics/{name}/keys")
+    browser.click("More", "main")  # from a key on that is no text
+    alike = "return [...document.querySelectorAll('tbody .mono')].filter((one) => one.textContent === 'base64:/wE=')"
+    browser.until(lambda: len(browser.run(alike)) == 2, "both are listed")
+    values = set()
+    for place in (0, 1):
+        browser.run(f"{alike}[{place}].click()")
+        browser.until(lambda: browser.text("pre") not in ("", *values), "the other one is shown")
+        values.add(browser.text("pre"))
+        if browser.text("pre") == "of bytes":
+            assert said(browser.text("section .command")) == [b"kv", b"get", b"alike", b"\xff\x01"]
+            console.act("Change…", "Put", value="other bytes")
+            told = api("GET", f"/topics/{name}/keys/_wE?encoding=base64")
+            assert (told["text"], told["headers"]) == ("other bytes", {"by": "ada"})
+            browser.until(lambda: not browser.text("pre"), "it is closed")
+            browser.click("More", "main")
+            browser.until(lambda: len(browser.run(alike)) == 2, "both are listed")
+    assert values == {"of bytes", "of text"}
 
 
 def test_command_lines_are_quoted_for_a_shell(browser: Browser, api: Api) -> None:
@@ -442,7 +578,7 @@ def test_a_place_that_is_none_is_said_to_be_none(console: Console) -> None:
     for place in ("#/nowhere", "#/topics/%ff"):
         console.go(place)
         console.browser.reads("There is no such page", "h1")
-    console.go("#/topics/none")
+    console.go("#/topics/none/settings")  # which asks once: two answers might come one behind the other
     console.browser.reads("there is no topic 'none'", ".failure")
     assert [line for line in console.browser.logged() if "404" not in line] == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sandq.client.admin.overview import (
+    UNREACHABLE,
     ClusterOverview,
     GroupOverview,
     History,
@@ -13,6 +14,7 @@ from sandq.client.admin.overview import (
 from sandq.client.admin.partitions import partition_rows
 
 __all__ = [
+    "UNREACHABLE",
     "ClusterOverview",
     "GroupOverview",
     "History",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
+
+import anyio
 
 from sandq.client.arguments import suggesting
 from sandq.client.timeouts import timed_read
@@ -24,6 +27,12 @@ from sandq.protocol.requests_overview import (
     TopicHistory,
     TopicRow,
 )
+
+T = TypeVar("T")
+UNREACHABLE: Final = "it cannot be reached"
+"""Of `missing`: the node that was asked is not connected to that one."""
+NODE_S: Final = 5.0
+"""Nodes that say nothing for so long are told as missing: the others' topics are worth more than a wait."""
 
 
 class Lateness(NamedTuple):
@@ -184,12 +193,11 @@ class OverviewAdmin:
         missing: dict[str, str] = {}
         topics: dict[str, TopicOverview] = {}
         now_ms = over_ms = 0
-        for node, node_id in await self._nodes_up(missing):
-            try:
-                pages = [page async for page in _pages(self._cluster, node_id)]
-            except (Conflict, Retriable, NotFound, InvalidRequest) as error:
-                missing[node] = _why(error, Overview.type)
-                continue
+
+        async def ask(node_id: str | None) -> list[OverviewReply]:
+            return [page async for page in _pages(self._cluster, node_id)]
+
+        for pages in await _of_each(await self._nodes_up(missing), ask, Overview.type, missing):
             for page in pages:
                 now_ms, over_ms = max(now_ms, page.now_ms), max(over_ms, page.over_ms)
                 for row in page.rows:
@@ -203,21 +211,24 @@ class OverviewAdmin:
         check_name("topic", topic)
         missing: dict[str, str] = {}
         slots: dict[int, HistorySlot] = {}
-        slot_ms, unknown, told = 0, None, 0
-        for node, node_id in await self._nodes_up(missing):
+        slot_ms, told = 0, 0
+        unknown: list[NotFound] = []
+
+        async def ask(node_id: str | None) -> HistoryReply | None:
             try:
-                reply = HistoryReply.parse(await call(self._cluster, TopicHistory(topic), node_id=node_id))
+                return HistoryReply.parse(await call(self._cluster, TopicHistory(topic), node_id=node_id))
             except NotFound as error:  # no partition of it is there
-                unknown = error
-                continue
-            except (Conflict, Retriable, InvalidRequest) as error:
-                missing[node] = _why(error, TopicHistory.type)
+                unknown.append(error)
+                return None
+
+        for reply in await _of_each(await self._nodes_up(missing), ask, TopicHistory.type, missing):
+            if reply is None:
                 continue
             told, slot_ms = told + 1, reply.slot_ms
             for row in reply.rows:
                 slots[row.start_ms] = _added(slots.get(row.start_ms), row, reply.bounds)
-        if unknown is not None and not told:
-            raise unknown
+        if unknown and not told:
+            raise unknown[0]
         return History(slot_ms, [slot for _, slot in sorted(slots.items())], missing)
 
     async def _nodes_up(self, missing: dict[str, str]) -> list[tuple[str, str | None]]:
@@ -229,7 +240,7 @@ class OverviewAdmin:
         for row in rows:
             node = str(row.get("node"))
             if not row.get("up"):
-                missing[node] = "it cannot be reached"
+                missing[node] = UNREACHABLE
                 continue
             try:
                 self._introduce(node, rows)
@@ -238,6 +249,38 @@ class OverviewAdmin:
             else:
                 up.append((node, node))
         return up
+
+
+async def _of_each(
+    nodes: Sequence[tuple[str, str | None]],
+    ask: Callable[[str | None], Awaitable[T]],
+    request: int,
+    missing: dict[str, str],
+) -> list[T]:
+    """What nodes tell, who are asked all at once, so that one that hangs keeps nothing back of the others; why not is
+    noted in `missing`. Raises what is about no node."""
+    told: dict[str, T] = {}
+    failed: list[Exception] = []
+
+    async def one(node: str, node_id: str | None) -> None:
+        try:
+            # Of one that is alone there is nothing else to be told: whoever asks waits as long as they want.
+            with anyio.move_on_after(NODE_S if len(nodes) > 1 else math.inf):
+                try:
+                    told[node] = await ask(node_id)
+                except (Conflict, Retriable, NotFound, InvalidRequest) as error:
+                    missing[node] = _why(error, request)
+                return
+            missing[node] = f"it does not answer in {NODE_S:g} s"
+        except Exception as error:
+            failed.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for node, node_id in nodes:
+            tasks.start_soon(one, node, node_id)
+    if failed:
+        raise failed[0]
+    return [told[node] for node, _ in nodes if node in told]
 
 
 async def _pages(cluster: Cluster, node: str | None) -> AsyncIterator[OverviewReply]:

@@ -25,6 +25,8 @@ LOOK_S: Final = 2.0
 """From one look to the next, while somebody watches."""
 FRESH_S: Final = 1.0
 """A look that is not older is shared by who asks once."""
+STALE_S: Final = 3 * LOOK_S
+"""A look that is older was made for who has gone: nobody who comes is told that."""
 WATCHERS_MOST: Final = 64
 EVENT_BYTES: Final = 64 << 10
 """Rows of one event, about."""
@@ -86,7 +88,7 @@ class Looks:
 
     async def next(self, after: int) -> Look:
         """Wait for a look after the one of that number. Raises SandqError when the cluster cannot be looked at."""
-        while self._last is None or self._last.number <= after:
+        while self._last is None or self._last.number <= after or anyio.current_time() - self._last_at > STALE_S:
             looked = self._looked
             await looked.wait()
             if self._error is not None:
@@ -109,7 +111,7 @@ def look_after(last: Look | None, info: Mapping[str, Any], overview: ClusterOver
     number, before = (1, {}) if last is None else (last.number + 1, last.rows)
     rows = {}
     for name, topic in overview.topics.items():
-        row = _json(topic_row(topic, overview.over_ms))
+        row = packed(topic_row(topic, overview.over_ms))
         known = before.get(name)
         rows[name] = known if known is not None and known[1] == row else (number, row)
     return Look(number, overview, info, rows)
@@ -127,16 +129,16 @@ class Watcher:
 
     def events(self, look: Look) -> Iterator[bytes]:
         """Tell what is new in a look."""
-        cluster = _json(cluster_of(look, self._access))
+        cluster = packed(cluster_of(look, self._access))
         if cluster != self._cluster:
             self._cluster = cluster
             yield _event("cluster", cluster)
         names = {name for name in look.rows if may_read(self._access, name)}
         if gone := sorted(self._names - names):
-            yield from _pieces("gone", [_json(name) for name in gone])
+            yield from _pieces("gone", [packed(name) for name in gone])
         changed = [row for name, (at, row) in look.rows.items() if name in names and self._is_new(name, at)]
         yield from _pieces("topics", changed)
-        yield _event("look", _json({"at": when(look.overview.now_ms), "over_ms": look.overview.over_ms}))
+        yield _event("look", packed({"at": when(look.overview.now_ms), "over_ms": look.overview.over_ms}))
         self._names, self.number = names, look.number
 
     def _is_new(self, name: str, at: int) -> bool:
@@ -181,6 +183,6 @@ def _event(name: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
-def _json(said: Any) -> bytes:
+def packed(said: Any) -> bytes:
     """In one line, which escapes see to."""
     return json.dumps(said, separators=(",", ":")).encode()

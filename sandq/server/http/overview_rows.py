@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from sandq.client.admin import ClusterOverview, GroupOverview, HistorySlot, Lateness, TopicOverview
+from sandq.client.admin import UNREACHABLE, ClusterOverview, GroupOverview, HistorySlot, Lateness, TopicOverview
 from sandq.client.json_format import when
 
 Found = dict[str, Any]
@@ -86,7 +86,11 @@ def _ms(seconds: float | None) -> float | None:
 def findings(info: Mapping[str, Any], overview: ClusterOverview, topics: Iterable[TopicOverview]) -> list[Found]:
     """Return what needs somebody to look, the worst first: `state`, `what`, `found`, `todo`, and the `topic` and
     `group` that it is about. `info`: of the cluster; `topics`: those that may be told."""
-    found = [*_of_nodes(info), *_of_what_is_missing(overview.missing), *_of_topics(topics)]
+    found = [
+        *_of_nodes(info),
+        *_of_what_is_missing(overview.missing),
+        *_of_topics(topics, _is_silent(overview.missing)),
+    ]
     found.sort(key=lambda one: one["state"] != "failed")  # stable
     return found[:FINDINGS_MOST]
 
@@ -126,14 +130,19 @@ def _of_nodes(info: Mapping[str, Any]) -> Iterator[Found]:
 
 def _of_what_is_missing(missing: Mapping[str, str]) -> Iterator[Found]:
     for node, why in sorted(missing.items()):
-        if why != "it cannot be reached":
+        if why != UNREACHABLE:
             yield _finding("warning", "nodes", f"{node} tells nothing of its topics: {why}", "ask again in a moment")
 
 
-def _of_topics(topics: Iterable[TopicOverview]) -> Iterator[Found]:
+def _is_silent(missing: Mapping[str, str]) -> bool:
+    """Whether nodes that are there tell nothing: some may lead what nobody seems to lead."""
+    return any(why != UNREACHABLE for why in missing.values())
+
+
+def _of_topics(topics: Iterable[TopicOverview], is_silent: bool) -> Iterator[Found]:
     for topic in topics:
         name = topic.name
-        if (unled := topic.partitions - topic.led) > 0:
+        if (unled := topic.partitions - topic.led) > 0 and not is_silent:
             what = f"{unled} of {topic.partitions} partitions of {name} have no leader"
             yield _finding("failed", "partitions", what, f"sandctl cluster partitions --topic {name}", topic=name)
         for group in topic.groups.values():

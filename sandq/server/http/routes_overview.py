@@ -18,8 +18,8 @@ from sandq.server.http.event_streams import EVENTS, MEDIA_TYPE, error_event
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.guards import IS_HEAD, WAIT_APART, Hold
 from sandq.server.http.lines import DEFAULT_LIMIT, Limit
-from sandq.server.http.looks import Look, Looks, Watcher, findings_of, may_read
-from sandq.server.http.overview_rows import group_row, history_row, topic_row
+from sandq.server.http.looks import Look, Looks, Watcher, findings_of, may_read, packed
+from sandq.server.http.overview_rows import group_row, history_row
 from sandq.server.http.routes_topics import TopicName
 from sandq.server.http.strict import router_of
 
@@ -43,26 +43,27 @@ async def overview(
     ] = None,
     prefix: Annotated[str, Query(description="Topics whose names begin so.")] = "",
     groups: Annotated[bool, Query(description="With the groups of these topics.")] = False,
-) -> Found:
+) -> Response:
     """Of what nodes measure anyway: no message is looked at, and who asks within a second shares a look. Topics that
     whoever asks may `read`."""
     access, limit = access_of(request), DEFAULT_LIMIT if limit is None else limit
     look = await while_connected(request, gateway_of(request).looks.look)
     seen = look.overview
-    told = [topic for name, topic in seen.topics.items() if may_read(access, name)]
-    page = [topic for topic in told if topic.name.startswith(prefix) and (after is None or topic.name > after)]
+    asked = [name for name in seen.topics if name.startswith(prefix) and (after is None or name > after)]
+    page = [name for name in asked if may_read(access, name)]
     following, page = len(page) > limit, page[:limit]
     found: Found = {
         "at": when(seen.now_ms),
         "over_ms": seen.over_ms,
-        "topics": [topic_row(topic, seen.over_ms) for topic in page],
-        "next": page[-1].name if following else None,
+        "next": page[-1] if following else None,
         "findings": findings_of(look, access),
         "missing": seen.missing,
     }
     if groups:
-        found["groups"] = [group_row(topic.name, group) for topic in page for group in topic.groups.values()]
-    return found
+        found["groups"] = [group_row(name, group) for name in page for group in seen.topics[name].groups.values()]
+    # The rows are there as they are sent; to check them all against the description would take ten times as long.
+    rows = b",".join([look.rows[name][1] for name in page])
+    return Response(b'%b,"topics":[%b]}' % (packed(found)[:-1], rows), media_type="application/json")
 
 
 @router.get(
@@ -137,5 +138,15 @@ class _Stream(Response):
             if look is None:
                 await say(_HEARTBEAT)
                 continue
-            for event in self._watcher.events(look):
-                await say(event)
+            # All of it at once: who reads slowly keeps what it is to be told, which is counted, and no look.
+            events = list(self._watcher.events(look))
+            del look
+            await self._say_all(events, send, hold)
+
+    async def _say_all(self, events: list[bytes], send: Send, hold: Hold) -> None:
+        left = sum([len(event) for event in events])
+        for event in events:
+            hold(left)
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+            left -= len(event)
+        hold(0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 
 from sandq.client.admin import GroupOverview, Lateness, TopicOverview
 from sandq.client.admin import overview as module
 from sandq.client.admin.overview import OverviewAdmin, _added, _plus
-from sandq.model.errors import InvalidRequest, ProtocolError, Unavailable, UnknownTopic
+from sandq.model.errors import InvalidRequest, ProtocolError, Unauthenticated, Unavailable, UnknownTopic
 from sandq.protocol.frames import Type
 from sandq.protocol.request import unknown_request
 from sandq.protocol.requests_overview import GroupRow, HistoryReply, HistoryRow, OverviewReply, TopicRow
@@ -128,6 +129,32 @@ async def test_pages_are_followed_and_nodes_that_tell_nothing_are_named(asked: l
         "busy": "it is starting",
         "gone": "it cannot be reached",
     }
+
+
+@pytest.mark.parametrize("ask", [lambda nodes: nodes.overview(), lambda nodes: nodes.history("t")])
+async def test_a_node_that_hangs_keeps_nothing_back(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.abc.Clock, ask: Any
+) -> None:
+    answers = module.call
+
+    async def call(cluster: Any, request: Any, *, node_id: str) -> Any:
+        if node_id != "new":
+            await trio.sleep_forever()
+        return await answers(cluster, request, node_id=node_id)
+
+    monkeypatch.setattr(module, "call", call)
+    seen = await ask(Nodes())
+    assert asked and trio.current_time() <= 2 * module.NODE_S
+    assert seen.missing["busy"] == seen.missing["old"] == "it does not answer in 5 s"
+
+
+async def test_what_is_about_no_node_is_raised_as_it_is(asked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(cluster: Any, request: Any, *, node_id: str) -> Any:
+        raise Unauthenticated("the token is no more")
+
+    monkeypatch.setattr(module, "call", call)
+    with pytest.raises(Unauthenticated):
+        await Nodes().overview()
 
 
 async def test_a_history_is_of_a_topic_that_is_there(asked: list[Any]) -> None:

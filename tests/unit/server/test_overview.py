@@ -63,6 +63,18 @@ def test_a_partition_that_comes_to_be_led_here_or_is_loaded_anew_adds_nothing_of
     assert looked(track, topic).stored == 3
 
 
+def test_a_topic_that_is_opened_anew_counts_from_nothing() -> None:
+    track, topic = TopicTrack(), Topic()
+    topic.send(1000, 0.5)
+    looked(track, topic)
+    topic.stats = Topic().stats
+    topic.send(3, 0.001)
+    assert looked(track, topic).sent == 0
+    topic.send(4, 0.001)
+    done = looked(track, topic)
+    assert (done.sent, sum(done.lateness), min(done.lateness)) == (4, 4, 0)
+
+
 def test_the_history_has_a_row_for_each_slot_in_which_something_happened() -> None:
     track, topic = TopicTrack(), Topic()
     looked(track, topic, SLOT_MS)

@@ -17,7 +17,12 @@ export class Problem extends Error {
   }
 }
 
-export const path = (...segments) => `/${segments.map((one) => encodeURIComponent(one)).join("/")}`;
+// Browsers take away . and .. , percent-encoded or not: what is asked then would be something else.
+export const path = (...segments) => {
+  const lost = segments.find((one) => ["", ".", ".."].includes(String(one)));
+  if (lost !== undefined) throw new Problem(0, { code: "INVALID", detail: `a browser cannot ask for what is named "${lost}": use sandctl` });
+  return `/${segments.map((one) => encodeURIComponent(one)).join("/")}`;
+};
 
 function url(at, query) {
   const found = new URLSearchParams();

@@ -1,24 +1,37 @@
 // The command line of sandctl that does the same. Pure.
 
-const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
-const CONTROL = /[\u0000-\u001f\u007f]/;
+import { UNSEEN } from "./format.js";
 
+const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
+const ODD = new RegExp(`${UNSEEN.source}|[\\t\\n\\r]`, "g");
+const two = (code) => code.toString(16).padStart(2, "0");
+
+// A word as bash and zsh read it. What cannot be seen, or what a terminal might obey, is written out. `text`: a text, or
+// bytes that are none. No word has a character 0.
 export function quoted(text) {
+  if (text instanceof Uint8Array) {
+    const shown = Array.from(text, (one) => (one > 31 && one < 127 && !"'\\!".includes(String.fromCharCode(one)) ? String.fromCharCode(one) : `\\x${two(one)}`));
+    return `$'${shown.join("")}'`;
+  }
   const word = String(text);
   if (PLAIN.test(word)) return word;
-  if (!CONTROL.test(word)) return `'${word.replaceAll("'", "'\\''")}'`;
-  const escaped = Array.from(word, (one) => {
-    if (one === "'" || one === "\\") return `\\${one}`;
+  if (word.search(ODD) < 0) return `'${word.replaceAll("'", "'\\''")}'`;
+  const escaped = word.replaceAll(/['\\!]/g, (one) => `\\x${two(one.charCodeAt(0))}`).replaceAll(ODD, (one) => {
+    const code = one.charCodeAt(0);
     if (one === "\n") return "\\n";
     if (one === "\t") return "\\t";
-    return CONTROL.test(one) ? `\\x${one.charCodeAt(0).toString(16).padStart(2, "0")}` : one;
+    return code < 128 ? `\\x${two(code)}` : `\\u${code.toString(16).padStart(4, "0")}`;
   });
-  return `$'${escaped.join("")}'`;
+  return `$'${escaped}'`;
 }
+
+const hasZero = (word) => (word instanceof Uint8Array ? word.includes(0) : String(word).includes("\0"));
+const isDashed = (word) => (word instanceof Uint8Array ? word[0] === 45 : String(word).startsWith("-"));
 
 // `options`: by name without its dashes; true: a flag; a list: given again and again; null, false: not given.
 export function sandctl(words, positionals = [], options = {}) {
   const given = [];
+  if ([...positionals, ...Object.values(options).flat()].some(hasZero)) return `# sandctl ${words}: no command line can have a character 0`;
   for (const [name, value] of Object.entries(options)) {
     const dashes = name.length === 1 ? `-${name}` : `--${name}`;
     for (const one of Array.isArray(value) ? value : [value]) {
@@ -27,7 +40,7 @@ export function sandctl(words, positionals = [], options = {}) {
     }
   }
   const places = positionals.map(quoted);
-  const needsDashes = positionals.some((one) => String(one).startsWith("-"));
+  const needsDashes = positionals.some(isDashed);
   const parts = needsDashes ? [...given, "--", ...places] : [...places, ...given];
   return ["sandctl", words, ...parts].join(" ");
 }

@@ -1,4 +1,6 @@
-// Elements, made of text alone: nothing that comes from a cluster is ever read as markup.
+// Elements, made of text alone: nothing that comes from a cluster is ever read as markup, and nothing in it is unseen.
+
+import { visible } from "./format.js";
 
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -16,7 +18,7 @@ export function h(tag, attributes = {}, ...children) {
 export function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    element.append(child instanceof Node ? child : document.createTextNode(visible(child)));
   }
 }
 
@@ -28,7 +30,7 @@ export function fill(element, ...children) {
 
 // Only what differs is touched, so that a screen reader, a selection and the focus stay where they are.
 export function setText(element, text) {
-  const wanted = String(text);
+  const wanted = visible(text);
   if (element.textContent !== wanted) element.textContent = wanted;
 }
 

@@ -1,7 +1,14 @@
 // Numbers, times and bytes as people read them. Pure.
 
-const whole = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
-const tenth = new Intl.NumberFormat("en-US", { maximumFractionDigits: 1 });
+// By hand: the first Intl.NumberFormat of a page costs more than all the rest of the page's beginning.
+const grouped = (text) => text.length < 4 ? text : text.replace(/\B(?=(\d{3})+(?!\d))/g, ",");
+const whole = { format: (value) => grouped(String(Math.round(value))) };
+const tenth = {
+  format(value) {
+    const [units, part] = Number(value).toFixed(1).split(".");
+    return part === "0" ? grouped(units) : `${grouped(units)}.${part}`;
+  },
+};
 
 export const NONE = "–";
 
@@ -79,7 +86,7 @@ export function instant(at) {
 
 // What would not be seen, or would turn the text around it, is written out: half surrogate pairs, control characters,
 // what switches the direction of writing.
-const UNSEEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+export const UNSEEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
 export function visible(text) {
   return String(text).replace(UNSEEN, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
@@ -107,15 +114,36 @@ export function fromBase64(text) {
   return Uint8Array.from(raw, (one) => one.charCodeAt(0));
 }
 
+export const base64Of = (data) => btoa(Array.from(data, (one) => String.fromCharCode(one)).join(""));
+
 // The bytes of a message's value as the API tells it; null: it deletes its key.
 export function valueBytes(message) {
   if (typeof message.text === "string") return new TextEncoder().encode(message.text);
   return typeof message.value === "string" ? fromBase64(message.value) : null;
 }
 
+// JSON with other spaces between what it has; all else is as it was: numbers with all their digits, names that come
+// twice. Throws where it is no JSON.
+export function respaced(text, indent = "") {
+  JSON.parse(text);
+  const found = [];
+  const line = () => indent && `\n${indent.repeat(depth)}`;
+  let depth = 0;
+  let before = "";
+  for (const [token] of text.matchAll(/"(?:[^"\\]|\\[^])*"|[{}[\],:]|[^\s"{}[\],:]+/g)) {
+    const closes = token === "}" || token === "]";
+    if (closes) depth -= 1;
+    if (before === "{" || before === "[" ? !closes : closes || before === ",") found.push(line());
+    found.push(token === ":" && indent ? ": " : token);
+    if (token === "{" || token === "[") depth += 1;
+    before = token;
+  }
+  return found.join("");
+}
+
 export function pretty(text) {
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    return respaced(text, "  ");
   } catch {
     return null;
   }

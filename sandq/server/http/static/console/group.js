@@ -186,7 +186,7 @@ function deadLetters(context, topic, group) {
   const rows = table({
     caption: "Dead letters", key: (row) => row.id, sort: null, page: 100, empty: "No dead letter is like that.", select: { onchange: (chosen) => fill(picked, chosen.size ? `${chosen.size} chosen` : "None chosen: all that match") },
     columns: [
-      { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row) }, row.id), mark: (row) => row.id },
+      { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row) }, row.id), mark: (row) => JSON.stringify(row) },
       { key: "reason", label: "Reason", cell: (row) => badge(row.reason, "bad"), mark: (row) => row.reason },
       { key: "error", label: "Last error", text: (row) => cut(row.error ?? "", 100), title: (row) => cut(row.error ?? "", 1000) },
       { key: "dead", label: "Died", text: (row) => ago(row.dead_at), title: (row) => instant(row.dead_at) },

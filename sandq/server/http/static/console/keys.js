@@ -3,11 +3,14 @@
 import { get, path, put, send } from "./api.js";
 import { sandctl } from "./commands.js";
 import { fill, h } from "./dom.js";
-import { ago, cut, instant, valueBytes } from "./format.js";
+import { ago, base64Of, cut, fromBase64, instant, valueBytes } from "./format.js";
 import { headersView, keyText, valueView } from "./messages.js";
-import { payload, VALUE_KINDS, valueOf } from "./produce.js";
+import { asTyped, payload, VALUE_KINDS, valueOf } from "./produce.js";
 import { may, why } from "./rights.js";
 import { act, button, commandLine, facts, failure, field, load, loading, table, valuesOf } from "./ui.js";
+
+// The bytes of a text as paths and queries have them: where a page goes on may be at a key that is no text.
+const inPath = (text) => base64Of(new TextEncoder().encode(text)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 
 export function keysTab(context, topic) {
   const at = path("topics", topic, "keys");
@@ -19,8 +22,10 @@ export function keysTab(context, topic) {
     field({ name: "prefix", label: "Key begins with" }),
     h("div", { class: "buttons" }, h("button", { type: "submit" }, "List"), button("Put a key…", () => change(null), { ...writes, kind: "primary" }))));
   const name = (row) => keyText(row);
+  const word = (row) => (row.key === undefined ? fromBase64(row.key_base64) : row.key);
   const rows = table({
-    caption: "Keys", key: name, sort: null, page: 100, empty: "No key is like that.",
+    caption: "Keys", key: (row) => JSON.stringify([row.key, row.key_base64]), // a text may look like bytes
+    sort: null, page: 100, empty: "No key is like that.",
     columns: [
       { key: "key", label: "Key", text: name, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row) }, cut(name(row), 100)), mark: name },
       { key: "version", label: "Version", wide: true, text: (row) => row.version },
@@ -40,7 +45,7 @@ export function keysTab(context, topic) {
       fill(list, loading());
     }
     try {
-      const page = await get(at, { prefix, limit: 100, start }, { signal: context.signal });
+      const page = await get(at, { prefix: inPath(prefix), encoding: "base64", limit: 100, start }, { signal: context.signal });
       found = [...found, ...page.keys];
       rows.set(found);
       fill(list, rows.element, page.next && h("button", { type: "button", onclick: () => ask(page.next) }, "More"));
@@ -58,31 +63,35 @@ export function keysTab(context, topic) {
         button("Change…", () => change(entry), writes), button("Delete…", () => drop(entry), { ...writes, kind: "danger" }),
         h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
       facts([["Version", entry.version], ["Expires", entry.expires_at ? `${instant(entry.expires_at)} (${ago(entry.expires_at)})` : "never"], ["Partition", entry.partition]]),
-      headersView(entry.headers), valueView(entry), commandLine(sandctl("kv get", [topic, name(entry)])),
+      headersView(entry.headers), valueView(entry), commandLine(sandctl("kv get", [topic, word(entry)])),
     ]);
     detail.focus();
   }
   function change(entry) {
     const isText = entry === null || typeof entry.text === "string";
+    const value = entry ? entry.text ?? entry.value ?? "" : "";
+    const kind = isText ? "text" : "base64";
+    const isSame = (values) => entry !== null && values.value === asTyped(value) && values.kind === kind;
+    const lines = Object.entries(entry?.headers ?? {}).filter(([, one]) => typeof one !== "object").map(([header, one]) => `${header}=${one}`);
     act({
       title: entry ? "Change the key" : "Put a key", verb: "Put",
       about: entry ? `Only if it still has the version ${entry.version}.` : "What it had is replaced.",
       fields: [
         ...(entry ? [] : [{ name: "key", label: "Key", required: true }]),
-        { name: "value", label: "Value", kind: "textarea", rows: 8, value: entry ? entry.text ?? entry.value ?? "" : "" },
-        { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: isText ? "text" : "base64" },
+        { name: "value", label: "Value", kind: "textarea", rows: 8, value },
+        { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: kind },
         { name: "ttl", label: "Time to live", placeholder: "the topic's" },
       ],
       command: (values) => {
-        const said = payload(values.kind, values.value);
-        const key = entry ? name(entry) : values.key || "KEY";
-        return entry && said.positional.length
-          ? sandctl("kv cas", [topic, key, ...said.positional], { version: entry.version, ttl: values.ttl })
+        const said = payload(values.kind, isSame(values) ? value : values.value);
+        const key = entry ? word(entry) : values.key || "KEY";
+        return entry
+          ? sandctl("kv cas", [topic, key, ...said.positional], { ...said.options, version: entry.version, ttl: values.ttl, header: lines })
           : sandctl("kv put", [topic, key, ...said.positional], { ...said.options, ttl: values.ttl });
       },
       run: async (values) => {
         const [where, query] = place(entry ?? { key: values.key });
-        const done = await put(where, { ...valueOf(values.kind, values.value), ...(values.ttl ? { ttl: values.ttl } : {}) }, { query, headers: entry ? { "if-match": `"${entry.version}"` } : {} });
+        const done = await put(where, { ...valueOf(values.kind, isSame(values) ? value : values.value), ...(entry?.headers ? { headers: entry.headers } : {}), ...(values.ttl ? { ttl: values.ttl } : {}) }, { query, headers: entry ? { "if-match": `"${entry.version}"` } : {} });
         return `Version ${done.version}`;
       },
       done: again,
@@ -93,7 +102,7 @@ export function keysTab(context, topic) {
       title: "Delete the key…", verb: "Delete", danger: true, typed: cut(name(entry), 200),
       about: `Only if it still has the version ${entry.version}. Its value is kept for no longer than the topic's history.`,
       count: async () => `1 key, ${valueBytes(entry)?.length ?? 0} bytes.`,
-      command: () => sandctl("kv delete", [topic, name(entry)], { version: entry.version }),
+      command: () => sandctl("kv delete", [topic, word(entry)], { version: entry.version }),
       run: async () => {
         const [where, query] = place(entry);
         await send("DELETE", where, { query, headers: { "if-match": `"${entry.version}"` } });

@@ -11,6 +11,7 @@ const main = document.getElementById("main");
 const top = document.getElementById("top");
 let leaving = null;
 let me = null;
+let isAsking = false;
 
 // The first view is loaded with the page; the others while nothing else happens, or when they are gone to.
 const ROUTES = [
@@ -42,7 +43,23 @@ function shell() {
     state.title = live.trouble ?? "One stream keeps what is shown up to date.";
   };
   onLive(show);
+  onLive(seeGrants);
   show();
+}
+
+// A stream ends when another thing may be done by who looks: what is offered is looked at again behind it.
+let wasLost = false;
+function seeGrants() {
+  if (live.state === "lost") wasLost = true;
+  else if (wasLost && live.state === "live") {
+    wasLost = false;
+    get("/whoami").then((now) => {
+      const isSame = JSON.stringify(now.grants) === JSON.stringify(me.grants);
+      me = now;
+      setGrants(now.grants);
+      if (!isSame) route();
+    }).catch(() => {});
+  }
 }
 
 function mark() {
@@ -55,6 +72,7 @@ function mark() {
 }
 
 async function route(event) {
+  if (isAsking) return;
   const began = performance.now();
   if (leaving) leaving.abort();
   leaving = new AbortController();
@@ -121,11 +139,14 @@ async function begin() {
   if (window.requestIdleCallback) requestIdleCallback(rest, { timeout: 3000 });
 }
 
-let isAsking = false;
 async function signIn(why) {
   if (isAsking) return;
   isAsking = true;
   stop();
+  // Nothing of who looked before stays.
+  if (leaving) leaving.abort();
+  for (const open of document.querySelectorAll("dialog")) open.close();
+  document.getElementById("said").replaceChildren();
   fill(top, h("div", { class: "bar" }, h("span", { class: "brand" }, h("img", { src: "console/icon.svg", alt: "" }), "sandq")));
   const { loginView } = await import("./login.js");
   fill(main, loginView(why, async (text) => {

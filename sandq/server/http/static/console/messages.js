@@ -4,7 +4,7 @@ import { get, patch, path, remove } from "./api.js";
 import { sandctl } from "./commands.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, cut, fromBase64, hex, instant, plural, pretty, valueBytes, visible } from "./format.js";
-import { headerLines, headersOf, payload, VALUE_KINDS, valueOf, WHEN_FIELDS, whenOf, whenOptions } from "./produce.js";
+import { asTyped, headerLines, headersOf, payload, VALUE_KINDS, valueOf, WHEN_FIELDS, whenOf, whenOptions } from "./produce.js";
 import { may, why } from "./rights.js";
 import { act, badge, button, commandLine, facts, failure, field, load, loading, say, table, valuesOf } from "./ui.js";
 
@@ -173,19 +173,36 @@ function messageView(context, topic, message, { name, by, tenant, again, list, c
   function change() {
     const isText = typeof message.text === "string";
     const value = isText ? message.text : message.value ?? "";
+    const before = { value: asTyped(value), kind: isText ? "text" : "base64" };
+    const all = Object.entries(message.headers ?? {});
+    const isLine = ([header, one]) => typeof one === "string" && !/[\r\n]/.test(one) && !/[\r\n=]/.test(header) && header.trim() === header;
+    const others = Object.fromEntries(all.filter((one) => !isLine(one)));
+    before.headers = all.filter(isLine).map(([header, one]) => `${header}=${one}`).join("\n");
+    const isOther = (values) => ({ value: values.value !== before.value || values.kind !== before.kind, headers: values.headers !== before.headers });
+    const kept = Object.keys(others).length ? `Kept beside these, since they are no lines of text: ${Object.keys(others).join(", ")}.` : null;
     act({
-      title: "Change the message…", verb: "Change it", about: "Its value and headers, where it stands. What a group holds cannot be changed.",
+      title: "Change the message…", verb: "Change it", about: "Its value and headers, where it stands; what is left as it is here stays as it was. What a group holds cannot be changed.",
       fields: [
         { name: "value", label: "Value", kind: "textarea", value, rows: 8 },
-        { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: isText ? "text" : "base64" },
-        { name: "headers", label: "Headers, all of them", kind: "textarea", rows: 3, value: Object.entries(message.headers ?? {}).filter(([, one]) => typeof one === "string").map(([header, one]) => `${header}=${one}`).join("\n") },
+        { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: before.kind },
+        { name: "headers", label: "Headers, all of them", kind: "textarea", rows: 3, value: before.headers, help: kept },
       ],
       command: (values) => {
+        const is = isOther(values);
         const said = payload(values.kind, values.value);
-        const lines = headerLines(values.headers);
-        return sandctl("message update", places, { ...asOptions, ...(said.positional.length ? { value: said.positional[0] } : said.options), header: lines, "no-headers": !lines.length });
+        const lines = [...headerLines(values.headers), ...Object.entries(others).filter(([, one]) => typeof one !== "object").map(([header, one]) => `${header}=${one}`)];
+        return sandctl("message update", places, {
+          ...asOptions,
+          ...(is.value ? (said.positional.length ? { value: said.positional[0] } : said.options) : {}),
+          ...(is.headers ? { header: lines, "no-headers": !lines.length } : {}),
+        });
       },
-      run: async (values) => { await patch(to, { ...valueOf(values.kind, values.value), headers: headersOf(values.headers) }); return "Changed"; },
+      run: async (values) => {
+        const is = isOther(values);
+        if (!is.value && !is.headers) throw new Error("nothing of it is changed");
+        await patch(to, { ...(is.value ? valueOf(values.kind, values.value) : {}), ...(is.headers ? { headers: { ...others, ...headersOf(values.headers) } } : {}) });
+        return "Changed";
+      },
       done: again,
     });
   }

@@ -2,11 +2,12 @@
 
 import { path, post } from "./api.js";
 import { sandctl } from "./commands.js";
+import { respaced } from "./format.js";
 import { act } from "./ui.js";
 
 // Lines of `name=value` as headers. Throws where a line is none.
 export function headersOf(text) {
-  const found = {};
+  const found = Object.create(null);
   for (const line of text.split("\n")) {
     if (!line.trim()) continue;
     const at = line.indexOf("=");
@@ -19,11 +20,14 @@ export function headersOf(text) {
 export const headerLines = (text) => text.split("\n").filter((line) => line.trim());
 
 export function valueOf(kind, text) {
-  if (kind === "json") return { json: JSON.parse(text) };
+  if (kind === "json") return { text: respaced(text) }; // not by its values: numbers would lose digits
   return kind === "base64" ? { value: text.replace(/\s/g, "") } : { text };
 }
 
 export const VALUE_KINDS = [["text", "Text"], ["json", "JSON"], ["base64", "Base64 (bytes)"]];
+
+// What a field for text makes of a text: whoever changes nothing there shall change nothing.
+export const asTyped = (text) => text.replace(/\r\n?/g, "\n");
 
 // What of a value a command line can say; bytes come by a file.
 export function payload(kind, text) {
@@ -31,7 +35,7 @@ export function payload(kind, text) {
   let said = text;
   if (kind === "json") {
     try {
-      said = JSON.stringify(JSON.parse(text));
+      said = respaced(text);
     } catch {
       // it is said when it is sent
     }

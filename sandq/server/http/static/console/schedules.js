@@ -20,7 +20,7 @@ export function schedulesTab(context, topic) {
     field({ name: "prefix", label: "Name begins with" }),
     h("div", { class: "buttons" }, h("button", { type: "submit" }, "List"), button("Create a schedule…", create, { ...manages, kind: "primary" }))));
   const rows = table({
-    caption: "Schedules", key: (row) => `${row.name} ${row.tenant ?? ""}`, sort: null, page: 100, empty: "There is no schedule.",
+    caption: "Schedules", key: (row) => JSON.stringify([row.name, row.tenant]), sort: null, page: 100, empty: "There is no schedule.",
     columns: [
       { key: "name", label: "Name", text: (row) => row.name, cell: (row) => h("button", { type: "button", class: "quiet", onclick: () => look(row) }, cut(row.name, 80)), mark: (row) => row.name },
       { key: "state", label: "State", cell: (row) => badge(row.state, STATES[row.state]), mark: (row) => row.state },

@@ -65,8 +65,8 @@ export function tenantsTab(context, topic) {
       command: (values) => sandctl("tenant set", [topic, values.pattern || "PATTERN"], values.remove ? { remove: true } : { weight: values.weight, "max-in-flight": values.max_in_flight, rate: values.rate, burst: values.burst }),
       preview: (values) => changes(rules, { [values.pattern]: values.remove ? undefined : then(values) }),
       run: async (values) => {
-        const all = { ...rules };
-        delete all[pattern];
+        // As they are now: somebody else may have said something of others meanwhile.
+        const all = { ...((await get(path("topics", topic))).settings.tenants ?? {}) };
         if (values.remove) delete all[values.pattern];
         else all[values.pattern] = then(values);
         await patch(path("topics", topic), { settings: { tenants: all } });

@@ -24,7 +24,7 @@ export function topicsView(context) {
     columns: [
       { key: "topic", label: "Topic", text: (row) => row.topic, sort: (row) => row.topic },
       { key: "kind", label: "Kind", wide: true, text: (row) => row.kind },
-      { key: "partitions", label: "Partitions", kind: "number", wide: true, text: (row) => (row.without_leader ? `${row.partitions - row.without_leader}/${row.partitions}` : count(row.partitions)), sort: (row) => row.partitions, state: (row) => (row.without_leader ? "bad" : ""), title: (row) => (row.without_leader ? `${row.without_leader} have no leader` : "") },
+      { key: "partitions", label: "Partitions", kind: "number", wide: true, text: (row) => (row.without_leader ? `${row.partitions - row.without_leader}/${row.partitions}` : count(row.partitions)), sort: (row) => row.partitions, state: (row) => (row.without_leader ? "bad" : ""), title: (row) => (row.without_leader ? `${row.without_leader} have no leader, or one that tells nothing` : "") },
       { key: "in", label: "In / s", kind: "number", text: (row) => rate(row.in_per_s), sort: (row) => row.in_per_s },
       { key: "out", label: "Out / s", kind: "number", wide: true, text: (row) => rate(row.out_per_s), sort: (row) => row.out_per_s },
       { key: "lag", label: "Lag", kind: "number", text: (row) => short(row.lag), sort: (row) => row.lag, state: (row) => (row.lag ? (row.stalled ? "bad" : "") : "dim") },
