@@ -163,8 +163,12 @@ def test_groups_are_held_up_limited_and_deleted(console: Console) -> None:
     browser.reads("of 5")
     console.act("Settings…", "Set them", max_attempts="3", kind="fixed", first="5s")
     browser.reads("max_attempts", "main")
+    browser.click("Seek…", "main")
+    browser.fill("place", "earliest", "dialog")
+    browser.reads("3 messages that are stored are delivered", "dialog")
+    browser.click("Cancel", "dialog")
     said = console.act("Seek…", "Seek", typed="billing", place="latest")
-    assert "3 messages are due" in said
+    assert "3 messages are due and not acked now, and count as acked then" in said
     browser.reads("0", ".tile dd")
     console.act("Delete…", "Delete", typed="billing")
     assert api.status("GET", f"/topics/{name}/groups/billing") == 404
@@ -505,6 +509,12 @@ def test_json_and_numbers_are_shown_as_they_are(browser: Browser, api: Api) -> N
         "1.5 KiB",
         "1 TiB",
     ]
+
+
+def test_ages_are_by_the_clock_of_the_cluster(browser: Browser, api: Api) -> None:
+    script = "(found.setNow('2100-01-01T00:00:00Z'), found.ago('2099-12-31T23:50:00Z'))"
+    assert module(browser, api, "format", script) == "10 m ago"
+    browser.open(f"{api.base}/")  # which has the right time again
 
 
 def test_names_that_a_browser_takes_from_an_address_are_not_asked_for(browser: Browser, api: Api) -> None:

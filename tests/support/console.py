@@ -31,11 +31,13 @@ class Api:
         return json.loads(text) if text else None
 
     def status(self, method: str, path: str) -> int:
-        """The status of its answer."""
+        """The status of its answer; 0 while nobody answers there."""
         try:
             self(method, path)
         except urllib.error.HTTPError as error:
             return error.code
+        except urllib.error.URLError:
+            return 0
         return 200
 
     def lease(self, topic: str, group: str, count: int = 1) -> list[dict[str, Any]]:

@@ -6,7 +6,9 @@ looks.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Final, NamedTuple
@@ -20,6 +22,8 @@ from sandq.server.http.strict import router_of
 
 router = router_of()
 PAGE: Final = "index.html"
+_GZIP: Final = re.compile(r"(^|,)\s*gzip\s*(,|$)")
+"""It is taken, at no lower a quality than anything else: browsers say it so."""
 TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -51,16 +55,17 @@ HEADERS: Final = {
     "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
     # It is asked for each time, and answered by 304: another version of sandq has other files under the same names.
     "cache-control": "no-cache",
-    "vary": "Accept",
+    "vary": "Accept, Accept-Encoding",
 }
 
 
 class Asset(NamedTuple):
-    """A file of the console. `tag`: of what is in it."""
+    """A file of the console. `tag`: of what is in it; `packed`: the same in gzip, a fourth of it."""
 
     data: bytes
     media_type: str
     tag: str
+    packed: bytes
 
 
 @cache
@@ -71,7 +76,9 @@ def assets() -> dict[str, Asset]:
         _, _, suffix = file.name.rpartition(".")
         if suffix in TYPES:
             data = file.read_bytes()
-            found[file.name] = Asset(data, TYPES[suffix], hashlib.sha256(data).hexdigest()[:32])
+            found[file.name] = Asset(
+                data, TYPES[suffix], hashlib.sha256(data).hexdigest()[:32], gzip.compress(data, mtime=0)
+            )
     return found
 
 
@@ -92,7 +99,11 @@ async def asset(request: Request, asset: str) -> Response:
 
 
 def _answer(request: Request, found: Asset) -> Response:
-    headers = {**HEADERS, "etag": f'"{found.tag}"'}
-    if is_known(only(request, "If-None-Match"), found.tag):
+    is_packed = _GZIP.search(request.headers.get("accept-encoding", "")) is not None
+    tag = f"{found.tag}-gzip" if is_packed else found.tag
+    headers = {**HEADERS, "etag": f'"{tag}"'}
+    if is_known(only(request, "If-None-Match"), tag):
         return Response(status_code=304, headers=headers)
-    return Response(found.data, media_type=found.media_type, headers=headers)
+    if not is_packed:
+        return Response(found.data, media_type=found.media_type, headers=headers)
+    return Response(found.packed, media_type=found.media_type, headers={**headers, "content-encoding": "gzip"})

@@ -114,6 +114,19 @@ async def test_who_asks_for_a_page_gets_the_console(web: Web) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
+async def test_files_of_the_console_are_packed_for_who_takes_that(web: Web) -> None:
+    told = {}
+    for encoding in ("gzip, deflate", "identity", "gzip;q=0"):
+        answer = await web.raw("GET", "/console/ui.js", headers={"accept-encoding": encoding})
+        assert "Accept-Encoding" in answer.headers["vary"]
+        told[encoding] = answer.headers.get("content-encoding"), answer.headers["etag"], answer.text
+        known = {"accept-encoding": encoding, "if-none-match": answer.headers["etag"]}
+        assert (await web.raw("GET", "/console/ui.js", headers=known)).status_code == 304
+    packed, plain, refused = told.values()
+    assert (packed[0], plain[0]) == ("gzip", None) and plain == refused
+    assert packed[1] != plain[1] and packed[2] == plain[2]
+
+
 async def test_all_that_the_console_needs_is_served(web: Web) -> None:
     names = [file.name for file in files(http).joinpath("static", "console").iterdir()]
     assert {"index.html", "main.js", "style.css", "uplot.js", "LICENSE.uplot"} <= {*names}

@@ -67,7 +67,16 @@ export function span(value) {
   return parts.join(" ");
 }
 
-export function ago(at, now = Date.now()) {
+// Ages are by the cluster's clock, not by that of who looks, which may be wrong.
+const ASIDE_MS = 5000; // a look is as old as that before it is told
+let offsetMs = 0;
+export const nowMs = () => Date.now() + offsetMs;
+export function setNow(at) {
+  const away = Date.parse(at) - Date.now();
+  offsetMs = Math.abs(away) > ASIDE_MS ? away : 0;
+}
+
+export function ago(at, now = nowMs()) {
   if (at === null || at === undefined) return NONE;
   const away = now - Date.parse(at);
   if (Math.abs(away) < 1000) return "now";

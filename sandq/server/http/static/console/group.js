@@ -66,7 +66,7 @@ function standing(context, topic, group, found, again) {
       button("Limits…", () => changeLimits(topic, group, limits, again), manages),
       button("Settings…", () => changeSettings(topic, group, found.settings, again), manages),
       button("Seek…", () => seek(topic, group, found, again), { ...manages, kind: "danger" }),
-      button("Delete…", () => deleteGroup(topic, group, found), { ...manages, kind: "danger" }),
+      button("Delete…", () => deleteGroup(topic, group), { ...manages, kind: "danger" }),
       h("button", { type: "button", onclick: again }, "Refresh")),
     found.reason && h("div", { class: "note" }, h("strong", {}, "It gets nothing: "), found.reason),
     h("dl", { class: "tiles" }, tiles),
@@ -140,18 +140,27 @@ function seek(topic, group, found, done) {
       { name: "place", label: "To", kind: "select", options: [["latest", "latest: only what comes from now on"], ["earliest", "earliest: everything that is stored"], ["at", "a time"]] },
       { name: "at", label: "Time", kind: "datetime-local", shownIf: (values) => values.place === "at" },
     ],
-    count: async () => `${plural(found.lag, "message")} are due and not acked now.`,
+    count: async (values) => {
+      const [{ lag }, { stats }] = await Promise.all([get(path("topics", topic, "groups", group)), get(path("topics", topic))]);
+      const due = `${plural(lag, "message")} are due and not acked now`;
+      if (values.place === "latest") return `${due}, and count as acked then.`;
+      const stored = plural(stats.reduce((sum, row) => sum + row.messages, 0), "message");
+      return `${due}; ${values.place === "earliest" ? stored : `of ${stored} those from then on`} that are stored are delivered, again or for the first time.`;
+    },
     command: (values) => sandctl("group seek", [topic, group], { to: to(values) || "latest", yes: true }),
     run: async (values) => { await post(path("topics", topic, "groups", group, "seek"), { to: to(values) }); return "It goes on from there"; },
     done,
   });
 }
 
-function deleteGroup(topic, group, found) {
+function deleteGroup(topic, group) {
   act({
     title: `Delete ${group}…`, verb: "Delete", danger: true, typed: group,
-    about: `Forgets its place and ${plural(found.dead, "dead letter")}; the messages of the topic stay. It is refused while it has consumers.`,
-    count: async () => `${plural(found.lag, "message")} are due and not acked, ${plural(found.dead, "dead letter")}, ${plural(found.consumers, "consumer")}.`,
+    about: `Forgets its place and its dead letters; the messages of the topic stay. It is refused while it has consumers.`,
+    count: async () => {
+      const now = await get(path("topics", topic, "groups", group));
+      return `${plural(now.lag, "message")} are due and not acked, ${plural(now.dead, "dead letter")}, ${plural(now.consumers, "consumer")}.`;
+    },
     command: () => sandctl("group delete", [topic, group], { yes: true }),
     run: async () => {
       await remove(path("topics", topic, "groups", group));

@@ -3,7 +3,7 @@
 import { get, path } from "./api.js";
 import { sandctl } from "./commands.js";
 import { h } from "./dom.js";
-import { ago, count, cut, short, span } from "./format.js";
+import { ago, count, cut, nowMs, short, span } from "./format.js";
 import { groupHref } from "./topics.js";
 import { badge, commandLine, load, table } from "./ui.js";
 
@@ -17,7 +17,7 @@ function groupTable(withTopic, caption) {
       ...(withTopic ? [{ key: "topic", label: "Topic", text: (row) => row.topic }] : []),
       { key: "state", label: "State", text: (row) => row.reason ?? "", cell: standing, mark: (row) => JSON.stringify([row.paused, row.reason, row.held_up_by, row.ready > 0, row.consumers]), title: (row) => row.reason ?? "" },
       { key: "lag", label: "Lag", kind: "number", text: (row) => short(row.lag), sort: (row) => row.lag },
-      { key: "oldest", label: "Oldest", kind: "number", wide: true, text: (row) => (row.oldest_at ? span(Date.now() - Date.parse(row.oldest_at)) : "–"), sort: (row) => (row.oldest_at ? Date.now() - Date.parse(row.oldest_at) : -1), title: (row) => (row.oldest_at ? ago(row.oldest_at) : "") },
+      { key: "oldest", label: "Oldest", kind: "number", wide: true, text: (row) => (row.oldest_at ? span(nowMs() - Date.parse(row.oldest_at)) : "–"), sort: (row) => (row.oldest_at ? nowMs() - Date.parse(row.oldest_at) : -1), title: (row) => (row.oldest_at ? ago(row.oldest_at) : "") },
       { key: "ready", label: "Ready", kind: "number", wide: true, text: (row) => short(row.ready), sort: (row) => row.ready },
       { key: "leased", label: "Leased", kind: "number", wide: true, text: (row) => short(row.leased), sort: (row) => row.leased },
       { key: "waiting", label: "Retrying", kind: "number", wide: true, text: (row) => short(row.waiting), sort: (row) => row.waiting },

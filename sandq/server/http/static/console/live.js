@@ -1,6 +1,7 @@
 // What the cluster is at present, kept up to date by one stream for the whole page. It rests while nobody looks.
 
 import { events } from "./api.js";
+import { setNow } from "./format.js";
 
 export const live = {
   topics: new Map(),
@@ -54,6 +55,7 @@ async function follow(mine) {
           // All that one look found is there: now it is shown.
           live.topics = fresh;
           live.look = data;
+          setNow(data.at);
           live.state = "live";
           live.trouble = null;
           tell();

@@ -4,7 +4,7 @@ import { get, path, post, remove } from "./api.js";
 import { chart } from "./charts.js";
 import { sandctl } from "./commands.js";
 import { fill, h, setText } from "./dom.js";
-import { bytes, count, milliseconds, plural, rate, short, span } from "./format.js";
+import { bytes, count, milliseconds, nowMs, plural, rate, short, span } from "./format.js";
 import { live } from "./live.js";
 import { may, why } from "./rights.js";
 import { act, badge, button, commandLine, load, tile } from "./ui.js";
@@ -115,7 +115,7 @@ function timelineTab(context, topic) {
     tiles.out.set(rate(row.out_per_s));
     tiles.acked.set(rate(row.acked_per_s));
     tiles.lag.set(short(row.lag), row.stalled && row.lag ? "warn" : "");
-    tiles.oldest.set(row.oldest_at ? span(Date.now() - Date.parse(row.oldest_at)) : "–");
+    tiles.oldest.set(row.oldest_at ? span(nowMs() - Date.parse(row.oldest_at)) : "–");
     tiles.late.set(milliseconds(row.late_p99_ms), row.late_p99_ms > 1000 ? "bad" : row.late_p99_ms > 100 ? "warn" : "");
     tiles.delayed.set(short(row.delayed));
     tiles.messages.set(short(row.messages));

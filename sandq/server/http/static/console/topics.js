@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { sandctl, settingOptions } from "./commands.js";
 import { fill, h, setText } from "./dom.js";
-import { ago, bytes, count, milliseconds, plural, rate, short, span } from "./format.js";
+import { ago, bytes, count, milliseconds, nowMs, plural, rate, short, span } from "./format.js";
 import { may, why } from "./rights.js";
 import { act, badge, button, commandLine, loading, table, tile } from "./ui.js";
 
@@ -28,7 +28,7 @@ export function topicsView(context) {
       { key: "in", label: "In / s", kind: "number", text: (row) => rate(row.in_per_s), sort: (row) => row.in_per_s },
       { key: "out", label: "Out / s", kind: "number", wide: true, text: (row) => rate(row.out_per_s), sort: (row) => row.out_per_s },
       { key: "lag", label: "Lag", kind: "number", text: (row) => short(row.lag), sort: (row) => row.lag, state: (row) => (row.lag ? (row.stalled ? "bad" : "") : "dim") },
-      { key: "oldest", label: "Oldest", kind: "number", wide: true, text: (row) => (row.oldest_at ? span(Date.now() - Date.parse(row.oldest_at)) : "–"), sort: (row) => (row.oldest_at ? Date.now() - Date.parse(row.oldest_at) : -1), title: (row) => `The oldest message that is due and not acked: ${ago(row.oldest_at)}`, state: (row) => (row.oldest_at ? "" : "dim") },
+      { key: "oldest", label: "Oldest", kind: "number", wide: true, text: (row) => (row.oldest_at ? span(nowMs() - Date.parse(row.oldest_at)) : "–"), sort: (row) => (row.oldest_at ? nowMs() - Date.parse(row.oldest_at) : -1), title: (row) => `The oldest message that is due and not acked: ${ago(row.oldest_at)}`, state: (row) => (row.oldest_at ? "" : "dim") },
       { key: "late", label: "Late p99", kind: "number", wide: true, text: (row) => milliseconds(row.late_p99_ms), sort: (row) => row.late_p99_ms ?? -1e9, state: (row) => lateState(row.late_p99_ms) },
       { key: "delayed", label: "Not due", kind: "number", text: (row) => short(row.delayed), sort: (row) => row.delayed, state: (row) => (row.delayed ? "" : "dim") },
       { key: "dead", label: "Dead", kind: "number", wide: true, text: (row) => short(row.dead), sort: (row) => row.dead, state: (row) => (row.dead ? "warn" : "dim") },
