@@ -1,8 +1,8 @@
 """`python -m tests.support.runner`: run the suites as `make test` does, and say what each cost.
 
 The suite through Spark runs beside the others: its session is made once, and waits for Java most of the time. A suite
-that takes half as much CPU time again as its budget fails the run, reckoned by how slow the machine was meanwhile, and
-unless it was much slower than when the budgets were written down: a loop of a known cost tells, again and again.
+that takes half as much CPU time again as its budget fails the run, unless the machine is slower than it was when the
+budgets were written down: a loop of a known cost tells.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Self
 
 import pytest
 
@@ -41,7 +38,6 @@ BUDGETS_S = {
 DEAREST = 25
 """So many tests are named with what they cost."""
 LOOP_S = 0.2
-LOOK_S = 15.0
 OVER = 1.5
 SLOWED = 1.25
 YIELD = ("nice", "-n", "10")
@@ -49,42 +45,15 @@ YIELD = ("nice", "-n", "10")
 SPREAD = ("-n", "4", "--dist", "worksteal")
 
 
-def loop_s(times: int = 3) -> float:
-    """CPU time of a loop that is always the same: the least of so many."""
+def loop_s() -> float:
+    """CPU time of a loop that is always the same: the least of three."""
     took = []
-    for _ in range(times):
-        began, value = time.thread_time(), 0
+    for _ in range(3):
+        began, value = time.process_time(), 0
         for number in range(5_000_000):
             value ^= number * 7
-        took.append(time.thread_time() - began)
+        took.append(time.process_time() - began)
     return min(took)
-
-
-class Machine:
-    """How fast the machine is while tests run: others on it may slow it for minutes in between."""
-
-    def __init__(self) -> None:
-        self._over = threading.Event()
-        self._seen = [loop_s()]
-        self._thread = threading.Thread(target=self._look, name="machine", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._seen.append(loop_s())
-
-    def _look(self) -> None:
-        while not self._over.wait(LOOK_S):
-            self._seen.append(loop_s(1))
-
-    @property
-    def slower(self) -> float:
-        """How many times as long a loop of a known cost took in the middle of all looks."""
-        return statistics.median(self._seen) / LOOP_S
 
 
 def start(
@@ -130,9 +99,8 @@ def run(build: Path, arguments: list[str], is_part: bool) -> bool:
     return passed(codes, is_part)
 
 
-def tell(build: Path, slower: float = 1.0) -> list[str]:
-    """Print what each suite and the dearest tests cost; return those that are over their budget by half. `slower`: how
-    much longer anything took on this machine; what a faster one saves is not counted."""
+def tell(build: Path) -> list[str]:
+    """Print what each suite and the dearest tests cost; return those that are over their budget by half."""
     over, total_s, tests = [], 0.0, {}
     print("suite          tests    CPU s   budget   took s")
     for path in sorted(build.glob("*.json")):
@@ -140,7 +108,7 @@ def tell(build: Path, slower: float = 1.0) -> list[str]:
         for suite, row in sorted(found["suites"].items()):
             print(f"{suite:12} {row['tests']:7.0f} {row['cpu_s']:8.0f} {BUDGETS_S[suite]:8.0f} {row['took_s']:8.0f}")
             total_s += row["cpu_s"]
-            if row["cpu_s"] / max(slower, 1.0) > OVER * BUDGETS_S[suite]:
+            if row["cpu_s"] > OVER * BUDGETS_S[suite]:
                 over.append(suite)
         print(f"(loading)    {found['loading']:16.0f}")
         total_s += found["loading"]
@@ -162,12 +130,11 @@ def main() -> int:
     if options.long:
         os.environ["TEST_RANDOM"] = "1"
         arguments = ["-m", "not interop", *arguments]
-    began_s = time.monotonic()
-    with Machine() as machine:
-        is_green = run(options.build, arguments, is_part)
+    before_s, began_s = loop_s(), time.monotonic()
+    is_green = run(options.build, arguments, is_part)
     wall_s = time.monotonic() - began_s
-    slower = machine.slower
-    over = tell(options.build, slower)
+    over = tell(options.build)
+    slower = max(before_s, loop_s()) / LOOP_S
     print(f"in {wall_s / 60:.1f} minutes, on a machine that took {slower:.2f} times as long for a loop of a known cost")
     if over and slower <= SLOWED and not (options.long or options.no_budgets):
         print(f"FAILED: over budget by half: {', '.join(over)}", file=sys.stderr)

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 from tests.support.flaky import __main__ as flaky
 from tests.support.flaky.__main__ import descendants, failed_in, tell
 from tests.support.paths import ROOT
-from tests.support.runner import __main__ as runner
 from tests.support.runner.__main__ import BUDGETS_S, SUITES, passed, start
 from tests.support.waiting import wait_until
 
@@ -41,30 +39,6 @@ def test_what_needs_another_program_is_where_it_is_looked_for() -> None:
     """`make test-interop` collects that directory alone."""
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark." + "interop" in path.read_text()}
     assert marked and all(path.parent == ROOT / "tests" / "interop" for path in marked)
-
-
-def test_what_costs_too_much_is_told_by_how_slow_the_machine_was(tmp_path: Path) -> None:
-    cost = runner.OVER * runner.BUDGETS_S["e2e"] * 1.1
-    suites = {"e2e": {"tests": 3, "cpu_s": cost, "took_s": 9.0}}
-    (tmp_path / "rest.json").write_text(json.dumps({"suites": suites, "loading": 1.0, "tests": {}}))
-    assert runner.tell(tmp_path) == ["e2e"] == runner.tell(tmp_path, 0.5)
-    assert runner.tell(tmp_path, 1.2) == []
-
-
-def test_a_machine_is_as_slow_as_most_looks_at_it_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "LOOK_S", 0.0)
-    looks = iter([0.2, *[0.3] * 50])
-    looked = threading.Event()
-
-    def look(times: int = 3) -> float:
-        if times == 1:
-            looked.set()
-        return next(looks, 0.3)
-
-    monkeypatch.setattr(runner, "loop_s", look)
-    with runner.Machine() as machine:
-        looked.wait()
-    assert machine.slower == pytest.approx(1.5)
 
 
 def test_a_run_has_to_find_tests() -> None:
