@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -174,18 +175,18 @@ class History(NamedTuple):
 
 
 @suggesting
-class OverviewAdmin:
+class OverviewAdmin(ABC):
     """What of `client.admin` looks at everything."""
 
     _cluster: Cluster
 
+    @abstractmethod
     async def cluster(self, node: str | None = None, *, timeout: Duration | None = None) -> dict[str, Any]:
-        """The cluster as a node sees it."""
-        raise NotImplementedError
+        """Return the cluster as a node sees it."""
 
+    @abstractmethod
     def _introduce(self, node: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Have the client know where a node is. Raises NotFound."""
-        raise NotImplementedError
 
     @timed_read
     async def overview(self, *, timeout: Duration | None = None) -> ClusterOverview:
