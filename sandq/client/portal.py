@@ -13,6 +13,7 @@ client that was forgotten by its threads is collected, and a forked child, which
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import os
 import threading
@@ -105,13 +106,15 @@ class Pump:
     def begin(self, call: Call[Any]) -> None:
         """Have a call run as a task of its own."""
         if not call.future.cancelled():
-            self.tasks.start_soon(call.run)
+            call.context.run(self.tasks.start_soon, call.run)
 
 
 class Call(Generic[T]):
     """One call of a thread into the loop."""
 
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
+        # What the caller is in, a span say, the task is in as well.
+        self.context = contextvars.copy_context()
         self.future: Future[T] = Future()
         self.ended = threading.Event()
         self._function = function
