@@ -174,6 +174,44 @@ def test_groups_are_held_up_limited_and_deleted(console: Console) -> None:
     assert api.status("GET", f"/topics/{name}/groups/billing") == 404
 
 
+def test_what_was_counted_before_a_dialog_changed_is_not_told(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "counted")
+    api("POST", f"/topics/{name}", {"text": "a"})
+    api.lease(name, "g")
+    console.go(f"#/topics/{name}/groups/g")
+    browser.reads("Seek…", "main")
+    browser.run("""
+        window.asked = [];
+        window.askedBefore = window.fetch;
+        window.fetch = (...all) => new Promise((go) => asked.push(() => go(askedBefore(...all))));
+    """)
+    browser.click("Seek…", "main")
+    browser.fill("typed", "g", "dialog")
+    told, is_disabled, later = browser.run_async("""
+        const done = arguments[0];
+        const change = (place) => {
+          const select = document.querySelector("dialog [name=place]");
+          select.value = place;
+          select.dispatchEvent(new Event("input", { bubbles: true }));
+        };
+        change("earliest");
+        for (const go of asked.splice(0)) go();
+        setTimeout(() => {
+          const extent = document.querySelector("dialog .extent").textContent;
+          const looked = [extent, document.querySelector("dialog [type=submit]").disabled];
+          window.fetch = (...all) => { asked.push(all); return askedBefore(...all); };
+          change("latest");
+          document.querySelector("dialog").close();
+          asked.length = 0;
+          setTimeout(() => done([...looked, asked.length]), 301);
+        }, 250);
+    """)
+    browser.run("window.fetch = askedBefore")
+    assert (told, is_disabled) == ("Counting…", True), "of what was chosen before"
+    assert later == 0, "it is counted for a dialog that was left"
+
+
 def test_dead_letters_are_chosen_redriven_and_purged(console: Console) -> None:
     browser, api = console.browser, console.api
     name = topic(api, "lost", partitions=1)

@@ -73,6 +73,10 @@ class Browser:
         """What a script returns."""
         return self.driver.execute_script(script, *arguments)
 
+    def run_async(self, script: str, *arguments: Any) -> Any:
+        """What a script gives to its last argument, a function."""
+        return self.driver.execute_async_script(script, *arguments)
+
     def until(self, look: Callable[[], Any], what: str) -> Any:
         """Wait for something to be true."""
         end = time.monotonic() + PATIENCE_S

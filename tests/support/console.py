@@ -93,7 +93,8 @@ class Console:
 
     def is_clean(self) -> None:
         """Fail if the browser noted an error, a warning or a violation of the policy."""
-        assert self.browser.logged() == []
+        found = self.browser.logged()
+        assert not found, "\n".join(found)
 
 
 def check_command(line: str) -> None:

@@ -204,7 +204,7 @@ def test_dead_letters_and_what_acks_send_are_there_when_it_is_asked(b: Broker, c
         for value in (b"hopeless", b"begin"):
             client.produce("t", value)
         b.advance("2h")
-    assert done == [b"hopeless", b"begin", b"end"]
+    assert sorted(done[:2]) == [b"begin", b"hopeless"] and done[2:] == [b"end"]  # two that are due are handled at once
     assert b.dead("t", "workers") == []
     with client.subscribe("failed", group="g") as subscription:
         found = {message.value: message.headers for message in itertools.islice(subscription, 2)}

@@ -144,6 +144,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
     clearTimeout(waiting);
     if (count) {
       counted = false;
+      asked += 1; // what is being counted was for other values
       check();
       waiting = setTimeout(recount, 300);
     }
@@ -163,7 +164,10 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
       check();
     }
   });
-  dialog.addEventListener("close", () => dialog.remove());
+  dialog.addEventListener("close", () => {
+    clearTimeout(waiting);
+    dialog.remove();
+  });
   append(form, [
     h("h2", { id: titleId }, title),
     about && h("p", {}, about),
