@@ -27,7 +27,7 @@ from sandq.tls.certificates import Certificates
 from tests.support.certificates import Authority
 from tests.support.nodes.gateway import ALONE, INSIDE, PATIENT, gateway
 from tests.support.nodes.small_node import small_config
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, until_answer
 
 HOST: Final = "127.0.0.1"
 both = pytest.mark.parametrize("where", [INSIDE, ALONE])
@@ -182,4 +182,4 @@ async def test_by_a_process_of_the_node(
         while found.status_code == 503:
             found = await client.post("/topics", json={"name": "t"})
         assert found.status_code == 201, found.text
-        assert (await client.get("/readyz")).is_success
+        await until_answer(lambda: client.get("/readyz"), lambda answer: answer.is_success)
