@@ -4,9 +4,12 @@ set -eu
 cd "${SANDQ_NODE__DATA_DIR:?}"
 [ ! -e prometheus.token ] || exit 0
 : "${SECRETS:=/secrets}" "${NODE1:=/node1}" "${SERVER:=node1:7170}"
-sandctl --server "$SERVER" --ca "$SECRETS/ca.pem" --token-file "$NODE1/admin.token" \
-  token create prometheus --grant read:nothing --out made.token
-cp "$SECRETS/ca.pem" ca.pem
+token() {
+  sandctl --server "$SERVER" --ca "$SECRETS/ca.pem" --token-file "$NODE1/admin.token" token "$@" --out made.token
+}
+# Who was ended between the two has made one that nobody knows: that gets another text.
+token create prometheus --grant read:nothing || token rotate prometheus
+cp -f "$SECRETS/ca.pem" ca.pem
 chmod 0444 ca.pem made.token
 chmod 0755 .
-mv made.token prometheus.token
+mv -f made.token prometheus.token

@@ -141,10 +141,18 @@ def test_the_nodes_of_compose_are_a_cluster(tmp_path: Path) -> None:
     try:
         wait_until(lambda: all(composed.is_healthy(name) for name in composed.nodes))
         server = f"127.0.0.1:{composed.ports['node1', 7170]}"
+        scraped = tmp_path / "scraped" / "prometheus.token"
+        tokens = []
+        for _ in range(2):  # the second time as after a kill before it was there
+            composed.script("token", "scraped", **where, NODE1=str(tmp_path / "node1"), SERVER=server)
+            tokens.append(scraped.read_text().strip())
+            scraped.unlink()
         composed.script("token", "scraped", **where, NODE1=str(tmp_path / "node1"), SERVER=server)
+        token = scraped.read_text().strip()
+        composed.script("token", "scraped", **where, NODE1=str(tmp_path / "node1"), SERVER=server)
+        assert token == scraped.read_text().strip() and token not in tokens, "what is there stays"
         admin = f"--server {server} --ca secrets/ca.pem --token-file node1/admin.token"
         wait_until(lambda: composed.shell(f"sandctl {admin} cluster nodes -o json").count('"up": true') == 3)
-        token = (tmp_path / "scraped" / "prometheus.token").read_text().strip()
         numbers = composed.shell(
             f"curl -sf --cacert scraped/ca.pem -H 'Authorization: Bearer {token}' "
             f"https://127.0.0.1:{composed.ports['node2', 2108]}/metrics;"
