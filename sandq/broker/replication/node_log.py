@@ -145,7 +145,7 @@ class NodeLog:
         self._on_leads = hooks.on_leads
         self._on_digest = hooks.on_digest
         self._reason_to_wait = hooks.reason_to_wait
-        self._checkpoint_mark = self.wal.mark
+        self._checkpoint_mark = self._applied_mark = self.wal.mark
         self._segment_bytes = segment_bytes
         self._overdue: set[int] = set()
         """Groups whose tails keep too much of the WAL: the next checkpoint cuts them."""
@@ -503,12 +503,14 @@ class NodeLog:
 
     def applied_indices(self) -> dict[int, int]:
         """Hand over what is applied, to be written, and say up to where (apply thread)."""
+        self._applied_mark = self.wal.mark
         self.applier.write()
         return {number: host.replica.applied_index for number, host in list(self.hosts.items())}
 
     def truncate(self, flushed: dict[int, int]) -> None:
         """The stores hold, durably, everything up to these indices: the log need not."""
-        self._checkpoint_mark = self.wal.mark
+        # What came while they were flushed is for the next checkpoint: nobody would think of it if nothing came after.
+        self._checkpoint_mark = self._applied_mark
         hosts = {self.hosts[number]: applied for number, applied in flushed.items() if number in self.hosts}
         kept_bytes = min(KEPT_BYTES, int(KEPT_SHARE * self._logs.share_bytes) // max(len(self.hosts), 1))
         for host, applied in hosts.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -119,6 +120,29 @@ async def test_a_log_that_has_grown_is_cut_at_once(monkeypatch: pytest.MonkeyPat
     async with bed(checkpoint_bytes=100_000) as node:
         for _ in range(10):
             await node.metadata.call(RegisterNode("n1", "store", {"zone": "z" * 100_000}, highest_level=1))
+        await until_holds(lambda: node.metadata.group.journal.size_bytes < KEPT_BYTES)
+
+
+async def test_what_comes_while_stores_are_flushed_is_cut_by_the_next_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when nothing comes after it."""
+    monkeypatch.setattr(runner_module, "CHECKPOINT_CHECK_S", 1e9)
+    async with bed(checkpoint_bytes=100_000) as node:
+        flush, flushing, goes_on = node.node_log.stores.flush, threading.Event(), threading.Event()
+
+        def flush_slowly() -> None:
+            flushing.set()
+            goes_on.wait(PATIENCE_S)
+            flush()
+
+        monkeypatch.setattr(node.node_log.stores, "flush", flush_slowly)
+        large = RegisterNode("n1", "store", {"zone": "z" * 100_000}, highest_level=1)
+        await node.metadata.call(large)
+        await until_holds(flushing.is_set)
+        for _ in range(4):
+            await node.metadata.call(large)
+        goes_on.set()
         await until_holds(lambda: node.metadata.group.journal.size_bytes < KEPT_BYTES)
 
 
