@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import sandq
+from sandq.client.webhooks import new_push_secret
 from sandq.errors import DuplicateKey
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
@@ -146,6 +147,8 @@ def prepare(client: sandq.sync.Client, line: str) -> str:
                 schedules.delete(schedule.name)
         else:
             schedules.create_many({"name": name, "value": b"", "every": "1h"} for name in ("daily", "poll", "trial"))
+    if line.startswith("sandctl group push") and "--url" not in line:
+        client.admin.set_push("orders", "shop", "https://shop.example/hooks/orders", secrets=new_push_secret())
     if line.startswith("sandctl kv"):
         keys = client.kv("config")
         if "--absent" in line:

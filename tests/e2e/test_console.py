@@ -407,15 +407,15 @@ VIEWS = (
     "#/groups",
     "#/lateness",
     "#/cluster",
-    *(f"#/topics/bykeys/{tab}" for tab in ("timeline", "messages", "settings")),
+    *(f"#/topics/looked.at/{tab}" for tab in ("timeline", "messages", "settings")),
 )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_views_fit_a_phone_have_labels_and_contrast(console: Console, scheme: str) -> None:
     browser = console.browser
-    if console.api.status("GET", "/topics/bykeys") == 404:
-        topic(console.api, "bykeys")
+    if console.api.status("GET", "/topics/looked.at") == 404:
+        topic(console.api, "looked.at")
     browser.scheme(scheme)
     for view in VIEWS:
         browser.size(390, 844)
