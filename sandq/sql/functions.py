@@ -54,7 +54,17 @@ class Facts:
 
 def replace_functions(tree: exp.Expression, facts: Facts) -> exp.Expression:
     """A tree whose functions DuckDB has. Raises SqlError (1305) for one that is not allowed."""
-    return tree.transform(lambda node: _replaced(node, facts))
+    root = tree.copy()
+    # Children first: what a function becomes holds what its arguments have become.
+    for node in reversed(list(root.dfs())):
+        made = _replaced(node, facts)
+        if made is node:
+            continue
+        if node is root:
+            root = made
+        else:
+            node.replace(made)
+    return root
 
 
 def _replaced(node: exp.Expression, facts: Facts) -> exp.Expression:
@@ -65,6 +75,12 @@ def _replaced(node: exp.Expression, facts: Facts) -> exp.Expression:
     if isinstance(node, exp.IntDiv):
         quotient = exp.Div(this=exp.paren(node.this.copy()), expression=exp.paren(node.expression.copy()))
         return exp.cast(exp.func("TRUNC", exp.cast(quotient, "DOUBLE"), dialect="duckdb"), "BIGINT")
+    if isinstance(node, exp.Lambda):  # `json->'$.n'` as an argument
+        if len(node.expressions) == 1 and isinstance(node.this, exp.Literal) and node.this.is_string:
+            return _call("json_extract", exp.column(node.expressions[0].name), node.this)
+        raise unknown("->")
+    if isinstance(node, _OF_NUMBERS):
+        return _with_numbers(node)
     if not isinstance(node, exp.Func):
         return node
     kind = type(node).__name__
@@ -78,6 +94,31 @@ def _replaced(node: exp.Expression, facts: Facts) -> exp.Expression:
     if kind in _ALLOWED:
         return node
     raise unknown(node.sql_name() if hasattr(node, "sql_name") else kind)
+
+
+_AGGREGATES: Final = (exp.Sum, exp.Avg, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
+_ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
+_COMPARED: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ, exp.NEQ)
+_OF_NUMBERS: Final = (*_AGGREGATES, *_ARITHMETIC, *_COMPARED)
+
+
+def _with_numbers(node: exp.Expression) -> exp.Expression:
+    """MySQL reckons with what JSON holds as with numbers."""
+    if isinstance(node, _COMPARED) and not any(
+        isinstance(part, exp.Literal) and not part.is_string for part in (node.left, node.right)
+    ):
+        return node
+    for name in ("this", "expression"):
+        part = node.args.get(name)
+        if isinstance(part, exp.Anonymous) and str(part.this) in ("json_extract", "json_extract_string"):
+            text = _call("json_extract_string", *part.expressions)
+            node.set(name, exp.TryCast(this=text, to=exp.DataType.build("DOUBLE")))
+    return node
+
+
+def _json_extract(node: exp.Expression, facts: Facts) -> exp.Expression:
+    name = "json_extract_string" if isinstance(node, exp.JSONExtractScalar) else "json_extract"
+    return _call(name, node.this, node.expression)
 
 
 def unknown(name: str) -> SqlError:
@@ -157,6 +198,10 @@ def _time_of(seconds: Any) -> exp.Expression:
 
 
 _TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expression]]] = {
+    "Upper": lambda node, facts: _call("upper", exp.cast(node.this.copy(), "VARCHAR")),
+    "Lower": lambda node, facts: _call("lower", exp.cast(node.this.copy(), "VARCHAR")),
+    "JSONExtract": _json_extract,
+    "JSONExtractScalar": _json_extract,
     "TimeToUnix": _unix_timestamp,
     "UnixSeconds": _unix_timestamp,
     "StrToUnix": _unix_timestamp,

@@ -116,12 +116,7 @@ class _Maker:
         return self._cells(Column.TTL_MS)
 
     def _headers(self) -> Any:
-        cells = self._cells(Column.HEADERS)
-        if cells.null_count == len(cells):
-            return pa.repeat("{}", len(cells))
-        encoded = cells.dictionary_encode()  # most messages have the headers of another one
-        named = pa.array([headers_text(cell) for cell in encoded.dictionary.to_pylist()], pa.string())
-        return pc.fill_null(named.take(encoded.indices), "{}")
+        return headers_array(self._cells(Column.HEADERS))
 
     def _offset(self) -> Any:
         return self._texts_of(self._piece.offsets)
@@ -135,8 +130,7 @@ class _Maker:
             data = self._chosen(texts_of_run(column, reached), CHARS)
         else:
             data = texts_of_column(self._chosen(column, _BYTES))
-        bounds = pa.py_buffer(pack_ints("i", range(0, (self._count + 1) * CHARS, CHARS)))
-        return pa.Array.from_buffers(pa.string(), self._count, [None, bounds, pa.py_buffer(data)])
+        return _texts(data, self._count)
 
     def _deliver_at(self) -> Any:
         offsets = self._piece.offsets
@@ -177,6 +171,27 @@ def times(milliseconds: bytes, count: int) -> Any:
     """int64, little-endian, as time stamps."""
     array = pa.Array.from_buffers(pa.timestamp("ms"), count, [None, pa.py_buffer(milliseconds)])
     return array.cast(TIMES)
+
+
+def texts_array(offsets: bytes, count: int) -> Any:
+    """Offsets of 16 bytes each as their texts. ProtocolError unless there are so many."""
+    if len(offsets) != count * _BYTES:
+        raise ProtocolError(f"offsets: {len(offsets)} bytes for {count} messages")
+    return _texts(texts_of_column(offsets), count)
+
+
+def _texts(data: bytes, count: int) -> Any:
+    bounds = pa.py_buffer(pack_ints("i", range(0, (count + 1) * CHARS, CHARS)))
+    return pa.Array.from_buffers(pa.string(), count, [None, bounds, pa.py_buffer(data)])
+
+
+def headers_array(cells: Any) -> Any:
+    """Packed headers as JSON."""
+    if cells.null_count == len(cells):
+        return pa.repeat("{}", len(cells))
+    encoded = cells.dictionary_encode()  # most messages have the headers of another one
+    named = pa.array([headers_text(cell) for cell in encoded.dictionary.to_pylist()], pa.string())
+    return pc.fill_null(named.take(encoded.indices), "{}")
 
 
 def texts(cells: Any) -> Any:

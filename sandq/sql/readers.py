@@ -8,16 +8,19 @@ from typing import Any, Final
 import anyio
 import pyarrow as pa
 
-from sandq.client import Client, StoredMessage, offset_time_ms
+from sandq.client import Client, StoredMessage, cluster_of, offset_time_ms
 from sandq.client.admin import partition_rows
+from sandq.client.transport import call_leader
 from sandq.model import offsets as offset_model
-from sandq.model.errors import InvalidRequest, NotFound, UnknownGroup
+from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, UnknownGroup
 from sandq.model.names import COMPACTED, FAIR
 from sandq.model.times import LEAST_INSTANT_MS, TIME_MAX_MS
+from sandq.protocol.replies_messages import page
+from sandq.protocol.requests_messages import LISTED_STATES, PAGE_MAX, List
 from sandq.sql.bounds import Bound
 from sandq.sql.budget import IDS, Held
 from sandq.sql.errors import TOO_BIG_SELECT, SqlError
-from sandq.sql.pages import columns_of, headers_text, json_text, text_of
+from sandq.sql.pages import columns_of, headers_array, headers_text, json_text, text_of, texts, texts_array
 from sandq.sql.scan import Scan, is_id
 from sandq.sql.schema import Kind, Table
 
@@ -96,46 +99,94 @@ async def _named(client: Client, topic: str, scan: Scan, column: str, held: Held
 
 
 async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
+    """Messages with their states, a page of maps at a time, of several partitions at a time."""
     of = scan.bounds.of
-    since, until = span_of(of("deliver_at"))
-    after, until = _within_offsets(of("offset"), until)
-    if since is not None and until is not None and since >= until:
+    start, end = _stretch(scan)
+    if end is not None and start >= end:
         return empty(scan.table, scan.needed)
-    options = {"since": since, "until": until, "limit": limit, "after": after}
-    options["key_prefix"] = _prefix(of("key"))
-    options["unique_key_prefix"] = _prefix(of("unique_key"))
-    options["values"] = not {"value", "text"}.isdisjoint(scan.needed)
+    from_ms = offset_model.deliver_ms(start)
+    # An offset within a millisecond is no bound of a listing, which knows whole ones.
+    until_ms = TIME_MAX_MS if end is None else min(offset_model.deliver_ms(end) + bool(any(end[6:])), TIME_MAX_MS)
+    prefixes = [None if prefix is None else prefix.encode() for prefix in (_prefix(of("key")), _prefix(of("unique_key")))]
+    values = not {"value", "text"}.isdisjoint(scan.needed)
     states = of("state").values
-    known = ("delayed", "ready", "leased", "waiting", "acked")
-    chosen = (None,) if states is None or not set(states) <= set(known) else tuple(states)
-    found = []
-    for state in chosen:
-        rows = client.messages(topic).list(state=state, **options)
-        found.append(await _gathered(scan, rows, lambda one: _of_stored(one, scan.needed), held))
-    return pa.concat_tables(found) if found else empty(scan.table, scan.needed)
+    chosen = (None,) if states is None or not set(states) <= set(LISTED_STATES) else tuple(states)
+    cluster = cluster_of(client)
+
+    async def of_partition(partition: int, most: int | None = limit) -> list[Any]:
+        found: list[Any] = []
+        for state in chosen:
+            after, rows = None, 0
+            while most is None or rows < most:
+                count = PAGE_MAX if most is None else min(most - rows, PAGE_MAX)
+                request = List(topic, partition, state, from_ms, until_ms, prefixes[0], count, after, values, prefixes[1])
+                maps, after = page(await call_leader(cluster, request), dict)
+                found.append(_of_maps(scan, topic, partition, maps, held))
+                rows += len(maps)
+                if after is None:
+                    break
+        return found
+
+    numbers = await _numbers(client, topic, of("partition"))
+    if limit is None or scan.is_ordered:
+        tables = [table for found in await _each(of_partition, numbers) for table in found]
+    else:
+        tables, rows = [], 0
+        for partition in numbers:
+            tables += await of_partition(partition, limit - rows)
+            rows = sum(table.num_rows for table in tables)
+            if rows >= limit:
+                break
+    return pa.concat_tables(tables) if tables else empty(scan.table, scan.needed)
 
 
-def _within_offsets(bound: Bound, until: int | None) -> tuple[str | None, int | None]:
-    """`after` and `until` (ms) for a listing by offsets: what lies beyond is left out later."""
-    texts = [text for text in (bound.values or ()) if is_id(text)]
-    low = min(texts) if texts else bound.low if is_id(bound.low) else None
-    high = max(texts) if texts else bound.high if is_id(bound.high) else None
-    if high is not None:
-        last = offset_time_ms(high) + 1
-        until = last if until is None else min(until, last)
-    if low is None:
-        return None, until
-    number = int.from_bytes(offset_model.from_text(low), "big")
-    if not texts and bound.low_open:
-        return low, until
-    return offset_model.to_text(offset_model.pack(offset_time_ms(low), 0, 0, 0)) if number else None, until
+async def _numbers(client: Client, topic: str, bound: Bound) -> list[int]:
+    """The partitions of a topic that a query wants."""
+    record = await client.admin.topic(topic)
+    return [row.partition for row in record.partitions if bound.values is None or row.partition in bound.values]
+
+
+def _of_maps(scan: Scan, topic: str, partition: int, maps: Sequence[Mapping[str, Any]], held: Held) -> Any:
+    """Columns of the maps that a node tells of messages."""
+    count = len(maps)
+    schema = _schema(scan.table, scan.needed)
+    try:
+        arrays = [_of_map(field.name, field.type, topic, partition, maps, count) for field in schema]
+    except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise ProtocolError(f"message map: {error}") from None
+    table = pa.Table.from_arrays(arrays, schema=schema)
+    held.add(count, table.nbytes)
+    return table
+
+
+_MS: Final = {"deliver_at": "deliver_ms", "created_at": "created_ms", "due_at": "due_ms", "moved_at": "moved_ms"}
+_TEXTS: Final = {"key": "key", "unique_key": "unique_key", "text": "value"}
+_SAME: Final = {"state", "value", "moves", "size", "ttl_ms"}
+
+
+def _of_map(name: str, kind: Any, topic: str, partition: int, maps: Sequence[Mapping[str, Any]], count: int) -> Any:
+    if name == "topic":
+        return pa.repeat(topic, count)
+    if name == "partition":
+        return pa.repeat(pa.scalar(partition, pa.int32()), count)
+    if name in ("id", "offset"):
+        return texts_array(b"".join([row[name] for row in maps]), count)
+    if name in _MS:
+        return pa.array([row[_MS[name]] for row in maps], pa.timestamp("ms")).cast(kind)
+    if name in _TEXTS:
+        return texts(pa.array([row[_TEXTS[name]] for row in maps], pa.binary()))
+    if name == "headers":
+        return headers_array(pa.array([row["headers"] for row in maps], pa.binary()))
+    if name in _SAME:
+        return pa.array([row[name] for row in maps], kind)
+    if name == "key_bytes":
+        return pa.array([row["key"] for row in maps], kind)
+    return pa.array([row.get(name, 0 if name == "priority" else None) for row in maps], kind)
 
 
 async def _pages(client: Client, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
     """Columns of the log, of several partitions at a time."""
-    record = await client.admin.topic(topic)
-    wanted = scan.bounds.of("partition").values
-    numbers = [row.partition for row in record.partitions if wanted is None or row.partition in wanted]
+    numbers = await _numbers(client, topic, scan.bounds.of("partition"))
     start, end = _stretch(scan)
     if end is not None and start >= end:
         return empty(scan.table, scan.needed)
@@ -146,22 +197,22 @@ async def _pages(client: Client, topic: str, scan: Scan, limit: int | None, held
         found: list[Any] = []
         rows, cursor = 0, start
         while limit is None or rows < limit:
-            page = await client.page(
+            reply = await client.page(
                 topic,
                 partition,
                 offset_model.to_text(cursor),
                 None if end is None else offset_model.to_text(end),
                 pending=True,
             )
-            for piece in page.pieces:
+            for piece in reply.pieces:
                 columns, count = columns_of(piece, topic, partition, names)
                 batch = _batch(columns, schema)
                 held.add(count, batch.nbytes)
                 found.append(batch)
                 rows += count
-            if page.next is None:
+            if reply.next is None:
                 break
-            cursor = page.next
+            cursor = reply.next
         return found
 
     batches = [batch for found in await _each(of_partition, numbers) for batch in found]

@@ -20,8 +20,11 @@ from sandq.sql.errors import (
     INTERRUPTED,
     READ_ONLY,
     SYNTAX,
+    NO_DATABASE,
     TIMED_OUT,
     UNKNOWN_DATABASE,
+    UNKNOWN_FUNCTION,
+    UNKNOWN_TABLE,
     WRONG_VALUE,
     SqlError,
     as_sql,
@@ -124,6 +127,24 @@ class Session:
             f"{MAX_TIME}, or the server's seconds)",
         )
 
+    async def columns(self, text: str) -> Any:
+        """The columns (pyarrow.Schema) that a statement has; None where it has none, or its parameters decide.
+        SqlError: it cannot be answered whatever these are."""
+        tree = parse(text)
+        if not isinstance(tree, exp.Query):
+            return None
+        try:
+            async with self._ducks.one() as duck:
+                planned = self._planned(replace_functions(self._with_variables(_named(tree)), self._facts()), duck)
+                tables = dict(planned.catalog)
+                tables |= {name: readers.empty(scan.table, scan.needed) for name, scan in planned.scans.items()}
+                table = await in_thread(duck, partial(duck.run, planned.text(), tables))
+        except SqlError as error:
+            if error.number in (UNKNOWN_TABLE, UNKNOWN_DATABASE, UNKNOWN_FUNCTION, NO_DATABASE):
+                raise
+            return None
+        return table.schema
+
     def _seconds(self, tree: exp.Expression) -> float:
         seconds = self.variables.seconds(self._budget)
         for hint in tree.find_all(exp.Anonymous):
@@ -156,7 +177,7 @@ class Session:
             return Answer()
         if isinstance(tree, exp.Command):
             return Answer(await self._command(tree))
-        raise SqlError(READ_ONLY, "only SELECT, SHOW, DESCRIBE, EXPLAIN, SET, USE and KILL are answered (docs/sql.md)")
+        raise SqlError(SYNTAX, "SELECT, SHOW, DESCRIBE, EXPLAIN, SET, USE or KILL is expected (docs/sql.md)")
 
     async def _command(self, tree: exp.Command) -> Any:
         """What the parser has no words for."""
