@@ -26,6 +26,12 @@ TIMES: Final = Kind.TIME.value.arrow
 
 Span = tuple[int, int]
 
+
+class MovedMessages(Exception):
+    """Messages of a page were moved, and the page does not say how often."""
+
+
+
 _OF_BATCH: Final = {
     "value": Column.VALUE,
     "key_bytes": Column.KEY,
@@ -38,7 +44,7 @@ _OF_BATCH: Final = {
 COLUMNS: Final = frozenset(
     {*_OF_BATCH, "topic", "partition", "id", "offset", "deliver_at", "created_at", "key", "text", "size"}
 )
-"""What a page tells; the rest of `messages` is asked for message by message."""
+"""What a page tells of any message. Of one that is not due it tells the rest, too, unless it was moved."""
 
 
 def columns_of(piece: Piece, topic: str, partition: int, names: Sequence[str]) -> tuple[dict[str, Any], int]:
@@ -131,6 +137,26 @@ class _Maker:
         else:
             data = texts_of_column(self._chosen(column, _BYTES))
         return _texts(data, self._count)
+
+    def _state(self) -> Any:
+        return pa.repeat("delayed", self._count)
+
+    def _due_at(self) -> Any:
+        if self._piece.ids is None:
+            return self._deliver_at()
+        return times(times_of_column(self._chosen(self._piece.ids, _BYTES)), self._count)
+
+    def _moves(self) -> Any:
+        self._check_not_moved()
+        return pa.repeat(pa.scalar(0, pa.int32()), self._count)
+
+    def _moved_at(self) -> Any:
+        self._check_not_moved()
+        return pa.nulls(self._count, TIMES)
+
+    def _check_not_moved(self) -> None:
+        if self._piece.ids is not None:
+            raise MovedMessages
 
     def _deliver_at(self) -> Any:
         offsets = self._piece.offsets

@@ -20,8 +20,8 @@ from sandq.protocol.requests_messages import LISTED_STATES, PAGE_MAX, List
 from sandq.sql.bounds import Bound
 from sandq.sql.budget import IDS, Held
 from sandq.sql.errors import TOO_BIG_SELECT, SqlError
-from sandq.sql.pages import columns_of, headers_array, headers_text, json_text, text_of, texts, texts_array
-from sandq.sql.scan import Scan, is_id
+from sandq.sql.pages import MovedMessages, columns_of, headers_array, headers_text, json_text, text_of, texts, texts_array
+from sandq.sql.scan import FEW, Scan, is_id
 from sandq.sql.schema import Kind, Table
 
 AT_ONCE: Final = 8
@@ -68,7 +68,28 @@ async def _messages_of(client: Client, topic: str, scan: Scan, limit: int | None
         return await _named(client, topic, scan, named, held)
     if scan.by_page:
         return await _pages(client, topic, scan, limit, held)
-    return await _listed(client, topic, scan, limit, held)
+    states = scan.bounds.of("state").values
+    is_few = limit is not None and limit <= FEW
+    if is_few or (states is not None and "delayed" not in states):
+        return await _listed(client, topic, scan, limit, held)
+    return await _listed_then_pages(client, topic, scan, limit, held)
+
+
+async def _listed_then_pages(client: Client, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
+    """Messages with their states: what is due is listed; what is not, by a second, is delayed, and read by the page."""
+    at_us = (_MARGIN_MS + (await client.admin.forecast(topic, "second", 1)).now_ms) * 1000
+    due, later = scan.within("deliver_at"), scan.within("deliver_at")
+    due.bounds.columns["deliver_at"].below(at_us, True)
+    later.bounds.columns["deliver_at"].above(at_us, False)
+    try:
+        pages = await _pages(client, topic, later, limit, held)
+    except MovedMessages:  # how often they were is told message by message
+        return await _listed(client, topic, scan, limit, held)
+    return pa.concat_tables([await _listed(client, topic, due, limit, held), pages])
+
+
+_MARGIN_MS: Final = 1000
+"""What is due so soon may be, by the clock of the node that leads it."""
 
 
 async def _unique_keys_tell(client: Client, topic: str, scan: Scan) -> bool:

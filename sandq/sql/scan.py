@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from sandq.model.offsets import TEXT_CHARS
-from sandq.sql.bounds import Bounds
+from sandq.sql.bounds import Bound, Bounds
 from sandq.sql.errors import TOO_BIG_SELECT, SqlError
 from sandq.sql.pages import COLUMNS as OF_PAGES
 from sandq.sql.schema import TASK, Table
@@ -46,6 +46,12 @@ class Scan:
         bounds = Bounds(columns, {_OF_TASK.get(name, name) for name in self.bounds.rest})
         needed = tuple(_OF_TASK[name] for name in self.needed)
         return Scan(MESSAGES, bounds, needed, self.limit, self.is_ordered)
+
+    def within(self, column: str) -> Scan:
+        """The same scan with bounds of its own, those of a column among them, to be narrowed."""
+        columns = {name: replace(bound) for name, bound in self.bounds.columns.items()}
+        columns.setdefault(column, Bound())
+        return replace(self, bounds=Bounds(columns, set(self.bounds.rest)))
 
     @property
     def by_name(self) -> str | None:

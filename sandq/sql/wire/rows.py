@@ -101,7 +101,23 @@ def _batches(table: Any) -> Iterator[Any]:
 
 
 def _texts(array: Any) -> list[bytes]:
-    """Cells as length-encoded texts."""
+    """Cells as length-encoded texts; where most are like others, each different one is encoded once."""
+    count = len(array)
+    if array.null_count == count:
+        return [_NULL] * count
+    if count >= _WORTH and (pa.types.is_string(array.type) or pa.types.is_timestamp(array.type)):
+        known = array.dictionary_encode()
+        if len(known.dictionary) * 4 <= count:
+            cells = [*_encoded(known.dictionary), _NULL]
+            return [cells[place] for place in pc.fill_null(known.indices, len(cells) - 1).to_pylist()]
+    return _encoded(array)
+
+
+_WORTH: Final = 100
+"""Rows from which on it is worth to look for cells that are alike."""
+
+
+def _encoded(array: Any) -> list[bytes]:
     return [
         _NULL if cell is None else (_LENGTHS[len(cell)] if len(cell) < 251 else lenenc(len(cell))) + cell
         for cell in _as_bytes(array)
