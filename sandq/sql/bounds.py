@@ -1,8 +1,7 @@
 """What the WHERE of a query says about one table: bounds of its columns, taken out of the parsed statement.
 
 Only AND-ed parts count, each a comparison of a column with something that does not depend on rows; what is not
-understood bounds nothing. All of WHERE is evaluated again over the rows that come, so bounds may be wider than it, never
-narrower.
+understood bounds nothing. All of WHERE is evaluated again over the rows that come: bounds may be wider, never narrower.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from sqlglot import exp
 
-Evaluate = Callable[[exp.Expression, "str"], Any]
+Evaluate = Callable[[exp.Expr, "str"], Any]
 """The value of an expression without columns, as the column of that name has it; raises ValueError when it has none."""
 
 _MIRRORED: Final = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE, exp.EQ: exp.EQ}
@@ -85,7 +84,7 @@ class Bounds:
 _NONE: Final = Bound()
 
 
-def conjuncts(condition: exp.Expression | None) -> Iterator[exp.Expression]:
+def conjuncts(condition: exp.Expr | None) -> Iterator[exp.Expr]:
     """The parts of a condition that are joined by AND."""
     if condition is None:
         return
@@ -99,7 +98,7 @@ def conjuncts(condition: exp.Expression | None) -> Iterator[exp.Expression]:
 
 
 def bounds_of(
-    conditions: Sequence[exp.Expression], column_of: Callable[[exp.Expression], str | None], evaluate: Evaluate
+    conditions: Sequence[exp.Expr], column_of: Callable[[exp.Expr], str | None], evaluate: Evaluate
 ) -> Bounds:
     """The bounds in these AND-ed conditions. `column_of`: the name of a column of the table in question, None for
     anything else."""
@@ -115,9 +114,7 @@ def bounds_of(
     return found
 
 
-def _add(
-    found: Bounds, part: exp.Expression, column_of: Callable[[exp.Expression], str | None], evaluate: Evaluate
-) -> bool:
+def _add(found: Bounds, part: exp.Expr, column_of: Callable[[exp.Expr], str | None], evaluate: Evaluate) -> bool:
     part = _bare(part)
     if isinstance(part, (exp.EQ, *_RANGES)):
         kind: Any = type(part)
@@ -144,7 +141,7 @@ def _add(
         return True
     if isinstance(part, exp.Like):
         column = column_of(_bare(part.this))
-        if column is None or not isinstance(part.expression, exp.Literal) or part.args.get("escape"):
+        if column is None or part.args.get("negate") or not isinstance(part.expression, exp.Literal):
             return False
         pattern = part.expression.name
         beginning = pattern.rstrip("%")
@@ -155,7 +152,7 @@ def _add(
 
 
 def _equal_values(
-    part: exp.Expression, column_of: Callable[[exp.Expression], str | None], evaluate: Evaluate
+    part: exp.Expr, column_of: Callable[[exp.Expr], str | None], evaluate: Evaluate
 ) -> tuple[str, list[Any]] | None:
     """Of `c IN (...)`, `c = 1 OR c = 2` and their like: the column and its values."""
     part = _bare(part)
@@ -192,13 +189,13 @@ def _compare(bound: Bound, kind: Any, value: Any) -> bool:
     return True
 
 
-def _bare(part: exp.Expression) -> exp.Expression:
+def _bare(part: exp.Expr) -> exp.Expr:
     while isinstance(part, exp.Paren):
         part = part.this
     return part
 
 
-def is_constant(part: exp.Expression) -> bool:
+def is_constant(part: exp.Expr) -> bool:
     """Whether it is the same for every row."""
     return not any(
         isinstance(node, (exp.Column, exp.Query, exp.Placeholder, exp.AggFunc, exp.Window, exp.Rand, exp.Uuid))

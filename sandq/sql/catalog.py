@@ -97,9 +97,12 @@ class Catalog:
         return self._made[name]
 
     def _table_rows(self) -> list[tuple[Any, ...]]:
-        rows = [("def", table.database, table.name, "BASE TABLE", "sandq", table.comment) for table in TABLES.values()]
+        rows: list[tuple[str | None, ...]] = [
+            ("def", table.database, table.name, "BASE TABLE", "sandq", table.comment) for table in TABLES.values()
+        ]
         rows += [
-            ("def", INFORMATION_SCHEMA, name.upper(), "SYSTEM VIEW", None, "") for name in [*self._made, "tables", "columns"]
+            ("def", INFORMATION_SCHEMA, name.upper(), "SYSTEM VIEW", None, "")
+            for name in [*self._made, "tables", "columns"]
         ]
         nothing: list[None] = [None]
         return [(*row[:5], 10, "Dynamic", *nothing * 10, COLLATION, None, "", row[5]) for row in rows]
@@ -110,13 +113,22 @@ class Catalog:
             for place, column in enumerate(table.columns, 1):
                 kind = column.kind
                 is_text = kind.value.arrow == _TEXT and kind is not Kind.JSON
-                chars = {Kind.NAME: 255, Kind.OFFSET: 26, Kind.WORD: 32, Kind.TEXT: 2**32 - 1, Kind.BYTES: 2**32 - 1}.get(kind)
+                chars = {
+                    Kind.NAME: 255,
+                    Kind.OFFSET: 26,
+                    Kind.WORD: 32,
+                    Kind.TEXT: 2**32 - 1,
+                    Kind.BYTES: 2**32 - 1,
+                }.get(kind)
                 digits = {Kind.INT: 10, Kind.BIGINT: 19, Kind.DOUBLE: 22, Kind.BOOL: 3}.get(kind)
                 rows.append(
                     (
                         *("def", table.database, table.name, column.name, place, None, "YES", kind.value.data),
                         *(chars, None if chars is None else min(chars * 4, 2**32 - 1), digits),
-                        *(0 if digits is not None and kind is not Kind.DOUBLE else None, 3 if kind is Kind.TIME else None),
+                        *(
+                            0 if digits is not None and kind is not Kind.DOUBLE else None,
+                            3 if kind is Kind.TIME else None,
+                        ),
                         *((CHARSET, COLLATION) if is_text else (None, None)),
                         *(kind.value.column, "", "", "select", column.comment, "", None),
                     )

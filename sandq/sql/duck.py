@@ -34,7 +34,7 @@ class Duck:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.is_broken = False
-        config = {
+        config: dict[str, str | bool | int | float | list[str]] = {
             "threads": "1",
             "memory_limit": f"{max(budget.memory_bytes >> 20, 16)}MiB",
             "temp_directory": "",

@@ -13,31 +13,30 @@ from sqlglot import exp
 
 from sandq.sql.errors import UNKNOWN_FUNCTION, SqlError
 
-_ALLOWED: Final = frozenset(
-    """
-    Abs Acos And AnyValue ArgMax ArgMin Ascii Asin Atan Atan2 Avg BitLength BitwiseAndAgg BitwiseCount BitwiseOrAgg
-    BitwiseXorAgg ByteLength Case Cast Ceil Chr Coalesce Collate Concat ConcatWs Contains Convert ConvertToCharset Corr
-    Cos Cot
-    Count CountIf CovarPop CovarSamp CumeDist Date DateAdd DateDiff DateSub DateTrunc Datetime DatetimeDiff Day Dayname
-    DayOfMonth DayOfWeek DayOfWeekIso DayOfYear Degrees DenseRank Elt EndsWith Exists Exp Extract FirstValue Floor
-    FromBase64 Greatest GroupConcat Hex Hour If Initcap IsInf IsNan IsNullValue JSONArray JSONArrayAgg JSONArrayContains
-    JSONExtract JSONExtractScalar JSONKeys JSONObject JSONObjectAgg JSONFormat JSONType Lag LastDay LastValue Lead Least
-    Left Length Levenshtein Ln Log LogicalAnd LogicalOr Lower LowerHex MD5 MD5Digest Max Median Min Minute Month
-    Monthname Mode NthValue Ntile Nullif NumberToStr Or Pad ParseJSON PercentRank PercentileCont PercentileDisc Pi Pow
-    Quantile Quarter Radians Rand Rank RegexpCount RegexpExtract RegexpFullMatch RegexpILike RegexpInstr RegexpLike
-    RegexpReplace RegexpSubstr Repeat Replace Reverse Right Round RowNumber SHA SHA1Digest SHA2 SHA2Digest Second Sign Sin
-    Space SplitPart Sqrt StartsWith Stddev StddevPop StddevSamp StrPosition StrToDate StrToTime Substring SubstringIndex
-    Sum Tan Time TimeStrToTime TimeToStr TimeToUnix TimestampAdd TimestampDiff TimestampSub TimestampTrunc Timestamp
-    ToBase64 ToDays Translate Trim Trunc TryCast TsOrDsAdd TsOrDsDiff TsOrDsToDate TsOrDsToTime TsOrDsToTimestamp
-    TsOrDsToDatetime Typeof Unhex Unicode UnixToStr UnixToTime Upper Uuid Variance VariancePop Week WeekOfYear Xor Year
-    """.split()
-)
-_FIXED: Final = frozenset(
-    """
-    CurrentDate CurrentDatetime CurrentTime CurrentTimestamp CurrentSchema CurrentDatabase CurrentUser SessionUser
-    CurrentVersion Localtime Localtimestamp UtcDate UtcTime UtcTimestamp Systimestamp CurrentCatalog CurrentTimestampLTZ
-    """.split()
-)
+_ALLOWED_NAMES: Final = """
+Abs Acos And AnyValue ArgMax ArgMin Ascii Asin Atan Atan2 Avg BitLength BitwiseAndAgg BitwiseCount BitwiseOrAgg
+BitwiseXorAgg ByteLength Case Cast Ceil Chr Coalesce Collate Concat ConcatWs Contains Convert ConvertToCharset
+Corr Cos Cot Count CountIf CovarPop CovarSamp CumeDist Date DateAdd DateDiff DateSub DateTrunc Datetime
+DatetimeDiff Day Dayname DayOfMonth DayOfWeek DayOfWeekIso DayOfYear Degrees DenseRank Elt EndsWith Exists Exp
+Extract FirstValue Floor FromBase64 Greatest GroupConcat Hex Hour If Initcap IsInf IsNan IsNullValue JSONArray
+JSONArrayAgg JSONArrayContains JSONExtract JSONExtractScalar JSONKeys JSONObject JSONObjectAgg JSONFormat
+JSONType Lag LastDay LastValue Lead Least Left Length Levenshtein Ln Log LogicalAnd LogicalOr Lower LowerHex MD5
+MD5Digest Max Median Min Minute Month Monthname Mode NthValue Ntile Nullif NumberToStr Or Pad ParseJSON
+PercentRank PercentileCont PercentileDisc Pi Pow Quantile Quarter Radians Rand Rank RegexpCount RegexpExtract
+RegexpFullMatch RegexpILike RegexpInstr RegexpLike RegexpReplace RegexpSubstr Repeat Replace Reverse Right Round
+RowNumber SHA SHA1Digest SHA2 SHA2Digest Second Sign Sin Space SplitPart Sqrt StartsWith Stddev StddevPop
+StddevSamp StrPosition StrToDate StrToTime Substring SubstringIndex Sum Tan Time TimeStrToTime TimeToStr
+TimeToUnix TimestampAdd TimestampDiff TimestampSub TimestampTrunc Timestamp ToBase64 ToDays Translate Trim Trunc
+TryCast TsOrDsAdd TsOrDsDiff TsOrDsToDate TsOrDsToTime TsOrDsToTimestamp TsOrDsToDatetime Typeof Unhex Unicode
+UnixToStr UnixToTime Upper Uuid Variance VariancePop Week WeekOfYear Xor Year
+"""
+_ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
+_FIXED_NAMES: Final = """
+CurrentDate CurrentDatetime CurrentTime CurrentTimestamp CurrentSchema CurrentDatabase CurrentUser SessionUser
+CurrentVersion Localtime Localtimestamp UtcDate UtcTime UtcTimestamp Systimestamp CurrentCatalog
+CurrentTimestampLTZ
+"""
+_FIXED: Final = frozenset(_FIXED_NAMES.split())
 
 
 class Facts:
@@ -52,7 +51,7 @@ class Facts:
         self.connection = connection
 
 
-def replace_functions(tree: exp.Expression, facts: Facts) -> exp.Expression:
+def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
     """A tree whose functions DuckDB has. Raises SqlError (1305) for one that is not allowed."""
     root = tree.copy()
     # Children first: what a function becomes holds what its arguments have become.
@@ -67,11 +66,13 @@ def replace_functions(tree: exp.Expression, facts: Facts) -> exp.Expression:
     return root
 
 
-def _replaced(node: exp.Expression, facts: Facts) -> exp.Expression:
+def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
     if isinstance(node, exp.Collate):
-        return node.this
+        inner: exp.Expr = node.this
+        return inner
     if isinstance(node, exp.Introducer):
-        return node.expression
+        text: exp.Expr = node.expression
+        return text
     if isinstance(node, exp.IntDiv):
         quotient = exp.Div(this=exp.paren(node.this.copy()), expression=exp.paren(node.expression.copy()))
         return exp.cast(exp.func("TRUNC", exp.cast(quotient, "DOUBLE"), dialect="duckdb"), "BIGINT")
@@ -102,7 +103,7 @@ _COMPARED: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ, exp.NEQ)
 _OF_NUMBERS: Final = (*_AGGREGATES, *_ARITHMETIC, *_COMPARED)
 
 
-def _with_numbers(node: exp.Expression) -> exp.Expression:
+def _with_numbers(node: exp.Expr) -> exp.Expr:
     """MySQL reckons with what JSON holds as with numbers."""
     if isinstance(node, _COMPARED) and not any(
         isinstance(part, exp.Literal) and not part.is_string for part in (node.left, node.right)
@@ -116,7 +117,7 @@ def _with_numbers(node: exp.Expression) -> exp.Expression:
     return node
 
 
-def _json_extract(node: exp.Expression, facts: Facts) -> exp.Expression:
+def _json_extract(node: exp.Expr, facts: Facts) -> exp.Expr:
     name = "json_extract_string" if isinstance(node, exp.JSONExtractScalar) else "json_extract"
     return _call(name, node.this, node.expression)
 
@@ -128,12 +129,12 @@ def unknown(name: str) -> SqlError:
     )
 
 
-def timestamp(value: datetime) -> exp.Expression:
+def timestamp(value: datetime) -> exp.Expr:
     """A literal of a time."""
     return exp.cast(exp.Literal.string(value.isoformat(" ", "microseconds")), "TIMESTAMP")
 
 
-def _fixed(node: exp.Expression, kind: str, facts: Facts) -> exp.Expression:
+def _fixed(node: exp.Expr, kind: str, facts: Facts) -> exp.Expr:
     if kind in ("CurrentDate", "UtcDate"):
         return exp.cast(exp.Literal.string(facts.now.date().isoformat()), "DATE")
     if kind in ("CurrentTime", "UtcTime", "Localtime"):
@@ -149,7 +150,7 @@ def _fixed(node: exp.Expression, kind: str, facts: Facts) -> exp.Expression:
     return timestamp(facts.now if microseconds else facts.now.replace(microsecond=0))
 
 
-def _anonymous(node: exp.Anonymous, facts: Facts) -> exp.Expression:
+def _anonymous(node: exp.Anonymous, facts: Facts) -> exp.Expr:
     name = str(node.this).upper()
     if name in ("DATABASE", "SCHEMA"):
         return exp.Null() if facts.database is None else exp.Literal.string(facts.database)
@@ -161,43 +162,65 @@ def _anonymous(node: exp.Anonymous, facts: Facts) -> exp.Expression:
         return exp.Literal.number(facts.connection)
     if name in ("NOW", "SYSDATE", "UTC_TIMESTAMP", "LOCALTIME", "LOCALTIMESTAMP", "CURRENT_TIMESTAMP"):
         return timestamp(facts.now if node.expressions else facts.now.replace(microsecond=0))
+    if name == "UNIX_TIMESTAMP":
+        return _unix_timestamp(node, facts)
     make = _NAMED.get(name)
     if make is None:
         raise unknown(name)
     try:
         return make(*node.expressions)
     except TypeError:
-        raise SqlError(UNKNOWN_FUNCTION, f"FUNCTION {name} is not called with {len(node.expressions)} arguments") from None
+        raise SqlError(
+            UNKNOWN_FUNCTION, f"FUNCTION {name} is not called with {len(node.expressions)} arguments"
+        ) from None
 
 
-def _call(name: str, *arguments: Any) -> exp.Expression:
+def _call(name: str, *arguments: Any) -> exp.Expr:
     return exp.Anonymous(this=name, expressions=[argument.copy() for argument in arguments])
 
 
-def _seconds_of(time: Any) -> exp.Expression:
+def _seconds_of(time: Any) -> exp.Expr:
     """Seconds since 1970, as MySQL has them of a DATETIME(3): with three decimals only where there are some."""
     return exp.cast(_call("epoch", exp.cast(time.copy(), "TIMESTAMP")), "DECIMAL(18,3)")
 
 
-def _unix_timestamp(node: exp.Expression, facts: Facts) -> exp.Expression:
-    if node.this is None:
+def _unix_timestamp(node: exp.Expr, facts: Facts) -> exp.Expr:
+    time = (node.expressions or [None])[0] if isinstance(node, exp.Anonymous) else node.this
+    if time is None:
         seconds = (facts.now - datetime(1970, 1, 1)).total_seconds()
         return exp.Literal.number(int(seconds))
-    return _seconds_of(node.this)
+    return _seconds_of(time)
 
 
-def _from_unixtime(node: exp.Expression, facts: Facts) -> exp.Expression:
+_OF_TIMES_NAMES: Final = """
+Year Quarter Month Week WeekOfYear Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second Dayname Monthname LastDay
+TimestampDiff DateDiff DatetimeDiff DateAdd DateSub TimestampAdd TimestampSub DateTrunc TimestampTrunc TimeToStr
+"""
+
+
+def _of_times(node: exp.Expr, facts: Facts) -> exp.Expr:
+    """A function of times, which takes texts for times, too."""
+    for name in ("this", "expression") if type(node).__name__.endswith("Diff") else ("this",):
+        part = node.args.get(name)
+        if isinstance(part, exp.Literal) and part.is_string:
+            node.set(name, exp.cast(part.copy(), "TIMESTAMP"))
+    return node
+
+
+def _from_unixtime(node: exp.Expr, facts: Facts) -> exp.Expr:
     return _time_of(node.this)
 
 
-def _time_of(seconds: Any) -> exp.Expression:
+def _time_of(seconds: Any) -> exp.Expr:
     micros = exp.cast(
         exp.Mul(this=exp.cast(seconds.copy(), "DOUBLE"), expression=exp.Literal.number(1_000_000)), "BIGINT"
     )
     return _call("make_timestamp", micros)
 
 
-_TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expression]]] = {
+_TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expr]]] = {
+    "SubstringIndex": lambda node, facts: _substring_index(node.this, node.args["delimiter"], node.args["count"]),
+    **dict.fromkeys(_OF_TIMES_NAMES.split(), _of_times),
     "Upper": lambda node, facts: _call("upper", exp.cast(node.this.copy(), "VARCHAR")),
     "Lower": lambda node, facts: _call("lower", exp.cast(node.this.copy(), "VARCHAR")),
     "JSONExtract": _json_extract,
@@ -208,8 +231,7 @@ _TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expression]]] = {
     "UnixToTime": _from_unixtime,
 }
 
-_NAMED: Final[dict[str, Callable[..., exp.Expression]]] = {
-    "UNIX_TIMESTAMP": lambda time: _seconds_of(time),
+_NAMED: Final[dict[str, Callable[..., exp.Expr]]] = {
     "FROM_UNIXTIME": lambda seconds: _time_of(seconds),
     "JSON_UNQUOTE": lambda json: _call("json_extract_string", json, exp.Literal.string("$")),
     "JSON_VALID": lambda text: _call("json_valid", exp.cast(text.copy(), "VARCHAR")),
@@ -232,7 +254,7 @@ _NAMED: Final[dict[str, Callable[..., exp.Expression]]] = {
 }
 
 
-def _substring_index(text: Any, by: Any, count: Any) -> exp.Expression:
+def _substring_index(text: Any, by: Any, count: Any) -> exp.Expr:
     parts = f"string_split({text.sql('duckdb')}, {by.sql('duckdb')})"
     number = count.sql("duckdb")
     cut = f"CASE WHEN {number} >= 0 THEN {parts}[1:{number}] ELSE {parts}[{number}:] END"

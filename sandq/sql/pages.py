@@ -31,7 +31,6 @@ class MovedMessages(Exception):
     """Messages of a page were moved, and the page does not say how often."""
 
 
-
 _OF_BATCH: Final = {
     "value": Column.VALUE,
     "key_bytes": Column.KEY,

@@ -24,7 +24,7 @@ _ORDERED: Final = ("deliver_at", "offset")
 class Planned:
     """`query`: for DuckDB, over `scans` and `catalog`, by the names of tables there."""
 
-    query: exp.Expression
+    query: exp.Expr
     scans: dict[str, Scan]
     catalog: dict[str, Any]
 
@@ -33,7 +33,7 @@ class Planned:
         return self.query.sql("duckdb", identify=True)
 
 
-def plan(tree: exp.Expression, database: str | None, evaluate: Evaluate, catalog: Catalog = CATALOG) -> Planned:
+def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Catalog = CATALOG) -> Planned:
     """The plan of a query (whose functions are DuckDB's already). SqlError: it names what is not there."""
     tree = tree.copy()
     tables = [table for table in tree.find_all(exp.Table) if not _is_cte(table)]
@@ -99,7 +99,7 @@ def _resolve(node: exp.Table, database: str | None, catalog: Catalog) -> Table |
     return table
 
 
-def _strip_databases(tree: exp.Expression, tables: list[exp.Table]) -> None:
+def _strip_databases(tree: exp.Expr, tables: list[exp.Table]) -> None:
     """`sandq.messages.topic` is `messages.topic` once the table is another one of that alias."""
     for column in tree.find_all(exp.Column):
         column.set("db", None)
@@ -113,7 +113,7 @@ def _select_of(node: exp.Table) -> exp.Select | None:
 
 
 def _scan(
-    tree: exp.Expression,
+    tree: exp.Expr,
     node: exp.Table,
     table: Table,
     names: set[str],
@@ -132,7 +132,7 @@ def _scan(
     alias = (node.alias or node.name).lower()
     others = [one for one in _sources(select) if one is not node]
 
-    def column_of(part: exp.Expression) -> str | None:
+    def column_of(part: exp.Expr) -> str | None:
         if not isinstance(part, exp.Column):
             return None
         name = part.name.lower()
@@ -147,7 +147,7 @@ def _scan(
         tables = [known.get(id(one)) for one in others]
         return all(isinstance(table, Table) and table.column(name) is None for table in tables)
 
-    def value(part: exp.Expression, column: str) -> Any:
+    def value(part: exp.Expr, column: str) -> Any:
         found = table.column(column)
         assert found is not None
         return evaluate(part, found.kind.name)
@@ -170,7 +170,7 @@ def _cheapest(table: Table) -> Column:
     return table.column("partition") or table.columns[0]
 
 
-def _sources(select: exp.Select) -> Iterator[exp.Expression]:
+def _sources(select: exp.Select) -> Iterator[exp.Expr]:
     found = select.args.get("from_") or select.args.get("from")
     if found is not None:
         yield found.this
@@ -181,11 +181,12 @@ def _sources(select: exp.Select) -> Iterator[exp.Expression]:
 def _is_shared(select: exp.Select, name: str) -> bool:
     """Whether joined tables share a column of this name (USING), which both have alike then."""
     return any(
-        name in [using.name.lower() for using in join.args.get("using") or ()] for join in select.args.get("joins") or ()
+        name in [using.name.lower() for using in join.args.get("using") or ()]
+        for join in select.args.get("joins") or ()
     )
 
 
-def _conditions(select: exp.Select) -> Iterator[exp.Expression]:
+def _conditions(select: exp.Select) -> Iterator[exp.Expr]:
     where = select.args.get("where")
     if where is not None:
         yield where.this
@@ -194,11 +195,13 @@ def _conditions(select: exp.Select) -> Iterator[exp.Expression]:
             yield join.args["on"]
 
 
-def _limit(tree: exp.Expression, select: exp.Select, tables: int) -> int | None:
+def _limit(tree: exp.Expr, select: exp.Select, tables: int) -> int | None:
     """How many rows of its table are enough for a query; None: that cannot be told."""
     if tree is not select or tables != 1 or select.args.get("limit") is None:
         return None
-    if any(select.args.get(name) for name in ("joins", "group", "having", "distinct", "windows", "qualify", "laterals")):
+    if any(
+        select.args.get(name) for name in ("joins", "group", "having", "distinct", "windows", "qualify", "laterals")
+    ):
         return None
     if select.find(exp.AggFunc, exp.Window, exp.Subquery) is not None:
         return None
@@ -210,13 +213,13 @@ def _limit(tree: exp.Expression, select: exp.Select, tables: int) -> int | None:
     return sum(int(row.name) for row in rows)
 
 
-def _is_by_time(order: exp.Expression, column_of: Callable[[exp.Expression], str | None]) -> bool:
+def _is_by_time(order: exp.Expr, column_of: Callable[[exp.Expr], str | None]) -> bool:
     """Whether rows are wanted in the order in which messages are stored."""
     ordered = order.expressions
     return len(ordered) == 1 and not ordered[0].args.get("desc") and column_of(ordered[0].this) in _ORDERED
 
 
-def _subquery(node: exp.Table, name: str, columns: list[Column]) -> exp.Expression:
+def _subquery(node: exp.Table, name: str, columns: list[Column]) -> exp.Expr:
     select = exp.select(
         *[
             exp.column(exp.to_identifier(column.name, quoted=True))
@@ -228,7 +231,7 @@ def _subquery(node: exp.Table, name: str, columns: list[Column]) -> exp.Expressi
     return _aliased(select.from_(exp.to_identifier(name, quoted=True)), node)
 
 
-def _aliased(select: exp.Select, node: exp.Table) -> exp.Expression:
+def _aliased(select: exp.Select, node: exp.Table) -> exp.Expr:
     alias = exp.TableAlias(this=exp.to_identifier(node.alias or node.name, quoted=True))
     subquery = exp.Subquery(this=select, alias=alias)
     for name in ("joins", "pivots"):

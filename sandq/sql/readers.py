@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -20,7 +21,16 @@ from sandq.protocol.requests_messages import LISTED_STATES, PAGE_MAX, List
 from sandq.sql.bounds import Bound
 from sandq.sql.budget import IDS, Held
 from sandq.sql.errors import TOO_BIG_SELECT, SqlError
-from sandq.sql.pages import MovedMessages, columns_of, headers_array, headers_text, json_text, text_of, texts, texts_array
+from sandq.sql.pages import (
+    MovedMessages,
+    columns_of,
+    headers_array,
+    headers_text,
+    json_text,
+    text_of,
+    texts,
+    texts_array,
+)
 from sandq.sql.scan import FEW, Scan, is_id
 from sandq.sql.schema import Kind, Table
 
@@ -128,7 +138,9 @@ async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, hel
     from_ms = offset_model.deliver_ms(start)
     # An offset within a millisecond is no bound of a listing, which knows whole ones.
     until_ms = TIME_MAX_MS if end is None else min(offset_model.deliver_ms(end) + bool(any(end[6:])), TIME_MAX_MS)
-    prefixes = [None if prefix is None else prefix.encode() for prefix in (_prefix(of("key")), _prefix(of("unique_key")))]
+    prefixes = [
+        None if prefix is None else prefix.encode() for prefix in (_prefix(of("key")), _prefix(of("unique_key")))
+    ]
     values = not {"value", "text"}.isdisjoint(scan.needed)
     states = of("state").values
     chosen = (None,) if states is None or not set(states) <= set(LISTED_STATES) else tuple(states)
@@ -140,8 +152,10 @@ async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, hel
             after, rows = None, 0
             while most is None or rows < most:
                 count = PAGE_MAX if most is None else min(most - rows, PAGE_MAX)
-                request = List(topic, partition, state, from_ms, until_ms, prefixes[0], count, after, values, prefixes[1])
-                maps, after = page(await call_leader(cluster, request), dict)
+                request = List(
+                    topic, partition, state, from_ms, until_ms, prefixes[0], count, after, values, prefixes[1]
+                )
+                maps, after = page(await call_leader(cluster, request), _map)
                 found.append(_of_maps(scan, topic, partition, maps, held))
                 rows += len(maps)
                 if after is None:
@@ -159,6 +173,12 @@ async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, hel
             if rows >= limit:
                 break
     return pa.concat_tables(tables) if tables else empty(scan.table, scan.needed)
+
+
+def _map(row: object) -> Mapping[str, Any]:
+    if not isinstance(row, dict):
+        raise ProtocolError("message map: a map is expected")
+    return row
 
 
 async def _numbers(client: Client, topic: str, bound: Bound) -> list[int]:
@@ -397,7 +417,7 @@ async def _leases(client: Client, scan: Scan, held: Held) -> Any:
 
 
 def _of_groups(found: Mapping[str, Any], wanted: Bound, states: tuple[Any, ...] | None) -> list[Row]:
-    rows = []
+    rows: list[Row] = []
     for group in found["groups"]:
         if group["state"] not in ("leased", "waiting") or (states is not None and group["state"] not in states):
             continue
@@ -430,7 +450,7 @@ async def _keys(client: Client, scan: Scan, held: Held) -> Any:
                 raise SqlError(TOO_BIG_SELECT, f"the query names {len(key.values):,} keys; at most {IDS:,} are read")
             names = [name for name in key.values if isinstance(name, str) and name]
             entries = [] if not names else [one for one in await kv.get_many(names) if one is not None]
-            found.append(_made(scan, [_of_entry(topic, one, scan.needed) for one in entries], held))
+            found.append(_made(scan, [_of_entry(topic, scan.needed, one) for one in entries], held))
             continue
         options: dict[str, Any] = {"limit": scan.limit}
         if key.prefix is not None:
@@ -439,14 +459,16 @@ async def _keys(client: Client, scan: Scan, held: Held) -> Any:
             options["start"] = key.low if isinstance(key.low, str) else None
             options["stop"] = f"{key.high}\0" if isinstance(key.high, str) else None
         partitions = of("partition").values
-        if partitions is not None and len(partitions) == 1 and partitions[0] in range(len(records[topic].partitions)):
+        if partitions is not None and len(partitions) == 1 and topic in records:
+            if partitions[0] not in range(len(records[topic].partitions)):
+                continue
             options["partition"] = partitions[0]
         rows = kv.scan(**options)
-        found.append(await _gathered(scan, rows, lambda one, topic=topic: _of_entry(topic, one, scan.needed), held))
+        found.append(await _gathered(scan, rows, partial(_of_entry, topic, scan.needed), held))
     return pa.concat_tables(found) if found else empty(scan.table, scan.needed)
 
 
-def _of_entry(topic: str, one: Any, needed: Iterable[str]) -> Row:
+def _of_entry(topic: str, needed: Iterable[str], one: Any) -> Row:
     special: dict[str, Callable[[Any], Any]] = {
         "topic": lambda one: topic,
         "key": lambda one: text_of(one.key),
@@ -476,10 +498,10 @@ def _of_schedule(one: Any, needed: Iterable[str]) -> Row:
         "key": lambda one: text_of(one.key),
         "text": lambda one: text_of(one.value),
         "headers": lambda one: json_text(_headers(one)),
-        **{
-            f"{name}_at": lambda one, name=name: time(getattr(one, f"{name}_ms"))
-            for name in ("next", "fire", "created", "changed")
-        },
+        "next_at": lambda one: time(one.next_ms),
+        "fire_at": lambda one: time(one.fire_ms),
+        "created_at": lambda one: time(one.created_ms),
+        "changed_at": lambda one: time(one.changed_ms),
     }
     return {name: special[name](one) if name in special else getattr(one, name) for name in needed}
 

@@ -74,7 +74,9 @@ class Scan:
     def pushed(self) -> dict[str, str]:
         """The bounds that are asked of the cluster, by column."""
         return {
-            name: bound.text() for name, bound in self.bounds.columns.items() if name in self.table.pushed and bound.text()
+            name: bound.text()
+            for name, bound in self.bounds.columns.items()
+            if name in self.table.pushed and bound.text()
         }
 
     def check(self, *, allow_full: bool) -> None:

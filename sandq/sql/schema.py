@@ -359,9 +359,7 @@ QUEUE = Table(
     ("id",),
 )
 
-_SANDQ_TABLES = (
-    *(MESSAGES, DEAD_LETTERS, LEASES, KEYS, SCHEDULES, GROUPS, TOPICS, PARTITIONS, NODES, FORECAST),
-)
+_SANDQ_TABLES = (*(MESSAGES, DEAD_LETTERS, LEASES, KEYS, SCHEDULES, GROUPS, TOPICS, PARTITIONS, NODES, FORECAST),)
 TABLES: Final[dict[tuple[str, str], Table]] = {
     (table.database, table.name): table for table in (*_SANDQ_TABLES, TASK, QUEUE)
 }

@@ -18,9 +18,9 @@ from sandq.sql.budget import Budget, Held
 from sandq.sql.duck import Duck, Ducks, in_thread
 from sandq.sql.errors import (
     INTERRUPTED,
+    NO_DATABASE,
     READ_ONLY,
     SYNTAX,
-    NO_DATABASE,
     TIMED_OUT,
     UNKNOWN_DATABASE,
     UNKNOWN_FUNCTION,
@@ -145,18 +145,22 @@ class Session:
             return None
         return table.schema
 
-    def _seconds(self, tree: exp.Expression) -> float:
+    def _seconds(self, tree: exp.Expr) -> float:
         seconds = self.variables.seconds(self._budget)
         for hint in tree.find_all(exp.Anonymous):
-            if isinstance(hint.parent, exp.Hint) and str(hint.this).upper() == "MAX_EXECUTION_TIME" and hint.expressions:
+            if (
+                isinstance(hint.parent, exp.Hint)
+                and str(hint.this).upper() == "MAX_EXECUTION_TIME"
+                and hint.expressions
+            ):
                 text = hint.expressions[0].name
                 if text.isdigit() and int(text):
                     seconds = min(seconds, int(text) / 1000)
-        for hint in list(tree.find_all(exp.Hint)):
-            hint.pop()
+        for part in list(tree.find_all(exp.Hint)):
+            part.pop()
         return seconds
 
-    async def _answer(self, tree: exp.Expression) -> Answer:
+    async def _answer(self, tree: exp.Expr) -> Answer:
         if isinstance(tree, exp.Query):
             return Answer(await self._query(tree))
         if isinstance(tree, exp.Show):
@@ -198,7 +202,7 @@ class Session:
     def _facts(self) -> Facts:
         return Facts(self._now(), self.database, self._user, VERSION, self._connection)
 
-    async def _query(self, tree: exp.Expression) -> Any:
+    async def _query(self, tree: exp.Expr) -> Any:
         tree = _named(tree)
         tree = replace_functions(self._with_variables(tree), self._facts())
         async with self._ducks.one() as duck:
@@ -211,8 +215,8 @@ class Session:
                 tables[name] = await readers.read(self._client, scan, held)
             return await in_thread(duck, partial(duck.run, planned.text(), tables))
 
-    def _planned(self, tree: exp.Expression, duck: Duck) -> Planned:
-        def evaluate(part: exp.Expression, kind: str) -> Any:
+    def _planned(self, tree: exp.Expr, duck: Duck) -> Planned:
+        def evaluate(part: exp.Expr, kind: str) -> Any:
             text = part.sql("duckdb", identify=True)
             if isinstance(part, exp.Literal) and kind not in _CAST:
                 return part.name if part.is_string else _number(part.name)
@@ -226,8 +230,8 @@ class Session:
 
         return plan(tree, self.database, evaluate)
 
-    def _with_variables(self, tree: exp.Expression) -> exp.Expression:
-        def replaced(node: exp.Expression) -> exp.Expression:
+    def _with_variables(self, tree: exp.Expr) -> exp.Expr:
+        def replaced(node: exp.Expr) -> exp.Expr:
             if isinstance(node, exp.SessionParameter):
                 return _literal(self.variables.get(node.name))
             if isinstance(node, exp.Parameter):
@@ -254,7 +258,9 @@ class Session:
             except SqlError as error:
                 refused = error.message
             limit = None if scan.limit is None else str(scan.limit)
-            rows.append((number, scan.table.name, scan.request(), pushed or None, limit, ", ".join(scan.needed), refused))
+            rows.append(
+                (number, scan.table.name, scan.request(), pushed or None, limit, ", ".join(scan.needed), refused)
+            )
         if not rows:
             rows.append((1, None, "none", None, None, None, None))
         return rows_of("id# table request pushed limit columns refused", rows)
@@ -308,7 +314,7 @@ class Session:
                 raise SqlError(READ_ONLY, "only variables of the session are set: SET SESSION ...")
             self.variables.set(left.name, value)
 
-    async def _value(self, part: exp.Expression) -> Any:
+    async def _value(self, part: exp.Expr) -> Any:
         if isinstance(part, (exp.Column, exp.Var)):
             return part.name
         if isinstance(part, exp.Literal):
@@ -336,7 +342,7 @@ def _number(text: str) -> Any:
         return float(text)
 
 
-def _literal(value: Any) -> exp.Expression:
+def _literal(value: Any) -> exp.Expr:
     if value is None:
         return exp.Null()
     if isinstance(value, (int, float)):
@@ -344,12 +350,12 @@ def _literal(value: Any) -> exp.Expression:
     return exp.Literal.string(str(value))
 
 
-def _lowered(like: Any) -> exp.Expression:
-    text = like.name if isinstance(like, exp.Expression) else str(like).strip("'")
+def _lowered(like: Any) -> exp.Expr:
+    text = like.name if isinstance(like, exp.Expr) else str(like).strip("'")
     return exp.Literal.string(text.lower())
 
 
-def _named(tree: exp.Expression) -> exp.Expression:
+def _named(tree: exp.Expr) -> exp.Expr:
     """A query whose result's columns are named as MySQL names them: by what was written."""
     tree = tree.copy()
     select: Any = tree
@@ -363,4 +369,3 @@ def _named(tree: exp.Expression) -> exp.Expression:
                 name = part.sql("mysql").replace("`", "")
                 part.replace(exp.alias_(part.copy(), name[:64], quoted=True))
     return tree
-

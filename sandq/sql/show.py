@@ -155,7 +155,9 @@ def _columns(table: Table | str, *, is_full: bool) -> Any:
         for column in table.columns:
             is_text = column.kind not in (Kind.BYTES, Kind.JSON) and column.kind.value.arrow == pa.string()
             collation = COLLATION if is_text else None
-            rows.append((column.name, column.kind.value.column, collation, "YES", "", None, "", "select", column.comment))
+            rows.append(
+                (column.name, column.kind.value.column, collation, "YES", "", None, "", "select", column.comment)
+            )
     if is_full:
         return rows_of("Field Type Collation Null Key Default Extra Privileges Comment", rows)
     return rows_of("Field Type Null Key Default Extra", [(*row[:2], *row[3:7]) for row in rows])

@@ -22,13 +22,14 @@ _WRITING: Final = (
     *(exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable, exp.Merge, exp.Into),
     *(exp.LoadData, exp.Copy, exp.Attach, exp.Detach, exp.Pragma),
 )
-_WRITING_WORDS: Final = frozenset(
-    "alter analyze call check checksum create delete do drop flush grant import insert install kill lock load optimize "
-    "purge rename repair replace reset revoke restart shutdown truncate uninstall update xa handler".split()
-)
+_WRITING_WORDS_NAMES: Final = """
+alter analyze call check checksum create delete do drop flush grant import insert install kill lock load
+optimize purge rename repair replace reset revoke restart shutdown truncate uninstall update xa handler
+"""
+_WRITING_WORDS: Final = frozenset(_WRITING_WORDS_NAMES.split())
 
 
-def parse(text: str) -> exp.Expression | None:
+def parse(text: str) -> exp.Expr | None:
     """The one statement in a text; None when there is none, only comments. SqlError: what is wrong with it."""
     if len(text) > STATEMENT_BYTES:
         raise SqlError(TOO_LARGE, f"the statement has {len(text):,} characters; at most {STATEMENT_BYTES:,} are taken")
@@ -36,7 +37,7 @@ def parse(text: str) -> exp.Expression | None:
         raise SqlError(TOO_LARGE, f"the statement nests more than {NESTING} deep, or has too many brackets")
     first = _first_word(text)
     try:
-        found = [one for one in sqlglot.parse(text, read="mysql") if one is not None]
+        found = [one for one in sqlglot.parse(text, read="mysql") if not isinstance(one, (type(None), exp.Semicolon))]
     except (SqlglotError, RecursionError, ValueError) as error:
         if first in _WRITING_WORDS:
             raise SqlError(READ_ONLY, _INSTEAD) from None
@@ -46,7 +47,7 @@ def parse(text: str) -> exp.Expression | None:
     if len(found) > 1:
         raise SqlError(SYNTAX, "several statements in one: send them one by one")
     tree = found[0]
-    assert isinstance(tree, exp.Expression)
+    assert isinstance(tree, exp.Expr)
     if isinstance(tree, _WRITING) or (first in _WRITING_WORDS and not isinstance(tree, exp.Kill)):
         raise SqlError(READ_ONLY, _INSTEAD)
     count = 0

@@ -135,7 +135,8 @@ class Variables:
         return min(asked / 1000, budget.seconds) if asked else budget.seconds
 
 
-_SWITCHES: Final = frozenset(
-    "autocommit read_only super_read_only foreign_key_checks unique_checks performance_schema "
-    "transaction_read_only tx_read_only big_tables sql_notes sql_warnings".split()
-)
+_SWITCHES_NAMES: Final = """
+autocommit read_only super_read_only foreign_key_checks unique_checks performance_schema transaction_read_only
+tx_read_only big_tables sql_notes sql_warnings
+"""
+_SWITCHES: Final = frozenset(_SWITCHES_NAMES.split())

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import anyio
 from anyio.abc import ByteStream
-from anyio.streams.tls import TLSStream
+from anyio.streams.tls import TLSAttribute, TLSStream
+from sqlglot.dialects import MySQL
 from sqlglot.errors import SqlglotError
-from sqlglot.tokens import TokenType
 
 from sandq.client import Client
 from sandq.model.errors import SandqError
@@ -109,7 +109,14 @@ class Connection:
         with self._scope:
             try:
                 await self._serve()
-            except (Left, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, ssl.SSLError, OSError):
+            except (
+                Left,
+                anyio.BrokenResourceError,
+                anyio.ClosedResourceError,
+                anyio.EndOfStream,
+                ssl.SSLError,
+                OSError,
+            ):
                 return
             except Malformed as error:
                 await self._say(SqlError(WRONG_ARGUMENTS, f"Malformed packet: {error}"))
@@ -314,11 +321,11 @@ class Connection:
         await self._send([f"Threads: {len(self._settings.everybody())}".encode()])
 
     async def _process_kill(self, session: Session, data: bytes) -> None:
-        self._kill(Reader(data).int(4), False)
+        self._kill(Reader(data).number(4), False)
         await self._send([packets.ok()])
 
     async def _set_option(self, session: Session, data: bytes) -> None:
-        if Reader(data).int(2) == 0:
+        if Reader(data).number(2) == 0:
             raise SqlError(NOT_SUPPORTED, "several statements in one are not supported")
         await self._send([packets.eof()])
 
@@ -352,7 +359,7 @@ class Connection:
         return [] if schema is None else rows.columns_of(schema)
 
     def _statement(self, reader: Reader) -> Statement:
-        number = reader.int(4)
+        number = reader.number(4)
         statement = self._statements.get(number)
         if statement is None:
             raise SqlError(UNKNOWN_STATEMENT, f"Unknown prepared statement handler ({number})")
@@ -368,8 +375,8 @@ class Connection:
     async def _long_data(self, session: Session, data: bytes) -> None:
         """It has no answer, not even that it is too much: executing the statement has."""
         reader = Reader(data)
-        statement = self._statements.get(reader.int(4))
-        place = reader.int(2)
+        statement = self._statements.get(reader.number(4))
+        place = reader.number(2)
         if statement is None or place >= statement.parameters:
             return
         held = sum(map(len, statement.long_data.values()))
@@ -378,13 +385,13 @@ class Connection:
         statement.long_data.setdefault(place, bytearray()).extend(reader.rest())
 
     async def _close(self, session: Session, data: bytes) -> None:
-        self._statements.pop(Reader(data).int(4), None)
+        self._statements.pop(Reader(data).number(4), None)
 
     async def _reset_statement(self, session: Session, data: bytes) -> None:
         self._statement(Reader(data)).long_data.clear()
         await self._send([packets.ok()])
 
-    _HANDLERS: Final = {
+    _HANDLERS: Final[dict[int, Callable[[Connection, Session, bytes], Awaitable[None]]]] = {
         Command.QUERY: _query,
         Command.INIT_DB: _init_db,
         Command.PING: _ping,
@@ -448,7 +455,7 @@ class Connection:
     def _status(self) -> Sequence[tuple[str, str]]:
         cipher = version = ""
         if self._tls is not None:
-            found = self._tls.extra(anyio.streams.tls.TLSAttribute.cipher)
+            found = self._tls.extra(TLSAttribute.cipher)
             cipher, version = found[0], found[1]
         return [
             ("Ssl_cipher", cipher),
@@ -476,15 +483,13 @@ def parts_of(text: str) -> tuple[str, ...]:
     """What stands between the parameters (?) of a statement. SqlError."""
     if len(text) > STATEMENT_BYTES:
         raise SqlError(TOO_LARGE, f"the statement has {len(text):,} characters; at most {STATEMENT_BYTES:,} are taken")
-    from sqlglot.dialects import MySQL
-
     try:
         tokens = MySQL().tokenize(text)
     except SqlglotError as error:
         raise SqlError(SYNTAX, f"You have an error in your SQL syntax: {error}") from None
     found, start = [], 0
     for token in tokens:
-        if token.token_type == TokenType.PLACEHOLDER:
+        if token.token_type.name == "PLACEHOLDER":
             found.append(text[start : token.start])
             start = token.end + 1
     return (*found, text[start:])

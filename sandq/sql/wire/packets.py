@@ -231,21 +231,21 @@ class Reader:
         self.at += count
         return self._data[self.at - count : self.at]
 
-    def int(self, size: int, *, signed: bool = False) -> int:
+    def number(self, size: int, *, signed: bool = False) -> int:
         """A whole number of so many bytes."""
         return int.from_bytes(self.take(size), "little", signed=signed)
 
     def lenenc(self) -> int:
         """A length-encoded whole number."""
-        first = self.int(1)
+        first = self.number(1)
         if first < 0xFB:
             return first
         if first == 0xFC:
-            return self.int(2)
+            return self.number(2)
         if first == 0xFD:
-            return self.int(3)
+            return self.number(3)
         if first == 0xFE:
-            return self.int(8)
+            return self.number(8)
         raise Malformed("a length is expected")
 
     def lenenc_bytes(self) -> bytes:
@@ -282,7 +282,7 @@ class Hello:
 def read_hello(data: bytes) -> Hello:
     """The HandshakeResponse41, or the SSLRequest before it. Malformed."""
     reader = Reader(data)
-    capabilities = Can(reader.int(4) & (int(SERVER_CAN | Can.SSL)))
+    capabilities = Can(reader.number(4) & (int(SERVER_CAN | Can.SSL)))
     if not capabilities & Can.PROTOCOL_41:
         raise Malformed("a client of MySQL 4.1 or later is expected")
     reader.take(4 + 1 + 23)
@@ -292,7 +292,7 @@ def read_hello(data: bytes) -> Hello:
     if capabilities & Can.PLUGIN_AUTH_LENENC:
         auth = reader.lenenc_bytes()
     elif capabilities & Can.SECURE_CONNECTION:
-        auth = reader.take(reader.int(1))
+        auth = reader.take(reader.number(1))
     else:
         auth = reader.until_null()
     database = plugin = None
@@ -304,7 +304,8 @@ def read_hello(data: bytes) -> Hello:
     if capabilities & Can.CONNECT_ATTRS and reader.left:
         inner = Reader(reader.take(min(reader.lenenc(), reader.left)))
         while inner.left and len(attributes) < _ATTRIBUTES_MOST:
-            attributes[_text(inner.lenenc_bytes())] = _text(inner.lenenc_bytes())
+            name = _text(inner.lenenc_bytes())
+            attributes[name] = _text(inner.lenenc_bytes())
     return Hello(capabilities, False, user, auth, database, plugin, attributes)
 
 
@@ -334,8 +335,8 @@ def read_execute(statement: Statement, reader: Reader) -> list[Any]:
     if not count:
         return []
     nulls = reader.take((count + 7) // 8)
-    if reader.int(1):
-        statement.types = [(reader.int(1), bool(reader.int(1) & 0x80)) for _ in range(count)]
+    if reader.number(1):
+        statement.types = [(reader.number(1), bool(reader.number(1) & 0x80)) for _ in range(count)]
     if len(statement.types) != count:
         raise Malformed("the types of parameters are not known")
     values: list[Any] = []
@@ -354,7 +355,7 @@ _INTS: Final = {Type.TINY: 1, Type.SHORT: 2, Type.YEAR: 2, Type.LONG: 4, Type.IN
 
 def _parameter(reader: Reader, kind: int, unsigned: bool) -> Any:
     if kind in _INTS:
-        return reader.int(_INTS[Type(kind)], signed=not unsigned)
+        return reader.number(_INTS[Type(kind)], signed=not unsigned)
     if kind == Type.FLOAT:
         return struct.unpack("<f", reader.take(4))[0]
     if kind == Type.DOUBLE:
@@ -362,9 +363,9 @@ def _parameter(reader: Reader, kind: int, unsigned: bool) -> Any:
     if kind == Type.NULL:
         return None
     if kind in (Type.DATE, Type.DATETIME, Type.TIMESTAMP):
-        return _time(Reader(reader.take(reader.int(1))))
+        return _time(Reader(reader.take(reader.number(1))))
     if kind == Type.TIME:
-        return _duration(Reader(reader.take(reader.int(1))))
+        return _duration(Reader(reader.take(reader.number(1))))
     data = reader.lenenc_bytes()
     if kind in (Type.TINY_BLOB, Type.BLOB, Type.MEDIUM_BLOB, Type.LONG_BLOB, Type.BIT):
         return data
@@ -382,11 +383,12 @@ def _parameter(reader: Reader, kind: int, unsigned: bool) -> Any:
 def _time(reader: Reader) -> datetime.datetime | None:
     if not reader.left:
         return None
-    parts = [reader.int(2), reader.int(1), reader.int(1)]
-    parts += [reader.int(1) for _ in range(3)] if reader.left else [0, 0, 0]
-    parts.append(reader.int(4) if reader.left else 0)
+    parts = [reader.number(2), reader.number(1), reader.number(1)]
+    parts += [reader.number(1) for _ in range(3)] if reader.left else [0, 0, 0]
+    parts.append(reader.number(4) if reader.left else 0)
     try:
-        return datetime.datetime(*parts)
+        year, month, day, hour, minute, second, micros = parts
+        return datetime.datetime(year, month, day, hour, minute, second, micros)
     except ValueError as wrong:
         raise Malformed(f"a time: {wrong}") from None
 
@@ -394,9 +396,9 @@ def _time(reader: Reader) -> datetime.datetime | None:
 def _duration(reader: Reader) -> str:
     if not reader.left:
         return "00:00:00"
-    sign = "-" if reader.int(1) else ""
-    days, hours, minutes, seconds = reader.int(4), reader.int(1), reader.int(1), reader.int(1)
-    micros = f".{reader.int(4):06}" if reader.left else ""
+    sign = "-" if reader.number(1) else ""
+    days, hours, minutes, seconds = reader.number(4), reader.number(1), reader.number(1), reader.number(1)
+    micros = f".{reader.number(4):06}" if reader.left else ""
     return f"{sign}{days * 24 + hours:02}:{minutes:02}:{seconds:02}{micros}"
 
 

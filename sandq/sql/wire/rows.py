@@ -164,7 +164,8 @@ def _binary(array: Any, kind: Type) -> list[bytes]:
 
 
 def _date(value: Any) -> bytes:
-    return struct.pack("<BHBB", 4, value.year, value.month, value.day)
+    packed: bytes = struct.pack("<BHBB", 4, value.year, value.month, value.day)
+    return packed
 
 
 def _datetime(value: Any) -> bytes:
@@ -176,7 +177,9 @@ def _datetime(value: Any) -> bytes:
 
 def _time(value: Any) -> bytes:
     micros = value.microsecond.to_bytes(4, "little") if value.microsecond else b""
-    return struct.pack("<BBIBBB", 8 + len(micros), 0, 0, value.hour, value.minute, value.second) + micros
+    head: bytes = struct.pack("<BBIBBB", 8 + len(micros), 0, 0, value.hour, value.minute, value.second)
+    found: bytes = head + micros
+    return found
 
 
 _PACKERS: Final[dict[Type, Callable[[Any], bytes]]] = {
@@ -194,7 +197,9 @@ def framed(payloads: list[bytes], sequence: int) -> tuple[bytes, int]:
     """Payloads as packets, and the number of the next one."""
     if any(len(payload) >= 0xFFFFFF for payload in payloads):
         return _framed_in_parts(payloads, sequence)
-    heads = [(len(payload) | (sequence + place & 0xFF) << 24).to_bytes(4, "little") for place, payload in enumerate(payloads)]
+    heads = [
+        (len(payload) | (sequence + place & 0xFF) << 24).to_bytes(4, "little") for place, payload in enumerate(payloads)
+    ]
     parts = [part for pair in zip(heads, payloads, strict=True) for part in pair]
     return b"".join(parts), sequence + len(payloads) & 0xFF
 
@@ -207,4 +212,3 @@ def _framed_in_parts(payloads: list[bytes], sequence: int) -> tuple[bytes, int]:
             found += (len(part) | sequence << 24).to_bytes(4, "little") + part
             sequence = sequence + 1 & 0xFF
     return bytes(found), sequence
-
