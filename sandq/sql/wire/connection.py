@@ -179,8 +179,6 @@ class Connection:
         if hello.wants_tls:
             if self._settings.tls is None:
                 raise SqlError(TLS_REQUIRED, "this server speaks no TLS (docs/sql.md)")
-            if self._received:  # said before TLS, and to be taken for said within it
-                raise Malformed("bytes before TLS begins")
             self._tls = await TLSStream.wrap(
                 self._stream, server_side=True, ssl_context=self._settings.tls(), standard_compatible=False
             )
@@ -430,11 +428,12 @@ class Connection:
 
     async def _have(self, count: int) -> None:
         while len(self._received) < count:
-            await self._receive()
+            # Before it is known who it is, no byte more than is read: what follows may be TLS, and nothing else then.
+            await self._receive(_RECEIVE if self._session is not None else count - len(self._received))
 
-    async def _receive(self) -> None:
+    async def _receive(self, most: int = _RECEIVE) -> None:
         try:
-            self._received += await self._stream.receive(_RECEIVE)
+            self._received += await self._stream.receive(most)
         except anyio.EndOfStream:
             raise Left from None
 

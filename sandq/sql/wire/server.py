@@ -56,6 +56,9 @@ class Server:
                     tasks.start_soon(listener.serve, self._handle)
                 task_status.started()
         finally:
+            with anyio.CancelScope(shield=True):
+                for listener in listeners:
+                    await listener.aclose()
             self._ducks.close()
 
     def _everybody(self) -> list[Connection]:

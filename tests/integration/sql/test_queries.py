@@ -120,12 +120,12 @@ CONDITIONS = (
     '"partition" = 1',
     '"partition" IN (0, 2)',
     '"partition" <> 1',
-    '"key" = \'ada\'',
+    "\"key\" = 'ada'",
     "\"key\" LIKE 'ada%'",
     "\"key\" NOT LIKE 'ada%'",
     '"key" IS NULL',
     "\"key\" IN ('ada', 'köln')",
-    "\"key\" = 'ada' OR \"partition\" = 0",
+    '"key" = \'ada\' OR "partition" = 0',
     "unique_key = 'u7'",
     "unique_key LIKE 'u1%'",
     "state = 'delayed'",
@@ -152,7 +152,7 @@ CONDITIONS = (
     "created_at <= '2030-01-01'",
 )
 WANTED = (
-    ('id', '"offset"'),
+    ("id", '"offset"'),
     ("id", "state", "moves"),
     ("id", "headers", "json", "due_at"),
     ("*",),
@@ -166,7 +166,9 @@ async def test_what_is_asked_of_the_cluster_is_never_less_than_where_says(kind: 
     chance = random.Random(f"{kind} {seed}")
     async with benched() as bench:
         await filled(bench, kind, seed=seed)
-        columns = tuple(column.name for column in MESSAGES.columns if column.made_of is None or column.name == "headers")
+        columns = tuple(
+            column.name for column in MESSAGES.columns if column.made_of is None or column.name == "headers"
+        )
         everything = await read(bench.client, Scan(MESSAGES, Bounds(), columns), Held(Budget()))
         assert everything.num_rows >= 50
         offsets = everything["offset"].to_pylist()
@@ -316,7 +318,9 @@ async def test_keys_of_compacted_topics_are_rows() -> None:
         for number in range(30):
             await bench.client.kv("kv").put(f"user/{number:02}", b'{"n": %d}' % number)
         await bench.client.kv("kv").put(b"\xff", b"x")
-        rows = await bench.rows("SELECT `key`, json->'$.n' AS n FROM `keys` WHERE topic = 'kv' AND `key` LIKE 'user/1%'")
+        rows = await bench.rows(
+            "SELECT `key`, json->'$.n' AS n FROM `keys` WHERE topic = 'kv' AND `key` LIKE 'user/1%'"
+        )
         assert sorted(row["key"] for row in rows) == [f"user/{number}" for number in range(10, 20)]
         by_name = await bench.rows("SELECT * FROM `keys` WHERE topic = 'kv' AND `key` IN ('user/05', 'none')")
         assert [(row["key"], row["size"]) for row in by_name] == [("user/05", 8)]
@@ -341,7 +345,9 @@ async def test_what_the_cluster_is_made_of_is_told() -> None:
         assert node["up"] == node["metadata_leader"] == 1
         (schedule,) = await bench.rows("SELECT * FROM schedules WHERE topic = 't' AND name = 'daily'")
         assert (schedule["cron"], schedule["state"]) == ("0 8 * * *", "active")
-        hours = await bench.rows("SELECT * FROM forecast WHERE topic = 't' AND unit = 'hour' AND starts_at < '2030-01-02'")
+        hours = await bench.rows(
+            "SELECT * FROM forecast WHERE topic = 't' AND unit = 'hour' AND starts_at < '2030-01-02'"
+        )
         delayed = await bench.column("SELECT COUNT(*) FROM messages WHERE topic='t' AND deliver_at > '2030-01-01'")
         assert sum(row["messages"] for row in hours if row["starts_at"] > NOW) == delayed[0]
 
@@ -357,9 +363,11 @@ async def test_z4_queries_work() -> None:
         assert tasks and all(NOW < row["deliver_at"] <= NOW + datetime.timedelta(hours=2) for row in tasks)
         assert set(tasks[0]) == {"queue", "id", "deliver_at", "last_retry", "metadata", "payload"}
         exactly = await bench.rows("SELECT id FROM task WHERE queue = 't' AND deliver_at = '2030-01-01 01:00:00'")
-        assert {row["id"] for row in exactly} == {
-            row["id"] for row in tasks if row["deliver_at"] == NOW + datetime.timedelta(hours=1)
-        } != set()
+        assert (
+            {row["id"] for row in exactly}
+            == {row["id"] for row in tasks if row["deliver_at"] == NOW + datetime.timedelta(hours=1)}
+            != set()
+        )
         with_header = await bench.rows(
             "SELECT metadata FROM task WHERE queue = 't' AND deliver_at > '2030-01-01' "
             "AND JSON_EXTRACT(metadata, '$.h') >= 0 LIMIT 2"
@@ -425,8 +433,9 @@ async def test_a_query_ends_by_its_deadline_and_when_it_is_killed() -> None:
     async with benched() as bench:
         await filled(bench, count=40)
         await bench.session.run("SET sandq_allow_full_scan = 1")
-        many = "messages a, messages b, messages c, messages d, messages e"
-        endless = f"SELECT COUNT(*) FROM {many} WHERE a.size + b.size + c.size + d.size + e.size = -1"
+        many = "abcdefghi"
+        tables, sizes = ", ".join(f"messages {name}" for name in many), " + ".join(f"{name}.size" for name in many)
+        endless = f"SELECT COUNT(*) FROM {tables} WHERE {sizes} = -1"
         await bench.session.run("SET max_execution_time = 1")
         assert (await bench.refused(endless)).number == 3024
         await bench.session.run("SET max_execution_time = 0")
