@@ -252,21 +252,20 @@ async def test_a_query_is_killed_by_its_own_user() -> None:
             async def endless() -> None:
                 ask = sql.ask
                 with pytest.raises(pymysql.Error) as caught:
-                    await ask("SET sandq_allow_full_scan = 1", ENDLESS)
+                    await ask("SET sandq_allow_full_scan = 1", ENDLESS, user="endless")
                 failed.append(caught.value.args)
 
             nursery.start_soon(endless)
             rows: Any = ()
             while not rows:
-                rows = [row for row in await sql.ask("SHOW PROCESSLIST") if row[4] == "Query"]
-                rows = [row for row in rows if row[0] == 1]
+                rows = [row for row in await sql.ask("SHOW PROCESSLIST") if row[1] == "endless" and row[4] == "Query"]
             assert await refused(lambda: _kill(sql, 12345)) == (
                 1094,
                 "Unknown thread id: 12345; you may end your own alone",
             )
             while not failed:
                 with contextlib.suppress(pymysql.Error):  # it has left by now
-                    await in_thread(lambda: _kill(sql, 1))
+                    await in_thread(lambda: _kill(sql, rows[0][0]))
                 await trio.sleep(0.01)
         assert failed[0][0] == 1317
 
