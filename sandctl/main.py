@@ -166,6 +166,7 @@ COMMANDS = {
         "Look into a node: stacks, stalls, queues; change what it logs; collect all of it.",
     ),
     "slo": Later("sandctl.commands.slo", "slo", "See how late messages were delivered, beside what the nodes promise."),
+    "sql": Later("sandctl.commands.sql", "sql", "Ask about messages, keys, groups and the cluster in SQL, MySQL's."),
     "doctor": Later(
         "sandctl.commands.doctor",
         "doctor",

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 import sandq
-from sandq.model.ports import DEFAULT_SERVER, HTTP_PORT, LOCAL_HOST
+from sandq.model.ports import DEFAULT_SERVER, HTTP_PORT, LOCAL_HOST, SQL_PORT
 from sandq.tools.running import Root
 
 EXIT_AT_ONCE = 130
@@ -150,6 +150,43 @@ def http(
     """
     from sandq.model.config import load_config
     from sandq.tools.http_gateway import serve_gateway
+
+    options = context.find_root().params
+    addresses = tuple(server for several in servers for server in several.split(",") if server)
+    with _errors():
+        config = load_config(config_file or options["config_file"], os.environ, is_node=False)
+        serve_gateway(addresses, listen, config, options["log_format"], options["log_level"], ca)
+
+
+@main.command()
+@click.option(
+    "--server",
+    "servers",
+    metavar="HOST:PORT[,..]",
+    multiple=True,
+    default=(DEFAULT_SERVER,),
+    show_default=True,
+    help="Client ports of nodes; any finds the others.",
+)
+@click.option("--listen", metavar="HOST:PORT", help=f"Where SQL is served; listen.sql ({LOCAL_HOST}:{SQL_PORT}).")
+@click.option("--config", "config_file", type=_FILE, help="YAML file with its limits and certificates.")
+@click.option("--ca", type=_FILE, metavar="FILE", help="Ask nodes by TLS, and trust this authority; tls.ca_file.")
+@click.pass_context
+def sql(
+    context: click.Context, servers: tuple[str, ...], listen: str | None, config_file: Path | None, ca: Path | None
+) -> None:
+    """Serve SQL for a cluster to MySQL's clients, read-only, until it is told to stop (SIGINT or SIGTERM).
+
+    \b
+      sandq sql --server 10.0.0.1:7170,10.0.0.2:7170 --listen 127.0.0.1:3306
+      mysql -h 127.0.0.1 -P 3306 sandq
+
+    It stores nothing, and there may be as many as are wanted; it needs `pip install 'sandq[sql]'`. A user's password is
+    their token, which is taken by TLS alone. Of the file, and of the environment (SANDQ_...), it takes listen.sql, sql
+    and tls, with the meaning they have for a node: one that has listen.sql starts such a process by itself.
+    """
+    from sandq.model.config import load_config
+    from sandq.tools.sql_gateway import serve_gateway
 
     options = context.find_root().params
     addresses = tuple(server for several in servers for server in several.split(",") if server)
@@ -339,6 +376,8 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
             scheme = "http" if config.tls.http == "off" else "https"
             http = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
             say(f"HTTP: {http}")
+        if serving.sql is not None:
+            say(f"SQL: {serving.sql}")
         for what in config.exposed:
             say(f"INSECURE: {what}")
             log.warning("this node is open to anybody", what=what, remedy="docs/security.md")

@@ -18,6 +18,7 @@ SOURCES = (
     "sandq/protocol",
     "sandq/py.typed",
     "sandq/schedules",
+    "sandq/sql",
     "sandq/sync",
 )
 

@@ -1,17 +1,18 @@
 """The configuration of a node: every key, its range and its default (docs/configuration.md says what each is for).
 
     node     {id, data_dir, advertise_host, zone, weight}     who this node is
-    listen   {client, http, peer, gossip}                     where it listens, "host:port"
+    listen   {client, http, peer, gossip, sql}                where it listens, "host:port"
     cluster  {name, bootstrap, membership, seeds, peers, secret_file, reassign_after, finalize}
     gossip   {profile, encrypt, keys_file, ...}               see config_gossip
     serf     {rpc, auth_file}                                 see config_gossip
     http     {allowed_hosts, allowed_origins, workers, gateway_secret_file}   who may use it, which process serves it
+    sql      {connections, queries, timeout, ...}             see config_sql
     backup   {url, key_file, identities}                      see config_backup
     push     {allow, allow_http, ports, ca_file}              see config_push
     security {authentication, insecure, certificate_identities}   see config_security
     jwt      {issuer, audience, keys_file, ...}               see config_security
     audit    {enabled, file_bytes, files}                     see config_security
-    tls      {cert_file, key_file, ca_file, crl_file, client, http, peer, ...}   see config_tls
+    tls      {cert_file, key_file, ca_file, crl_file, client, http, sql, peer, ...}   see config_tls
     storage  {segment_bytes, checkpoint_bytes, checkpoint_interval, snapshot_rate, scrub_rate, reserve_bytes}
     clock    {max_drift, slew_ppm}
     health   {stall_after, request_timeout}
@@ -46,6 +47,7 @@ from sandq.model.config_gossip import GossipSection, SerfSection
 from sandq.model.config_push import PushSection
 from sandq.model.config_security import AuditSection, JwtSection, SecuritySection
 from sandq.model.config_slo import SloSection
+from sandq.model.config_sql import SqlSection
 from sandq.model.config_tls import REQUIRE, TlsSection
 from sandq.model.config_types import Address as Address
 from sandq.model.config_types import (
@@ -79,14 +81,15 @@ class NodeSection(schema.Section):
 
 
 class ListenSection(schema.Section):
-    """Where this node listens. Port 0: any free one. `http: none` serves no HTTP."""
+    """Where this node listens. Port 0: any free one. `http: none` serves no HTTP; SQL is served where it is said."""
 
     client: ListenAddress = Address(LOCAL_HOST, CLIENT_PORT)
     http: ListenAddressOrNone = Address(LOCAL_HOST, HTTP_PORT)
     peer: ListenAddress = Address(LOCAL_HOST, PEER_PORT)
     gossip: ListenAddress = Address(LOCAL_HOST, GOSSIP_PORT)
+    sql: ListenAddressOrNone = None
 
-    @field_validator("client", "http", "peer", "gossip")
+    @field_validator("client", "http", "peer", "gossip", "sql")
     @classmethod
     def _not_twice(cls, address: Address | None, info: ValidationInfo) -> Address | None:
         for name, other in info.data.items():
@@ -263,6 +266,7 @@ class NodeConfig(schema.Section):
     gossip: GossipSection = Field(default=GossipSection(), validate_default=True)
     serf: SerfSection = SerfSection()
     http: HttpSection = HttpSection()
+    sql: SqlSection = SqlSection()
     backup: BackupSection = BackupSection()
     push: PushSection = Field(default=PushSection(), validate_default=True)
     tls: TlsSection = TlsSection()
@@ -363,7 +367,7 @@ def is_beyond(host: str) -> bool:
 def _exposed(
     listen: ListenSection, cluster: ClusterSection, gossip: GossipSection, tls: TlsSection, security: SecuritySection
 ) -> list[str]:
-    ports = {"client": (listen.client, tls.client), "http": (listen.http, tls.http)}
+    ports = {"client": (listen.client, tls.client), "http": (listen.http, tls.http), "sql": (listen.sql, tls.sql)}
     if cluster.peers or cluster.membership != "static":
         ports["peer"] = listen.peer, tls.peer
     found = []

@@ -1,6 +1,6 @@
 """The section `tls` of the configuration: which ports speak TLS, and with which certificates.
 
-tls     {cert_file, key_file, ca_file, crl_file, client, http, peer, client_certificates, client_name}
+tls     {cert_file, key_file, ca_file, crl_file, client, http, sql, peer, client_certificates, client_name}
 
 What is not said of a port is `require` when there is a certificate, else `off`.
 """
@@ -62,6 +62,7 @@ class TlsSection(schema.Section):
     """Lists of certificates that these authorities have revoked; PEM."""
     client: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
     http: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
+    sql: Annotated[str, BeforeValidator(_of_port)] = Field(default=None, validate_default=True)
     peer: Annotated[str, BeforeValidator(_of_peers)] = Field(default=None, validate_default=True)
     client_certificates: Annotated[str, BeforeValidator(lambda value: word_of(value, *PORT_MODES))] = Field(
         default=OFF, validate_default=True
@@ -84,7 +85,7 @@ class TlsSection(schema.Section):
             raise schema.mistake("is a list of no authority: say ca_file, too")
         return crl_file
 
-    @field_validator("client", "http", "peer")
+    @field_validator("client", "http", "sql", "peer")
     @classmethod
     def _has_a_certificate(cls, mode: str, info: ValidationInfo) -> str:
         data: dict[str, Any] = info.data

@@ -9,5 +9,7 @@ CLIENT_PORT: Final = 7170
 HTTP_PORT: Final = 2108
 PEER_PORT: Final = 9190
 GOSSIP_PORT: Final = 9900
+SQL_PORT: Final = 3306
+"""MySQL's own: its clients look there."""
 
 DEFAULT_SERVER: Final = f"{LOCAL_HOST}:{CLIENT_PORT}"

@@ -50,6 +50,7 @@ class Serving:
     client_host: str
     client_port: int
     http: Address | None
+    sql: Address | None
     """None: not served."""
     data_dir: Path
     broker: Broker

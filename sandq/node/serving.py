@@ -19,6 +19,7 @@ from sandq.model.shares import PPM
 from sandq.model.show_config import told
 from sandq.node.member import make_discovery, make_member, take_part
 from sandq.node.parts import Parts, Serving
+from sandq.node.sql import serving_sql
 from sandq.node.web import serving_http
 from sandq.push.pusher import Pusher, pushing
 from sandq.schedules.zones import data_version
@@ -47,7 +48,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
     config, broker, this_node = parts.config, parts.broker, parts.this_node
     async with (
         _audit(parts) as audit,
-        _listening(config) as (listeners, web, between),
+        _listening(config) as (listeners, web, between, queries),
         trio.open_nursery() as serving,
     ):
         host, port = listeners[0].socket.getsockname()[:2]
@@ -200,11 +201,12 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             serving.start_soon(info.logins.run, metadata)
             mode, files = parts.authenticator.mode, parts.files
             serving.start_soon(give_first_token, mode, metadata, info.identities, parts.runner, files, parts.data_dir)
-            async with pushing(pusher):
+            async with serving_sql(config, queries, str(server_address)), pushing(pusher):
                 yield Serving(
                     host,
                     port,
                     web_address,
+                    Address(*queries[0].socket.getsockname()[:2]) if queries else None,
                     parts.data_dir,
                     broker,
                     metrics,
@@ -248,14 +250,17 @@ async def _audit(parts: Parts) -> AsyncIterator[AuditLog]:
 @contextlib.asynccontextmanager
 async def _listening(
     config: NodeConfig,
-) -> AsyncIterator[tuple[list[trio.SocketListener], list[trio.SocketListener], list[trio.SocketListener]]]:
-    """Listeners for clients, for HTTP and, of a node that may have peers, for them: all or none."""
+) -> AsyncIterator[list[list[trio.SocketListener]]]:
+    """Listeners for clients, for HTTP, of a node that may have peers for them, and for SQL: all or none."""
     listen_at = config.listen
     peer = listen_at.peer if config.cluster.peers or config.cluster.membership != "static" else None
     async with contextlib.AsyncExitStack() as stack:
         listeners: list[list[trio.SocketListener]] = []
-        for address, what in ((listen_at.client, "client"), (listen_at.http, "http"), (peer, "peer")):
+        for address, what in (
+            *((listen_at.client, "client"), (listen_at.http, "http")),
+            *((peer, "peer"), (listen_at.sql, "sql")),
+        ):
             listeners.append(await listen(address.host, address.port, what) if address else [])
             for listener in listeners[-1]:
                 stack.push_async_callback(listener.aclose)
-        yield listeners[0], listeners[1], listeners[2]
+        yield listeners

@@ -56,6 +56,7 @@ class Loaded:
     client: ssl.SSLContext
     """Of the client port."""
     http: ssl.SSLContext
+    sql: ssl.SSLContext
     peer: ssl.SSLContext
     """Of the side that accepts a peer ..."""
     dial: ssl.SSLContext
@@ -214,6 +215,7 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
     client, http = of(ssl.PROTOCOL_TLS_SERVER, asked), of(ssl.PROTOCOL_TLS_SERVER, asked)
     client.num_tickets = 0  # its clients begin anew each time, and need none
     http.set_alpn_protocols(["http/1.1"])
+    sql = of(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_NONE)  # who it is, a password says
     # Without authorities there is no TLS between nodes, and these are not used.
     peer = of(ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED)
     peer.num_tickets = 0
@@ -225,7 +227,7 @@ def _load(settings: TlsSection, certificate: bytes, key: bytes, authorities: byt
     if not revoked:  # ... and its own certificate, whoever issued that; for such there is no list
         inside.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         inside.load_verify_locations(cadata=_first(certificate))
-    return Loaded(chain, known, revoked, client, http, peer, dial, inside)
+    return Loaded(chain, known, revoked, client, http, sql, peer, dial, inside)
 
 
 def new_context(protocol: int) -> ssl.SSLContext:

@@ -45,12 +45,13 @@ BESIDE = {
     "sandq.sync": {"sandq.sync", "sandq.client", "sandq.model", "sandq.errors"},
     "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol", "sandq.schedules"},
     "sandq.backup": {"sandq.backup", "sandq.client", "sandq.model", "sandq.errors"},
+    "sandq.sql": {"sandq.sql", "sandq.client", "sandq.model", "sandq.protocol", "sandq.errors"},
     "sandq.spark": {
         *("sandq.spark", "sandq", "sandq.client", "sandq.sync", "sandq.errors"),
         *("sandq.model", "sandq.protocol"),
     },
     "pyspark_sandq": {"sandq.spark"},
-    "sandctl": {"sandctl", "sandq", "sandq.backup", "sandq.client", "sandq.model", "sandq.errors"},
+    "sandctl": {"sandctl", "sandq", "sandq.backup", "sandq.client", "sandq.model", "sandq.errors", "sandq.sql"},
     "sandctl.pipeline": {"sandctl", "sandq", "sandq.client", "sandq.model", "sandq.errors", "sandq.spark"},
 }
 # The HTTP API is a client of the cluster (ADR 0009).
@@ -78,9 +79,9 @@ FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 CLOCK_CALLS = {"now", "utcnow", "today"}
 # A file of the configuration; the zone data that is installed with sandq.
 MAY_READ = {"sandq.model.config": {"read_text"}, "sandq.schedules.zones": {"read_bytes"}}
-# They come with the extras sandq[spark] and sandq-client[otel]: all else runs without.
-EXTRA = {"opentelemetry", "pyarrow", "pyspark"}
-MAY_USE_EXTRA = ("sandq.client.tracing", "sandq.spark", "sandctl.pipeline", "pyspark_sandq")
+# They come with the extras sandq[spark], sandq[sql] and sandq-client[otel]: all else runs without.
+EXTRA = {"duckdb", "opentelemetry", "pyarrow", "pyspark", "sqlglot"}
+MAY_USE_EXTRA = ("sandq.client.tracing", "sandq.spark", "sandq.sql", "sandctl.pipeline", "pyspark_sandq")
 PICKLES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve"}
 
 

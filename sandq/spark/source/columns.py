@@ -22,9 +22,9 @@ from sandq.model.batch import Batch, Column
 from sandq.model.batch_format import TYPE_INT64, TYPE_OF, pack_ints
 from sandq.model.errors import InvalidRequest, ProtocolError
 from sandq.model.headers import headers_unpack
+from sandq.model.offset_texts import CHARS, texts_of_column, texts_of_run, times_of_column
 from sandq.model.piece import Piece
 from sandq.spark.source.options import PLAIN, Extra
-from sandq.spark.source.texts import CHARS, texts_of_column, texts_of_run, times_of_column
 
 BATCH_ROWS: Final = 10_000
 """A record batch is given when it has so many rows, or more: a piece is never cut."""

@@ -16,13 +16,13 @@ from sandq.client.messages.fetch import open_piece
 from sandq.errors import InvalidRequest, ProtocolError
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, encode, headers_pack, headers_unpack
+from sandq.model.offset_texts import texts_of_column, texts_of_run, times_of_column
 from sandq.model.piece import Piece
 from sandq.protocol.requests_log import FetchReply
 from sandq.spark.source.columns import BATCH_BYTES, BATCH_ROWS, Rows, header_bytes, schema
 from sandq.spark.source.options import PLAIN, Extra
 from sandq.spark.source.planning import Task
 from sandq.spark.source.reading import read_pages
-from sandq.spark.source.texts import texts_of_column, texts_of_run, times_of_column
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MS = 1_700_000_000_000

@@ -1,0 +1,175 @@
+"""DuckDB over the rows that were fetched: in memory, one thread a query, without files, settings or extensions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import duckdb
+
+from sandq.sql.budget import Budget
+from sandq.sql.errors import (
+    NO_RESOURCES,
+    SYNTAX,
+    TOO_BIG_SELECT,
+    UNKNOWN,
+    UNKNOWN_COLUMN,
+    UNKNOWN_FUNCTION,
+    SqlError,
+)
+
+T = TypeVar("T")
+_AGAIN_S: Final = 0.05
+"""An interruption that comes before the query has begun is lost: it is repeated."""
+_BATCH_ROWS: Final = 8192
+
+
+class Duck:
+    """One database in memory, used by one query at a time."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.is_broken = False
+        config: dict[str, str | bool | int | float | list[str]] = {
+            "threads": "1",
+            "memory_limit": f"{max(budget.memory_bytes >> 20, 16)}MiB",
+            "temp_directory": "",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "allow_community_extensions": "false",
+        }
+        self._database = duckdb.connect(":memory:", config=config)
+        for name, value in (("enable_external_access", False), ("lock_configuration", True)):
+            self._database.execute(f"SET {name} = {str(value).lower()}")
+
+    def run(self, query: str, tables: Mapping[str, Any]) -> Any:
+        """The result (pyarrow.Table) of a query over these tables. SqlError when it fails or is too large."""
+        import pyarrow as pa
+
+        reader = None
+        try:
+            for name, table in tables.items():
+                self._database.register(name, table)
+            reader = self._database.sql(query).to_arrow_reader(_BATCH_ROWS)
+            batches, rows, size = [], 0, 0
+            for batch in reader:
+                batches.append(batch)
+                rows, size = rows + batch.num_rows, size + batch.nbytes
+                self._check(rows, size)
+            return pa.Table.from_batches(batches, schema=reader.schema)
+        except duckdb.Error as error:
+            raise _told(error) from None
+        finally:
+            self._clean(reader, tables)
+
+    def _clean(self, reader: Any, tables: Mapping[str, Any]) -> None:
+        """Let go of rows; where that fails, nobody uses this database again."""
+        try:
+            if reader is not None:
+                reader.close()
+            for name in tables:
+                self._database.unregister(name)
+        except duckdb.Error:
+            self.is_broken = True
+
+    def _check(self, rows: int, size: int) -> None:
+        budget = self._budget
+        if rows > budget.result_rows:
+            raise SqlError(TOO_BIG_SELECT, f"more than {budget.result_rows:,} rows (result_rows): add a LIMIT")
+        if size > budget.result_bytes:
+            raise SqlError(TOO_BIG_SELECT, f"more than {budget.result_bytes:,} bytes (result_bytes): add a LIMIT")
+
+    def values(self, expressions: Sequence[str]) -> Sequence[Any]:
+        """The values of expressions that need no table. SqlError."""
+        try:
+            found = self._database.execute(f"SELECT {', '.join(expressions)}").fetchall()[0]
+        except duckdb.Error as error:
+            raise _told(error) from None
+        return tuple(found)
+
+    def interrupt(self) -> None:
+        """End what runs, from another thread."""
+        self._database.interrupt()
+
+    def close(self) -> None:
+        """Give its memory back."""
+        self._database.close()
+
+
+class Ducks:
+    """As many databases as queries may run at a time; each is made when it is first needed."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._idle: list[Duck] = []
+        self._places = anyio.Semaphore(budget.queries)
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Duck]:
+        """A database of one's own; waits for one."""
+        async with self._places:
+            duck = self._idle.pop() if self._idle else await anyio.to_thread.run_sync(Duck, self._budget)
+            try:
+                yield duck
+            finally:
+                if duck.is_broken:
+                    duck.close()
+                else:
+                    self._idle.append(duck)
+
+    def close(self) -> None:
+        """Close those that are idle."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+async def in_thread(duck: Duck, work: Callable[[], T]) -> T:
+    """Run something in a thread that uses the database; cancelled, it is interrupted, and waited for."""
+    done = anyio.Event()
+
+    async def interrupt_when_cancelled() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                while not done.is_set():
+                    duck.interrupt()
+                    with anyio.move_on_after(_AGAIN_S):
+                        await done.wait()
+
+    failure: BaseException | None = None
+    result: Any = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(interrupt_when_cancelled)
+        with anyio.CancelScope(shield=True):
+            try:
+                result = await anyio.to_thread.run_sync(work)
+            except BaseException as error:
+                failure = error
+            done.set()
+        tasks.cancel_scope.cancel()
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    if failure is not None:
+        raise failure
+    found: T = result
+    return found
+
+
+def _told(error: duckdb.Error) -> SqlError:
+    """What DuckDB says, with a number of MySQL's; one line of it."""
+    text = str(error).split("\n\n")[0].split("\nLINE")[0].replace("\n", " ")
+    kind, _, said = text.partition(": ")
+    message = said if kind.endswith("Error") else text
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return SqlError(NO_RESOURCES, "the query needs more memory than memory_bytes allows: let fewer rows come to it")
+    if isinstance(error, duckdb.BinderException) and "column" in message.lower():
+        return SqlError(UNKNOWN_COLUMN, message)
+    if isinstance(error, duckdb.CatalogException) and "unction" in message:
+        return SqlError(UNKNOWN_FUNCTION, message)
+    if isinstance(error, (duckdb.ParserException, duckdb.BinderException)):
+        return SqlError(SYNTAX, message)
+    return SqlError(UNKNOWN, message)

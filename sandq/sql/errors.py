@@ -1,0 +1,79 @@
+"""Errors of SQL: each has a number and a state that MySQL's clients know, and says what to do."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sandq.model.errors import Forbidden, InvalidRequest, SandqError, TimedOut, Unauthenticated
+
+ACCESS_DENIED: Final = 1045
+NO_DATABASE: Final = 1046
+UNKNOWN_COMMAND: Final = 1047
+UNKNOWN_DATABASE: Final = 1049
+UNKNOWN_COLUMN: Final = 1054
+SYNTAX: Final = 1064
+UNKNOWN_THREAD: Final = 1094
+TOO_BIG_SELECT: Final = 1104
+UNKNOWN: Final = 1105
+TABLE_FORBIDDEN: Final = 1142
+UNKNOWN_TABLE: Final = 1146
+TOO_LARGE: Final = 1153
+UNKNOWN_VARIABLE: Final = 1193
+WRONG_ARGUMENTS: Final = 1210
+WRONG_VALUE: Final = 1231
+NOT_SUPPORTED: Final = 1235
+UNKNOWN_STATEMENT: Final = 1243
+READ_ONLY: Final = 1290
+UNKNOWN_FUNCTION: Final = 1305
+INTERRUPTED: Final = 1317
+NO_RESOURCES: Final = 1041
+TOO_MANY_CONNECTIONS: Final = 1040
+TOO_MANY_STATEMENTS: Final = 1461
+TIMED_OUT: Final = 3024
+TLS_REQUIRED: Final = 3159
+WRONG_COMMAND_ORDER: Final = 2027
+
+_STATES: Final = {
+    ACCESS_DENIED: "28000",
+    NO_DATABASE: "3D000",
+    UNKNOWN_COMMAND: "08S01",
+    UNKNOWN_DATABASE: "42000",
+    UNKNOWN_COLUMN: "42S22",
+    SYNTAX: "42000",
+    TOO_BIG_SELECT: "42000",
+    TABLE_FORBIDDEN: "42000",
+    UNKNOWN_TABLE: "42S02",
+    TOO_LARGE: "08S01",
+    WRONG_VALUE: "42000",
+    NOT_SUPPORTED: "42000",
+    UNKNOWN_FUNCTION: "42000",
+    INTERRUPTED: "70100",
+    TOO_MANY_CONNECTIONS: "08004",
+    TOO_MANY_STATEMENTS: "42000",
+}
+
+
+class SqlError(InvalidRequest):
+    """A statement cannot be answered. `number` is MySQL's, `state` its SQLSTATE."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.number = number
+
+    @property
+    def state(self) -> str:
+        """Five characters."""
+        return _STATES.get(self.number, "HY000")
+
+
+def as_sql(error: SandqError) -> SqlError:
+    """Turn what the cluster said into an error with a number."""
+    if isinstance(error, SqlError):
+        return error
+    if isinstance(error, Unauthenticated):
+        return SqlError(ACCESS_DENIED, error.message)
+    if isinstance(error, Forbidden):
+        return SqlError(TABLE_FORBIDDEN, error.message)
+    if isinstance(error, TimedOut):
+        return SqlError(TIMED_OUT, error.message)
+    return SqlError(UNKNOWN, error.message)

@@ -1,0 +1,263 @@
+"""The functions that a query may call, and what becomes of MySQL's own in DuckDB.
+
+A function that is not named here is refused: DuckDB has some that look into files, settings or the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, Final
+
+from sqlglot import exp
+
+from sandq.sql.errors import UNKNOWN_FUNCTION, SqlError
+
+_ALLOWED_NAMES: Final = """
+Abs Acos And AnyValue ArgMax ArgMin Ascii Asin Atan Atan2 Avg BitLength BitwiseAndAgg BitwiseCount BitwiseOrAgg
+BitwiseXorAgg ByteLength Case Cast Ceil Chr Coalesce Collate Concat ConcatWs Contains Convert ConvertToCharset
+Corr Cos Cot Count CountIf CovarPop CovarSamp CumeDist Date DateAdd DateDiff DateSub DateTrunc Datetime
+DatetimeDiff Day Dayname DayOfMonth DayOfWeek DayOfWeekIso DayOfYear Degrees DenseRank Elt EndsWith Exists Exp
+Extract FirstValue Floor FromBase64 Greatest GroupConcat Hex Hour If Initcap IsInf IsNan IsNullValue JSONArray
+JSONArrayAgg JSONArrayContains JSONExtract JSONExtractScalar JSONKeys JSONObject JSONObjectAgg JSONFormat
+JSONType Lag LastDay LastValue Lead Least Left Length Levenshtein Ln Log LogicalAnd LogicalOr Lower LowerHex MD5
+MD5Digest Max Median Min Minute Month Monthname Mode NthValue Ntile Nullif NumberToStr Or Pad ParseJSON
+PercentRank PercentileCont PercentileDisc Pi Pow Quantile Quarter Radians Rand Rank RegexpCount RegexpExtract
+RegexpFullMatch RegexpILike RegexpInstr RegexpLike RegexpReplace RegexpSubstr Repeat Replace Reverse Right Round
+RowNumber SHA SHA1Digest SHA2 SHA2Digest Second Sign Sin Space SplitPart Sqrt StartsWith Stddev StddevPop
+StddevSamp StrPosition StrToDate StrToTime Substring SubstringIndex Sum Tan Time TimeStrToTime TimeToStr
+TimeToUnix TimestampAdd TimestampDiff TimestampSub TimestampTrunc Timestamp ToBase64 ToDays Translate Trim Trunc
+TryCast TsOrDsAdd TsOrDsDiff TsOrDsToDate TsOrDsToTime TsOrDsToTimestamp TsOrDsToDatetime Typeof Unhex Unicode
+UnixToStr UnixToTime Upper Uuid Variance VariancePop Week WeekOfYear Xor Year
+"""
+_ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
+_FIXED_NAMES: Final = """
+CurrentDate CurrentDatetime CurrentTime CurrentTimestamp CurrentSchema CurrentDatabase CurrentUser SessionUser
+CurrentVersion Localtime Localtimestamp UtcDate UtcTime UtcTimestamp Systimestamp CurrentCatalog
+CurrentTimestampLTZ
+"""
+_FIXED: Final = frozenset(_FIXED_NAMES.split())
+
+
+class Facts:
+    """What functions without a table tell: who asks, where, when."""
+
+    def __init__(self, now: datetime, database: str | None, user: str, version: str, connection: int) -> None:
+        """`now`: UTC, without a zone."""
+        self.now = now
+        self.database = database
+        self.user = user
+        self.version = version
+        self.connection = connection
+
+
+def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
+    """A tree whose functions DuckDB has. Raises SqlError (1305) for one that is not allowed."""
+    root = tree.copy()
+    # Children first: what a function becomes holds what its arguments have become.
+    for node in reversed(list(root.dfs())):
+        made = _replaced(node, facts)
+        if made is node:
+            continue
+        if node is root:
+            root = made
+        else:
+            node.replace(made)
+    return root
+
+
+def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
+    if isinstance(node, exp.Collate):
+        inner: exp.Expr = node.this
+        return inner
+    if isinstance(node, exp.Introducer):
+        text: exp.Expr = node.expression
+        return text
+    if isinstance(node, exp.IntDiv):
+        quotient = exp.Div(this=exp.paren(node.this.copy()), expression=exp.paren(node.expression.copy()))
+        return exp.cast(exp.func("TRUNC", exp.cast(quotient, "DOUBLE"), dialect="duckdb"), "BIGINT")
+    if isinstance(node, exp.Lambda):  # `json->'$.n'` as an argument
+        if len(node.expressions) == 1 and isinstance(node.this, exp.Literal) and node.this.is_string:
+            return _call("json_extract", exp.column(node.expressions[0].name), node.this)
+        raise unknown("->")
+    if isinstance(node, _OF_NUMBERS):
+        return _with_numbers(node)
+    if not isinstance(node, exp.Func):
+        return node
+    kind = type(node).__name__
+    if kind in _FIXED:
+        return _fixed(node, kind, facts)
+    if isinstance(node, exp.Anonymous):
+        return _anonymous(node, facts)
+    special = _TYPED.get(kind)
+    if special is not None:
+        return special(node, facts)
+    if kind in _ALLOWED:
+        return node
+    raise unknown(node.sql_name() if hasattr(node, "sql_name") else kind)
+
+
+_AGGREGATES: Final = (exp.Sum, exp.Avg, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
+_ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
+_COMPARED: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ, exp.NEQ)
+_OF_NUMBERS: Final = (*_AGGREGATES, *_ARITHMETIC, *_COMPARED)
+
+
+def _with_numbers(node: exp.Expr) -> exp.Expr:
+    """MySQL reckons with what JSON holds as with numbers."""
+    if isinstance(node, _COMPARED) and not any(
+        isinstance(part, exp.Literal) and not part.is_string for part in (node.left, node.right)
+    ):
+        return node
+    for name in ("this", "expression"):
+        part = node.args.get(name)
+        if isinstance(part, exp.Anonymous) and str(part.this) in ("json_extract", "json_extract_string"):
+            text = _call("json_extract_string", *part.expressions)
+            node.set(name, exp.TryCast(this=text, to=exp.DataType.build("DOUBLE")))
+    return node
+
+
+def _json_extract(node: exp.Expr, facts: Facts) -> exp.Expr:
+    name = "json_extract_string" if isinstance(node, exp.JSONExtractScalar) else "json_extract"
+    return _call(name, node.this, node.expression)
+
+
+def unknown(name: str) -> SqlError:
+    """The error for a function that cannot be called."""
+    return SqlError(
+        UNKNOWN_FUNCTION, f"FUNCTION {name} does not exist, or may not be called here (docs/sql.md, Functions)"
+    )
+
+
+def timestamp(value: datetime) -> exp.Expr:
+    """A literal of a time."""
+    return exp.cast(exp.Literal.string(value.isoformat(" ", "microseconds")), "TIMESTAMP")
+
+
+def _fixed(node: exp.Expr, kind: str, facts: Facts) -> exp.Expr:
+    if kind in ("CurrentDate", "UtcDate"):
+        return exp.cast(exp.Literal.string(facts.now.date().isoformat()), "DATE")
+    if kind in ("CurrentTime", "UtcTime", "Localtime"):
+        return exp.cast(exp.Literal.string(facts.now.time().isoformat("seconds")), "TIME")
+    if kind in ("CurrentSchema", "CurrentDatabase", "CurrentCatalog"):
+        return exp.Null() if facts.database is None else exp.Literal.string(facts.database)
+    if kind in ("CurrentUser", "SessionUser"):
+        return exp.Literal.string(facts.user)
+    if kind == "CurrentVersion":
+        return exp.Literal.string(facts.version)
+    digits = node.args.get("this")
+    microseconds = isinstance(digits, exp.Literal) and digits.name not in ("", "0")
+    return timestamp(facts.now if microseconds else facts.now.replace(microsecond=0))
+
+
+def _anonymous(node: exp.Anonymous, facts: Facts) -> exp.Expr:
+    name = str(node.this).upper()
+    if name in ("DATABASE", "SCHEMA"):
+        return exp.Null() if facts.database is None else exp.Literal.string(facts.database)
+    if name in ("USER", "CURRENT_USER", "SESSION_USER", "SYSTEM_USER"):
+        return exp.Literal.string(facts.user)
+    if name == "VERSION":
+        return exp.Literal.string(facts.version)
+    if name == "CONNECTION_ID":
+        return exp.Literal.number(facts.connection)
+    if name in ("NOW", "SYSDATE", "UTC_TIMESTAMP", "LOCALTIME", "LOCALTIMESTAMP", "CURRENT_TIMESTAMP"):
+        return timestamp(facts.now if node.expressions else facts.now.replace(microsecond=0))
+    if name == "UNIX_TIMESTAMP":
+        return _unix_timestamp(node, facts)
+    make = _NAMED.get(name)
+    if make is None:
+        raise unknown(name)
+    try:
+        return make(*node.expressions)
+    except TypeError:
+        raise SqlError(
+            UNKNOWN_FUNCTION, f"FUNCTION {name} is not called with {len(node.expressions)} arguments"
+        ) from None
+
+
+def _call(name: str, *arguments: Any) -> exp.Expr:
+    return exp.Anonymous(this=name, expressions=[argument.copy() for argument in arguments])
+
+
+def _seconds_of(time: Any) -> exp.Expr:
+    """Seconds since 1970, as MySQL has them of a DATETIME(3): with three decimals only where there are some."""
+    return exp.cast(_call("epoch", exp.cast(time.copy(), "TIMESTAMP")), "DECIMAL(18,3)")
+
+
+def _unix_timestamp(node: exp.Expr, facts: Facts) -> exp.Expr:
+    time = (node.expressions or [None])[0] if isinstance(node, exp.Anonymous) else node.this
+    if time is None:
+        seconds = (facts.now - datetime(1970, 1, 1)).total_seconds()
+        return exp.Literal.number(int(seconds))
+    return _seconds_of(time)
+
+
+_OF_TIMES_NAMES: Final = """
+Year Quarter Month Week WeekOfYear Day DayOfMonth DayOfWeek DayOfYear Hour Minute Second Dayname Monthname LastDay
+TimestampDiff DateDiff DatetimeDiff DateAdd DateSub TimestampAdd TimestampSub DateTrunc TimestampTrunc TimeToStr
+"""
+
+
+def _of_times(node: exp.Expr, facts: Facts) -> exp.Expr:
+    """A function of times, which takes texts for times, too."""
+    for name in ("this", "expression") if type(node).__name__.endswith("Diff") else ("this",):
+        part = node.args.get(name)
+        if isinstance(part, exp.Literal) and part.is_string:
+            node.set(name, exp.cast(part.copy(), "TIMESTAMP"))
+    return node
+
+
+def _from_unixtime(node: exp.Expr, facts: Facts) -> exp.Expr:
+    return _time_of(node.this)
+
+
+def _time_of(seconds: Any) -> exp.Expr:
+    micros = exp.cast(
+        exp.Mul(this=exp.cast(seconds.copy(), "DOUBLE"), expression=exp.Literal.number(1_000_000)), "BIGINT"
+    )
+    return _call("make_timestamp", micros)
+
+
+_TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expr]]] = {
+    "SubstringIndex": lambda node, facts: _substring_index(node.this, node.args["delimiter"], node.args["count"]),
+    **dict.fromkeys(_OF_TIMES_NAMES.split(), _of_times),
+    "Upper": lambda node, facts: _call("upper", exp.cast(node.this.copy(), "VARCHAR")),
+    "Lower": lambda node, facts: _call("lower", exp.cast(node.this.copy(), "VARCHAR")),
+    "JSONExtract": _json_extract,
+    "JSONExtractScalar": _json_extract,
+    "TimeToUnix": _unix_timestamp,
+    "UnixSeconds": _unix_timestamp,
+    "StrToUnix": _unix_timestamp,
+    "UnixToTime": _from_unixtime,
+}
+
+_NAMED: Final[dict[str, Callable[..., exp.Expr]]] = {
+    "FROM_UNIXTIME": lambda seconds: _time_of(seconds),
+    "JSON_UNQUOTE": lambda json: _call("json_extract_string", json, exp.Literal.string("$")),
+    "JSON_VALID": lambda text: _call("json_valid", exp.cast(text.copy(), "VARCHAR")),
+    "JSON_LENGTH": lambda json: _call("json_array_length", json),
+    "SUBSTRING_INDEX": lambda text, by, count: _substring_index(text, by, count),
+    "MICROSECOND": lambda time: exp.Mod(
+        this=exp.paren(_call("microsecond", time)), expression=exp.Literal.number(1_000_000)
+    ),
+    "CHARACTER_LENGTH": lambda text: _call("length", text),
+    "OCTET_LENGTH": lambda text: _call("octet_length", text),
+    "LOCATE": lambda part, text: _call("instr", text, part),
+    "INSTR": lambda text, part: _call("instr", text, part),
+    "MID": lambda text, start, count: _call("substring", text, start, count),
+    "LTRIM": lambda text: _call("ltrim", text),
+    "RTRIM": lambda text: _call("rtrim", text),
+    "MOD": lambda left, right: exp.Mod(this=exp.paren(left.copy()), expression=exp.paren(right.copy())),
+    "LOG10": lambda number: _call("log10", number),
+    "LOG2": lambda number: _call("log2", number),
+    "TRUNCATE": lambda number, digits: _call("trunc", number, digits),
+}
+
+
+def _substring_index(text: Any, by: Any, count: Any) -> exp.Expr:
+    parts = f"string_split({text.sql('duckdb')}, {by.sql('duckdb')})"
+    number = count.sql("duckdb")
+    cut = f"CASE WHEN {number} >= 0 THEN {parts}[1:{number}] ELSE {parts}[{number}:] END"
+    import sqlglot
+
+    return sqlglot.parse_one(f"array_to_string({cut}, {by.sql('duckdb')})", read="duckdb")

@@ -1,0 +1,262 @@
+"""Pages of a partition's log as Arrow's columns: those of the table `messages` that a query needs, and no others.
+
+Values and keys are the buffers of the batches that came; offsets, ids and times are computed for a piece together.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sandq.model import offsets as offset_model
+from sandq.model.batch import Batch, Column, headers_unpack
+from sandq.model.batch_format import TYPE_INT64, TYPE_OF, pack_ints
+from sandq.model.errors import InvalidRequest, ProtocolError
+from sandq.model.offset_texts import CHARS, texts_of_column, texts_of_run, times_of_column
+from sandq.model.piece import Piece
+from sandq.sql.schema import Kind
+
+_BYTES: Final = offset_model.OFFSET_BYTES
+TIMES: Final = Kind.TIME.value.arrow
+
+Span = tuple[int, int]
+
+
+class MovedMessages(Exception):
+    """Messages of a page were moved, and the page does not say how often."""
+
+
+_OF_BATCH: Final = {
+    "value": Column.VALUE,
+    "key_bytes": Column.KEY,
+    "unique_key": Column.UNIQUE_KEY,
+    "headers": Column.HEADERS,
+    "priority": Column.PRIORITY,
+    "tenant": Column.TENANT,
+    "ttl_ms": Column.TTL_MS,
+}
+COLUMNS: Final = frozenset(
+    {*_OF_BATCH, "topic", "partition", "id", "offset", "deliver_at", "created_at", "key", "text", "size"}
+)
+"""What a page tells of any message. Of one that is not due it tells the rest, too, unless it was moved."""
+
+
+def columns_of(piece: Piece, topic: str, partition: int, names: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """The named columns of a piece's messages, and how many these are. ProtocolError when its parts do not fit."""
+    try:
+        batch = Batch.parse(piece.batch)
+    except InvalidRequest as error:
+        raise ProtocolError(f"piece: {error.message}") from None
+    spans = _spans(piece, batch.count)
+    whole = spans == [(0, batch.count)]
+    count = sum(stop - first for first, stop in spans)
+    _check(piece, batch.count)
+    made = _Maker(piece, batch, spans, whole, count)
+    found: dict[str, Any] = {}
+    for name in names:
+        if name == "topic":
+            found[name] = pa.repeat(topic, count)
+        elif name == "partition":
+            found[name] = pa.repeat(pa.scalar(partition, pa.int32()), count)
+        else:
+            found[name] = getattr(made, f"_{name}")()
+    return found, count
+
+
+class _Maker:
+    """Makes one column of a piece after another."""
+
+    def __init__(self, piece: Piece, batch: Batch, spans: list[Span], whole: bool, count: int) -> None:
+        self._piece = piece
+        self._batch = batch
+        self._spans = spans
+        self._whole = whole
+        self._count = count
+
+    def _cells(self, column: int) -> Any:
+        """A column of the batch, nulls when it is not there."""
+        is_int = TYPE_OF[column] == TYPE_INT64
+        kind = pa.int64() if is_int else pa.binary()
+        if column not in self._batch.columns:
+            return pa.nulls(self._count, kind)
+        validity, offsets, data = self._batch.buffers(column)
+        bits = None if validity is None else pa.py_buffer(validity)
+        buffers = [pa.py_buffer(data)] if is_int else [pa.py_buffer(offsets), pa.py_buffer(data)]
+        array = pa.Array.from_buffers(kind, self._batch.count, [bits, *buffers])
+        if self._whole:
+            return array
+        parts = [array.slice(first, stop - first) for first, stop in self._spans]
+        return pa.concat_arrays(parts) if parts else array.slice(0, 0)
+
+    def _value(self) -> Any:
+        return self._cells(Column.VALUE)
+
+    def _text(self) -> Any:
+        return texts(self._cells(Column.VALUE))
+
+    def _size(self) -> Any:
+        return pc.fill_null(pc.binary_length(self._cells(Column.VALUE)), 0).cast(pa.int64())
+
+    def _key(self) -> Any:
+        return texts(self._cells(Column.KEY))
+
+    def _key_bytes(self) -> Any:
+        return self._cells(Column.KEY)
+
+    def _unique_key(self) -> Any:
+        return texts(self._cells(Column.UNIQUE_KEY))
+
+    def _tenant(self) -> Any:
+        return texts(self._cells(Column.TENANT))
+
+    def _priority(self) -> Any:
+        return pc.fill_null(self._cells(Column.PRIORITY), 0).cast(pa.int32())
+
+    def _ttl_ms(self) -> Any:
+        return self._cells(Column.TTL_MS)
+
+    def _headers(self) -> Any:
+        return headers_array(self._cells(Column.HEADERS))
+
+    def _offset(self) -> Any:
+        return self._texts_of(self._piece.offsets)
+
+    def _id(self) -> Any:
+        return self._texts_of(self._piece.offsets if self._piece.ids is None else self._piece.ids)
+
+    def _texts_of(self, column: bytes) -> Any:
+        if len(column) == _BYTES and self._batch.count != 1:
+            reached = max((stop for _, stop in self._spans), default=0)
+            data = self._chosen(texts_of_run(column, reached), CHARS)
+        else:
+            data = texts_of_column(self._chosen(column, _BYTES))
+        return _texts(data, self._count)
+
+    def _state(self) -> Any:
+        return pa.repeat("delayed", self._count)
+
+    def _due_at(self) -> Any:
+        if self._piece.ids is None:
+            return self._deliver_at()
+        return times(times_of_column(self._chosen(self._piece.ids, _BYTES)), self._count)
+
+    def _moves(self) -> Any:
+        self._check_not_moved()
+        return pa.repeat(pa.scalar(0, pa.int32()), self._count)
+
+    def _moved_at(self) -> Any:
+        self._check_not_moved()
+        return pa.nulls(self._count, TIMES)
+
+    def _check_not_moved(self) -> None:
+        if self._piece.ids is not None:
+            raise MovedMessages
+
+    def _deliver_at(self) -> Any:
+        offsets = self._piece.offsets
+        if len(offsets) == _BYTES:
+            return times(offset_model.deliver_ms(offsets).to_bytes(8, "little") * self._count, self._count)
+        return times(times_of_column(self._chosen(offsets, _BYTES)), self._count)
+
+    def _created_at(self) -> Any:
+        created = self._piece.created_ms
+        if isinstance(created, int):
+            return times(created.to_bytes(8, "little", signed=True) * self._count, self._count)
+        return times(self._chosen(created, 8), self._count)
+
+    def _chosen(self, column: bytes, size: int) -> bytes:
+        return column if self._whole else b"".join([column[first * size : stop * size] for first, stop in self._spans])
+
+
+def _spans(piece: Piece, count: int) -> list[Span]:
+    if piece.live is None:
+        return [(0, count)]
+    spans = [(first, first + length) for first, length in piece.live]
+    if any(not 0 <= first < stop <= count for first, stop in spans):
+        raise ProtocolError(f"piece: live names positions that are not among its {count}")
+    return spans
+
+
+def _check(piece: Piece, count: int) -> None:
+    for what, column, size in (
+        ("offsets", piece.offsets if len(piece.offsets) != _BYTES else None, _BYTES),
+        ("ids", piece.ids, _BYTES),
+        ("created_ms", piece.created_ms if isinstance(piece.created_ms, bytes) else None, 8),
+    ):
+        if column is not None and len(column) != count * size:
+            raise ProtocolError(f"piece: {what} has {len(column)} bytes for {count} messages")
+
+
+def times(milliseconds: bytes, count: int) -> Any:
+    """int64, little-endian, as time stamps."""
+    array = pa.Array.from_buffers(pa.timestamp("ms"), count, [None, pa.py_buffer(milliseconds)])
+    return array.cast(TIMES)
+
+
+def texts_array(offsets: bytes, count: int) -> Any:
+    """Offsets of 16 bytes each as their texts. ProtocolError unless there are so many."""
+    if len(offsets) != count * _BYTES:
+        raise ProtocolError(f"offsets: {len(offsets)} bytes for {count} messages")
+    return _texts(texts_of_column(offsets), count)
+
+
+def _texts(data: bytes, count: int) -> Any:
+    bounds = pa.py_buffer(pack_ints("i", range(0, (count + 1) * CHARS, CHARS)))
+    return pa.Array.from_buffers(pa.string(), count, [None, bounds, pa.py_buffer(data)])
+
+
+def headers_array(cells: Any) -> Any:
+    """Packed headers as JSON."""
+    if cells.null_count == len(cells):
+        return pa.repeat("{}", len(cells))
+    encoded = cells.dictionary_encode()  # most messages have the headers of another one
+    named = pa.array([headers_text(cell) for cell in encoded.dictionary.to_pylist()], pa.string())
+    return pc.fill_null(named.take(encoded.indices), "{}")
+
+
+def texts(cells: Any) -> Any:
+    """Bytes as text; null where they are no UTF-8."""
+    try:
+        return cells.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([text_of(cell) for cell in cells.to_pylist()], pa.string())
+
+
+def text_of(cell: bytes | None) -> str | None:
+    """One cell as text; None when it is no UTF-8."""
+    try:
+        return None if cell is None else cell.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def headers_text(cell: bytes | None) -> str:
+    """Packed headers as JSON; of what is no map with string keys, `{}`."""
+    try:
+        return json_text(headers_unpack(cell))
+    except InvalidRequest:
+        return "{}"
+
+
+def json_text(value: Any) -> str:
+    """JSON of what messages and settings hold: bytes as {"base64": ...}."""
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, default=str)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, bytes):
+        import base64
+
+        return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

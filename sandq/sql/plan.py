@@ -1,0 +1,240 @@
+"""From a SELECT to scans of tables, and to the query of DuckDB over what these bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlglot import exp
+
+from sandq.sql.bounds import Bounds, Evaluate, bounds_of
+from sandq.sql.catalog import CATALOG, Catalog
+from sandq.sql.errors import NO_DATABASE, SYNTAX, UNKNOWN_DATABASE, UNKNOWN_TABLE, SqlError
+from sandq.sql.scan import Scan, is_exact
+from sandq.sql.schema import DATABASES, INFORMATION_SCHEMA, TABLES, Column, Table
+from sandq.sql.statement import not_supported
+
+TABLES_MAX: Final = 16
+"""Tables that one query names."""
+_ORDERED: Final = ("deliver_at", "offset")
+
+
+@dataclass
+class Planned:
+    """`query`: for DuckDB, over `scans` and `catalog`, by the names of tables there."""
+
+    query: exp.Expr
+    scans: dict[str, Scan]
+    catalog: dict[str, Any]
+
+    def text(self) -> str:
+        """DuckDB's SQL."""
+        return self.query.sql("duckdb", identify=True)
+
+
+def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Catalog = CATALOG) -> Planned:
+    """The plan of a query (whose functions are DuckDB's already). SqlError: it names what is not there."""
+    tree = tree.copy()
+    tables = [table for table in tree.find_all(exp.Table) if not _is_cte(table)]
+    if len(tables) > TABLES_MAX:
+        raise SqlError(SYNTAX, f"the query names {len(tables)} tables; at most {TABLES_MAX} are joined")
+    for kind in (exp.Lateral, exp.Unnest, exp.TableSample, exp.MatchRecognize, exp.Pivot):
+        if tree.find(kind) is not None:
+            raise not_supported(kind.__name__.upper())
+    planned = Planned(tree, {}, {})
+    names = {node.name.lower() for node in tree.find_all(exp.Identifier)}
+    is_star = any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star))
+    resolved = [(table, _resolve(table, database, catalog)) for table in tables]
+    _strip_databases(tree, tables)
+    known = {id(node): table for node, table in resolved}
+    replaced = []
+    for number, (node, table) in enumerate(resolved):
+        name = f"t{number}"
+        if isinstance(table, Table):
+            scan = _scan(tree, node, table, names, is_star, evaluate, known)
+            planned.scans[name] = scan
+            columns = [one for one in table.columns if is_star or one.name in names] or [_cheapest(table)]
+            replaced.append((node, _subquery(node, name, columns)))
+        else:
+            planned.catalog[name] = catalog.table(table)
+            replaced.append((node, _aliased(exp.select("*").from_(exp.to_identifier(name, quoted=True)), node)))
+    for node, subquery in replaced:
+        if node is tree:
+            raise not_supported("a table instead of a SELECT")
+        node.replace(subquery)
+    return planned
+
+
+def _is_cte(table: exp.Table) -> bool:
+    if table.db:
+        return False
+    ancestor: Any = table.parent
+    while ancestor is not None:
+        found = ancestor.args.get("with_") or ancestor.args.get("with")
+        if found is not None and any(cte.alias.lower() == table.name.lower() for cte in found.expressions):
+            return True
+        ancestor = ancestor.parent
+    return False
+
+
+def _resolve(node: exp.Table, database: str | None, catalog: Catalog) -> Table | str:
+    """The table, or the name of one of information_schema."""
+    if not isinstance(node.this, exp.Identifier):
+        raise not_supported("a function instead of a table")
+    of = (node.db or database or "").lower()
+    name = node.name.lower()
+    if not of:
+        raise SqlError(NO_DATABASE, "No database selected: USE sandq, or write sandq.messages")
+    if of == INFORMATION_SCHEMA:
+        if name not in catalog.names:
+            raise SqlError(UNKNOWN_TABLE, f"Table '{of}.{name}' doesn't exist")
+        return name
+    if of not in DATABASES:
+        raise SqlError(UNKNOWN_DATABASE, f"Unknown database '{of}': there are {', '.join(DATABASES)}")
+    table = TABLES.get((of, name))
+    if table is None:
+        known = ", ".join(known for database, known in TABLES if database == of)
+        raise SqlError(UNKNOWN_TABLE, f"Table '{of}.{name}' doesn't exist: there are {known}")
+    return table
+
+
+def _strip_databases(tree: exp.Expr, tables: list[exp.Table]) -> None:
+    """`sandq.messages.topic` is `messages.topic` once the table is another one of that alias."""
+    for column in tree.find_all(exp.Column):
+        column.set("db", None)
+        column.set("catalog", None)
+
+
+def _select_of(node: exp.Table) -> exp.Select | None:
+    """The SELECT in whose FROM or JOIN a table stands."""
+    found = node.find_ancestor(exp.Select)
+    return found if isinstance(found, exp.Select) else None
+
+
+def _scan(
+    tree: exp.Expr,
+    node: exp.Table,
+    table: Table,
+    names: set[str],
+    is_star: bool,
+    evaluate: Evaluate,
+    known: dict[int, Table | str],
+) -> Scan:
+    needed: dict[str, None] = {}
+    for column in table.columns:
+        if is_star or column.name in names:
+            needed |= dict.fromkeys(column.needs or (column.name,))
+    fetched = tuple(needed) or (_cheapest(table).name,)
+    select = _select_of(node)
+    if select is None:
+        return Scan(table, Bounds(), fetched)
+    alias = (node.alias or node.name).lower()
+    others = [one for one in _sources(select) if one is not node]
+
+    def column_of(part: exp.Expr) -> str | None:
+        if not isinstance(part, exp.Column):
+            return None
+        name = part.name.lower()
+        if table.column(name) is None or (part.table and part.table.lower() != alias):
+            return None
+        return name if part.table or is_own(name) else None
+
+    def is_own(name: str) -> bool:
+        """Whether it can be no other table's column, or (USING) is that of both."""
+        if _is_shared(select, name):
+            return True
+        tables = [known.get(id(one)) for one in others]
+        return all(isinstance(table, Table) and table.column(name) is None for table in tables)
+
+    def value(part: exp.Expr, column: str) -> Any:
+        found = table.column(column)
+        assert found is not None
+        return evaluate(part, found.kind.name)
+
+    bounds = bounds_of(list(_conditions(select)), column_of, value)
+    scan = Scan(table, bounds, fetched)
+    limit = _limit(tree, select, len(known))
+    if limit is None or not is_exact(scan):
+        return scan
+    order = select.args.get("order")
+    if order is None:
+        return Scan(table, bounds, fetched, limit)
+    if _is_by_time(order, column_of) and table.name in ("messages", "task"):
+        return Scan(table, bounds, fetched, limit, is_ordered=True)
+    return scan
+
+
+def _cheapest(table: Table) -> Column:
+    """The column that is fetched when a query names none: COUNT(*)."""
+    return table.column("partition") or table.columns[0]
+
+
+def _sources(select: exp.Select) -> Iterator[exp.Expr]:
+    found = select.args.get("from_") or select.args.get("from")
+    if found is not None:
+        yield found.this
+    for join in select.args.get("joins") or ():
+        yield join.this
+
+
+def _is_shared(select: exp.Select, name: str) -> bool:
+    """Whether joined tables share a column of this name (USING), which both have alike then."""
+    return any(
+        name in [using.name.lower() for using in join.args.get("using") or ()]
+        for join in select.args.get("joins") or ()
+    )
+
+
+def _conditions(select: exp.Select) -> Iterator[exp.Expr]:
+    where = select.args.get("where")
+    if where is not None:
+        yield where.this
+    for join in select.args.get("joins") or ():
+        if not join.side and join.args.get("on") is not None:
+            yield join.args["on"]
+
+
+def _limit(tree: exp.Expr, select: exp.Select, tables: int) -> int | None:
+    """How many rows of its table are enough for a query; None: that cannot be told."""
+    if tree is not select or tables != 1 or select.args.get("limit") is None:
+        return None
+    if any(
+        select.args.get(name) for name in ("joins", "group", "having", "distinct", "windows", "qualify", "laterals")
+    ):
+        return None
+    if select.find(exp.AggFunc, exp.Window, exp.Subquery) is not None:
+        return None
+    rows = [select.args["limit"].expression]
+    if select.args.get("offset") is not None:
+        rows.append(select.args["offset"].expression)
+    if not all(isinstance(row, exp.Literal) and row.name.isdigit() for row in rows):
+        return None
+    return sum(int(row.name) for row in rows)
+
+
+def _is_by_time(order: exp.Expr, column_of: Callable[[exp.Expr], str | None]) -> bool:
+    """Whether rows are wanted in the order in which messages are stored."""
+    ordered = order.expressions
+    return len(ordered) == 1 and not ordered[0].args.get("desc") and column_of(ordered[0].this) in _ORDERED
+
+
+def _subquery(node: exp.Table, name: str, columns: list[Column]) -> exp.Expr:
+    select = exp.select(
+        *[
+            exp.column(exp.to_identifier(column.name, quoted=True))
+            if column.made_of is None
+            else exp.alias_(exp.maybe_parse(column.made_of, dialect="duckdb"), column.name, quoted=True)
+            for column in columns
+        ]
+    )
+    return _aliased(select.from_(exp.to_identifier(name, quoted=True)), node)
+
+
+def _aliased(select: exp.Select, node: exp.Table) -> exp.Expr:
+    alias = exp.TableAlias(this=exp.to_identifier(node.alias or node.name, quoted=True))
+    subquery = exp.Subquery(this=select, alias=alias)
+    for name in ("joins", "pivots"):
+        if node.args.get(name):
+            subquery.set(name, node.args[name])
+    return subquery

@@ -1,0 +1,145 @@
+"""A scan: which rows of a table a query needs, and how these are asked of the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sandq.model.offsets import TEXT_CHARS
+from sandq.sql.bounds import Bound, Bounds
+from sandq.sql.errors import TOO_BIG_SELECT, SqlError
+from sandq.sql.pages import COLUMNS as OF_PAGES
+from sandq.sql.schema import TASK, Table
+
+FEW: Final = 200
+"""Up to so many messages are asked for one by one, which costs more for each, and less before the first."""
+ALLOW: Final = "sandq_allow_full_scan"
+
+_OF_TASK: Final = {
+    "queue": "topic",
+    "id": "id",
+    "deliver_at": "deliver_at",
+    "last_retry": "moved_at",
+    "metadata": "headers",
+    "payload": "value",
+}
+
+
+@dataclass(frozen=True)
+class Scan:
+    """`needed`: the columns that the query names; `limit`: rows that are enough, if it can be told before they come;
+    `is_ordered`: these must be the first ones by `deliver_at`."""
+
+    table: Table
+    bounds: Bounds
+    needed: tuple[str, ...]
+    limit: int | None = None
+    is_ordered: bool = False
+
+    def of_messages(self) -> Scan:
+        """The scan of `messages` that a scan of `task` is; any other as it is."""
+        if self.table is not TASK:
+            return self
+        from sandq.sql.schema import MESSAGES
+
+        columns = {_OF_TASK[name]: bound for name, bound in self.bounds.columns.items()}
+        bounds = Bounds(columns, {_OF_TASK.get(name, name) for name in self.bounds.rest})
+        needed = tuple(_OF_TASK[name] for name in self.needed)
+        return Scan(MESSAGES, bounds, needed, self.limit, self.is_ordered)
+
+    def within(self, column: str) -> Scan:
+        """The same scan with bounds of its own, those of a column among them, to be narrowed."""
+        columns = {name: replace(bound) for name, bound in self.bounds.columns.items()}
+        columns.setdefault(column, Bound())
+        return replace(self, bounds=Bounds(columns, set(self.bounds.rest)))
+
+    @property
+    def by_name(self) -> str | None:
+        """The column that names single messages: id or unique_key; None: they are read in their order."""
+        return next((name for name in ("id", "unique_key") if self.bounds.of(name).values is not None), None)
+
+    @property
+    def by_page(self) -> bool:
+        """Whether messages are read as columns, a page of the log at a time."""
+        few = self.limit is not None and self.limit <= FEW
+        return not few and self.bounds.of("state").values is None and OF_PAGES.issuperset(self.needed)
+
+    def request(self) -> str:
+        """How it is asked for, for people."""
+        if self.table.name not in ("messages", "task"):
+            return {"keys": "KV_SCAN", "dead_letters": "DEAD_LIST", "leases": "LIST, WHY"}.get(self.table.name, "admin")
+        scan = self.of_messages()
+        return "GET" if scan.by_name else "FETCH" if scan.by_page else "LIST"
+
+    def pushed(self) -> dict[str, str]:
+        """The bounds that are asked of the cluster, by column."""
+        return {
+            name: bound.text()
+            for name, bound in self.bounds.columns.items()
+            if name in self.table.pushed and bound.text()
+        }
+
+    def check(self, *, allow_full: bool) -> None:
+        """SqlError (1104) when it would read a whole topic, or all of them, by accident."""
+        if not self.table.needs_bounds or self.limit is not None or allow_full:
+            return
+        topic = "queue" if self.table is TASK else "topic"
+        if self.bounds.of(topic).values is None:
+            raise self._unbounded(f"say which: {topic} = '...'")
+        of = self.bounds.of
+        if self.table.name in ("messages", "task"):
+            times = of("deliver_at"), of("offset")
+            is_bounded = any(bound.is_range or bound.values is not None for bound in times) or bool(
+                self.of_messages().by_name
+            )
+            states = of("state").values
+            is_bounded |= states is not None and {"leased", "waiting"}.issuperset(states)
+            if not is_bounded:
+                raise self._unbounded("bound deliver_at, or name an id" + ("" if self.table is TASK else " or offset"))
+        elif self.table.name == "keys":
+            key = of("key")
+            if key.values is None and key.prefix is None and not key.is_range:
+                raise self._unbounded("name a key, or bound it: `key` LIKE 'user/%'")
+
+    def _unbounded(self, remedy: str) -> SqlError:
+        return SqlError(
+            TOO_BIG_SELECT,
+            f"the query would read all of {self.table.name}: {remedy}; or add a LIMIT that needs no other condition, "
+            f"or SET {ALLOW} = 1",
+        )
+
+
+def is_exact(scan: Scan) -> bool:
+    """Whether the cluster is asked for just the rows that WHERE is true of: then a LIMIT is enough for it, too."""
+    if scan.bounds.rest:
+        return False
+    exact: dict[str, tuple[str, ...]] = {
+        "messages": ("topic", "partition", "id", "offset", "deliver_at", "state"),
+        "task": (),  # z4's tasks are the delayed ones: the rest of what comes is left out
+        "keys": ("topic", "partition"),
+        "dead_letters": ("topic", "group"),
+        "leases": (),
+    }
+    of_table = exact.get(scan.table.name, ())
+    for name, bound in scan.bounds.columns.items():
+        if name not in of_table or bound.prefix is not None:
+            return False
+        if name in ("topic", "partition", "state", "group") and bound.is_range:
+            return False
+        if name == "state" and (bound.values is None or len(bound.values) != 1):
+            return False
+    return True
+
+
+def is_id(text: object) -> bool:
+    """Whether a text can be an offset: of nothing else there is a message."""
+    from sandq.model.errors import InvalidRequest
+    from sandq.model.offsets import from_text
+
+    if not isinstance(text, str) or len(text) != TEXT_CHARS:
+        return False
+    try:
+        from_text(text)
+    except InvalidRequest:
+        return False
+    return text == text.upper()

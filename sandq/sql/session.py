@@ -1,0 +1,371 @@
+"""A session: statements one after another, each answered by rows or by a word; what it has set stays until it ends."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import anyio
+from sqlglot import exp
+
+from sandq.client import Client
+from sandq.model.errors import SandqError
+from sandq.sql import readers
+from sandq.sql.budget import Budget, Held
+from sandq.sql.duck import Duck, Ducks, in_thread
+from sandq.sql.errors import (
+    INTERRUPTED,
+    NO_DATABASE,
+    READ_ONLY,
+    SYNTAX,
+    TIMED_OUT,
+    UNKNOWN_DATABASE,
+    UNKNOWN_FUNCTION,
+    UNKNOWN_TABLE,
+    WRONG_VALUE,
+    SqlError,
+    as_sql,
+)
+from sandq.sql.functions import Facts, replace_functions
+from sandq.sql.plan import Planned, plan
+from sandq.sql.schema import DATABASES, SANDQ
+from sandq.sql.show import LIKE_COLUMN, described, rows_of, shown
+from sandq.sql.statement import not_supported, parse
+from sandq.sql.variables import MAX_TIME, VERSION, Variables
+
+_CAST: Final = {"TIME": "epoch_us(CAST({} AS TIMESTAMP))", "INT": "CAST({} AS BIGINT)", "BIGINT": "CAST({} AS BIGINT)"}
+"""How a value is looked at that a column of that kind is compared with."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rows (pyarrow.Table); None: it was done, and there is nothing to show. `kill`: a connection's id, and whether
+    only its query is meant."""
+
+    table: Any = None
+    kill: tuple[int, bool] | None = None
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+
+
+class Session:
+    """What one client asks. One statement at a time."""
+
+    def __init__(
+        self,
+        client: Client,
+        ducks: Ducks,
+        budget: Budget,
+        *,
+        database: str | None = SANDQ,
+        user: str = "",
+        connection: int = 0,
+        status: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        processes: Callable[[], Sequence[Sequence[Any]]] = tuple,
+        now: Callable[[], datetime.datetime] = _now,
+    ) -> None:
+        """`status`: what SHOW STATUS tells; `processes`: the connections that SHOW PROCESSLIST does; `now`: UTC."""
+        self._client = client
+        self._ducks = ducks
+        self._budget = budget
+        self._user = user
+        self._connection = connection
+        self._status = status
+        self._processes = processes
+        self._now = now
+        self._scope: anyio.CancelScope | None = None
+        self._is_killed = False
+        self.variables = Variables()
+        self.database: str | None = None
+        if database:
+            self.use(database)
+
+    def use(self, database: str) -> None:
+        """Have names of tables mean those of a database. SqlError (1049)."""
+        if database.lower() not in DATABASES:
+            raise SqlError(UNKNOWN_DATABASE, f"Unknown database '{database}': there are {', '.join(DATABASES)}")
+        self.database = database.lower()
+
+    def reset(self) -> None:
+        """Forget what was set."""
+        self.variables = Variables()
+
+    def kill(self) -> None:
+        """End the statement that runs, if one does."""
+        if self._scope is not None:
+            self._is_killed = True
+            self._scope.cancel()
+
+    async def run(self, text: str) -> Answer:
+        """Answer a statement. SqlError: why not; it ends by its deadline, by `kill`, or when the caller is
+        cancelled."""
+        self._is_killed = False
+        tree = parse(text)
+        if tree is None:
+            return Answer()
+        seconds = self._seconds(tree)
+        with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
+            self._scope = scope
+            try:
+                return await self._answer(tree)
+            except SandqError as error:
+                raise as_sql(error) from None
+            except RecursionError:
+                raise SqlError(SYNTAX, "the statement nests too deep") from None
+            finally:
+                self._scope = None
+        if self._is_killed:
+            raise SqlError(INTERRUPTED, "Query execution was interrupted")
+        raise SqlError(
+            TIMED_OUT,
+            f"Query execution was interrupted, maximum statement execution time exceeded ({seconds:g} s: "
+            f"{MAX_TIME}, or the server's seconds)",
+        )
+
+    async def columns(self, text: str) -> Any:
+        """The columns (pyarrow.Schema) that a statement has; None where it has none, or its parameters decide.
+        SqlError: it cannot be answered whatever these are."""
+        tree = parse(text)
+        if not isinstance(tree, exp.Query):
+            return None
+        try:
+            async with self._ducks.one() as duck:
+                planned = self._planned(replace_functions(self._with_variables(_named(tree)), self._facts()), duck)
+                tables = dict(planned.catalog)
+                tables |= {name: readers.empty(scan.table, scan.needed) for name, scan in planned.scans.items()}
+                table = await in_thread(duck, partial(duck.run, planned.text(), tables))
+        except SqlError as error:
+            if error.number in (UNKNOWN_TABLE, UNKNOWN_DATABASE, UNKNOWN_FUNCTION, NO_DATABASE):
+                raise
+            return None
+        return table.schema
+
+    def _seconds(self, tree: exp.Expr) -> float:
+        seconds = self.variables.seconds(self._budget)
+        for hint in tree.find_all(exp.Anonymous):
+            if (
+                isinstance(hint.parent, exp.Hint)
+                and str(hint.this).upper() == "MAX_EXECUTION_TIME"
+                and hint.expressions
+            ):
+                text = hint.expressions[0].name
+                if text.isdigit() and int(text):
+                    seconds = min(seconds, int(text) / 1000)
+        for part in list(tree.find_all(exp.Hint)):
+            part.pop()
+        return seconds
+
+    async def _answer(self, tree: exp.Expr) -> Answer:
+        if isinstance(tree, exp.Query):
+            return Answer(await self._query(tree))
+        if isinstance(tree, exp.Show):
+            return Answer(await self._show(tree))
+        if isinstance(tree, exp.Describe):
+            return Answer(await self._describe(tree))
+        if isinstance(tree, exp.Set):
+            await self._set(tree)
+            return Answer()
+        if isinstance(tree, exp.Use):
+            self.use(tree.this.name)
+            return Answer()
+        if isinstance(tree, exp.Kill):
+            if not tree.this.name.isdigit():
+                raise SqlError(SYNTAX, "KILL: a connection's number is expected")
+            return Answer(kill=(int(tree.this.name), tree.text("kind").upper() == "QUERY"))
+        if isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
+            return Answer()
+        if isinstance(tree, exp.Command):
+            return Answer(await self._command(tree))
+        raise SqlError(SYNTAX, "SELECT, SHOW, DESCRIBE, EXPLAIN, SET, USE or KILL is expected (docs/sql.md)")
+
+    async def _command(self, tree: exp.Command) -> Any:
+        """What the parser has no words for."""
+        word = str(tree.this).upper()
+        rest = str(tree.args.get("expression") or "").strip().strip("'").upper()
+        if word == "SHOW":
+            if rest.startswith(("KEYS", "INDEXES")):
+                return shown(exp.Show(this="INDEX"), self.database, self.variables, ())
+            raise not_supported(f"SHOW {rest[:60]}")
+        if word in ("SAVEPOINT", "RELEASE", "START", "BEGIN"):
+            return None
+        if word == "SET":
+            return None if rest.startswith(("TRANSACTION", "SESSION TRANSACTION")) else _raise_set(rest)
+        raise not_supported(word.split(" ")[0])
+
+    # ---------------------------------------------------------------------------------------------- queries
+
+    def _facts(self) -> Facts:
+        return Facts(self._now(), self.database, self._user, VERSION, self._connection)
+
+    async def _query(self, tree: exp.Expr) -> Any:
+        tree = _named(tree)
+        tree = replace_functions(self._with_variables(tree), self._facts())
+        async with self._ducks.one() as duck:
+            planned = self._planned(tree, duck)
+            for scan in planned.scans.values():
+                scan.check(allow_full=self.variables.allows_full_scan)
+            held = Held(self._budget)
+            tables = dict(planned.catalog)
+            for name, scan in planned.scans.items():
+                tables[name] = await readers.read(self._client, scan, held)
+            return await in_thread(duck, partial(duck.run, planned.text(), tables))
+
+    def _planned(self, tree: exp.Expr, duck: Duck) -> Planned:
+        def evaluate(part: exp.Expr, kind: str) -> Any:
+            text = part.sql("duckdb", identify=True)
+            if isinstance(part, exp.Literal) and kind not in _CAST:
+                return part.name if part.is_string else _number(part.name)
+            try:
+                (value,) = duck.values([_CAST.get(kind, "{}").format(text)])
+            except SqlError as error:
+                raise ValueError(error.message) from None
+            if value is not None and kind not in _CAST and not isinstance(value, str):
+                raise ValueError("a column of text is compared with a number")
+            return value
+
+        return plan(tree, self.database, evaluate)
+
+    def _with_variables(self, tree: exp.Expr) -> exp.Expr:
+        def replaced(node: exp.Expr) -> exp.Expr:
+            if isinstance(node, exp.SessionParameter):
+                return _literal(self.variables.get(node.name))
+            if isinstance(node, exp.Parameter):
+                return _literal(self.variables.own.get(node.name.lower()))
+            return node
+
+        return tree.transform(replaced)
+
+    async def _describe(self, tree: exp.Describe) -> Any:
+        target = tree.this
+        if isinstance(target, exp.Table):
+            return described(target, self.database)
+        if not isinstance(target, exp.Query):
+            raise SqlError(SYNTAX, "DESCRIBE: a table, or a SELECT is expected")
+        found = replace_functions(self._with_variables(target), self._facts())
+        async with self._ducks.one() as duck:
+            planned = self._planned(found, duck)
+        rows: list[tuple[Any, ...]] = []
+        for number, (_, scan) in enumerate(planned.scans.items(), 1):
+            pushed = "; ".join(f"{name} {text}" for name, text in scan.pushed().items())
+            try:
+                scan.check(allow_full=self.variables.allows_full_scan)
+                refused = None
+            except SqlError as error:
+                refused = error.message
+            limit = None if scan.limit is None else str(scan.limit)
+            rows.append(
+                (number, scan.table.name, scan.request(), pushed or None, limit, ", ".join(scan.needed), refused)
+            )
+        if not rows:
+            rows.append((1, None, "none", None, None, None, None))
+        return rows_of("id# table request pushed limit columns refused", rows)
+
+    # ------------------------------------------------------------------------------------------------- SHOW
+
+    async def _show(self, tree: exp.Show) -> Any:
+        what = tree.name.upper()
+        if what == "PROCESSLIST":
+            return rows_of("Id# User Host db Command Time# State Info", self._processes())
+        table = shown(tree, self.database, self.variables, self._status())
+        conditions = []
+        like = tree.args.get("like")
+        if like is not None:
+            column = LIKE_COLUMN.get(what) or table.schema.names[0]
+            conditions.append(exp.Like(this=exp.func("LOWER", exp.column(column)), expression=_lowered(like)))
+        where = tree.args.get("where")
+        if where is not None:
+            conditions.append(where.this if isinstance(where, exp.Where) else where)
+        if not conditions:
+            return table
+        query = exp.select("*").from_(exp.to_identifier("shown", quoted=True))
+        for condition in conditions:
+            query = query.where(replace_functions(condition.copy(), self._facts()))
+        if query.find(exp.Subquery, exp.Query) not in (None, query):
+            raise not_supported("a query within SHOW")
+        async with self._ducks.one() as duck:
+            text = query.sql("duckdb", identify=True)
+            return await in_thread(duck, partial(duck.run, text, {"shown": table}))
+
+    # -------------------------------------------------------------------------------------------------- SET
+
+    async def _set(self, tree: exp.Set) -> None:
+        for item in tree.expressions:
+            kind = item.text("kind").upper()
+            if kind in ("NAMES", "CHARACTER SET", "TRANSACTION"):
+                continue
+            if kind in ("GLOBAL", "PERSIST", "PERSIST_ONLY"):
+                raise SqlError(READ_ONLY, "only variables of the session are set: SET SESSION ...")
+            assignment = item.this
+            if not isinstance(assignment, exp.EQ):
+                raise SqlError(SYNTAX, "SET: name = value is expected")
+            left, right = assignment.left, assignment.expression
+            value = await self._value(right)
+            if isinstance(left, exp.Parameter):
+                self.variables.own[left.name.lower()[:64]] = value
+                if len(self.variables.own) > _OWN_MOST:
+                    raise SqlError(WRONG_VALUE, f"at most {_OWN_MOST} variables of one's own are kept")
+                continue
+            if isinstance(left, exp.SessionParameter) and left.text("kind").lower() in ("global", "persist"):
+                raise SqlError(READ_ONLY, "only variables of the session are set: SET SESSION ...")
+            self.variables.set(left.name, value)
+
+    async def _value(self, part: exp.Expr) -> Any:
+        if isinstance(part, (exp.Column, exp.Var)):
+            return part.name
+        if isinstance(part, exp.Literal):
+            return part.name if part.is_string else _number(part.name)
+        if isinstance(part, exp.Boolean):
+            return int(part.this)
+        if isinstance(part, exp.Null):
+            return None
+        query = exp.select(exp.alias_(part.copy(), "value"))
+        table = await self._query(query)
+        return table.column(0)[0].as_py()
+
+
+_OWN_MOST: Final = 100
+
+
+def _raise_set(rest: str) -> None:
+    raise not_supported(f"SET {rest[:60]}")
+
+
+def _number(text: str) -> Any:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def _literal(value: Any) -> exp.Expr:
+    if value is None:
+        return exp.Null()
+    if isinstance(value, (int, float)):
+        return exp.Literal.number(value)
+    return exp.Literal.string(str(value))
+
+
+def _lowered(like: Any) -> exp.Expr:
+    text = like.name if isinstance(like, exp.Expr) else str(like).strip("'")
+    return exp.Literal.string(text.lower())
+
+
+def _named(tree: exp.Expr) -> exp.Expr:
+    """A query whose result's columns are named as MySQL names them: by what was written."""
+    tree = tree.copy()
+    select: Any = tree
+    while isinstance(select, exp.SetOperation):
+        select = select.left
+    while isinstance(select, (exp.Subquery, exp.Paren)):
+        select = select.this
+    if isinstance(select, exp.Select):
+        for part in select.expressions:
+            if not isinstance(part, (exp.Alias, exp.Column, exp.Star)):
+                name = part.sql("mysql").replace("`", "")
+                part.replace(exp.alias_(part.copy(), name[:64], quoted=True))
+    return tree

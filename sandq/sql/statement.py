@@ -1,0 +1,97 @@
+"""A statement as it was sent: parsed, within limits, and of a kind that reads only."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from sandq.sql.budget import NESTING, STATEMENT_BYTES, STATEMENT_NODES
+from sandq.sql.errors import NOT_SUPPORTED, READ_ONLY, SYNTAX, TOO_LARGE, SqlError
+
+# It tells of syntax that it does not know, which is answered here.
+logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
+
+_INSTEAD: Final = (
+    "this is read-only: produce, cancel and move messages with sandctl, a client library or HTTP (docs/sql.md)"
+)
+_WRITING: Final = (
+    *(exp.Insert, exp.Update, exp.Delete, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable, exp.Merge, exp.Into),
+    *(exp.LoadData, exp.Copy, exp.Attach, exp.Detach, exp.Pragma),
+)
+_WRITING_WORDS_NAMES: Final = """
+alter analyze call check checksum create delete do drop flush grant import insert install kill lock load
+optimize purge rename repair replace reset revoke restart shutdown truncate uninstall update xa handler
+"""
+_WRITING_WORDS: Final = frozenset(_WRITING_WORDS_NAMES.split())
+
+
+def parse(text: str) -> exp.Expr | None:
+    """The one statement in a text; None when there is none, only comments. SqlError: what is wrong with it."""
+    if len(text) > STATEMENT_BYTES:
+        raise SqlError(TOO_LARGE, f"the statement has {len(text):,} characters; at most {STATEMENT_BYTES:,} are taken")
+    if text.count("(") > STATEMENT_NODES // 4 or _depth(text) > NESTING:
+        raise SqlError(TOO_LARGE, f"the statement nests more than {NESTING} deep, or has too many brackets")
+    first = _first_word(text)
+    try:
+        found = [one for one in sqlglot.parse(text, read="mysql") if not isinstance(one, (type(None), exp.Semicolon))]
+    except (SqlglotError, RecursionError, ValueError) as error:
+        if first in _WRITING_WORDS:
+            raise SqlError(READ_ONLY, _INSTEAD) from None
+        raise SqlError(SYNTAX, f"You have an error in your SQL syntax: {_where(error)}") from None
+    if not found:
+        return None
+    if len(found) > 1:
+        raise SqlError(SYNTAX, "several statements in one: send them one by one")
+    tree = found[0]
+    assert isinstance(tree, exp.Expr)
+    if isinstance(tree, _WRITING) or (first in _WRITING_WORDS and not isinstance(tree, exp.Kill)):
+        raise SqlError(READ_ONLY, _INSTEAD)
+    count = 0
+    for node in tree.walk():
+        count += 1
+        if isinstance(node, _WRITING):
+            raise SqlError(READ_ONLY, _INSTEAD)
+    if count > STATEMENT_NODES:
+        raise SqlError(TOO_LARGE, f"the statement has {count:,} parts; at most {STATEMENT_NODES:,} are taken")
+    return tree
+
+
+def not_supported(what: str) -> SqlError:
+    """The error for a statement that is understood, and not answered."""
+    return SqlError(NOT_SUPPORTED, f"{what} is not supported (docs/sql.md)")
+
+
+def _depth(text: str) -> int:
+    depth = most = 0
+    for character in text:
+        if character == "(":
+            depth += 1
+            most = max(most, depth)
+        elif character == ")":
+            depth -= 1
+    return most
+
+
+def _first_word(text: str) -> str:
+    text = text.lstrip(" \t\r\n;(")
+    while text.startswith(("/*", "--", "#")):
+        end = text.find("*/") + 2 if text.startswith("/*") else text.find("\n") + 1
+        if end < 2:
+            return ""
+        text = text[end:].lstrip(" \t\r\n;(")
+    return text.split(None, 1)[0].lower().rstrip(";") if text else ""
+
+
+def _where(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it nests too deep"
+    details = getattr(error, "errors", None)
+    if details:
+        one = details[0]
+        near = str(one.get("highlight") or "")[:60]
+        return f"{one.get('description')} near {near!r} at line {one.get('line')}, column {one.get('col')}"
+    return str(error).split("\n")[0][:200]

@@ -1,0 +1,1 @@
+"""MySQL's wire protocol, as far as a read-only server speaks it."""

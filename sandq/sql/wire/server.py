@@ -1,0 +1,93 @@
+"""A server of MySQL's protocol: accepts connections, and knows who is connected."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import anyio
+from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskStatus
+
+from sandq.sql.budget import Budget
+from sandq.sql.duck import Ducks
+from sandq.sql.errors import TOO_MANY_CONNECTIONS, SqlError
+from sandq.sql.wire import packets, rows
+from sandq.sql.wire.connection import Connect, Connection, Settings
+
+log = logging.getLogger("sandq.sql")
+
+CONNECTIONS: Final = 100
+"""At a time, unless another number is said."""
+PORT: Final = 3306
+_CLOSE_S: Final = 1.0
+
+
+class Server:
+    """Serves SQL on listeners, each connection with a client of the cluster of its own."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        budget: Budget,
+        *,
+        connections: int = CONNECTIONS,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        needs_tls: bool = False,
+    ) -> None:
+        """`connect`: makes a client for who has a token; `tls`: the context for the next connection; None: it speaks
+        none; `needs_tls`: nobody is let in without."""
+        self._most = connections
+        self._connections: dict[int, Connection] = {}
+        self._last = 0
+        self._ducks = Ducks(budget)
+        self._settings = Settings(
+            connect, self._ducks, budget, tls, needs_tls, find=self._connections.get, everybody=self._everybody
+        )
+
+    async def serve(
+        self, listeners: Sequence[SocketListener], *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Accept until cancelled; then connections end, and what they ask with them."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                for listener in listeners:
+                    tasks.start_soon(listener.serve, self._handle)
+                task_status.started()
+        finally:
+            with anyio.CancelScope(shield=True):
+                for listener in listeners:
+                    await listener.aclose()
+            self._ducks.close()
+
+    def _everybody(self) -> list[Connection]:
+        return list(self._connections.values())
+
+    async def _handle(self, stream: SocketStream) -> None:
+        async with stream:
+            peer = str(stream.extra(SocketAttribute.remote_address, ("",))[0])
+            if len(self._connections) >= self._most:
+                await _refuse(stream, self._most)
+                return
+            self._last = self._last % 0xFFFFFFFF + 1
+            number = self._last
+            connection = Connection(stream, number, self._settings, peer)
+            self._connections[number] = connection
+            try:
+                await connection.run()
+            except Exception:
+                # A fault in one connection must not take the others with it; the log has it whole.
+                log.exception("a connection failed")
+            finally:
+                del self._connections[number]
+
+
+async def _refuse(stream: SocketStream, most: int) -> None:
+    error = SqlError(TOO_MANY_CONNECTIONS, f"Too many connections: {most} are open")
+    data, _ = rows.framed([packets.error(error)], 0)
+    with anyio.move_on_after(_CLOSE_S):
+        try:
+            await stream.send(data)
+        except (OSError, anyio.BrokenResourceError):
+            return

@@ -1,0 +1,193 @@
+"""`sandq sql`: SQL over MySQL's protocol, in a process of its own: a client of the cluster like any other."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import structlog
+
+import sandq
+from sandq.client import Client, connect_with
+from sandq.client.options import Options, parse_server
+from sandq.client.tls import ClientTls
+from sandq.model.config import Address, NodeConfig
+from sandq.model.config_schema import is_beyond
+from sandq.model.config_sql import SqlSection
+from sandq.model.config_tls import OFF, REQUIRE, TlsSection
+from sandq.model.errors import InvalidRequest, StartupError
+from sandq.model.ports import LOCAL_HOST, SQL_PORT
+from sandq.server import logs, open_files
+from sandq.server.collector import collect_rarely
+from sandq.server.http.alone import bind
+from sandq.tls.certificates import Certificates
+
+if TYPE_CHECKING:
+    from sandq.sql import Budget
+
+EXIT_AT_ONCE = 130
+"""Told a second time to stop."""
+CLIENT_NAME: Final = "sandq-sql"
+REQUEST_S: Final = 10.0
+"""For a node to answer one request."""
+_NEEDED: Final = ("sqlglot", "duckdb", "pyarrow")
+
+
+def check_installed() -> None:
+    """Raise StartupError when what SQL stands on is not installed."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise StartupError(f"SQL needs {', '.join(missing)}: pip install 'sandq[sql]'")
+
+
+def budget_of(section: SqlSection) -> Budget:
+    """What a query may take, as the configuration says."""
+    from sandq.sql import Budget
+
+    return Budget(
+        scan_rows=section.rows,
+        scan_bytes=section.bytes,
+        result_rows=section.rows,
+        result_bytes=section.bytes,
+        memory_bytes=section.memory_bytes,
+        seconds=section.timeout_ms / 1000,
+        queries=section.queries,
+    )
+
+
+def connecting(
+    servers: Sequence[str], tls: ClientTls | None, *, insecure: bool
+) -> Callable[[str | None], AbstractAsyncContextManager[Client]]:
+    """What makes a client for who has a token; whatever this process' environment says of one is not theirs."""
+
+    def connect(token: str | None) -> AbstractAsyncContextManager[Client]:
+        options = Options(connect_timeout_s=REQUEST_S, timeout_s=REQUEST_S, tls=tls, token=token, insecure=insecure)
+        return connect_with(options, tuple(servers), CLIENT_NAME)
+
+    return connect
+
+
+async def serve_sql(
+    sockets: Sequence[socket.socket],
+    connect: Callable[[str | None], AbstractAsyncContextManager[Client]],
+    section: SqlSection,
+    tls: Callable[[], ssl.SSLContext] | None,
+    *,
+    needs_tls: bool,
+    on_ready: Callable[[], None],
+    stop: anyio.Event,
+) -> None:
+    """Serve on these sockets until `stop`; statements that run then are ended."""
+    from anyio.abc import SocketListener
+
+    from sandq.sql.wire.server import Server
+
+    server = Server(connect, budget_of(section), connections=section.connections, tls=tls, needs_tls=needs_tls)
+    listeners = [await SocketListener.from_socket(one) for one in sockets]
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(lambda *, task_status: server.serve(listeners, task_status=task_status))
+        on_ready()
+        await stop.wait()
+        tasks.cancel_scope.cancel()
+
+
+def serve_gateway(
+    servers: tuple[str, ...],
+    listen: str | None,
+    config: NodeConfig,
+    log_format: str,
+    log_level: str,
+    ca: Path | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. `ca`: whom to trust of the nodes, by TLS. Raises SandqError: an option is wrong,
+    the port is taken, or something is not installed."""
+    check_installed()
+    host, port = _address(listen, config)
+    is_open = is_beyond(host) and config.tls.sql != REQUIRE
+    if is_open and not config.security.insecure:
+        raise StartupError(
+            f"SQL on {host} without TLS: say tls.sql: require, with a certificate (docs/security.md), or, in a "
+            "network that nobody else reaches, security.insecure: true (SANDQ_SECURITY__INSECURE=true)"
+        )
+    if not servers:
+        raise InvalidRequest("--server: at least one HOST:PORT is expected")
+    for server in servers:
+        parse_server(server)
+    certificates = None if config.tls.sql == OFF else Certificates(config.tls)
+    connect = connecting(servers, _nodes_tls(config.tls, ca), insecure=config.security.insecure)
+    people = logs.set_up(log_format, log_level, "sql")
+    log = structlog.get_logger("sandq.sql")
+
+    def say(line: str) -> None:
+        if people is not None:
+            people.write(f"{line}\n")
+
+    async def run() -> None:
+        sockets = bind(host, port)
+        at = sockets[0].getsockname()
+        address = f"{f'[{at[0]}]' if ':' in at[0] else at[0]}:{at[1]}"
+        stop = anyio.Event()
+
+        def on_ready() -> None:
+            collect_rarely()
+            say(f"sandq {sandq.__version__}: SQL for {', '.join(servers)}")
+            say(f"SQL: {address}{'' if certificates is None else ', by TLS'}")
+            if is_open:
+                say(f"INSECURE: SQL on {host} without TLS")
+                log.warning("SQL is open to anybody", host=host, remedy="docs/security.md")
+            log.info("ready", servers=servers, sql=address)
+
+        async def until_told() -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                async for number in signals:
+                    if stop.is_set():
+                        os._exit(EXIT_AT_ONCE)
+                    say("stopping")
+                    log.info("stopping", signal=signal.Signals(number).name)
+                    stop.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(until_told)
+            if certificates is not None:
+                tasks.start_soon(certificates.follow)
+            await serve_sql(
+                sockets,
+                connect,
+                config.sql,
+                None if certificates is None else lambda: certificates.loaded.sql,
+                needs_tls=config.tls.sql == REQUIRE,
+                on_ready=on_ready,
+                stop=stop,
+            )
+            tasks.cancel_scope.cancel()
+
+    try:
+        open_files.raise_limit()
+        anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
+        log.info("stopped")
+    finally:
+        logs.finish()
+
+
+def _nodes_tls(section: TlsSection, ca: Path | None) -> ClientTls | None:
+    """Nodes are asked by TLS where it is known whom to trust of them, unless the file says otherwise."""
+    is_off = section.cert_file is not None and section.client == OFF
+    trusted = ca or (None if is_off else section.ca_file)
+    return None if trusted is None else ClientTls(ca=trusted)
+
+
+def _address(listen: str | None, config: NodeConfig) -> Address:
+    if listen is None:
+        return config.listen.sql or Address(LOCAL_HOST, SQL_PORT)
+    try:
+        return Address.parse(listen)
+    except ValueError as error:
+        raise InvalidRequest(f"--listen: {error}") from None

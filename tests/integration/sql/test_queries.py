@@ -1,0 +1,456 @@
+"""SQL over a broker: what tables hold, what is asked of the cluster for them, and what is refused."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import sandq
+import sandq.testing
+from sandq.errors import SandqError, UnknownTopic
+from sandq.sql import Budget, Ducks, Session, SqlError
+from sandq.sql.bounds import Bounds
+from sandq.sql.budget import Held
+from sandq.sql.duck import Duck
+from sandq.sql.errors import TOO_BIG_SELECT, UNKNOWN_COLUMN, UNKNOWN_TABLE
+from sandq.sql.readers import read
+from sandq.sql.scan import Scan
+from sandq.sql.schema import MESSAGES
+from tests.support.examples import seeds
+
+NOW = datetime.datetime(2030, 1, 1)
+
+
+class Bench:
+    """A broker whose clock stands still, a client of it, and a session."""
+
+    def __init__(self, client: sandq.Client, ducks: Ducks, broker: sandq.testing.AsyncBroker) -> None:
+        self.client = client
+        self.broker = broker
+        self.session = Session(client, ducks, Budget(), now=lambda: NOW)
+
+    async def rows(self, text: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self.session.run(text)).table.to_pylist()
+        return found
+
+    async def column(self, text: str) -> list[Any]:
+        """The first column's cells."""
+        return [next(iter(row.values())) for row in await self.rows(text)]
+
+    async def refused(self, text: str) -> SqlError:
+        with pytest.raises(SqlError) as caught:
+            await self.session.run(text)
+        return caught.value
+
+
+@asynccontextmanager
+async def benched() -> AsyncIterator[Bench]:
+    async with sandq.testing.broker() as broker, sandq.connect(broker.address) as client:
+        ducks = Ducks(Budget())
+        yield Bench(client, ducks, broker)
+        ducks.close()
+
+
+async def filled(bench: Bench, kind: str = "timer", count: int = 60, seed: int = 0) -> None:
+    """A topic `t` with messages of all sorts, in all states."""
+    chance = random.Random(seed)
+    settings: dict[str, Any] = {"delete_on_ack": False, "retention": "7d"}
+    await bench.client.admin.create_topic("t", kind=kind, partitions=3, **settings)
+    for number in range(count):
+        key = chance.choice([None, b"ada", b"adam", b"\xff\x00", "köln".encode()])
+        options: dict[str, Any] = {"delay": f"{chance.choice([0, 0, 1, 2, 3])}h"}
+        if key is not None:
+            options["key"] = key
+        elif kind != "fair" and chance.random() < 0.5:
+            options["unique_key"] = f"u{number}"
+        if kind in ("priority", "fair"):
+            options["priority"] = chance.randrange(3)
+        if kind == "fair":
+            options["tenant"] = chance.choice(["a", "b"])
+        value = chance.choice([b'{"n": %d}' % number, b"text %d" % number, b"\xff%d" % number])
+        id = await bench.client.produce("t", value, headers=chance.choice([None, {"h": number}]), **options)
+        if options["delay"] != "0h" and chance.random() < 0.3:
+            await bench.client.messages("t").move(id, delay=f"{chance.choice([1, 4])}h")
+    leases = bench.client.leases("t", "g")
+    taken = await leases.take(12)
+    await leases.ack(taken[:4])
+    for one in taken[4:6]:
+        await leases.nack([one], error="it did not work")
+    for one in taken[6:8]:
+        await leases.dead([one], error="never")
+
+
+# ------------------------------------------------------------------------------------------------ messages
+
+
+async def test_a_message_is_found_by_its_id() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t", partitions=3)
+        id = await bench.client.produce(
+            "t", b'{"who": "ada"}', key="k", headers={"a": 1, "b": b"\xff"}, delay="1h", ttl="2h"
+        )
+        (row,) = await bench.rows(f"SELECT * FROM messages WHERE topic = 't' AND id = '{id}'")
+        assert row["deliver_at"] == row["due_at"] == NOW + datetime.timedelta(hours=1)
+        assert (row["topic"], row["id"], row["offset"], row["state"]) == ("t", id, id, "delayed")
+        assert (row["key"], row["key_bytes"], row["text"]) == ("k", b"k", '{"who": "ada"}')
+        assert row["json"] == '{"who": "ada"}' and row["headers"] == '{"a": 1, "b": {"base64": "/w=="}}'
+        assert (row["ttl_ms"], row["size"], row["moves"], row["moved_at"]) == (7_200_000, 14, 0, None)
+        moved = await bench.client.messages("t").move(id, delay="2h")
+        (row,) = await bench.rows(f"SELECT * FROM messages WHERE topic = 't' AND id = '{id}'")
+        assert (row["offset"], row["moves"]) == (moved, 1)
+        assert row["deliver_at"] - row["due_at"] == datetime.timedelta(hours=1)
+        assert await bench.rows("SELECT * FROM messages WHERE topic = 't' AND id = 'no such id'") == []
+
+
+CONDITIONS = (
+    "deliver_at > '2030-01-01 01:00:00'",
+    "deliver_at >= '2030-01-01 01:00:00'",
+    "deliver_at < '2030-01-01 02:00:00'",
+    "deliver_at = '2030-01-01 02:00:00'",
+    "deliver_at BETWEEN '2030-01-01 00:00:00' AND '2030-01-01 02:00:00'",
+    "deliver_at IN ('2030-01-01 01:00:00', '2030-01-01 03:00:00')",
+    "NOT deliver_at > '2030-01-01 01:00:00'",
+    "deliver_at < '2030-01-01 01:00:00' OR deliver_at > '2030-01-01 02:00:00'",
+    "deliver_at > '2030-01-01 00:59:59.999500'",
+    '"partition" = 1',
+    '"partition" IN (0, 2)',
+    '"partition" <> 1',
+    "\"key\" = 'ada'",
+    "\"key\" LIKE 'ada%'",
+    "\"key\" NOT LIKE 'ada%'",
+    '"key" IS NULL',
+    "\"key\" IN ('ada', 'köln')",
+    '"key" = \'ada\' OR "partition" = 0',
+    "unique_key = 'u7'",
+    "unique_key LIKE 'u1%'",
+    "state = 'delayed'",
+    "state = 'ready'",
+    "state IN ('leased', 'waiting')",
+    "state <> 'delayed'",
+    "state = 'dead' OR state = 'acked'",
+    "state = 'no such state'",
+    "text LIKE 'text%'",
+    "size > 7",
+    "moves > 0",
+    "due_at = deliver_at",
+    "priority >= 1",
+    "tenant = 'a'",
+    "\"offset\" >= '{offset}'",
+    "\"offset\" < '{offset}'",
+    "\"offset\" = '{offset}'",
+    "\"offset\" BETWEEN '{offset}' AND '{other}'",
+    "id = '{offset}'",
+    "id IN ('{offset}', '{other}')",
+    "id > '{offset}'",
+    "topic = 't'",
+    "topic > 's'",
+    "created_at <= '2030-01-01'",
+)
+WANTED = (
+    ("id", '"offset"'),
+    ("id", "state", "moves"),
+    ("id", "headers", "json", "due_at"),
+    ("*",),
+)
+
+
+@pytest.mark.parametrize("kind", ["timer", "fair", "priority"])
+@pytest.mark.parametrize("seed", seeds(2, 20))
+async def test_what_is_asked_of_the_cluster_is_never_less_than_where_says(kind: str, seed: int) -> None:
+    """The rows of a query are those that DuckDB finds among all rows, whatever of WHERE was pushed down."""
+    chance = random.Random(f"{kind} {seed}")
+    async with benched() as bench:
+        await filled(bench, kind, seed=seed)
+        columns = tuple(
+            column.name for column in MESSAGES.columns if column.made_of is None or column.name == "headers"
+        )
+        everything = await read(bench.client, Scan(MESSAGES, Bounds(), columns), Held(Budget()))
+        assert everything.num_rows >= 50
+        offsets = everything["offset"].to_pylist()
+        duck = Duck(Budget())
+        await bench.session.run("SET sandq_allow_full_scan = 1")
+        await bench.session.run("SET sql_mode = 'ANSI_QUOTES'")
+        for _ in range(40):
+            places = {"offset": chance.choice(offsets), "other": chance.choice(offsets)}
+            parts = [part.format(**places) for part in chance.sample(CONDITIONS, chance.choice([1, 1, 2, 3]))]
+            where = " AND ".join(f"({part})" for part in parts)
+            wanted = ", ".join(chance.choice(WANTED))
+            reference = duck.run(f'SELECT id FROM "m" WHERE {where}', {"m": everything})
+            asked = f"SELECT {wanted} FROM messages WHERE {where}".replace('"', "`")
+            found = (await bench.session.run(asked)).table
+            assert sorted(found["id"].to_pylist()) == sorted(reference["id"].to_pylist()), (kind, seed, asked)
+            if wanted == "*":  # and they say the same, whichever way they came
+                same = dict(zip(everything["id"].to_pylist(), everything.to_pylist(), strict=True))
+                for row in found.to_pylist():
+                    expected = same[row["id"]]
+                    assert {name: row[name] for name in expected} == expected, (kind, seed, asked)
+
+
+async def test_limits_are_enough_only_where_nothing_else_is_asked() -> None:
+    async with benched() as bench:
+        await filled(bench)
+        assert len(await bench.rows("SELECT id FROM messages LIMIT 7")) == 7
+        assert len(await bench.rows("SELECT id FROM messages WHERE topic = 't' LIMIT 5 OFFSET 3")) == 5
+        times = await bench.column("SELECT deliver_at FROM messages WHERE topic = 't' ORDER BY deliver_at LIMIT 30")
+        assert times == sorted(times) and times[0] == NOW
+        assert await bench.rows("SELECT id FROM messages LIMIT 0") == []
+        for condition in ("text LIKE '%7%'", "`key` = 'ada'", "state <> 'ready'", "deliver_at IS NOT NULL"):
+            error = await bench.refused(f"SELECT id FROM messages WHERE topic = 't' AND {condition} LIMIT 5")
+            assert error.number == TOO_BIG_SELECT, condition
+        for query in (
+            "SELECT COUNT(*) FROM messages LIMIT 1",
+            "SELECT DISTINCT state FROM messages WHERE topic = 't' LIMIT 1",
+            "SELECT id FROM messages WHERE topic = 't' ORDER BY size LIMIT 1",
+            "SELECT id FROM messages WHERE topic = 't' ORDER BY deliver_at DESC LIMIT 1",
+            "SELECT a.id FROM messages a JOIN messages b ON a.id = b.id WHERE a.topic = 't' LIMIT 1",
+            "SELECT state, COUNT(*) FROM messages WHERE topic = 't' GROUP BY state LIMIT 1",
+            "SELECT id FROM (SELECT * FROM messages WHERE topic = 't') m LIMIT 1",
+        ):
+            assert (await bench.refused(query)).number == TOO_BIG_SELECT, query
+
+
+async def test_what_would_read_everything_is_refused_unless_it_is_allowed() -> None:
+    async with benched() as bench:
+        await filled(bench, count=10)
+        for query in (
+            "SELECT * FROM messages",
+            "SELECT * FROM messages WHERE topic = 't'",
+            "SELECT * FROM messages WHERE deliver_at > NOW()",
+            "SELECT * FROM messages WHERE topic = 't' AND state = 'delayed'",
+            "SELECT * FROM dead_letters",
+            "SELECT * FROM `keys`",
+            "SELECT * FROM z4.task WHERE queue = 't'",
+            "SELECT 1 WHERE EXISTS (SELECT 1 FROM messages)",
+        ):
+            error = await bench.refused(query)
+            assert error.number == TOO_BIG_SELECT and "sandq_allow_full_scan" in error.message, query
+        assert await bench.column("SELECT COUNT(*) FROM messages WHERE topic = 't' AND deliver_at >= NOW()") == [10]
+        await bench.session.run("SET sandq_allow_full_scan = 1")
+        assert await bench.column("SELECT COUNT(*) FROM messages") == [10]
+
+
+async def test_a_query_has_a_budget() -> None:
+    async with benched() as bench:
+        await filled(bench, count=40)
+        query = "SELECT * FROM messages WHERE topic = 't' AND deliver_at >= NOW()"
+        for budget in (Budget(scan_rows=39), Budget(scan_bytes=500), Budget(result_rows=39)):
+            session = Session(bench.client, Ducks(budget), budget, now=lambda: NOW)
+            with pytest.raises(SqlError) as caught:
+                await session.run(query)
+            assert caught.value.number == TOO_BIG_SELECT
+        assert len(await bench.rows(query)) == 40
+
+
+async def test_explain_tells_what_is_asked_of_the_cluster() -> None:
+    async with benched() as bench:
+        await filled(bench, count=5)
+        query = "SELECT text FROM messages WHERE topic = 't' AND deliver_at > '2030-01-01' AND `key` = 'ada'"
+        (row,) = await bench.rows(f"EXPLAIN {query}")
+        assert (row["table"], row["request"], row["refused"]) == ("messages", "FETCH", None)
+        assert row["pushed"].startswith("topic = t; deliver_at > ")
+        assert row["columns"] == "topic, deliver_at, key, text"
+        (row,) = await bench.rows("EXPLAIN SELECT * FROM messages WHERE topic = 't' AND id = 'x'")
+        assert row["request"] == "GET"
+        (row,) = await bench.rows("EXPLAIN SELECT * FROM messages")
+        assert "all of messages" in row["refused"]
+
+
+async def test_tables_are_joined_and_aggregated() -> None:
+    async with benched() as bench:
+        await filled(bench)
+        (row,) = await bench.rows(
+            "SELECT t.kind, COUNT(*) AS n, SUM(m.json->'$.n' >= 0) AS numbers FROM messages m "
+            "JOIN topics t ON m.topic = t.topic "
+            "WHERE m.topic = 't' AND m.deliver_at >= NOW() GROUP BY t.kind"
+        )
+        assert row["kind"] == "timer" and row["n"] == 60 and 0 < row["numbers"] < 60
+        slots = await bench.rows(
+            "SELECT UNIX_TIMESTAMP(deliver_at) DIV 3600 * 3600 AS time_sec, state AS metric, COUNT(*) AS value "
+            "FROM messages WHERE topic = 't' AND deliver_at BETWEEN FROM_UNIXTIME(1893456000) AND "
+            "FROM_UNIXTIME(1893470400) GROUP BY 1, 2 ORDER BY 1"
+        )
+        assert sum(slot["value"] for slot in slots) == 60
+        assert {slot["time_sec"] % 3600 for slot in slots} == {0}
+        both = await bench.column(
+            "WITH late AS (SELECT id FROM messages WHERE topic = 't' AND deliver_at > '2030-01-01 01:00:00') "
+            "SELECT COUNT(*) FROM late UNION ALL SELECT COUNT(*) FROM messages "
+            "WHERE topic = 't' AND deliver_at <= '2030-01-01 01:00:00'"
+        )
+        assert sum(both) == 60
+
+
+async def test_topics_that_are_not_there_are_told() -> None:
+    async with benched() as bench:
+        with pytest.raises(SqlError, match="nope"):
+            await bench.session.run("SELECT * FROM messages WHERE topic = 'nope' LIMIT 1")
+        assert (await bench.refused("SELECT * FROM nope")).number == UNKNOWN_TABLE
+        assert (await bench.refused("SELECT nope FROM topics")).number == UNKNOWN_COLUMN
+        assert issubclass(UnknownTopic, SandqError)
+
+
+# ------------------------------------------------------------------------------------------------ beside messages
+
+
+async def test_dead_letters_and_leases_have_their_groups() -> None:
+    async with benched() as bench:
+        await filled(bench)
+        dead = await bench.rows("SELECT * FROM dead_letters WHERE topic = 't'")
+        assert [(row["group"], row["reason"], row["error"]) for row in dead] == [("g", "rejected", "never")] * 2
+        assert dead[0]["attempts"] == 1 and '"never"' in dead[0]["history"]
+        assert await bench.rows("SELECT id FROM dead_letters WHERE topic = 't' AND `group` = 'no'") == []
+        assert len(await bench.rows("SELECT id FROM dead_letters WHERE topic = 't' AND dead_at = '2030-01-01'")) == 2
+        assert await bench.rows("SELECT id FROM dead_letters WHERE topic = 't' AND dead_at > '2030-01-01'") == []
+        leases = await bench.rows("SELECT * FROM leases WHERE topic = 't' ORDER BY state")
+        assert [row["state"] for row in leases] == ["leased"] * 4 + ["waiting"] * 2
+        assert leases[0]["lease_until"] > NOW and leases[0]["lease_token"] and leases[0]["attempt"] == 1
+        assert leases[-1]["error"] == "it did not work" and leases[-1]["retry_at"] > NOW
+        assert len(await bench.rows("SELECT id FROM leases WHERE topic = 't' AND state = 'waiting'")) == 2
+
+
+async def test_keys_of_compacted_topics_are_rows() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("kv", kind="compacted", partitions=3)
+        for number in range(30):
+            await bench.client.kv("kv").put(f"user/{number:02}", b'{"n": %d}' % number)
+        await bench.client.kv("kv").put(b"\xff", b"x")
+        rows = await bench.rows(
+            "SELECT `key`, json->'$.n' AS n FROM `keys` WHERE topic = 'kv' AND `key` LIKE 'user/1%'"
+        )
+        assert sorted(row["key"] for row in rows) == [f"user/{number}" for number in range(10, 20)]
+        by_name = await bench.rows("SELECT * FROM `keys` WHERE topic = 'kv' AND `key` IN ('user/05', 'none')")
+        assert [(row["key"], row["size"]) for row in by_name] == [("user/05", 8)]
+        ranged = "SELECT `key` FROM `keys` WHERE topic = 'kv' AND `key` > 'user/05' AND `key` <= 'user/08'"
+        assert sorted(await bench.column(ranged)) == ["user/06", "user/07", "user/08"]
+        assert len(await bench.rows("SELECT key_bytes FROM `keys` WHERE topic = 'kv' LIMIT 4")) == 4
+        await bench.session.run("SET sandq_allow_full_scan = 1")
+        assert await bench.column("SELECT COUNT(*) FROM `keys`") == [31]
+
+
+async def test_what_the_cluster_is_made_of_is_told() -> None:
+    async with benched() as bench:
+        await filled(bench)
+        await bench.client.schedules("t").create("daily", b"x", cron="0 8 * * *")
+        (group,) = await bench.rows("SELECT * FROM `groups` WHERE topic = 't'")
+        assert (group["group"], group["leased"], group["waiting"], group["dead"]) == ("g", 4, 2, 2)
+        assert group["lag"] == group["ready"] + 6
+        (topic,) = await bench.rows("SELECT * FROM topics")
+        assert (topic["topic"], topic["partitions"], topic["dead"]) == ("t", 3, 2) and topic["messages"] >= 60
+        assert len(await bench.rows("SELECT * FROM partitions WHERE topic = 't' AND leader = 'node1'")) == 3
+        (node,) = await bench.rows("SELECT * FROM nodes")
+        assert node["up"] == node["metadata_leader"] == 1
+        (schedule,) = await bench.rows("SELECT * FROM schedules WHERE topic = 't' AND name = 'daily'")
+        assert (schedule["cron"], schedule["state"]) == ("0 8 * * *", "active")
+        hours = await bench.rows(
+            "SELECT * FROM forecast WHERE topic = 't' AND unit = 'hour' AND starts_at < '2030-01-02'"
+        )
+        delayed = await bench.column("SELECT COUNT(*) FROM messages WHERE topic='t' AND deliver_at > '2030-01-01'")
+        assert sum(row["messages"] for row in hours if row["starts_at"] > NOW) == delayed[0]
+
+
+# ------------------------------------------------------------------------------------------------------- z4
+
+
+async def test_z4_queries_work() -> None:
+    async with benched() as bench:
+        await filled(bench)
+        await bench.session.run("USE z4")
+        tasks = await bench.rows("SELECT * FROM task WHERE queue = 't' AND deliver_at <= '2030-01-01 02:00:00'")
+        assert tasks and all(NOW < row["deliver_at"] <= NOW + datetime.timedelta(hours=2) for row in tasks)
+        assert set(tasks[0]) == {"queue", "id", "deliver_at", "last_retry", "metadata", "payload"}
+        exactly = await bench.rows("SELECT id FROM task WHERE queue = 't' AND deliver_at = '2030-01-01 01:00:00'")
+        assert (
+            {row["id"] for row in exactly}
+            == {row["id"] for row in tasks if row["deliver_at"] == NOW + datetime.timedelta(hours=1)}
+            != set()
+        )
+        with_header = await bench.rows(
+            "SELECT metadata FROM task WHERE queue = 't' AND deliver_at > '2030-01-01' "
+            "AND JSON_EXTRACT(metadata, '$.h') >= 0 LIMIT 2"
+        )
+        assert len(with_header) == 2
+        one = tasks[0]["id"]
+        assert len(await bench.rows(f"SELECT * FROM task WHERE queue = 't' AND id = '{one}'")) == 1
+        (queue,) = await bench.rows("SELECT * FROM queue WHERE id = 't'")
+        assert queue["ack_deadline"] == 30 and '"g"' in queue["positions"]
+
+
+# ---------------------------------------------------------------------------------------------- what tools ask
+
+
+async def test_tools_find_their_way() -> None:
+    async with benched() as bench:
+        assert "messages" in await bench.column("SHOW TABLES")
+        assert await bench.column("SHOW DATABASES") == ["sandq", "z4", "information_schema"]
+        assert await bench.column("SHOW TABLES FROM z4") == ["task", "queue"]
+        assert await bench.column("SHOW TABLES LIKE 'part%'") == ["partitions"]
+        assert "deliver_at" in await bench.column("DESCRIBE messages")
+        assert await bench.column("SHOW FULL COLUMNS FROM messages LIKE 'TOPIC'") == ["topic"]
+        assert await bench.rows("SHOW VARIABLES LIKE 'version'") == [
+            {"Variable_name": "version", "Value": "8.4.0-sandq"}
+        ]
+        assert await bench.column("SHOW VARIABLES WHERE Variable_name = 'autocommit'") == ["autocommit"]
+        assert "`deliver_at` datetime(3)" in (await bench.rows("SHOW CREATE TABLE messages"))[0]["Create Table"]
+        columns = await bench.column(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = 'sandq' "
+            "AND table_name = 'topics' ORDER BY ordinal_position"
+        )
+        assert columns[:2] == ["topic", "kind"]
+        assert await bench.rows("SELECT @@version_comment, @@session.autocommit, @nothing, DATABASE()") == [
+            {
+                "@@version_comment": "sandq, a topic broker: read-only",
+                "@@session.autocommit": 1,
+                "@nothing": None,
+                "SCHEMA()": "sandq",
+            }
+        ]
+        for text in ("SET NAMES utf8mb4", "SET autocommit = 0", "START TRANSACTION", "COMMIT", "SET @a = 1 + 1"):
+            assert (await bench.session.run(text)).table is None
+        assert await bench.column("SELECT @a") == [2]
+        assert await bench.rows("SHOW WARNINGS") == await bench.rows("SHOW KEYS FROM messages") == []
+
+
+async def test_what_cannot_be_set_is_told() -> None:
+    async with benched() as bench:
+        for text in (
+            "SET GLOBAL read_only = 0",
+            "SET @@global.read_only = 0",
+            "SET no_such_variable = 1",
+            "SET time_zone = 'Europe/Vienna'",
+            "SET version = '9'",
+            "SET max_execution_time = -1",
+        ):
+            await bench.refused(text)
+        await bench.session.run("SET time_zone = '+00:00', max_execution_time = 5000")
+        assert bench.session.variables.seconds(Budget()) == 5
+
+
+async def test_a_query_ends_by_its_deadline_and_when_it_is_killed() -> None:
+    async with benched() as bench:
+        await filled(bench, count=40)
+        await bench.session.run("SET sandq_allow_full_scan = 1")
+        many = "abcdefghi"
+        tables, sizes = ", ".join(f"messages {name}" for name in many), " + ".join(f"{name}.size" for name in many)
+        endless = f"SELECT COUNT(*) FROM {tables} WHERE {sizes} = -1"
+        await bench.session.run("SET max_execution_time = 1")
+        assert (await bench.refused(endless)).number == 3024
+        await bench.session.run("SET max_execution_time = 0")
+
+        import trio
+
+        async with trio.open_nursery() as nursery:
+
+            async def kill() -> None:
+                while True:
+                    await trio.testing.wait_all_tasks_blocked()
+                    bench.session.kill()
+                    await trio.sleep(0.01)
+
+            nursery.start_soon(kill)
+            assert (await bench.refused(endless)).number == 1317
+            nursery.cancel_scope.cancel()
+        assert await bench.column("SELECT 1") == [1]

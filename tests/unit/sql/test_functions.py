@@ -1,0 +1,90 @@
+"""Functions are MySQL's, those that are named; the others, DuckDB's own among them, are refused."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from sandq.sql.budget import Budget
+from sandq.sql.duck import Duck
+from sandq.sql.errors import UNKNOWN_FUNCTION, SqlError
+from sandq.sql.functions import Facts, replace_functions
+from sandq.sql.statement import parse
+
+NOW = datetime.datetime(2030, 1, 31, 8, 30, 15, 250_000)
+FACTS = Facts(NOW, "sandq", "ada@127.0.0.1", "8.4.0-sandq", 7)
+DUCK = Duck(Budget())
+
+
+def value(expression: str) -> Any:
+    tree = parse(f"SELECT {expression} AS v")
+    assert tree is not None
+    return DUCK.run(replace_functions(tree, FACTS).sql("duckdb", identify=True), {}).to_pylist()[0]["v"]
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("NOW()", datetime.datetime(2030, 1, 31, 8, 30, 15)),
+        ("NOW(3)", NOW),
+        ("CURDATE()", datetime.date(2030, 1, 31)),
+        ("NOW() - INTERVAL 1 HOUR", datetime.datetime(2030, 1, 31, 7, 30, 15)),
+        ("DATE_ADD(NOW(), INTERVAL 2 DAY)", datetime.datetime(2030, 2, 2, 8, 30, 15)),
+        ("UNIX_TIMESTAMP()", 1896078615),
+        ("UNIX_TIMESTAMP('2030-01-31 08:30:15') DIV 60 * 60", 1896078600),
+        ("CAST(CAST(UNIX_TIMESTAMP('2030-01-31 08:30:15')/(300) AS SIGNED)*300 AS SIGNED)", 1896078600),
+        ("FROM_UNIXTIME(1896078615)", datetime.datetime(2030, 1, 31, 8, 30, 15)),
+        ("DATE_FORMAT('2030-01-31 08:30:15', '%Y-%m-%d %H:%i')", "2030-01-31 08:30"),
+        ("TIMESTAMPDIFF(MINUTE, '2030-01-31 08:00:00', '2030-01-31 08:30:15')", 30),
+        ("HOUR('2030-01-31 08:30:15')", 8),
+        ("7 DIV 2", 3),
+        ("-7 DIV 2", -3),
+        ("7 / 2", 3.5),
+        ("1 / 0", None),
+        ("IFNULL(NULL, 'x')", "x"),
+        ("IF(1 > 2, 'a', 'b')", "b"),
+        ("CONCAT('a', 'b', 1)", "ab1"),
+        ("SUBSTRING_INDEX('a.b.c', '.', 2)", "a.b"),
+        ("SUBSTRING_INDEX('a.b.c', '.', -2)", "b.c"),
+        ("JSON_EXTRACT('{\"n\": 5}', '$.n')", "5"),
+        ("JSON_UNQUOTE(JSON_EXTRACT('{\"a\": \"x\"}', '$.a'))", "x"),
+        ("JSON_EXTRACT('{\"n\": 10}', '$.n') > 9", True),
+        ("JSON_EXTRACT('{\"n\": 10}', '$.n') + 1", 11.0),
+        ("'a' <=> NULL", False),
+        ("'abc' REGEXP '^a'", True),
+        ("DATABASE()", "sandq"),
+        ("CONNECTION_ID()", 7),
+        ("_utf8mb4'x' COLLATE utf8mb4_bin", "x"),
+        ("CHAR_LENGTH('äb')", 2),
+        ("LOCATE('b', 'abc')", 2),
+        ("'x' IN ('x', 'y')", True),
+    ],
+)
+def test_functions_give_what_mysql_gives(expression: str, expected: Any) -> None:
+    assert value(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "getenv('HOME')",
+        "current_setting('memory_limit')",
+        "read_text('/etc/passwd')",
+        "LOAD_FILE('/etc/passwd')",
+        "SLEEP(10)",
+        "BENCHMARK(1000000, 1)",
+        "query_table('x')",
+        "duckdb_settings()",
+        "UPPER(getenv('HOME'))",
+        "1 DIV getenv('HOME')",
+        "JSON_EXTRACT(read_text('x'), '$')",
+        "DATE_FORMAT(getenv('HOME'), '%Y')",
+        "COALESCE(NULL, (SELECT getenv('HOME')))",
+    ],
+)
+def test_other_functions_are_refused_wherever_they_stand(expression: str) -> None:
+    with pytest.raises(SqlError) as caught:
+        value(expression)
+    assert caught.value.number == UNKNOWN_FUNCTION

@@ -1,0 +1,75 @@
+"""Statements are read-only, one at a time, and within limits; what is wrong with them is told by MySQL's numbers."""
+
+from __future__ import annotations
+
+import pytest
+from sqlglot import exp
+
+from sandq.sql.budget import NESTING, STATEMENT_BYTES
+from sandq.sql.errors import READ_ONLY, SYNTAX, TOO_LARGE, SqlError
+from sandq.sql.statement import parse
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "INSERT INTO messages VALUES (1)",
+        "update messages set text = 'x'",
+        "DELETE FROM messages",
+        "/* a comment */ DROP TABLE messages",
+        "-- one\nTRUNCATE messages",
+        "CREATE TABLE x (a int)",
+        "CREATE TEMPORARY TABLE x AS SELECT 1",
+        "ALTER TABLE messages ADD x int",
+        "REPLACE INTO messages VALUES (1)",
+        "GRANT SELECT ON x TO y",
+        "LOCK TABLES messages READ",
+        "LOAD DATA INFILE '/etc/passwd' INTO TABLE messages",
+        "CALL x()",
+        "INSTALL PLUGIN x SONAME 'y'",
+        "FLUSH TABLES",
+        "WITH a AS (SELECT 1) DELETE FROM messages",
+    ],
+)
+def test_what_writes_is_refused_with_what_to_do_instead(text: str) -> None:
+    with pytest.raises(SqlError) as caught:
+        parse(text)
+    assert caught.value.number == READ_ONLY
+    assert "sandctl" in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["SELECT 1; SELECT 2", "SELEC 1", "SELECT FROM WHERE", "SELECT 'open"])
+def test_wrong_syntax_is_told(text: str) -> None:
+    with pytest.raises(SqlError) as caught:
+        parse(text)
+    assert (caught.value.number, caught.value.state) == (SYNTAX, "42000")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT '" + "x" * STATEMENT_BYTES + "'",
+        "SELECT " + "(" * (NESTING + 1) + "1" + ")" * (NESTING + 1),
+        "SELECT " + ",".join("1" * 21_000),
+    ],
+)
+def test_what_is_too_large_is_refused(text: str) -> None:
+    with pytest.raises(SqlError) as caught:
+        parse(text)
+    assert caught.value.number == TOO_LARGE
+
+
+def test_what_nests_in_another_way_than_by_brackets_is_answered() -> None:
+    """No statement ends the process, whatever is deep in it."""
+    for text in ("SELECT " + "NOT " * 5000 + "1", "SELECT " + "CASE WHEN 1 THEN " * 500 + "1" + " END" * 500):
+        try:
+            parse(text)
+        except SqlError as error:
+            assert error.number in (SYNTAX, TOO_LARGE)
+
+
+def test_one_statement_is_taken() -> None:
+    assert isinstance(parse("SELECT 1;"), exp.Select)
+    assert parse("/* nothing */ ;") is None
+    assert parse("") is None
+    assert isinstance(parse("(SELECT 1) UNION (SELECT 2)"), exp.Query)
