@@ -10,6 +10,8 @@
     endingOffsets             "latest" | the same JSON; not for streams
     startingTimestamp         an instant: RFC 3339 or epoch milliseconds; instead of startingOffsets
     endingTimestamp           likewise, excluded; not for streams
+    startingOffsetsByTimestamp, endingOffsetsByTimestamp
+                              the same by partition: JSON {"orders": {"0": instant}}; instead of the others
     maxOffsetsPerTrigger      messages of one micro-batch, about; for streams only
     minOffsetsPerTrigger      with fewer a micro-batch waits, for maxTriggerDelay at most; for streams only
     minPartitions             tasks at least
@@ -22,7 +24,7 @@
     holdName, holdTtl         of streams: the name under which they keep what they have yet to read from being trimmed,
                               and for how long after they were last heard of. "none" as a name: no hold
 
-A partition that a JSON of offsets does not name begins at its earliest, and ends at its latest.
+A partition that a JSON of offsets or instants does not name begins at its earliest, and ends at its latest.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ OPTIONS: Final = (
     SERVERS,
     *("subscribe", "subscribePattern", "assign"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "failOnDataLoss"),
     *("includeHeaders", "includeRaw", "includeRank"),
     *("view", "holdName", "holdTtl"),
@@ -83,8 +86,8 @@ _SOURCE: Final = Side(
     path="nothing is read from a path; call load() without one, and name the topic with subscribe",
 )
 _TOPICS: Final = OPTIONS[1:4]
-_BOUNDS: Final = OPTIONS[4:8]
-_ENDINGS: Final = {"endingOffsets", "endingTimestamp"}
+_BOUNDS: Final = OPTIONS[4:10]
+_ENDINGS: Final = frozenset(name for name in _BOUNDS if name.startswith("ending"))
 _OF_STREAMS: Final = ("holdName", "holdTtl")
 _TRIGGERS: Final = ("minOffsetsPerTrigger", "maxTriggerDelay")
 TRIGGER_DELAY_MOST_MS: Final = 7 * 86_400_000
@@ -107,17 +110,22 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading begins or ends: by partition if `offsets` names it, else at the instant, else at the word."""
+    """Where reading begins or ends: by partition if `offsets` or `instants_ms` names it, else at the instant, else at
+    the word."""
 
     word: str
     instant_ms: int | None = None
     offsets: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    instants_ms: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def of(self, topic: str, partition: int) -> str | int:
         """EARLIEST, LATEST, an instant (epoch ms), or the text of an offset."""
         named = self.offsets.get(topic, {}).get(partition)
         if named is not None:
             return named
+        named_ms = self.instants_ms.get(topic, {}).get(partition)
+        if named_ms is not None:
+            return named_ms
         return self.word if self.instant_ms is None else self.instant_ms
 
 
@@ -179,7 +187,7 @@ class SourceOptions:
         """InvalidSetting when there is something that only a batch can do."""
         mistakes = []
         if self.given & _ENDINGS:
-            mistakes.append("endingOffsets and endingTimestamp: a stream has no end; they are for spark.read")
+            mistakes.append(f"{', '.join(sorted(self.given & _ENDINGS))}: a stream has no end; that is for spark.read")
         if self.view != LOG:
             mistakes.append(f"view: a stream reads the log; {self.view!r} is for spark.read, as it stands at a moment")
         most = self.max_offsets_per_trigger
@@ -223,8 +231,19 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     )
     if _names_word(found.ending, EARLIEST):
         texts.mistakes.append("endingOffsets: nothing ends at 'earliest'")
+    texts.mistakes += _of_neither(found)
     _SOURCE.refuse(texts.mistakes)
     return found
+
+
+def _of_neither(found: SourceOptions) -> list[str]:
+    """Mistakes of options that no stream and no batch has together. Of a batch or a stream alone Spark does not say
+    which it is before it begins."""
+    of_batches = sorted(found.given & _ENDINGS) + ([f"view {found.view!r}"] if found.view != LOG else [])
+    of_streams = sorted(found.given & {*_OF_STREAMS, *_TRIGGERS, "maxOffsetsPerTrigger"})
+    if not of_batches or not of_streams:
+        return []
+    return [f"{', '.join(of_batches)}: that is for batches, and {', '.join(of_streams)} for streams"]
 
 
 def _topics(texts: OptionTexts) -> Topics:
@@ -241,12 +260,14 @@ def _topics(texts: OptionTexts) -> Topics:
 
 def _bound(texts: OptionTexts, which: str, word: str) -> Bound:
     """`which`: starting or ending; `word`: what holds where nothing else is said."""
-    offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
-    if {offsets, timestamp} <= texts.names:
-        texts.mistakes.append(f"{offsets} and {timestamp}: one of them is enough")
-    found = texts.one(offsets, lambda text: _offsets(text, word), Bound(word))
-    at_ms = texts.one(timestamp, instant_ms, None)
-    return found if at_ms is None else Bound(word, at_ms)
+    names = (f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp")
+    given = [name for name in names if name in texts.names]
+    if len(given) > 1:
+        texts.mistakes.append(f"{' and '.join(given)}: one of them is enough")
+    found = texts.one(names[0], lambda text: _offsets(text, word), Bound(word))
+    at_ms = texts.one(names[1], instant_ms, None)
+    by_partition = texts.one(names[2], _instants, {})
+    return Bound(word, None, {}, by_partition) if by_partition else found if at_ms is None else Bound(word, at_ms)
 
 
 def _names_word(bound: Bound, word: str) -> bool:
@@ -306,6 +327,21 @@ def _assigned(text: str) -> dict[str, tuple[int, ...]]:
         if not all(type(partition) is int for partition in partitions):
             raise InvalidRequest(f"{topic}: partitions are numbers, not {shown(partitions)!r}")
         found[topic] = tuple(sorted({_partition(topic, partition) for partition in partitions}))
+    return found
+
+
+def _instants(text: str) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for topic, places in _json(text, '{"orders": {"0": 1893456000000}}').items():
+        if not isinstance(places, dict):
+            raise InvalidRequest(f"{topic}: instants by partition are expected, not {shown(places)!r}")
+        named = found.setdefault(topic, {})
+        for key, at in places.items():
+            partition = _partition(topic, key)
+            try:
+                named[partition] = instant_ms(at)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{topic}, partition {partition}: {error.message}") from None
     return found
 
 
