@@ -19,6 +19,8 @@
     includeHeaders            true: the column `headers`
     includeRaw                true: the columns `raw_headers` and `ttl_ms`, for who writes the messages as they are
     includeRank               true: the columns `priority` and `tenant`
+    columns                   "key,value": these columns alone, of all that there are; instead of the three above
+    pushFilters               true: filters on topic, partition, deliver_at and key narrow what is read; for batches
     view                      what is read: "log" (what is due), "pending" (what is not), "all" (both; these two are for
                               batches), "latest" (the present value of each key of a compacted topic; for batches)
     holdName, holdTtl         of streams: the name under which they keep what they have yet to read from being trimmed,
@@ -76,7 +78,7 @@ OPTIONS: Final = (
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "failOnDataLoss"),
-    *("includeHeaders", "includeRaw", "includeRank"),
+    *("includeHeaders", "includeRaw", "includeRank", "columns", "pushFilters"),
     *("view", "holdName", "holdTtl"),
     *CREDENTIALS,
 )
@@ -107,6 +109,11 @@ class Topics:
             return partition in self.assigned.get(topic, ())
         return topic in self.names if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
 
+    def __str__(self) -> str:
+        if self.assigned:
+            return ", ".join(f"{topic} {list(partitions)}" for topic, partitions in self.assigned.items())
+        return ", ".join(self.names) if self.pattern is None else f"topics like {self.pattern}"
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -131,14 +138,25 @@ class Bound:
 
 class Extra(NamedTuple):
     """Columns that are there when they are asked for. `raw`: headers as bytes, and times to live. `rank`: priorities
-    and tenants."""
+    and tenants. `only`: of all columns, those that are there; empty: all."""
 
     headers: bool = False
     raw: bool = False
     rank: bool = False
+    only: tuple[str, ...] = ()
+
+    def has(self, name: str) -> bool:
+        """Whether a column is there, if what it is a part of is."""
+        return not self.only or name in self.only
 
 
 PLAIN: Final = Extra()
+COLUMNS: Final = (
+    *("key", "value", "topic", "partition", "offset", "timestamp", "headers", "deliver_at", "message_id"),
+    *("raw_headers", "ttl_ms", "priority", "tenant"),
+)
+"""All columns that there are, in their order."""
+_INCLUDES: Final = ("includeHeaders", "includeRaw", "includeRank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +173,7 @@ class SourceOptions:
     min_partitions: int = 1
     fail_on_data_loss: bool = True
     extra: Extra = PLAIN
+    push_filters: bool = False
     view: str = LOG
     hold_name: str | None = None
     """None: one is drawn when the stream begins."""
@@ -190,6 +209,8 @@ class SourceOptions:
             mistakes.append(f"{', '.join(sorted(self.given & _ENDINGS))}: a stream has no end; that is for spark.read")
         if self.view != LOG:
             mistakes.append(f"view: a stream reads the log; {self.view!r} is for spark.read, as it stands at a moment")
+        if "pushFilters" in self.given:
+            mistakes.append("pushFilters: Spark pushes filters into batches only")
         most = self.max_offsets_per_trigger
         if most is not None and self.min_offsets_per_trigger > most:
             mistakes.append(f"minOffsetsPerTrigger: {self.min_offsets_per_trigger} is more than maxOffsetsPerTrigger")
@@ -218,11 +239,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         ),
         min_partitions=texts.one("minPartitions", whole_number(TASKS_MAX), default.min_partitions),
         fail_on_data_loss=texts.one("failOnDataLoss", truth, default.fail_on_data_loss),
-        extra=Extra(
-            texts.one("includeHeaders", truth, default.extra.headers),
-            texts.one("includeRaw", truth, default.extra.raw),
-            texts.one("includeRank", truth, default.extra.rank),
-        ),
+        extra=_extra(texts),
+        push_filters=texts.one("pushFilters", truth, default.push_filters),
         view=texts.one("view", one_of({view: view for view in VIEWS}), default.view),
         hold_name=texts.one("holdName", lambda text: check_name("hold", text), default.hold_name),
         hold_ttl_ms=texts.one("holdTtl", duration_within(FIXED.hold_least_ms, FIXED.hold_most_ms), default.hold_ttl_ms),
@@ -236,10 +254,27 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     return found
 
 
+def _extra(texts: OptionTexts) -> Extra:
+    includes = [texts.one(name, truth, False) for name in _INCLUDES]
+    only = texts.one("columns", _columns, ())
+    if not only:
+        return Extra(includes[0], includes[1], includes[2])
+    told = [name for name in _INCLUDES if name in texts.names]
+    if told:
+        texts.mistakes.append(f"{', '.join(told)}: the option columns says already which there are")
+    return Extra("headers" in only, not {"raw_headers", "ttl_ms"}.isdisjoint(only), _has_rank(only), only)
+
+
+def _has_rank(only: tuple[str, ...]) -> bool:
+    return not {"priority", "tenant"}.isdisjoint(only)
+
+
 def _of_neither(found: SourceOptions) -> list[str]:
     """Mistakes of options that no stream and no batch has together. Of a batch or a stream alone Spark does not say
     which it is before it begins."""
     of_batches = sorted(found.given & _ENDINGS) + ([f"view {found.view!r}"] if found.view != LOG else [])
+    if "pushFilters" in found.given:
+        of_batches.append("pushFilters")
     of_streams = sorted(found.given & {*_OF_STREAMS, *_TRIGGERS, "maxOffsetsPerTrigger"})
     if not of_batches or not of_streams:
         return []
@@ -275,6 +310,14 @@ def _names_word(bound: Bound, word: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ single values
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    wanted = {part.strip() for part in text.split(",")}
+    unknown = sorted(wanted - {*COLUMNS})
+    if unknown:
+        raise InvalidRequest(f"there is no column {shown(unknown[0])!r}; there are {', '.join(COLUMNS)}")
+    return tuple(name for name in COLUMNS if name in wanted)
 
 
 def _names(text: str) -> tuple[str, ...]:

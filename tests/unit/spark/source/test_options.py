@@ -83,6 +83,12 @@ def test_instants_by_partition() -> None:
         found.check_stream()
 
 
+def test_columns() -> None:
+    assert parsed(columns=" value, key,value").extra == Extra(only=("key", "value"))
+    assert parsed(columns="ttl_ms,headers").extra == Extra(True, True, False, ("headers", "ttl_ms"))
+    assert parsed(columns="tenant").extra == Extra(False, False, True, ("tenant",))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -114,6 +120,9 @@ def test_instants_by_partition() -> None:
         ({"startingOffsetsByTimestamp": '{"a": 1700000000000}'}, ["instants by partition"]),
         ({"view": "pending", "holdName": "h"}, ["view 'pending': that is for batches, and holdName for streams"]),
         ({"endingOffsets": "latest", "maxTriggerDelay": "1m"}, ["endingOffsets", "maxTriggerDelay for streams"]),
+        ({"columns": "key,valu"}, ["columns: there is no column 'valu'; there are key, value"]),
+        ({"columns": "key", "includeRaw": "true"}, ["includeRaw: the option columns says already"]),
+        ({"pushFilters": "true", "holdTtl": "1h"}, ["pushFilters", "holdTtl for streams"]),
         ({"startingTimestamp": "1700000000"}, ["startingTimestamp", "seconds"]),
         ({"startingTimestamp": "tomorrow"}, ["startingTimestamp", "'tomorrow'"]),
         ({"maxOffsetsPerTrigger": "0"}, ["maxOffsetsPerTrigger", "1.."]),
@@ -128,9 +137,9 @@ def test_instants_by_partition() -> None:
         ({"sandq.minPartitions": "3"}, ["did you mean minPartitions?"]),
         ({"servers": "a"}, ["did you mean sandq.bootstrap.servers?"]),
         ({"path": "/tmp"}, ["path", "subscribe"]),
-        ({"colour": "red"}, ["colour: no such option", *OPTIONS]),
+        ({"hue": "red"}, ["hue: no such option", *OPTIONS]),
         ({"includeHeaders": "true", "includeheaders": "true"}, ["includeHeaders", "twice"]),
-        ({"minPartitions": "x", "failOnDataLoss": "y", "colour": "z"}, ["minPartitions", "failOnDataLoss", "colour"]),
+        ({"minPartitions": "x", "failOnDataLoss": "y", "hue": "z"}, ["minPartitions", "failOnDataLoss", "hue"]),
     ],
 )
 def test_a_mistake_is_named(options: Mapping[str, str], words: list[str]) -> None:
@@ -158,6 +167,8 @@ def test_what_only_a_stream_or_only_a_batch_can_do() -> None:
         found.check_batch()
         with pytest.raises(InvalidSetting, match="a stream has no end"):
             found.check_stream()
+    with pytest.raises(InvalidSetting, match="pushFilters: Spark pushes filters into batches only"):
+        parsed(pushFilters="true").check_stream()
     both = parsed(startingOffsets="latest", maxOffsetsPerTrigger="5")
     with pytest.raises(InvalidSetting, match=r"startingOffsets.*maxOffsetsPerTrigger"):
         both.check_batch()
