@@ -15,6 +15,11 @@ JOBS = {
         "archive",
         "Write what came due of topics to Parquet files, each message once.",
     ),
+    "compact": Later(
+        "sandctl.pipeline.compact",
+        "compact",
+        "Put small files of an archive together; who reads it notices nothing.",
+    ),
     "schedule": Later(
         "sandctl.pipeline.schedule",
         "schedule",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sandctl.options.common import common_options
+from sandctl.options.common import common_options, servers
 from sandctl.options.times import DURATION
-from sandctl.pipeline.running import Servers, Tell, run_job, spark_options
+from sandctl.output.results import done
+from sandctl.pipeline.running import Servers, Tell, credentials_in_environment, run_job, spark_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,14 +64,35 @@ def archive(
     if bool(topics) is (options["pattern"] is not None):
         raise click.UsageError("name topics, or a pattern with --pattern")
 
-    def work(spark: SparkSession, servers: Servers, tell: Tell) -> ArchiveSummary:
+    if master is None and not conf and _is_local(path) and _is_done(topics, path, ignore_data_loss, options):
+        return
+
+    def work(spark: SparkSession, asked: Servers, tell: Tell) -> ArchiveSummary:
         from sandq.spark import jobs
 
         def progress(messages: int, batches: int) -> None:
             tell(f"{messages:,} messages archived")
 
         return jobs.archive(
-            spark, topics, path, servers=servers, fail_on_data_loss=not ignore_data_loss, progress=progress, **options
+            spark, topics, path, servers=asked, fail_on_data_loss=not ignore_data_loss, progress=progress, **options
         )
 
     run_job(work, master=master, conf=conf, stopped="the same command goes on")
+
+
+def _is_local(path: str) -> bool:
+    """Whether Spark would look on this machine: it has not been told of another file system."""
+    return path.startswith("file:") or ("://" not in path and "HADOOP_CONF_DIR" not in os.environ)
+
+
+def _is_done(topics: tuple[str, ...], path: str, ignore_data_loss: bool, options: Mapping[str, Any]) -> bool:
+    """Whether there is nothing to archive, which is told then. Spark takes seconds to start, and has nothing to do."""
+    from sandq.spark.jobs.archive import without_news
+    from sandq.spark.jobs.session import check_extra
+
+    check_extra()
+    with credentials_in_environment():
+        found = without_news(topics, path, servers=servers(), fail_on_data_loss=not ignore_data_loss, **options)
+    if found is not None:
+        done("\n".join(found.lines()), found.record())
+    return found is not None

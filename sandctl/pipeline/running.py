@@ -115,6 +115,16 @@ def run_job(work: Work[Summary], *, master: str | None, conf: Mapping[str, str],
     done("\n".join(found.lines()), found.record())
 
 
+@contextmanager
+def credentials_in_environment() -> Iterator[None]:
+    """What this command is told of who it is holds for jobs inside the block, and for Spark's processes on this
+    machine."""
+    if (token := shown_token()) is not None:
+        os.environ["SANDQ_TOKEN"] = token
+    with tls_in_environment():
+        yield
+
+
 def run_spark(work: Work[T], *, master: str | None, conf: Mapping[str, str]) -> T:
     """What `work` returns. StartupError when Spark is not installed, or does not start.
 
@@ -122,8 +132,6 @@ def run_spark(work: Work[T], *, master: str | None, conf: Mapping[str, str]) -> 
     """
     job, outcome = _Job(), Future[T]()
     asked = servers()  # the job's thread knows nothing of this command
-    if (token := shown_token()) is not None:
-        os.environ["SANDQ_TOKEN"] = token  # Spark's processes on this machine have it from there
 
     def in_thread() -> None:
         from sandq.spark.jobs.session import session
@@ -139,7 +147,7 @@ def run_spark(work: Work[T], *, master: str | None, conf: Mapping[str, str]) -> 
             job.spark = None
             job.ended.set()
 
-    with tls_in_environment(), Interrupts() as interrupts, Progress() as progress:
+    with credentials_in_environment(), Interrupts() as interrupts, Progress() as progress:
         interrupts.cancel = job.stopped.set
         threading.Thread(target=in_thread, name="sandctl-spark", daemon=True).start()
         while not job.ended.wait(LOOK_S):

@@ -9,9 +9,9 @@ from typing import Final
 
 from sandq.client.tls import ClientTls
 from sandq.client.tracing import Tracing
-from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.errors import SandqError
 from sandq.model.limits import FIXED
-from sandq.model.ports import CLIENT_PORT, DEFAULT_SERVER
+from sandq.model.ports import parse_server
 
 __all__ = ["DEFAULTS", "Options", "Token", "again", "parse_server"]
 
@@ -95,28 +95,6 @@ class Options:
 
 
 DEFAULTS: Final = Options()
-
-
-def parse_server(text: str) -> tuple[str, int]:
-    """`(host, port)` of "host", "host:port" or "[::1]:port"; InvalidRequest otherwise."""
-    if not isinstance(text, str):
-        raise InvalidRequest(f'a server is text like "{DEFAULT_SERVER}", not {type(text).__name__}')
-    if "://" in text:
-        raise InvalidRequest(
-            f"{text!r:.200} is a URL, and a server is HOST:PORT of a node's client port, like {DEFAULT_SERVER!r}; "
-            "HTTP is served at another port"
-        )
-    host, separator, port = text.rpartition(":")
-    if not separator or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
-        host, port = text, str(CLIENT_PORT)
-    host = host.removeprefix("[").removesuffix("]")
-    if (
-        not host
-        or any(char in host for char in "/@ \t\n")
-        or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536)
-    ):
-        raise InvalidRequest(f"{text!r} is not a server: HOST:PORT is expected")
-    return host, int(port)
 
 
 def again(error: SandqError, message: str | None = None) -> SandqError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from sandq.model.errors import InvalidRequest
+
 LOCAL_HOST: Final = "127.0.0.1"
 CLIENT_PORT: Final = 7170
 HTTP_PORT: Final = 2108
@@ -13,3 +15,25 @@ SQL_PORT: Final = 3306
 """MySQL's own: its clients look there."""
 
 DEFAULT_SERVER: Final = f"{LOCAL_HOST}:{CLIENT_PORT}"
+
+
+def parse_server(text: str) -> tuple[str, int]:
+    """`(host, port)` of "host", "host:port" or "[::1]:port"; InvalidRequest otherwise."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f'a server is text like "{DEFAULT_SERVER}", not {type(text).__name__}')
+    if "://" in text:
+        raise InvalidRequest(
+            f"{text!r:.200} is a URL, and a server is HOST:PORT of a node's client port, like {DEFAULT_SERVER!r}; "
+            "HTTP is served at another port"
+        )
+    host, separator, port = text.rpartition(":")
+    if not separator or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
+        host, port = text, str(CLIENT_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if (
+        not host
+        or any(char in host for char in "/@ \t\n")
+        or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536)
+    ):
+        raise InvalidRequest(f"{text!r} is not a server: HOST:PORT is expected")
+    return host, int(port)

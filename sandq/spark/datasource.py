@@ -1,12 +1,13 @@
 """`spark.read.format("sandq")` and its like: what Spark calls, and where that is done.
 
 Options are checked in `schema`, which Spark calls first: an error that `streamReader` raises is hidden by another one.
+Spark loads this in a process of its own for each of its questions: the client is loaded by those that need it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 try:
     import pyarrow  # noqa: F401 - to say in time what is missing
@@ -14,6 +15,7 @@ try:
         DataSource,
         DataSourceReader,
         DataSourceStreamReader,
+        Filter,
         InputPartition,
     )
     from pyspark.sql.streaming.datasource import (
@@ -38,14 +40,14 @@ except ImportError as error:
     ) from error
 
 from sandq.model.errors import InvalidSetting
-from sandq.spark.source.batches import plan_batch
-from sandq.spark.source.brokers import ClientBrokers
-from sandq.spark.source.latest import plan_latest, read_latest
+from sandq.spark.source.narrowing import WHOLE, Narrowed
 from sandq.spark.source.options import LATEST_VALUES, SourceOptions, parse_options
 from sandq.spark.source.planning import Task
 from sandq.spark.source.positions import Positions
-from sandq.spark.source.reading import read_task
-from sandq.spark.source.streams import Stream
+
+if TYPE_CHECKING:
+    from sandq.spark.source.brokers import ClientBrokers
+    from sandq.spark.source.streams import Stream
 
 
 class SandqDataSource(DataSource):
@@ -61,7 +63,7 @@ class SandqDataSource(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         options = self._checked(schema)
         options.check_batch()
-        return BatchReader(options)
+        return FilteredBatchReader(options) if options.push_filters else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         return StreamReader(self._checked(schema))
@@ -92,7 +94,7 @@ def struct_of(options: SourceOptions) -> StructType:
     headers = [StructField("headers", ArrayType(pairs))] if options.extra.headers else []
     raw = [StructField("raw_headers", BinaryType()), StructField("ttl_ms", LongType())] if options.extra.raw else []
     rank = [StructField("priority", IntegerType()), StructField("tenant", StringType())] if options.extra.rank else []
-    return StructType(
+    found = StructType(
         [
             StructField("key", BinaryType()),
             StructField("value", BinaryType()),
@@ -107,18 +109,25 @@ def struct_of(options: SourceOptions) -> StructType:
             *rank,
         ]
     )
+    return StructType([field for field in found if options.extra.has(field.name)])
 
 
-def _read(options: SourceOptions, partition: InputPartition | None) -> Iterator[Any]:
+def _read(options: SourceOptions, partition: InputPartition | None, narrowed: Narrowed) -> Iterator[Any]:
     # Spark asks so when there is nothing to read.
     task = None if partition is None else partition.value
     if task is None:
         return iter(())
     if isinstance(task, Task):
-        return read_task(
+        from sandq.spark.source.reading import read_task
+
+        found = read_task(
             task, options.servers, options.extra, fail_on_data_loss=options.fail_on_data_loss, who=options.who
         )
-    return read_latest(task, options.servers, options.extra, options.who)
+    else:
+        from sandq.spark.source.latest import read_latest
+
+        found = read_latest(task, options.servers, options.extra, options.who)
+    return map(narrowed.rows, found)
 
 
 class BatchReader(DataSourceReader):
@@ -126,17 +135,33 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._narrowed = WHOLE
 
     def partitions(self) -> list[InputPartition]:
+        from sandq.spark.source.batches import plan_batch
+        from sandq.spark.source.brokers import ClientBrokers
+        from sandq.spark.source.latest import plan_latest
+
         brokers = ClientBrokers(self._options.servers, self._options.who)
         try:
             plan = plan_latest if self._options.view == LATEST_VALUES else plan_batch
-            return [InputPartition(task) for task in plan(self._options, brokers)]
+            return [InputPartition(task) for task in plan(self._options, brokers, self._narrowed)]
         finally:
             brokers.close()
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        return _read(self._options, partition)
+        return _read(self._options, partition, self._narrowed)
+
+
+class FilteredBatchReader(BatchReader):
+    """One that is told the query's filters. Spark does not let a reader have the method unless its setting
+    spark.sql.python.filterPushdown.enabled is true, so only who asks for it has this one."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        from sandq.spark.source.filters import narrowed
+
+        self._narrowed = narrowed(filters)
+        return filters  # Spark filters once more
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -162,8 +187,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        closed = self._open().closed
-        return None if closed is None else closed.to_json()
+        return self._open().report()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._open().aim()
@@ -173,7 +197,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        return _read(self._options, partition)
+        return _read(self._options, partition, WHOLE)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._open().committed(Positions.parse(end))
@@ -186,6 +210,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _open(self) -> Stream:
         if self._stream is None:
+            from sandq.spark.source.brokers import ClientBrokers
+            from sandq.spark.source.streams import Stream
+
             self._options.check_stream()
             self._brokers = ClientBrokers(self._options.servers, self._options.who)
             self._stream = Stream(self._options, self._brokers)

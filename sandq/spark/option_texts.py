@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from sandq.client.options import parse_server
 from sandq.model.errors import InvalidRequest, InvalidSetting
+from sandq.model.ports import parse_server
 from sandq.model.times import duration_ms, format_duration
 
 SERVERS: Final = "sandq.bootstrap.servers"

@@ -14,7 +14,7 @@ from sandq.model.headers import headers_unpack
 from sandq.model.times import instant_ms
 from sandq.spark import jobs
 from sandq.spark.datasource import SandqDataSource
-from sandq.spark.jobs.archive import archived
+from sandq.spark.jobs.archive import archived, without_news
 from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, values
 
@@ -42,11 +42,19 @@ def test_archive_and_sql(spark: Any, node: Broker, tmp_path: Path) -> None:
         progress=lambda *so: told.append(so),
     )
     assert run.messages == 350 and run.batches >= 2 and told[-1] == (350, run.batches)
-    assert jobs.archive(spark, ["welcome_emails", "other"], place, servers=servers).messages == 0
+    written = sorted((tmp_path / "archive").glob("**/*"))
+    assert jobs.archive(spark, ["welcome_emails", "other"], place, servers=servers).record() | {"seconds": 0} == {
+        **dict(job="archive", topics="welcome_emails, other", path=place, messages=0, batches=0, seconds=0, rate=None)
+    }
+    known = without_news(["welcome_emails", "other"], place, servers=servers)
+    assert known is not None and known.messages == 0, "without Spark"
+    assert without_news(["other"], str(tmp_path / "new"), servers=servers) is None
+    assert sorted((tmp_path / "archive").glob("**/*")) == written
     assert values(archived(spark, place)) == [*range(350)]
     assert sorted(path.name for path in (tmp_path / "archive").glob("topic=*/*")) == ["date=2030-01-01"] * 2
     fill(node, "welcome_emails", range(400, 420))
     node.advance("1m")
+    assert without_news(["welcome_emails", "other"], place, servers=servers) is None
 
     def ask(query: str, **options: Any) -> list[Any]:
         return jobs.sql(spark, query, ["welcome_emails", "other"], archive=place, servers=servers, **options).collect()

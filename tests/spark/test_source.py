@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from pyspark.sql import functions as F
+
 from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, values
 
@@ -20,3 +23,38 @@ def test_a_batch_and_what_is_pending(spark: Any, node: Broker) -> None:
     assert len({row.offset for row in rows}) == 1000 and all(row.offset == row.message_id for row in rows)
     assert values(reading(spark.read, node, subscribe="orders", view="pending").load()) == [*range(1000, 1500)]
     assert reading(spark.read, node, subscribe="orders", view="all", minPartitions=8).load().count() == 1500
+
+
+def test_filters_and_columns(spark: Any, node: Broker) -> None:
+    """What a filter leaves out is not read, and the rows are what they are without."""
+    node.create_topic("orders", partitions=3)
+    for first in range(0, 300, 100):
+        fill(node, "orders", range(first, first + 100))
+        node.advance("1m")
+    options = {"subscribe": "orders", "columns": "key,value,partition,deliver_at"}
+    plain = reading(spark.read, node, **options).load()
+    assert plain.columns == ["key", "value", "partition", "deliver_at"]
+    times = sorted({row.deliver_at for row in plain.select("deliver_at").collect()})
+    middle = times[len(times) // 2]
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        pushed = reading(spark.read, node, **options, pushFilters=True).load()
+        found = [
+            (where, values(frame.where(where).select("value")))
+            for where in (
+                F.col("partition") == 1,
+                (F.col("deliver_at") >= F.lit(middle)) & (F.col("partition") != 2),
+                (F.col("key") == F.lit(b"k3")) & (F.col("deliver_at") < F.lit(middle)),
+                F.col("key").isin(bytearray(b"k1"), bytearray(b"k2")),
+                F.col("deliver_at") == F.lit(middle),
+            )
+            for frame in (plain, pushed)
+        ]
+        for (where, without), (_, pushed_down) in zip(found[::2], found[1::2], strict=True):
+            assert 0 < len(without) < 300 and without == pushed_down, where
+        few = pushed.where(F.col("deliver_at") >= F.lit(middle)).rdd.getNumPartitions()
+        assert pushed.where(F.col("partition") == 1).rdd.getNumPartitions() == 1 < few
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    with pytest.raises(Exception, match=r"spark\.sql\.python.filterPushdown.enabled"):
+        reading(spark.read, node, **options, pushFilters=True).load().collect()

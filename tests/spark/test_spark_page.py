@@ -49,5 +49,5 @@ def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None
             names["print"] = lambda *parts, printed=printed: printed.append(" ".join(map(str, parts)))
             exec(source.replace(DEFAULT, process.address), names)
         assert is_like("\n".join(printed), expected), (source, printed, errors)
-    names_of_jobs = ("archive", "sql", "replay", "schedule", "forecast", "report")
+    names_of_jobs = ("archive", "compact", "sql", "replay", "schedule", "forecast", "report")
     assert set(shell.ran) == {f"pipeline {name}" for name in names_of_jobs}

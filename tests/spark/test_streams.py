@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,11 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: Any, node: Broker, tmp_path
     run = Run(spark, node, tmp_path, subscribe="t", maxOffsetsPerTrigger=200)
     batches = run.once()
     assert run.got() == [*range(500)]
+    told = [json.loads(batch.sources[0].latestOffset) for batch in batches]
+    assert [sum(one["lag"]["t"][n]["messages"] for n in "01") for one in told] == [
+        500 - sum(batch.numInputRows for batch in batches[: number + 1]) for number in range(len(batches))
+    ]
+    assert told[0]["source"] == f"sandq at {node.address}: t"
     assert 3 <= len(batches) <= 7 and max(batch.numInputRows for batch in batches) <= 202
     assert run.once() == []
     node.advance("2h")
@@ -200,7 +206,7 @@ def test_a_stream_of_a_compacted_topic_is_its_changelog(spark: Any, node: Broker
             keys.put_many({f"k{n}": str(100 * round_ + n) for n in range(20)})
         keys.delete("k7")
     node.advance("1m")
-    latest = reading(spark.read, node, subscribe="kv", view="latest").load()
+    latest = reading(spark.read, node, subscribe="kv", view="latest", columns="value,key").load()
     assert {bytes(row.key): int(row.value) for row in latest.collect()} == {
         f"k{n}".encode(): 200 + n for n in range(20) if n != 7
     }

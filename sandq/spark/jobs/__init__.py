@@ -12,6 +12,7 @@ They block. Each returns a summary with counts and durations. Spark is loaded by
 from __future__ import annotations
 
 from sandq.spark.jobs.archive import ArchiveSummary, archive
+from sandq.spark.jobs.compaction import CompactionSummary, compact_archive
 from sandq.spark.jobs.forecast import forecast
 from sandq.spark.jobs.replay import ReplaySummary, replay
 from sandq.spark.jobs.report import report
@@ -22,12 +23,14 @@ from sandq.spark.jobs.summary import ForecastSummary, ReportSummary, ScheduleSum
 
 __all__ = [
     "ArchiveSummary",
+    "CompactionSummary",
     "ForecastSummary",
     "ReplaySummary",
     "ReportSummary",
     "ScheduleSummary",
     "TooManyRejected",
     "archive",
+    "compact_archive",
     "forecast",
     "replay",
     "report",

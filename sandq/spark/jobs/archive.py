@@ -20,9 +20,14 @@ from typing import TYPE_CHECKING, Any, Final
 from sandq.model.errors import InvalidRequest, Unavailable
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, duration_ms
+from sandq.spark.jobs.archive_log import FILES
+from sandq.spark.jobs.directories import Directories, LocalDirectories, SparkDirectories
 from sandq.spark.jobs.session import failure, first_line
 from sandq.spark.option_texts import SERVERS
+from sandq.spark.source.brokers import ClientBrokers
+from sandq.spark.source.options import parse_options
 from sandq.spark.source.positions import Positions
+from sandq.spark.source.streams import Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,8 +38,6 @@ BATCH_MESSAGES: Final = 1_000_000
 """Of one micro-batch: a failure costs no more than that again."""
 HOLD_TTL: Final = "7d"
 CHECKPOINT: Final = "_checkpoint"
-FILES: Final = "_spark_metadata"
-"""Spark's list of the files that count, by micro-batch."""
 LOOKS: Final = 10
 """An archive that grew while it was looked at is looked at again, so many times."""
 POLL_S: Final = 0.2
@@ -100,6 +103,51 @@ def archive(
     is drawn when `path` is new. HistoryGone: something was trimmed before it was
     archived; with `fail_on_data_loss=False` that is a warning. InvalidRequest: `path` has lost its checkpoint.
     """
+    options = _options(topics, pattern, servers, batch_messages, hold, hold_ttl, fail_on_data_loss)
+    began_s = time.monotonic()
+    messages = batches = 0
+    try:
+        at = SparkDirectories(spark)
+        _check_path(at, path)
+        if _has_news(at, path, options):
+            messages, batches = _run(spark, options, path, f"{path.rstrip('/')}/{CHECKPOINT}", progress)
+    except Exception as error:
+        raise failure(error, "archive") from error
+    return ArchiveSummary(pattern or ", ".join(topics), path, messages, batches, time.monotonic() - began_s)
+
+
+def without_news(
+    topics: Sequence[str],
+    path: str,
+    *,
+    pattern: str | None = None,
+    servers: Sequence[str] = (),
+    batch_messages: int = BATCH_MESSAGES,
+    hold: str | None = None,
+    hold_ttl: Duration = HOLD_TTL,
+    fail_on_data_loss: bool = True,
+) -> ArchiveSummary | None:
+    """What `archive` returns when there is nothing to archive in a directory of this machine, found out without Spark;
+    None when there is, or `path` has none yet. Raises as `archive`."""
+    options = _options(topics, pattern, servers, batch_messages, hold, hold_ttl, fail_on_data_loss)
+    began_s = time.monotonic()
+    at = LocalDirectories()
+    _check_path(at, path)
+    if _has_news(at, path, options):
+        return None
+    return ArchiveSummary(pattern or ", ".join(topics), path, 0, 0, time.monotonic() - began_s)
+
+
+def _options(
+    topics: Sequence[str],
+    pattern: str | None,
+    servers: Sequence[str],
+    batch_messages: int,
+    hold: str | None,
+    hold_ttl: Duration,
+    fail_on_data_loss: bool,
+) -> dict[str, str]:
+    """Of the source. InvalidRequest."""
     if bool(topics) is (pattern is not None):
         raise InvalidRequest("archive: topics or a pattern, one of them, says what is archived")
     options = {
@@ -112,23 +160,35 @@ def archive(
         "holdTtl": f"{duration_ms(hold_ttl)}ms",
         "failOnDataLoss": str(fail_on_data_loss).lower(),
     }
-    if hold is not None:
-        options["holdName"] = hold
-    began_s = time.monotonic()
+    return options if hold is None else {**options, "holdName": hold}
+
+
+def _has_news(at: Directories, path: str, options: Mapping[str, str]) -> bool:
+    """Whether there is something to archive, behind what an archive has; what is not is held anew."""
+    done = _numbers(at, f"{path}/{CHECKPOINT}/commits")
+    last = max(_numbers(at, f"{path}/{CHECKPOINT}/offsets"), default=None)
+    if last is None or last not in done:
+        return True
+    position = _position(at, path, last)
+    found = parse_options(options)
+    brokers = ClientBrokers(found.servers, found.who)
     try:
-        _check_path(spark, path)
-        messages, batches = _run(spark, options, path, f"{path.rstrip('/')}/{CHECKPOINT}", progress)
-    except Exception as error:
-        raise failure(error, "archive") from error
-    return ArchiveSummary(pattern or ", ".join(topics), path, messages, batches, time.monotonic() - began_s)
+        return Stream(found, brokers).latest(position, None) != position
+    finally:
+        brokers.close()
 
 
-def _check_path(spark: SparkSession, path: str) -> None:
+def _position(at: Directories, path: str, number: int) -> Positions:
+    """Where a micro-batch ends, by the checkpoint."""
+    return Positions.parse(json.loads(at.text(f"{path}/{CHECKPOINT}/offsets/{number}").splitlines()[-1]))
+
+
+def _check_path(at: Directories, path: str) -> None:
     """InvalidRequest when files were written with another checkpoint than the one that is there, or none.
 
     Spark counts micro-batches in the checkpoint, and leaves out those whose number the list of files has already.
     """
-    files, checkpoint = _numbers(spark, f"{path}/{FILES}"), _numbers(spark, f"{path}/{CHECKPOINT}/offsets")
+    files, checkpoint = _numbers(at, f"{path}/{FILES}"), _numbers(at, f"{path}/{CHECKPOINT}/offsets")
     if files and max(files) > max(checkpoint, default=-1):
         raise InvalidRequest(
             f"{path}: its files are of {max(files) + 1} micro-batches, its checkpoint ({CHECKPOINT}) knows "
@@ -137,14 +197,9 @@ def _check_path(spark: SparkSession, path: str) -> None:
         )
 
 
-def _numbers(spark: SparkSession, path: str) -> list[int]:
-    """The numbers that files of a directory are named by, of any file system that Spark has."""
-    from sandq.spark.jobs.files import file_system
-
-    system, place = file_system(spark, path)
-    if not system.exists(place):
-        return []
-    names = [status.getPath().getName().split(".")[0] for status in system.listStatus(place)]
+def _numbers(at: Directories, path: str) -> list[int]:
+    """The numbers that files of a directory are named by."""
+    names = [name.split(".")[0] for name in at.names(path)]
     return [int(name) for name in names if name.isdecimal()]
 
 
@@ -204,18 +259,19 @@ def archive_at(spark: SparkSession, path: str) -> tuple[DataFrame, Positions] | 
     """What is archived, and how far that goes, as of one moment: whatever was to be archived before these positions is
     there, and nothing behind them. None: nothing yet. InvalidRequest when there is no archive, or no checkpoint of it.
     """
+    at = SparkDirectories(spark)
     for _ in range(LOOKS):
-        number = max(_numbers(spark, f"{path}/{FILES}"), default=None)
+        number = max(_numbers(at, f"{path}/{FILES}"), default=None)
         if number is None:
-            if _numbers(spark, f"{path}/{CHECKPOINT}/offsets"):
+            if _numbers(at, f"{path}/{CHECKPOINT}/offsets"):
                 return None
             raise InvalidRequest(f"{path}: there is no archive; `sandctl pipeline archive` makes one")
-        if number not in _numbers(spark, f"{path}/{CHECKPOINT}/offsets"):
+        if number not in _numbers(at, f"{path}/{CHECKPOINT}/offsets"):
             raise InvalidRequest(f"{path}: how far it goes is not known, its checkpoint ({CHECKPOINT}) was lost")
         found = archived(spark, path)
-        text = spark.read.text(f"{path}/{CHECKPOINT}/offsets/{number}", wholetext=True).collect()[0].value
-        if max(_numbers(spark, f"{path}/{FILES}")) == number:
-            return found, Positions.parse(json.loads(text.splitlines()[-1]))
+        position = _position(at, path, number)
+        if max(_numbers(at, f"{path}/{FILES}")) == number:
+            return found, position
     raise Unavailable(f"{path}: it is written to faster than it can be looked at; ask again")
 
 

@@ -120,7 +120,12 @@ def read_files(
     read = {PARQUET: _parquet, CSV: _csv, JSON: _json}[kind]
     # The paths are files that were found: a bracket in a name is a bracket. (Spark has an option that says so; with
     # it, it reads all files once more for each name that has one.)
-    return read(spark, reader, [_PATTERN.sub(r"\\\1", path) for path in paths])
+    return read(spark, reader, [escaped(path) for path in paths])
+
+
+def escaped(path: str) -> str:
+    """A path that Spark takes for no pattern."""
+    return _PATTERN.sub(r"\\\1", path)
 
 
 def _options(kind: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from sandq.model import errors
-from sandq.model.errors import Conflict, InvalidSetting, SandqError, StartupError
+from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, SandqError, StartupError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -134,7 +134,8 @@ def _tail(log: IO[bytes]) -> str:
 
 # ------------------------------------------------------------------------------------------------ failures
 
-_OURS: Final = re.compile(r"\bsandq\.(?:model\.errors|spark\.sink\.partition_sender)\.(\w+): (.*)")
+_OURS: Final = re.compile(r"\bsandq\.(?:model\.errors|spark\.sink\.(?:partition_sender|refusals))\.(\w+): (.*)")
+_OF_SINK: Final[dict[str, type[SandqError]]] = {"ChangedRows": Conflict, "RowRefused": InvalidRequest}
 
 
 def failure(error: BaseException, doing: str) -> SandqError:
@@ -148,7 +149,7 @@ def failure(error: BaseException, doing: str) -> SandqError:
     if not found:
         return SandqError(f"{doing}: {first_line(error)[:ERROR_CHARS]}")
     name, text = found[-1]
-    kind: type[SandqError] = getattr(errors, name, Conflict)  # ChangedRows is one
+    kind: type[SandqError] = getattr(errors, name, None) or _OF_SINK.get(name, SandqError)
     return kind(f"{doing}: {text[:ERROR_CHARS]}")
 
 

@@ -1,8 +1,9 @@
 """The sink as Spark uses it: a writer for a batch, one for a stream, and what a task does without Spark.
 
 A task writes its rows through a client of its own, each row once however often Spark runs it (`partition_sender` says
-how). The driver only counts: what a task has written is stored and delivered from then on, also when the write fails as
-a whole. So `abort` takes nothing back. A stream replays its last micro-batch after a failure, which completes it.
+how). The driver only counts, and raises what tasks were refused with (`refusals`): what a task has written is stored
+and delivered from then on, also when the write fails as a whole. So `abort` takes nothing back. A stream replays its
+last micro-batch after a failure, which completes it.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark import TaskContext
+from pyspark import SparkFiles, TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from sandq.model.errors import InvalidRequest, InvalidSetting
+from sandq.model.errors import InvalidRequest, InvalidSetting, SandqError
 from sandq.spark.sink.chunks import Chunker, blocks
 from sandq.spark.sink.columns import Columns, RowErrors, check_columns
 from sandq.spark.sink.ending import check_ended
 from sandq.spark.sink.identity import Identity, of_batch, of_stream
 from sandq.spark.sink.options import SinkOptions, parse_sink_options
 from sandq.spark.sink.partitioner import Router
+from sandq.spark.sink.refusals import Refusal, RowRefused, Stopped, is_refusal
 from sandq.spark.sink.sender import Sender, Written
 from sandq.sync import connect
 
@@ -36,6 +38,8 @@ class Committed(WriterCommitMessage):
     """What a task says of itself to the driver."""
 
     written: Written
+    refused: str | None = None
+    """Why its rows, or those of another task of the write, cannot be written."""
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
@@ -66,14 +70,16 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._columns = columns
         self._name = name
+        self._refusal = Refusal()
 
     def write(self, iterator: Iterator[Any]) -> Committed:
         context = _context()
         resent = context.attemptNumber() > 0 or self._options.write_id is not None
         identity = Identity(self._name, context.partitionId(), resent=resent)
-        return Committed(write_rows(iterator, self._columns, self._options, identity, check_ended))
+        return _written(iterator, self._columns, self._options, identity, self._refusal)
 
     def commit(self, messages: list[Any]) -> None:
+        _check_refused(messages)
         log.info("%s", _summary(messages))
 
     def abort(self, messages: list[Any]) -> None:
@@ -92,13 +98,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, columns: Sequence[str]) -> None:
         self._options = options
         self._columns = columns
+        self._refusal = Refusal()
 
     def write(self, iterator: Iterator[Any]) -> Committed:
         context = _context()
         identity = of_stream(context.partitionId(), context.getLocalProperty)
-        return Committed(write_rows(iterator, self._columns, self._options, identity, check_ended))
+        return _written(iterator, self._columns, self._options, identity, self._refusal)
 
     def commit(self, messages: list[Any], batchId: int) -> None:
+        _check_refused(messages)
         log.info("micro-batch %d: %s", batchId, _summary(messages))
 
     def abort(self, messages: list[Any], batchId: int) -> None:
@@ -107,6 +115,35 @@ class StreamWriter(DataSourceStreamArrowWriter):
             batchId,
             _summary(messages),
         )
+
+
+def _written(
+    rows: Iterator[Any], columns: Sequence[str], options: SinkOptions, identity: Identity, refusal: Refusal
+) -> Committed:
+    """What a task of Spark returns. Raises what `write_rows` raises, if that may pass."""
+    directory = SparkFiles.getRootDirectory()
+
+    def checked() -> Iterator[Any]:
+        for batch in rows:
+            refusal.check(directory)
+            yield batch
+
+    try:
+        refusal.check(directory)
+        return Committed(write_rows(checked(), columns, options, identity, check_ended))
+    except Stopped as stopped:
+        return Committed(Written(), str(stopped))
+    except SandqError as error:
+        if not is_refusal(error):
+            raise
+        refusal.note(directory, error.message)
+        return Committed(Written(), error.message)
+
+
+def _check_refused(messages: Sequence[Committed | None]) -> None:
+    """RowRefused when a task was refused."""
+    for refused in [message.refused for message in messages if message is not None and message.refused is not None]:
+        raise RowRefused(refused)
 
 
 def write_rows(
@@ -161,7 +198,7 @@ def _context() -> TaskContext:
 
 def _summary(messages: Sequence[Committed | None]) -> str:
     """What the tasks say, added up; None is one that failed."""
-    done = [message.written for message in messages if message is not None]
+    done = [message.written for message in messages if message is not None and message.refused is None]
     rows, chunks = sum(one.rows for one in done), sum(one.chunks for one in done)
     topics = sorted({topic for one in done for topic in one.topics})
     text = f"{rows} rows in {chunks} chunks by {len(done)} tasks, to {', '.join(topics) or 'no topic'}"

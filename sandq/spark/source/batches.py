@@ -7,29 +7,39 @@ from collections.abc import Sequence
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest
 from sandq.spark.source.brokers import Brokers, Found, check_kinds, closed_end
+from sandq.spark.source.narrowing import WHOLE, Narrowed
 from sandq.spark.source.options import ALL, EARLIEST, LATEST, PENDING, SourceOptions
 from sandq.spark.source.planning import Range, Task, plan
 from sandq.spark.source.positions import Place
 
 
-def plan_batch(options: SourceOptions, brokers: Brokers) -> list[Task]:
-    """The tasks of a batch, each message in one of them. InvalidRequest, UnknownTopic and their like say why not."""
+def plan_batch(options: SourceOptions, brokers: Brokers, narrowed: Narrowed = WHOLE) -> list[Task]:
+    """The tasks of a batch, each message that is asked for in one of them. InvalidRequest, UnknownTopic and their like
+    say why not."""
     places = brokers.places(options.topics)
     check_kinds(places, options)
 
     def stretch(item: tuple[Place, Found]) -> Range | None:
-        return _range(options, brokers, *item)
+        return _range(options, brokers, narrowed, *item)
 
-    ranges = [one for one in brokers.all(stretch, sorted(places.items())) if one is not None]
+    asked = [(place, found) for place, found in sorted(places.items()) if narrowed.has(found.topic, place.partition)]
+    ranges = [one for one in brokers.all(stretch, asked) if one is not None]
     return plan(ranges, options.min_partitions, lambda one, parts: _cut(brokers, one, parts))
 
 
-def _range(options: SourceOptions, brokers: Brokers, place: Place, found: Found) -> Range | None:
+def _range(options: SourceOptions, brokers: Brokers, narrowed: Narrowed, place: Place, found: Found) -> Range | None:
     """What is read of a partition; None when that is nothing."""
     pending = options.view in (PENDING, ALL)
     starting = options.starting.of(found.topic, place.partition)
     start = _bound(starting) or offset_model.FIRST
     end = _bound(options.ending.of(found.topic, place.partition))
+    if start < offset_model.pack(narrowed.start_ms, 0, 0, 0):
+        starting = narrowed.start_ms
+        start = offset_model.pack(starting, 0, 0, 0)
+    if narrowed.end() is not None:
+        end = min(end or offset_model.LAST, narrowed.end() or offset_model.LAST)
+        if end <= start:
+            return None
     if options.view == PENDING:
         start = max(start, closed_end(brokers.measure(place, found.topic, start, end, 1, pending)))
     reply = brokers.measure(place, found.topic, start, end, None, pending)

@@ -11,7 +11,7 @@ one place that says what they are.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ def schema(extra: Extra = PLAIN) -> Any:
     headers = [("headers", HEADERS)] if extra.headers else []
     raw = [("raw_headers", pa.binary()), ("ttl_ms", pa.int64())] if extra.raw else []
     rank = [("priority", pa.int32()), ("tenant", pa.string())] if extra.rank else []
-    return pa.schema(
+    found = pa.schema(
         [
             ("key", pa.binary()),
             ("value", pa.binary()),
@@ -61,6 +61,7 @@ def schema(extra: Extra = PLAIN) -> Any:
             *rank,
         ]
     )
+    return pa.schema([field for field in found if extra.has(field.name)])
 
 
 class Rows:
@@ -71,6 +72,7 @@ class Rows:
         self._partition = partition
         self._schema = schema(extra)
         self._extra = extra
+        self._has_texts = extra.has("offset") or extra.has("message_id")
         self._begin()
 
     def _begin(self) -> None:
@@ -120,14 +122,19 @@ class Rows:
     def _add_places(self, piece: Piece, spans: Sequence[Span], whole: bool) -> None:
         """Offsets, ids and delivery times."""
         if len(piece.offsets) == _BYTES:
-            reached = max(stop for _, stop in spans)
-            texts = _chosen(texts_of_run(piece.offsets, reached), CHARS, spans, whole)
-            times = offset_model.deliver_ms(piece.offsets).to_bytes(8, "little") * (len(texts) // CHARS)
+            count = sum(stop - first for first, stop in spans)
+            self._deliver_at.append(offset_model.deliver_ms(piece.offsets).to_bytes(8, "little") * count)
         else:
             column = _chosen(piece.offsets, _BYTES, spans, whole)
-            texts, times = texts_of_column(column), times_of_column(column)
+            self._deliver_at.append(times_of_column(column))
+        if not self._has_texts:
+            return
+        if len(piece.offsets) == _BYTES:
+            reached = max(stop for _, stop in spans)
+            texts = _chosen(texts_of_run(piece.offsets, reached), CHARS, spans, whole)
+        else:
+            texts = texts_of_column(column)
         self._texts.append(texts)
-        self._deliver_at.append(times)
         if piece.ids is None:
             self._ids.append(texts)
         else:
@@ -136,20 +143,23 @@ class Rows:
 
     def take(self) -> Any:
         """What has gathered, as a pyarrow.RecordBatch."""
-        offsets = _texts_array(self._texts, self.count)
-        columns = [
-            _joined(self._keys),
-            _joined(self._values),
-            pa.repeat(self._topic, self.count),
-            pa.repeat(pa.scalar(self._partition, pa.int32()), self.count),
-            offsets,
-            _times_array(self._created, self.count),
-            *([headers_array(self._headers)] if self._extra.headers else []),
-            _times_array(self._deliver_at, self.count),
-            _texts_array(self._ids, self.count) if self._has_ids else offsets,
-            *([_joined(self._raw_headers), _joined(self._ttls)] if self._extra.raw else []),
-            *([_joined(self._priorities), _joined(self._tenants)] if self._extra.rank else []),
-        ]
+        offsets = _texts_array(self._texts, self.count) if self._has_texts else None
+        makers: dict[str, Callable[[], Any]] = {
+            "key": lambda: _joined(self._keys),
+            "value": lambda: _joined(self._values),
+            "topic": lambda: pa.repeat(self._topic, self.count),
+            "partition": lambda: pa.repeat(pa.scalar(self._partition, pa.int32()), self.count),
+            "offset": lambda: offsets,
+            "timestamp": lambda: _times_array(self._created, self.count),
+            "headers": lambda: headers_array(self._headers),
+            "deliver_at": lambda: _times_array(self._deliver_at, self.count),
+            "message_id": lambda: _texts_array(self._ids, self.count) if self._has_ids else offsets,
+            "raw_headers": lambda: _joined(self._raw_headers),
+            "ttl_ms": lambda: _joined(self._ttls),
+            "priority": lambda: _joined(self._priorities),
+            "tenant": lambda: _joined(self._tenants),
+        }
+        columns = [makers[name]() for name in self._schema.names]
         self._begin()
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 

@@ -20,6 +20,7 @@ from sandq.model.errors import UnknownTopic
 from sandq.spark.credentials import NOBODY, Credentials
 from sandq.spark.source.brokers import CLIENT_NAME, Brokers, check_kinds
 from sandq.spark.source.columns import BATCH_BYTES, BATCH_ROWS, TIMES, headers_array, schema
+from sandq.spark.source.narrowing import WHOLE, Narrowed
 from sandq.spark.source.options import PLAIN, Extra, SourceOptions
 from sandq.sync import Client, connect
 
@@ -33,11 +34,15 @@ class LatestTask:
     partition: int
 
 
-def plan_latest(options: SourceOptions, brokers: Brokers) -> list[LatestTask]:
+def plan_latest(options: SourceOptions, brokers: Brokers, narrowed: Narrowed = WHOLE) -> list[LatestTask]:
     """A task for each partition. InvalidRequest when a topic is not compacted."""
     places = brokers.places(options.topics)
     check_kinds(places, options)
-    return [LatestTask(found.topic, place.number, place.partition) for place, found in sorted(places.items())]
+    return [
+        LatestTask(found.topic, place.number, place.partition)
+        for place, found in sorted(places.items())
+        if narrowed.has(found.topic, place.partition)
+    ]
 
 
 def read_latest(
@@ -83,7 +88,7 @@ def record_batch(entries: list[Entry], task: LatestTask, extra: Extra = PLAIN) -
         *([pa.array(raw, pa.binary()), _times_to_live(entries, written)] if extra.raw else []),
         *([pa.nulls(len(entries), pa.int32()), pa.nulls(len(entries), pa.string())] if extra.rank else []),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema(extra))
+    return pa.RecordBatch.from_arrays(columns, schema=schema(extra._replace(only=()))).select(schema(extra).names)
 
 
 def _times_to_live(entries: list[Entry], written: list[int]) -> Any:

@@ -10,6 +10,8 @@
     endingOffsets             "latest" | the same JSON; not for streams
     startingTimestamp         an instant: RFC 3339 or epoch milliseconds; instead of startingOffsets
     endingTimestamp           likewise, excluded; not for streams
+    startingOffsetsByTimestamp, endingOffsetsByTimestamp
+                              the same by partition: JSON {"orders": {"0": instant}}; instead of the others
     maxOffsetsPerTrigger      messages of one micro-batch, about; for streams only
     minOffsetsPerTrigger      with fewer a micro-batch waits, for maxTriggerDelay at most; for streams only
     minPartitions             tasks at least
@@ -17,12 +19,14 @@
     includeHeaders            true: the column `headers`
     includeRaw                true: the columns `raw_headers` and `ttl_ms`, for who writes the messages as they are
     includeRank               true: the columns `priority` and `tenant`
+    columns                   "key,value": these columns alone, of all that there are; instead of the three above
+    pushFilters               true: filters on topic, partition, deliver_at and key narrow what is read; for batches
     view                      what is read: "log" (what is due), "pending" (what is not), "all" (both; these two are for
                               batches), "latest" (the present value of each key of a compacted topic; for batches)
     holdName, holdTtl         of streams: the name under which they keep what they have yet to read from being trimmed,
                               and for how long after they were last heard of. "none" as a name: no hold
 
-A partition that a JSON of offsets does not name begins at its earliest, and ends at its latest.
+A partition that a JSON of offsets or instants does not name begins at its earliest, and ends at its latest.
 """
 
 from __future__ import annotations
@@ -72,8 +76,9 @@ OPTIONS: Final = (
     SERVERS,
     *("subscribe", "subscribePattern", "assign"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp"),
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "failOnDataLoss"),
-    *("includeHeaders", "includeRaw", "includeRank"),
+    *("includeHeaders", "includeRaw", "includeRank", "columns", "pushFilters"),
     *("view", "holdName", "holdTtl"),
     *CREDENTIALS,
 )
@@ -83,8 +88,8 @@ _SOURCE: Final = Side(
     path="nothing is read from a path; call load() without one, and name the topic with subscribe",
 )
 _TOPICS: Final = OPTIONS[1:4]
-_BOUNDS: Final = OPTIONS[4:8]
-_ENDINGS: Final = {"endingOffsets", "endingTimestamp"}
+_BOUNDS: Final = OPTIONS[4:10]
+_ENDINGS: Final = frozenset(name for name in _BOUNDS if name.startswith("ending"))
 _OF_STREAMS: Final = ("holdName", "holdTtl")
 _TRIGGERS: Final = ("minOffsetsPerTrigger", "maxTriggerDelay")
 TRIGGER_DELAY_MOST_MS: Final = 7 * 86_400_000
@@ -104,33 +109,54 @@ class Topics:
             return partition in self.assigned.get(topic, ())
         return topic in self.names if self.pattern is None else re.fullmatch(self.pattern, topic) is not None
 
+    def __str__(self) -> str:
+        if self.assigned:
+            return ", ".join(f"{topic} {list(partitions)}" for topic, partitions in self.assigned.items())
+        return ", ".join(self.names) if self.pattern is None else f"topics like {self.pattern}"
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading begins or ends: by partition if `offsets` names it, else at the instant, else at the word."""
+    """Where reading begins or ends: by partition if `offsets` or `instants_ms` names it, else at the instant, else at
+    the word."""
 
     word: str
     instant_ms: int | None = None
     offsets: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    instants_ms: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def of(self, topic: str, partition: int) -> str | int:
         """EARLIEST, LATEST, an instant (epoch ms), or the text of an offset."""
         named = self.offsets.get(topic, {}).get(partition)
         if named is not None:
             return named
+        named_ms = self.instants_ms.get(topic, {}).get(partition)
+        if named_ms is not None:
+            return named_ms
         return self.word if self.instant_ms is None else self.instant_ms
 
 
 class Extra(NamedTuple):
     """Columns that are there when they are asked for. `raw`: headers as bytes, and times to live. `rank`: priorities
-    and tenants."""
+    and tenants. `only`: of all columns, those that are there; empty: all."""
 
     headers: bool = False
     raw: bool = False
     rank: bool = False
+    only: tuple[str, ...] = ()
+
+    def has(self, name: str) -> bool:
+        """Whether a column is there, if what it is a part of is."""
+        return not self.only or name in self.only
 
 
 PLAIN: Final = Extra()
+COLUMNS: Final = (
+    *("key", "value", "topic", "partition", "offset", "timestamp", "headers", "deliver_at", "message_id"),
+    *("raw_headers", "ttl_ms", "priority", "tenant"),
+)
+"""All columns that there are, in their order."""
+_INCLUDES: Final = ("includeHeaders", "includeRaw", "includeRank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +173,7 @@ class SourceOptions:
     min_partitions: int = 1
     fail_on_data_loss: bool = True
     extra: Extra = PLAIN
+    push_filters: bool = False
     view: str = LOG
     hold_name: str | None = None
     """None: one is drawn when the stream begins."""
@@ -179,9 +206,11 @@ class SourceOptions:
         """InvalidSetting when there is something that only a batch can do."""
         mistakes = []
         if self.given & _ENDINGS:
-            mistakes.append("endingOffsets and endingTimestamp: a stream has no end; they are for spark.read")
+            mistakes.append(f"{', '.join(sorted(self.given & _ENDINGS))}: a stream has no end; that is for spark.read")
         if self.view != LOG:
             mistakes.append(f"view: a stream reads the log; {self.view!r} is for spark.read, as it stands at a moment")
+        if "pushFilters" in self.given:
+            mistakes.append("pushFilters: Spark pushes filters into batches only")
         most = self.max_offsets_per_trigger
         if most is not None and self.min_offsets_per_trigger > most:
             mistakes.append(f"minOffsetsPerTrigger: {self.min_offsets_per_trigger} is more than maxOffsetsPerTrigger")
@@ -210,11 +239,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         ),
         min_partitions=texts.one("minPartitions", whole_number(TASKS_MAX), default.min_partitions),
         fail_on_data_loss=texts.one("failOnDataLoss", truth, default.fail_on_data_loss),
-        extra=Extra(
-            texts.one("includeHeaders", truth, default.extra.headers),
-            texts.one("includeRaw", truth, default.extra.raw),
-            texts.one("includeRank", truth, default.extra.rank),
-        ),
+        extra=_extra(texts),
+        push_filters=texts.one("pushFilters", truth, default.push_filters),
         view=texts.one("view", one_of({view: view for view in VIEWS}), default.view),
         hold_name=texts.one("holdName", lambda text: check_name("hold", text), default.hold_name),
         hold_ttl_ms=texts.one("holdTtl", duration_within(FIXED.hold_least_ms, FIXED.hold_most_ms), default.hold_ttl_ms),
@@ -223,8 +249,36 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     )
     if _names_word(found.ending, EARLIEST):
         texts.mistakes.append("endingOffsets: nothing ends at 'earliest'")
+    texts.mistakes += _of_neither(found)
     _SOURCE.refuse(texts.mistakes)
     return found
+
+
+def _extra(texts: OptionTexts) -> Extra:
+    includes = [texts.one(name, truth, False) for name in _INCLUDES]
+    only = texts.one("columns", _columns, ())
+    if not only:
+        return Extra(includes[0], includes[1], includes[2])
+    told = [name for name in _INCLUDES if name in texts.names]
+    if told:
+        texts.mistakes.append(f"{', '.join(told)}: the option columns says already which there are")
+    return Extra("headers" in only, not {"raw_headers", "ttl_ms"}.isdisjoint(only), _has_rank(only), only)
+
+
+def _has_rank(only: tuple[str, ...]) -> bool:
+    return not {"priority", "tenant"}.isdisjoint(only)
+
+
+def _of_neither(found: SourceOptions) -> list[str]:
+    """Mistakes of options that no stream and no batch has together. Of a batch or a stream alone Spark does not say
+    which it is before it begins."""
+    of_batches = sorted(found.given & _ENDINGS) + ([f"view {found.view!r}"] if found.view != LOG else [])
+    if "pushFilters" in found.given:
+        of_batches.append("pushFilters")
+    of_streams = sorted(found.given & {*_OF_STREAMS, *_TRIGGERS, "maxOffsetsPerTrigger"})
+    if not of_batches or not of_streams:
+        return []
+    return [f"{', '.join(of_batches)}: that is for batches, and {', '.join(of_streams)} for streams"]
 
 
 def _topics(texts: OptionTexts) -> Topics:
@@ -241,12 +295,14 @@ def _topics(texts: OptionTexts) -> Topics:
 
 def _bound(texts: OptionTexts, which: str, word: str) -> Bound:
     """`which`: starting or ending; `word`: what holds where nothing else is said."""
-    offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
-    if {offsets, timestamp} <= texts.names:
-        texts.mistakes.append(f"{offsets} and {timestamp}: one of them is enough")
-    found = texts.one(offsets, lambda text: _offsets(text, word), Bound(word))
-    at_ms = texts.one(timestamp, instant_ms, None)
-    return found if at_ms is None else Bound(word, at_ms)
+    names = (f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp")
+    given = [name for name in names if name in texts.names]
+    if len(given) > 1:
+        texts.mistakes.append(f"{' and '.join(given)}: one of them is enough")
+    found = texts.one(names[0], lambda text: _offsets(text, word), Bound(word))
+    at_ms = texts.one(names[1], instant_ms, None)
+    by_partition = texts.one(names[2], _instants, {})
+    return Bound(word, None, {}, by_partition) if by_partition else found if at_ms is None else Bound(word, at_ms)
 
 
 def _names_word(bound: Bound, word: str) -> bool:
@@ -254,6 +310,14 @@ def _names_word(bound: Bound, word: str) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ single values
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    wanted = {part.strip() for part in text.split(",")}
+    unknown = sorted(wanted - {*COLUMNS})
+    if unknown:
+        raise InvalidRequest(f"there is no column {shown(unknown[0])!r}; there are {', '.join(COLUMNS)}")
+    return tuple(name for name in COLUMNS if name in wanted)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -306,6 +370,21 @@ def _assigned(text: str) -> dict[str, tuple[int, ...]]:
         if not all(type(partition) is int for partition in partitions):
             raise InvalidRequest(f"{topic}: partitions are numbers, not {shown(partitions)!r}")
         found[topic] = tuple(sorted({_partition(topic, partition) for partition in partitions}))
+    return found
+
+
+def _instants(text: str) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for topic, places in _json(text, '{"orders": {"0": 1893456000000}}').items():
+        if not isinstance(places, dict):
+            raise InvalidRequest(f"{topic}: instants by partition are expected, not {shown(places)!r}")
+        named = found.setdefault(topic, {})
+        for key, at in places.items():
+            partition = _partition(topic, key)
+            try:
+                named[partition] = instant_ms(at)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{topic}, partition {partition}: {error.message}") from None
     return found
 
 

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets as offset_model
 from sandq.model.errors import HistoryGone, InvalidRequest, SandqError
@@ -50,6 +50,15 @@ CUTS_MAX: Final = 8
 have is missing is good enough."""
 
 
+class Lag(NamedTuple):
+    """How far a partition is behind what is closed."""
+
+    messages: int
+    """About."""
+    behind_ms: int
+    """Of delivery time."""
+
+
 class Stream:
     """Decides where micro-batches begin and end."""
 
@@ -68,6 +77,8 @@ class Stream:
         """When there was a micro-batch last."""
         self.closed: Positions | None = None
         """How far everything was closed when that was last looked at."""
+        self.lag: dict[Place, Lag] = {}
+        """What was closed then, and is in no micro-batch."""
 
     # -- positions ------------------------------------------------------------------------------------------------
 
@@ -96,7 +107,8 @@ class Stream:
         self._renew(held, places, at_once=bool(cursors.keys() - start.cursors.keys()))
         replies = self._measured(places, cursors)
         self._check_epochs(start, places, replies)
-        self.closed = Positions({place: closed_end(reply) for place, reply in replies.items()})
+        closed = {place: closed_end(reply) for place, reply in replies.items()}
+        self.closed = self._noted(closed, start.hold, {}, places, start.names)
         ends = {place: self._end(place, cursors[place], reply) for place, reply in replies.items()}
         self._check_lost(start, Positions(ends))
         firsts = {
@@ -111,9 +123,14 @@ class Stream:
         # What was trimmed before it was read is told by who reads there.
         is_whole = all(reply.trimmed < cursors[place] for place, reply in replies.items())
         if is_as_before and is_whole and self._may_wait(sum(counts.values())):
+            self.lag = _lag(cursors, closed, counts)
             return start
+        left: dict[Place, int] = {}
         if limit is not None and sum(counts.values()) > limit:
-            ends = self._limited(places, cursors, ends, firsts, limit)
+            all_ends, ends = ends, self._limited(places, cursors, ends, firsts, limit)
+            left = self._counts(places, ends, all_ends, firsts)
+        self.lag = _lag(ends, closed, left)
+        self._tell(sum(counts.values()) - sum(left.values()), len(places))
         self._triggered_at = self._clock()
         # What is gone keeps its cursor: should it be asked for again, it is not read again.
         self._found = self._noted({**start.cursors, **ends}, start.hold, epochs, places, start.names)
@@ -151,6 +168,34 @@ class Stream:
         if messages >= options.min_offsets_per_trigger or self._target is not None:
             return False
         return self._clock() - self._triggered_at < options.max_trigger_delay_ms / 1000
+
+    def _tell(self, messages: int, partitions: int) -> None:
+        """Log what a micro-batch will have, and what it leaves."""
+        if not log.isEnabledFor(logging.INFO):
+            return
+        place, most = max(self.lag.items(), key=lambda item: item[1].behind_ms, default=(None, Lag(0, 0)))
+        far = "" if place is None or self.closed is None else f", the most in {self.closed.shown(place)}"
+        log.info(
+            "%s: a micro-batch of about %d messages of %d partitions; %d more are closed, up to %d ms later%s",
+            *(self.description, messages, partitions, sum(lag.messages for lag in self.lag.values())),
+            *(most.behind_ms, far if most.behind_ms else ""),
+        )
+
+    @property
+    def description(self) -> str:
+        """What is read, and where."""
+        return f"sandq at {','.join(self._options.servers)}: {self._options.topics}"
+
+    def report(self) -> dict[str, Any] | None:
+        """What progress shows as the latest offset: how far everything is closed, what of it is in no micro-batch yet,
+        by topic and partition, and what is read. None: that was not looked at yet."""
+        if self.closed is None:
+            return None
+        lag: dict[str, dict[str, dict[str, int]]] = {}
+        for place, behind_closed in sorted(self.lag.items()):
+            topic = self.closed.names.get(place.number, str(place.number))
+            lag.setdefault(topic, {})[str(place.partition)] = behind_closed._asdict()
+        return {**self.closed.to_json(), "lag": lag, "source": self.description}
 
     def aim(self) -> None:
         """From now on nothing behind what is closed at this moment is read (Trigger.AvailableNow)."""
@@ -355,6 +400,17 @@ class Stream:
             except SandqError as error:
                 log.warning("topic %r: what is to be read is not held: %s. %s", topic, error.message, _HELP)
         self._held_at = self._clock()
+
+
+def _lag(ends: Mapping[Place, bytes], closed: Mapping[Place, bytes], messages: Mapping[Place, int]) -> dict[Place, Lag]:
+    """What is closed behind these ends; nothing where no message is."""
+    return {
+        place: Lag(
+            messages.get(place, 0),
+            max(0, offset_model.deliver_ms(closed[place]) - offset_model.deliver_ms(end)) if messages.get(place) else 0,
+        )
+        for place, end in ends.items()
+    }
 
 
 def _cut(ends: Mapping[Place, bytes], at_ms: int) -> dict[Place, bytes]:

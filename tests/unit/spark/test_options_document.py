@@ -49,6 +49,7 @@ def test_of_reads() -> None:
         "includeHeaders": _word(options.extra.headers),
         "includeRaw": _word(options.extra.raw),
         "includeRank": _word(options.extra.rank),
+        "pushFilters": _word(options.push_filters),
         "minOffsetsPerTrigger": _word(options.min_offsets_per_trigger),
         "maxTriggerDelay": format_duration(options.max_trigger_delay_ms),
         "minPartitions": _word(options.min_partitions),

@@ -11,6 +11,7 @@ import io
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ import pytest
 pytest.importorskip("pyspark", reason="the extra sandq[spark] is not installed: make spark")
 
 import pyspark.worker
+from pyspark import SparkFiles
 from pyspark.serializers import SpecialLengths, read_int, write_int
 from pyspark.sql.types import BinaryType, StructField, StructType
 
@@ -69,7 +71,9 @@ class FakeSender:
 
 
 @pytest.fixture(autouse=True)
-def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_broker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
     monkeypatch.setattr(writers, "connect", lambda *servers, name: FakeClient())
     monkeypatch.setattr(writers, "Sender", FakeSender)
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 import io
 import logging
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("pyspark", reason="the extra sandq[spark] is not installed: make spark")
 
+import pyarrow as pa
+from pyspark import SparkFiles
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from sandq.errors import InvalidRequest, InvalidSetting, Unavailable
+from sandq.spark.sink import writers
 from sandq.spark.sink.ending import check_ended
+from sandq.spark.sink.refusals import RowRefused
 from sandq.spark.sink.sender import Written
 from sandq.spark.sink.writers import Committed, batch_writer, stream_writer
+from sandq.testing import broker
 
 SCHEMA = StructType([StructField("value", BinaryType()), StructField("deliver_at", TimestampType())])
 OPTIONS = {"topic": "t"}
@@ -75,6 +81,55 @@ def test_what_the_driver_says(caplog: pytest.LogCaptureFixture) -> None:
     assert "1 tasks failed, and may have stored some of theirs" in said[2] and "stores it twice" in said[2]
     assert "to no topic; 1 tasks failed" in said[3] and "the same writeId stores the rest" in said[3]
     assert said[4].startswith("micro-batch 8 failed") and said[4].endswith("Its replay stores the rest")
+
+
+class Task:
+    """What Spark tells a writer of the task that it runs in."""
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+
+    def partitionId(self) -> int:
+        return self._partition
+
+    def attemptNumber(self) -> int:
+        return 0
+
+
+def test_a_row_that_cannot_be_written_fails_the_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No attempt fails; the driver does, with what the first one said, and tasks that run yet end for it."""
+    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(tmp_path))
+    monkeypatch.setattr(writers, "check_ended", lambda: None)
+    schema = StructType([StructField("value", BinaryType()), StructField("delay_ms", LongType())])
+
+    def rows(*delays: int) -> Any:
+        return pa.record_batch({"value": pa.array([b"x"] * len(delays)), "delay_ms": pa.array(delays, pa.int64())})
+
+    with broker() as node:
+        node.create_topic("t")
+        options = {**OPTIONS, "sandq.bootstrap.servers": node.address}
+        writer = pickle.loads(pickle.dumps(batch_writer(options, schema, False)))
+        other = batch_writer(options, schema, False)
+
+        def write(partition: int, batches: Iterator[Any], writer: Any = writer) -> Committed:
+            monkeypatch.setattr(writers.TaskContext, "get", lambda: Task(partition))
+            found: Committed = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(writer)).write(batches)))
+            return found
+
+        good = write(0, iter([rows(0, 0)]))
+        assert good.refused is None and good.written.rows == 2
+        bad = write(1, iter([rows(0), rows(5, -1)]))
+        assert bad.refused is not None and "row 2 of Spark partition 1" in bad.refused
+
+        def endless() -> Iterator[Any]:
+            while True:
+                yield rows(0)
+
+        assert write(2, endless()).refused == bad.refused
+        assert write(0, iter([rows(0)]), other).refused is None, "it is another write"
+        with pytest.raises(RowRefused, match=r"row 2 of Spark partition 1 .*delay_ms: -1 is not within"):
+            writer.commit([good, bad])
 
 
 def worker(infile: Any) -> None:

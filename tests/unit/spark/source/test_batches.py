@@ -11,6 +11,7 @@ from sandq.model import offsets
 from sandq.model.names import RANKED
 from sandq.spark.source.batches import plan_batch
 from sandq.spark.source.latest import LatestTask, plan_latest
+from sandq.spark.source.narrowing import WHOLE, Narrowed
 from sandq.spark.source.options import parse_options
 from sandq.spark.source.planning import Task
 from tests.support.spark.fake_brokers import MS, FakeBrokers, at, instant
@@ -28,13 +29,13 @@ def brokers() -> FakeBrokers:
     return brokers
 
 
-def planned(brokers: FakeBrokers, **options: Any) -> list[Task]:
+def planned(brokers: FakeBrokers, narrowed: Narrowed = WHOLE, **options: Any) -> list[Task]:
     texts = {"subscribe": "t", **{name: str(value) for name, value in options.items()}}
     if {"subscribePattern", "assign"} & texts.keys():
         del texts["subscribe"]
     found = parse_options(texts)
     found.check_batch()
-    return plan_batch(found, brokers)
+    return plan_batch(found, brokers, narrowed)
 
 
 def rows_of(brokers: FakeBrokers, tasks: list[Task]) -> list[list[bytes]]:
@@ -59,6 +60,23 @@ def test_everything_that_is_closed(brokers: FakeBrokers) -> None:
         (partition, at(0, 0, partition), instant(500)) for partition in (0, 1)
     ]
     assert times(brokers, tasks) == [*range(0, 500, 10)]
+
+
+def test_what_filters_leave(brokers: FakeBrokers) -> None:
+    between = Narrowed(start_ms=MS + 105, end_ms=MS + 200)
+    assert times(brokers, planned(brokers, between)) == [*range(110, 200, 10)]
+    assert times(brokers, planned(brokers, between, startingTimestamp=MS + 150)) == [*range(150, 200, 10)]
+    assert times(brokers, planned(brokers, between, endingTimestamp=MS + 150)) == [*range(110, 150, 10)]
+    named = f'{{"t": {{"0": "{offsets.to_text(at(20))}"}}}}'
+    assert times(brokers, planned(brokers, between, startingOffsets=named)) == [*range(110, 200, 10)]
+    assert times(brokers, planned(brokers, Narrowed(end_ms=MS + 10**6))) == [*range(0, 500, 10)], "it is closed there"
+    assert planned(brokers, Narrowed(start_ms=MS + 300, end_ms=MS + 300)) == []
+    assert times(brokers, planned(brokers, Narrowed(end_ms=MS + 800), view="pending")) == [*range(500, 800, 10)]
+    assert [task.partition for task in planned(brokers, Narrowed(partitions=frozenset({1})))] == [1]
+    assert planned(brokers, Narrowed(topics=frozenset({"u"}))) == []
+    brokers.add("kv", 3, "compacted")
+    found = parse_options({"subscribe": "kv", "view": "latest"})
+    assert [task.partition for task in plan_latest(found, brokers, Narrowed(partitions=frozenset({2, 9})))] == [2]
 
 
 def test_between_times(brokers: FakeBrokers) -> None:

@@ -20,7 +20,7 @@ from sandq.model.offset_texts import texts_of_column, texts_of_run, times_of_col
 from sandq.model.piece import Piece
 from sandq.protocol.requests_log import FetchReply
 from sandq.spark.source.columns import BATCH_BYTES, BATCH_ROWS, Rows, header_bytes, schema
-from sandq.spark.source.options import PLAIN, Extra
+from sandq.spark.source.options import COLUMNS, PLAIN, Extra, parse_options
 from sandq.spark.source.planning import Task
 from sandq.spark.source.reading import read_pages
 
@@ -62,7 +62,7 @@ def expected(pieces: Sequence[Piece], extra: Extra = PLAIN) -> list[dict[str, An
                 tenant = None if tenants is None else tenants[position]
                 row["priority"] = None if priorities is None else priorities[position]
                 row["tenant"] = None if tenant is None else tenant.decode()
-            rows.append(row)
+            rows.append({name: row[name] for name in row if extra.has(name)})
     return rows
 
 
@@ -139,7 +139,17 @@ def shown(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [dict(sorted(row.items())) for row in rows]
 
 
-@given(st.lists(a_piece(), max_size=4), st.builds(Extra, st.booleans(), st.booleans(), st.booleans()))
+def of_columns(names: set[str]) -> Extra:
+    return parse_options({"subscribe": "t", "columns": ",".join(names)}).extra
+
+
+some_columns = st.one_of(
+    st.builds(Extra, st.booleans(), st.booleans(), st.booleans(), st.just(())),
+    st.builds(of_columns, st.sets(st.sampled_from(COLUMNS), min_size=1)),
+)
+
+
+@given(st.lists(a_piece(), max_size=4), some_columns)
 def test_columns_are_what_the_client_gives_message_by_message(pieces: list[Piece], extra: Extra) -> None:
     assert shown(got(pieces, extra)) == shown(expected(pieces, extra))
 

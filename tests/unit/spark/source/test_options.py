@@ -34,7 +34,6 @@ def test_everything_in_the_case_in_which_spark_gives_it() -> None:
         "sandq.bootstrap.servers": "a:1, b:2",
         "subscribe": " orders, payments ,orders",
         "startingOffsets": f'{{"orders": {{"1": "{OFFSET.lower()}", "2": "latest"}}}}',
-        "endingTimestamp": "2030-01-01T00:00:00Z",
         "maxOffsetsPerTrigger": "5000",
         "minPartitions": "7",
         "failOnDataLoss": "FALSE",
@@ -48,7 +47,6 @@ def test_everything_in_the_case_in_which_spark_gives_it() -> None:
         assert found.topics.names == ("orders", "payments")
         assert [found.starting.of("orders", partition) for partition in (0, 1, 2)] == ["earliest", OFFSET, "latest"]
         assert found.starting.of("payments", 1) == "earliest"
-        assert found.ending.of("orders", 0) == 1_893_456_000_000
         assert (found.max_offsets_per_trigger, found.min_partitions) == (5000, 7)
         assert (found.fail_on_data_loss, found.extra) == (False, Extra(headers=True, raw=True, rank=True))
         assert pickle.loads(pickle.dumps(found)) == found, "it goes to workers"
@@ -69,6 +67,26 @@ def test_which_partitions() -> None:
 def test_instants() -> None:
     assert parsed(startingTimestamp="1700000000000").starting.of("orders", 0) == 1_700_000_000_000
     assert parsed(startingTimestamp="2030-01-01T01:00:00+01:00").starting.instant_ms == 1_893_456_000_000
+    assert parsed(endingTimestamp="2030-01-01T00:00:00Z").ending.of("orders", 0) == 1_893_456_000_000
+
+
+def test_instants_by_partition() -> None:
+    text = '{"orders": {"0": 1700000000000, "2": "2030-01-01T00:00:00Z"}}'
+    found = parsed(startingOffsetsByTimestamp=text)
+    starts = [found.starting.of("orders", partition) for partition in (0, 1, 2)]
+    assert starts == [1_700_000_000_000, "earliest", 1_893_456_000_000]
+    found.check_stream()
+    found = parsed(endingOffsetsByTimestamp=text)
+    assert [found.ending.of(topic, 0) for topic in ("orders", "others")] == [1_700_000_000_000, "latest"]
+    found.check_batch()
+    with pytest.raises(InvalidSetting, match="endingOffsetsByTimestamp: a stream has no end"):
+        found.check_stream()
+
+
+def test_columns() -> None:
+    assert parsed(columns=" value, key,value").extra == Extra(only=("key", "value"))
+    assert parsed(columns="ttl_ms,headers").extra == Extra(True, True, False, ("headers", "ttl_ms"))
+    assert parsed(columns="tenant").extra == Extra(False, False, True, ("tenant",))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +114,15 @@ def test_instants() -> None:
         ({"endingOffsets": "earliest"}, ["nothing ends at 'earliest'"]),
         ({"endingOffsets": '{"a": {"0": "earliest"}}'}, ["nothing ends at 'earliest'"]),
         ({"startingOffsets": "latest", "startingTimestamp": "2030-01-01T00:00:00Z"}, ["one of them is enough"]),
+        ({"startingOffsets": "latest", "startingOffsetsByTimestamp": '{"a": {"0": 0}}'}, ["one of them is enough"]),
+        ({"startingOffsetsByTimestamp": "1700000000000"}, ["startingOffsetsByTimestamp", "JSON like"]),
+        ({"startingOffsetsByTimestamp": '{"a": {"0": 1700000000}}'}, ["a, partition 0", "seconds"]),
+        ({"startingOffsetsByTimestamp": '{"a": 1700000000000}'}, ["instants by partition"]),
+        ({"view": "pending", "holdName": "h"}, ["view 'pending': that is for batches, and holdName for streams"]),
+        ({"endingOffsets": "latest", "maxTriggerDelay": "1m"}, ["endingOffsets", "maxTriggerDelay for streams"]),
+        ({"columns": "key,valu"}, ["columns: there is no column 'valu'; there are key, value"]),
+        ({"columns": "key", "includeRaw": "true"}, ["includeRaw: the option columns says already"]),
+        ({"pushFilters": "true", "holdTtl": "1h"}, ["pushFilters", "holdTtl for streams"]),
         ({"startingTimestamp": "1700000000"}, ["startingTimestamp", "seconds"]),
         ({"startingTimestamp": "tomorrow"}, ["startingTimestamp", "'tomorrow'"]),
         ({"maxOffsetsPerTrigger": "0"}, ["maxOffsetsPerTrigger", "1.."]),
@@ -110,9 +137,9 @@ def test_instants() -> None:
         ({"sandq.minPartitions": "3"}, ["did you mean minPartitions?"]),
         ({"servers": "a"}, ["did you mean sandq.bootstrap.servers?"]),
         ({"path": "/tmp"}, ["path", "subscribe"]),
-        ({"colour": "red"}, ["colour: no such option", *OPTIONS]),
+        ({"hue": "red"}, ["hue: no such option", *OPTIONS]),
         ({"includeHeaders": "true", "includeheaders": "true"}, ["includeHeaders", "twice"]),
-        ({"minPartitions": "x", "failOnDataLoss": "y", "colour": "z"}, ["minPartitions", "failOnDataLoss", "colour"]),
+        ({"minPartitions": "x", "failOnDataLoss": "y", "hue": "z"}, ["minPartitions", "failOnDataLoss", "hue"]),
     ],
 )
 def test_a_mistake_is_named(options: Mapping[str, str], words: list[str]) -> None:
@@ -140,6 +167,8 @@ def test_what_only_a_stream_or_only_a_batch_can_do() -> None:
         found.check_batch()
         with pytest.raises(InvalidSetting, match="a stream has no end"):
             found.check_stream()
+    with pytest.raises(InvalidSetting, match="pushFilters: Spark pushes filters into batches only"):
+        parsed(pushFilters="true").check_stream()
     both = parsed(startingOffsets="latest", maxOffsetsPerTrigger="5")
     with pytest.raises(InvalidSetting, match=r"startingOffsets.*maxOffsetsPerTrigger"):
         both.check_batch()

@@ -481,3 +481,41 @@ def test_position_with_clock_epochs_that_are_none_is_refused() -> None:
     for epochs in (3, {"1": 3}, {"1": {"0": "x"}}, {"1": {"x": 1}}):
         with pytest.raises(InvalidRequest, match="position"):
             Positions.parse({"version": 1, "hold": "", "topics": {}, "clock_epochs": epochs})
+
+
+def test_progress_says_what_is_left_and_of_what(brokers: FakeBrokers, caplog: pytest.LogCaptureFixture) -> None:
+    for ms in range(0, 1000, 10):
+        brokers.append("t", ms, 3, 0)
+    brokers.append("t", 900, 5, 1)
+    reader = stream(brokers, minOffsetsPerTrigger=10)
+    assert reader.report() is None
+    with caplog.at_level(logging.INFO, "sandq.spark"):
+        end = reader.latest(reader.initial(), 150)
+    read = len(rows_of(brokers, reader.tasks(reader.initial(), end)))
+    cut_ms = offsets.deliver_ms(cursors(end)[0]) - MS
+    told = json.loads(json.dumps(reader.report()))
+    assert told["lag"] == {
+        "t": {
+            "0": {"messages": 300 - read, "behind_ms": 1000 - cut_ms},
+            "1": {"messages": 5, "behind_ms": 1000 - cut_ms},
+        }
+    }
+    assert told["source"] == "sandq at 127.0.0.1:7170: t" and told["names"] == {"1": "t"}
+    assert cursors(Positions.parse(told)) == [instant(1000), instant(1000)], "how far it is closed"
+    assert caplog.messages == [
+        f"sandq at 127.0.0.1:7170: t: a micro-batch of about {read} messages of 2 partitions; {305 - read} more are "
+        f"closed, up to {1000 - cut_ms} ms later, the most in partition 0 of topic 't' (number 1)"
+    ]
+    end = reader.latest(end, None)
+    nothing = {"messages": 0, "behind_ms": 0}
+    assert (reader.report() or {})["lag"] == {"t": {"0": nothing, "1": nothing}}
+    brokers.append("t", 1100, 4, 1)
+    brokers.closed_ms = 1200
+    assert reader.latest(end, None) == end, "it waits for more"
+    assert (reader.report() or {})["lag"] == {"t": {"0": nothing, "1": {"messages": 4, "behind_ms": 200}}}
+
+
+def test_what_a_stream_is_called(brokers: FakeBrokers) -> None:
+    named = parse_options({"assign": '{"t": [1, 0]}', "sandq.bootstrap.servers": "a:1,b"})
+    assert Stream(named, brokers).description == "sandq at a:1,b: t [0, 1]"
+    assert stream(brokers, subscribePattern="t.*").description.endswith(": topics like t.*")
