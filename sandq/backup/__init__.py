@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from sandq.backup.create import create_backup
 from sandq.backup.errors import DamagedBackup, NoBackup, WrongKey
+from sandq.backup.follow import BackupFollower, Increment
 from sandq.backup.keys import BackupKey
 from sandq.backup.listing import Listed, delete_backup, list_backups
 from sandq.backup.manifest import Manifest
@@ -19,17 +20,21 @@ from sandq.backup.places import place_of
 from sandq.backup.restore import Restored, restore_backup
 from sandq.backup.schedule import BackupSchedule
 from sandq.backup.verify import verify_backup
+from sandq.backup.verify_chain import VerifiedChain, verify_chain
 from sandq.backup.work import Progress
 
 __all__ = [
+    "BackupFollower",
     "BackupKey",
     "BackupSchedule",
     "DamagedBackup",
+    "Increment",
     "Listed",
     "Manifest",
     "NoBackup",
     "Progress",
     "Restored",
+    "VerifiedChain",
     "WrongKey",
     "create_backup",
     "delete_backup",
@@ -37,4 +42,5 @@ __all__ = [
     "place_of",
     "restore_backup",
     "verify_backup",
+    "verify_chain",
 ]
