@@ -324,14 +324,14 @@ class _Run:
 
     async def _rebase(self, topic: Topic, partition: int, on_progress: OnProgress) -> None:
         """Take the rows of a partition: entries go on behind them."""
-        await self._transfer.pin_log(topic.name, partition, self._backup_id, None)
+        pinned = await self._transfer.pin_log(topic.name, partition, self._backup_id, None)
         folder = chain.folder_of(self._number, topic.number, partition)
         files = RowFiles(self._place, self._backup_id, folder, self._key)
         part = await copy_rows(self._transfer, topic.name, partition, files, self._pace, self._progress, on_progress)
         place = topic.number, partition
         self.bases[place] = part
-        base = Window(*place, self._number, part.index, part.time_ms, part.index, None, part.time_ms)
-        self._alive[place] = base
+        to_ms = max(part.time_ms, pinned.time_ms)
+        self._alive[place] = Window(*place, self._number, part.index, part.time_ms, part.index, None, to_ms)
 
 
 def topics_at(place: Place, manifest: Manifest, summary: Summary, key: BackupKey | None) -> tuple[Topic, ...]:
