@@ -31,6 +31,7 @@ from sandq.partition.log.look_aheads import LookAhead, LookAheads
 from sandq.storage.keys import store_prefix
 from sandq.storage.level_stores import LevelStores
 from sandq.storage.snapshot import Exporter
+from sandq.storage.stores import Stores
 
 AT_ONCE: Final = 128
 """Partitions whose state is in memory at a time; the increments are read once for so many."""
@@ -62,7 +63,7 @@ class Wanted:
 class PartitionReplay:
     """One partition, from its rows on, entry by entry."""
 
-    def __init__(self, stores: LevelStores, store: int, wanted: Wanted, look_aheads: LookAheads) -> None:
+    def __init__(self, stores: Stores, store: int, wanted: Wanted, look_aheads: LookAheads) -> None:
         self.wanted = wanted
         self.is_over = False
         """The next entry is of a later time."""

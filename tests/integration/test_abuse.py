@@ -563,7 +563,14 @@ ABUSED: dict[Type, str] = {
     **dict.fromkeys(
         (
             *(Type.BACKUP_TOPICS, Type.BACKUP_ACCESS, Type.BACKUP_BEGIN, Type.BACKUP_READ, Type.BACKUP_END),
-            *(Type.BACKUP_LOG, Type.RESTORE_TOPIC, Type.RESTORE_BEGIN, Type.RESTORE_ROWS, Type.RESTORE_END, Type.RESTORE_OPEN),
+            *(
+                Type.BACKUP_LOG,
+                Type.RESTORE_TOPIC,
+                Type.RESTORE_BEGIN,
+                Type.RESTORE_ROWS,
+                Type.RESTORE_END,
+                Type.RESTORE_OPEN,
+            ),
         ),
         "backups begun and left, restores of nothing",
     ),

@@ -22,7 +22,9 @@ ACTS: Final = frozenset(
     }
 )
 """Requests that change what is managed, the cluster, or who may use it; and those that read all there is."""
-FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD, Type.BACKUP_LOG})
+FREQUENT: Final = frozenset(
+    {Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD, Type.BACKUP_LOG}
+)
 """Of these, what applications, and who follows a backup, may ask for again and again."""
 _SHOWN: Final = frozenset(
     {
