@@ -26,6 +26,7 @@ from sandq.backup.row_files import RowFiles
 from sandq.backup.verify import Blocks
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.errors import Corruption, InvalidRequest, SandqError, StartupError, Unavailable
+from sandq.partition import rows
 from sandq.partition.commands import Entry
 from sandq.partition.log.look_aheads import LookAhead, LookAheads
 from sandq.storage.keys import store_prefix
@@ -85,6 +86,8 @@ class PartitionReplay:
         """All rows are there. Raises NoBackup: they are not those of an entry that was told of."""
         topic, part = self.wanted.topic, self.wanted.part
         number = self.wanted.window.partition
+        if self._stores.get(store_prefix(self._store) + rows.STATE_KEY) is None:
+            raise NoBackup(f"the rows of {self.wanted.shown} have no state among them")
         self._replica = PartitionReplica(self._stores, self._store, 0, number, {}, topic.kind, self._look_aheads)
         if self.index != part.index:
             raise NoBackup(f"the rows of {self.wanted.shown} are as of entry {self.index}, not {part.index}")
