@@ -12,7 +12,7 @@ import click
 
 from sandctl.options.common import common_options, options_of_all, run
 from sandctl.options.confirmation import can_ask, confirm, need_yes, yes_option
-from sandctl.options.times import DURATION
+from sandctl.options.times import DURATION, INSTANT
 from sandctl.output.progress import Progress
 from sandctl.output.results import counted, done, say, show_rows, to_json
 
@@ -33,6 +33,8 @@ _COLUMNS = {
     "plain_bytes": "BYTES",
     "bytes": "STORED",
     "encrypted": "ENCRYPTED",
+    "increments": "INCREMENTS",
+    "reach": "REACHES",
     "problem": "PROBLEM",
 }
 
@@ -66,6 +68,26 @@ def topic_option(command: F) -> F:
     )(command)
 
 
+def work_option(command: F) -> F:
+    """`--work-dir`."""
+    return click.option(
+        "--work-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Where what increments make is put meanwhile; else where temporary files are.",
+    )(command)
+
+
+def status_option(command: F) -> F:
+    """`--status-file`."""
+    return click.option(
+        "--status-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Where it is said how that goes, as JSON; as metrics of Prometheus where it ends with .prom.",
+    )(command)
+
+
 @click.group()
 def backup() -> None:
     """Back up the cluster while it runs; list, verify, restore backups, and make them at intervals.
@@ -79,6 +101,9 @@ def backup() -> None:
 @topic_option
 @click.option("--identities", is_flag=True, help="With identities, roles and the hashes of tokens (`security`).")
 @click.option("--resume", metavar="BACKUP", help="Go on with a backup that was stopped.")
+@click.option(
+    "--incremental", is_flag=True, help="Add an increment to the last backup; a first backup where there is none."
+)
 @rate_option
 @key_option
 @common_options
@@ -87,6 +112,7 @@ def create(
     topics: tuple[str, ...],
     identities: bool,
     resume: str | None,
+    incremental: bool,
     rate: int | None,
     backup_key: str | None,
 ) -> None:
@@ -96,12 +122,19 @@ def create(
       sandctl backup create /backups
       sandctl backup create s3://company-backups/sandq --key-file backup.key --identities
       sandctl backup create /backups --topic orders --topic payments
+      sandctl backup create /backups --incremental
 
     Needs the rights `cluster` and `read`. It is there once it is finished: what was stopped before is none, and goes on
-    with --resume.
+    with --resume. --incremental has what was committed since the last one, as far as the nodes have kept it, which they
+    do while a backup is followed (`sandctl backup follow`); of partitions of which they did not it reads all.
     """
     from sandq.backup import create_backup
 
+    if incremental:
+        if resume is not None:
+            raise click.UsageError("--incremental and --resume: an increment that was stopped is begun anew")
+        _create_increment(url, topics, identities, rate, backup_key)
+        return
     place, key = _place(url), _key(backup_key)
 
     async def work(client: Client) -> Any:
@@ -123,6 +156,32 @@ def create(
     done(f"backup {made.backup_id}: {topics_said}, {made.plain_bytes:,} bytes in {made.bytes:,}", made.shown())
 
 
+def _create_increment(
+    url: str, topics: tuple[str, ...], identities: bool, rate: int | None, backup_key: str | None
+) -> None:
+    from sandq.backup import create_increment
+
+    place, key = _place(url), _key(backup_key)
+
+    async def work(client: Client) -> Any:
+        with _Shown("read") as shown:
+            return await create_increment(
+                client,
+                place,
+                key=key,
+                rate=_bytes_per_s(rate),
+                topics=topics or None,
+                identities=identities,
+                on_progress=shown,
+            )
+
+    manifest, made = run(work, waits=True)
+    _warn([*made.gone, *made.errors])
+    rows = f", {made.rebased_bytes:,} bytes of rows" if made.rebased_bytes else ""
+    text = f"increment {made.number} of backup {manifest.backup_id}: {made.entries:,} entries{rows}"
+    done(f"{text}; it reaches {_shown_time(made.reach_ms)}", made.shown())
+
+
 @backup.command("list")
 @url_argument
 @key_option
@@ -137,35 +196,45 @@ def list_(url: str, backup_key: str | None) -> None:
     from sandq.backup import list_backups
 
     place, key = _place(url), _key(backup_key)
-    rows = [one.shown() for one in _alone(functools.partial(list_backups, place, key=key))]
+    rows = []
+    for one in _alone(functools.partial(list_backups, place, key=key)):
+        spans = [f"{_shown_time(start)}..{_shown_time(stop)}" for start, stop in one.spans]
+        rows.append({**one.shown(), "reach": _shown_time(one.reach_ms), "times": spans})
     show_rows(rows, _COLUMNS)
 
 
 @backup.command()
 @url_argument
 @click.argument("backup_id", metavar="BACKUP", default="latest")
+@click.option("--replay", is_flag=True, help="Make partitions of its increments, as a restore does, and let them go.")
+@work_option
 @key_option
 @options_of_all
-def verify(url: str, backup_id: str, backup_key: str | None) -> None:
+def verify(url: str, backup_id: str, replay: bool, work_dir: Path | None, backup_key: str | None) -> None:
     """Read BACKUP (the last one) as a whole, and say whether it is what was written. Needs no cluster.
 
     \b
       sandctl backup verify /backups
+      sandctl backup verify /backups latest --replay
       sandctl backup verify /backups 20300131T080000Z-0a1b2c --key-file backup.key
 
-    What is damaged, truncated or of another backup is told with its file and byte, and exit code 1.
+    Its increments are read as well: that none is missing, nor anything between them. What is damaged, truncated or of
+    another backup is told with its file and byte, and exit code 1.
     """
-    from sandq.backup import verify_backup
+    from sandq.backup import verify_chain
 
     place, key = _place(url), _key(backup_key)
 
     async def work() -> Any:
         named = await _named(place, backup_id, key)
         with _Shown("verified") as shown:
-            return await verify_backup(place, named, key=key, on_progress=shown)
+            return await verify_chain(place, named, replay=replay, work=work_dir, key=key, on_progress=shown)
 
     found = _alone(work)
-    done(f"backup {found.backup_id} is good: {found.plain_bytes:,} bytes", found.shown())
+    manifest = found.manifest
+    behind = f", {counted(found.increments, 'increment')}" if found.increments else ""
+    made = f", {counted(found.replayed, 'partition')} made of them" if found.replayed is not None else ""
+    done(f"backup {manifest.backup_id} is good: {manifest.plain_bytes:,} bytes{behind}{made}", found.shown())
 
 
 @backup.command()
@@ -178,6 +247,14 @@ def verify(url: str, backup_id: str, backup_key: str | None) -> None:
 @click.option("--identities", is_flag=True, help="Restore who may do what as well (`security`).")
 @click.option("--resume-groups", is_flag=True, help="Let groups have what is due at once; else they are paused.")
 @click.option("--verify/--no-verify", default=True, help="Read all of it before anything is made (the default).")
+@click.option(
+    "--at",
+    type=INSTANT,
+    metavar="TIME",
+    help="As it was then (2030-01-31T10:00:00Z); else as late as its increments have it.",
+)
+@click.option("--base", is_flag=True, help="The backup itself, without its increments.")
+@work_option
 @rate_option
 @key_option
 @common_options
@@ -191,6 +268,9 @@ def restore(
     identities: bool,
     resume_groups: bool,
     verify: bool,
+    at: int | None,
+    base: bool,
+    work_dir: Path | None,
     rate: int | None,
     backup_key: str | None,
 ) -> None:
@@ -200,13 +280,19 @@ def restore(
       sandctl backup restore /backups
       sandctl backup restore /backups 20300131T080000Z-0a1b2c --topic orders --as orders=orders-old
       sandctl backup restore /backups --prefix restored-
+      sandctl backup restore /backups --at 2030-01-31T10:00:00Z --prefix at-ten-
 
     A topic must not be there: nothing is written over. Messages keep their times and ids; what was leased is to be had
     again, with its attempts. Groups are paused: look, then `sandctl group resume`. A restore that was stopped goes on
     when it is begun again with the same options; until it is through its topics say `restoring` and take nothing.
-    Needs the rights `cluster`, `manage` and `produce`.
+    With increments it is as they have it at last, or as of --at; times that they do not have are refused, with the
+    nearest ones. What they make of the backup is put into a directory meanwhile (--work-dir), and needs twice the room
+    of what is restored. Needs the rights `cluster`, `manage` and `produce`, and for increments the package sandq.
     """
     from sandq.backup import restore_backup
+
+    if base and at is not None:
+        raise click.UsageError("--at and --base: a point in time needs increments")
 
     place, key, renamed = _place(url), _key(backup_key), _names(names)
 
@@ -224,6 +310,9 @@ def restore(
                 identities=identities,
                 resume_groups=resume_groups,
                 verify=verify,
+                with_increments=not base,
+                at_ms=at,
+                work=work_dir,
                 key=key,
                 rate=_bytes_per_s(rate),
                 on_progress=shown,
@@ -274,14 +363,16 @@ def delete(url: str, backup_id: str, yes: bool) -> None:
 @click.option(
     "--keep", type=click.IntRange(min=1), default=14, show_default=True, metavar="N", help="So many are kept."
 )
+@click.option(
+    "--increments",
+    "increments_every",
+    type=DURATION,
+    metavar="DURATION",
+    help="Between them, follow the last one with an increment so often: 30s.",
+)
 @topic_option
 @click.option("--identities", is_flag=True, help="With identities, roles and the hashes of tokens (`security`).")
-@click.option(
-    "--status-file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Where it is said how that goes, as JSON; as metrics of Prometheus where it ends with .prom.",
-)
+@status_option
 @rate_option
 @click.option("--times", type=click.IntRange(min=1), metavar="N", help="End after so many; else it goes on.")
 @key_option
@@ -290,6 +381,7 @@ def schedule(
     url: str,
     every: timedelta,
     keep: int,
+    increments_every: timedelta | None,
     topics: tuple[str, ...],
     identities: bool,
     status_file: Path | None,
@@ -302,22 +394,14 @@ def schedule(
     \b
       sandctl backup schedule /backups --every 6h --keep 14
       sandctl backup schedule /backups --every 1d --status-file /var/lib/node_exporter/sandq.prom
+      sandctl backup schedule /backups --every 1d --increments 30s
 
     The time counts from the last good backup that is there. One that fails is told of, and tried again within five
     minutes; the last good one is never deleted. A line is written for each; with -o jsonl an object.
     """
-    from sandctl.options.common import settings
     from sandq.backup import BackupSchedule
 
-    place, key = _place(url), _key(backup_key)
-    is_table = settings().output == "table"
-
-    def tell(event: str, fields: dict[str, object]) -> None:
-        if is_table:
-            told = [f"{name} {value}" for name, value in fields.items() if value not in ([], None)]
-            say(f"{event}: {', '.join(told)}")
-        else:
-            say(to_json({"event": event, **fields}))
+    place, key, tell = _place(url), _key(backup_key), _teller()
 
     async def work(client: Client) -> None:
         going = BackupSchedule(
@@ -329,12 +413,105 @@ def schedule(
             identities=identities,
             key=key,
             rate=_bytes_per_s(rate),
+            increments_s=None if increments_every is None else increments_every.total_seconds(),
             status=status_file,
             tell=tell,
         )
         await going.run(times)
 
     run(work, waits=True)
+
+
+@backup.command()
+@url_argument
+@click.argument("backup_id", metavar="BACKUP", default="latest")
+@click.option(
+    "--every", default="10s", show_default=True, type=DURATION, metavar="DURATION", help="Between two increments."
+)
+@topic_option
+@click.option("--identities", is_flag=True, help="With identities, where a backup is made first (`security`).")
+@status_option
+@rate_option
+@click.option("--times", type=click.IntRange(min=1), metavar="N", help="End after so many; else it goes on.")
+@key_option
+@common_options
+def follow(
+    url: str,
+    backup_id: str,
+    every: timedelta,
+    topics: tuple[str, ...],
+    identities: bool,
+    status_file: Path | None,
+    rate: int | None,
+    times: int | None,
+    backup_key: str | None,
+) -> None:
+    """Follow the cluster behind BACKUP (its last one, or one that is made first): ship what is committed, so that
+    each moment from then on can be restored; until it is ended.
+
+    \b
+      sandctl backup follow /backups
+      sandctl backup follow /backups --every 30s --status-file /var/lib/node_exporter/sandq.prom
+
+    It goes on where it was ended, or killed, as far as the nodes have kept their logs: for five minutes, and 64 MiB of
+    each partition. Partitions of which they did not are read anew, and the times between cannot be restored: it says
+    so. Needs the rights `cluster` and `read`, and feature level 17.
+    """
+    from sandq.backup import BackupFollower, ChainKeeper, Standing, StatusFile, create_backup, last_of_cluster
+    from sandq.backup import manifest as manifests
+
+    place, key = _place(url), _key(backup_key)
+    tell = _teller()
+
+    async def work(client: Client) -> None:
+        if backup_id != "latest":
+            manifest = manifests.read(place, backup_id, key)
+        else:
+            found = await last_of_cluster(client, place, key)
+            if found is None:
+                with _Shown("read") as shown:
+                    found = await create_backup(
+                        client,
+                        place,
+                        topics=topics or None,
+                        identities=identities,
+                        key=key,
+                        rate=_bytes_per_s(rate),
+                        follow=True,
+                        on_progress=shown,
+                    )
+                tell("backup made", {"backup": found.backup_id, "bytes": found.bytes, "warnings": list(found.warnings)})
+            manifest = found
+        follower = BackupFollower(client, place, manifest, key=key, rate=_bytes_per_s(rate))
+        status = None if status_file is None else StatusFile(status_file)
+        standing = Standing(backups=1, last_backup=manifest.backup_id, last_success_ms=manifest.ended_ms)
+        standing.last_bytes = manifest.bytes
+        keeper = ChainKeeper(follower, every.total_seconds(), standing, status=status, tell=tell)
+        await keeper.run(times)
+
+    run(work, waits=True)
+
+
+def _teller() -> Callable[[str, dict[str, object]], None]:
+    """Say what was done: a line, or with -o jsonl an object."""
+    from sandctl.options.common import settings
+
+    is_table = settings().output == "table"
+
+    def tell(event: str, fields: dict[str, object]) -> None:
+        if is_table:
+            told = [f"{name} {value}" for name, value in fields.items() if value not in ([], None)]
+            say(f"{event}: {', '.join(told)}")
+        else:
+            say(to_json({"event": event, **fields}))
+
+    return tell
+
+
+def _shown_time(at_ms: int | None) -> str | None:
+    from sandq.backup.chain import shown_time
+
+    return None if at_ms is None else shown_time(at_ms)
 
 
 class _Shown:

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from sandq.backup import manifest as manifests
 from sandq.backup.errors import DamagedBackup, NoBackup
-from sandq.backup.file_format import Writer
 from sandq.backup.keys import BackupKey
-from sandq.backup.manifest import FULL, FilePart, Manifest, PartitionPart, TopicPart
+from sandq.backup.manifest import FULL, Manifest, PartitionPart, TopicPart
 from sandq.backup.places import Place
-from sandq.backup.work import AT_ONCE, QUEUED, OnProgress, Pace, Progress, in_thread, several
+from sandq.backup.row_files import RowFiles, copy_rows
+from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
-from sandq.client.backups import BackupTransfer, Piece
+from sandq.client.backups import BackupTransfer
 from sandq.model.errors import NotFound, SandqError, Unavailable, UnknownTopic
 from sandq.model.names import RESTORING
 
-FILE_BYTES: Final = 256 << 20
-"""Of a file of rows, about."""
 ATTEMPTS: Final = 8
 """So often a partition is begun anew because another node leads it by then."""
 PAUSE_S: Final = 1.0
+PINNED_AGAIN_S: Final = 60.0
+"""So often nodes are told to go on keeping the logs behind partitions that were read."""
 DONE: Final = "done.sandq"
 """Of a partition whose files are all there, until the manifest is."""
 
@@ -43,12 +42,14 @@ async def create_backup(
     resume: str | None = None,
     rate: int | None = None,
     at_once: int = AT_ONCE,
+    follow: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> Manifest:
     """Back up all topics, or these, to a place; what it says of itself, once it is there as a whole.
 
     `identities`: with who may do what, and the hashes of tokens. `resume`: go on with a backup that was stopped:
-    partitions that are there as a whole are not read again. `rate`: bytes of rows a second at most.
+    partitions that are there as a whole are not read again. `rate`: bytes of rows a second at most. `follow`: have the
+    nodes keep the logs behind it, for increments (`BackupFollower`).
 
     Raises UnknownTopic, NoBackup; Conflict: somebody else makes the same one; and what a node says.
     """
@@ -62,14 +63,15 @@ async def create_backup(
             raise NoBackup(f"there is no backup {resume!r} in {place.shown} that could be gone on with")
         if await in_thread(lambda: place.exists(f"{resume}/{manifests.MANIFEST}"), place.shown):
             return await in_thread(lambda: manifests.read(place, resume, key), place.shown)
-    run = _Run(transfer, place, resume or manifests.new_id(begun_ms), key, Pace(rate), on_progress)
+    run = _Run(transfer, place, resume or manifests.new_id(begun_ms), key, Pace(rate), on_progress, follow=follow)
     if topics is None and catalog["hidden"]:
         run.warnings.append(f"{catalog['hidden']} topics are left out: whoever makes this backup has no right on them")
     run.made_of = {row["name"]: [catalog["cluster_uuid"], row["number"]] for row in wanted}
     held = place.hold(run.backup_id)
     await in_thread(held.__enter__, place.shown)
     try:
-        return await _make(run, wanted, catalog, begun_ms, identities=identities, at_once=at_once)
+        only = None if topics is None else tuple(sorted(topics))
+        return await _make(run, wanted, catalog, begun_ms, only, identities=identities, at_once=at_once)
     finally:
         held.__exit__(None, None, None)
 
@@ -79,6 +81,7 @@ async def _make(
     wanted: list[dict[str, Any]],
     catalog: dict[str, Any],
     begun_ms: int,
+    only: tuple[str, ...] | None,
     *,
     identities: bool,
     at_once: int,
@@ -99,6 +102,7 @@ async def _make(
         access,
         tuple(run.warnings),
         None if key is None else key.key_id,
+        only,
     )
     await in_thread(lambda: manifests.write(place, manifest, key), place.shown)
     return manifest
@@ -138,8 +142,11 @@ class _Run:
         key: BackupKey | None,
         pace: Pace,
         on_progress: OnProgress,
+        *,
+        follow: bool,
     ) -> None:
         self._pace = pace
+        self._follow = follow
         self.backup_id = backup_id
         self.warnings: list[str] = []
         self.transfer = transfer
@@ -176,12 +183,36 @@ class _Run:
             self._progress.topic = topic
             self._on_progress(self._progress)
 
-        await several(one, wanted, at_once)
+        await self._pinning(partial(several, one, wanted, at_once), found)
         names = [row["name"] for row in topics if row["name"] not in shut and row["name"] not in self._gone]
         return {
             name: tuple(found[name, number] for number in sorted(n for topic, n in found if topic == name))
             for name in names
         }
+
+    async def _pinning(self, work: Any, found: Mapping[tuple[str, int], PartitionPart]) -> None:
+        """Do it; if the backup is to be followed, the logs behind what was read are kept meanwhile."""
+        if not self._follow:
+            await work()
+            return
+        errors: list[SandqError] = []
+
+        async def pin() -> None:
+            while True:
+                await anyio.sleep(PINNED_AGAIN_S)
+                for (topic, number), part in list(found.items()):
+                    with suppress(SandqError):
+                        await self.transfer.pin_log(topic, number, self.backup_id, part.index)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pin)
+            try:
+                await work()
+            except SandqError as error:
+                errors.append(error)
+            tasks.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
 
     async def _partition(self, topic: str, number: int) -> PartitionPart:
         folder = f"data/{topic}/{number}"
@@ -215,102 +246,8 @@ class _Run:
         return part
 
     async def _attempt(self, topic: str, number: int, folder: str) -> PartitionPart:
-        begun = await self.transfer.begin(topic, number)
-        self._progress.bytes += begun["bytes"]
-        self._on_progress(self._progress)
-        files = _Files(self.place, self.backup_id, folder, self.key)
-        try:
-            await self._copy(topic, number, begun["export"], files)
-        finally:
-            self._progress.bytes -= begun["bytes"]
-            with anyio.move_on_after(5, shield=True), suppress(SandqError):
-                await self.transfer.end(topic, number, begun["export"])
-        part = PartitionPart(number, begun["index"], begun["time_ms"], begun["level"], tuple(files.parts))
-        self._progress.bytes += part.plain_bytes
-        return part
-
-    async def _copy(self, topic: str, number: int, export: int, files: _Files) -> None:
-        """Read piece by piece, and write what was read meanwhile."""
-        send, receive = anyio.create_memory_object_stream[Piece](QUEUED)
-        errors: list[SandqError] = []
-
-        async def read(send: MemoryObjectSendStream[Piece]) -> None:
-            async with send:
-                position, is_last = None, False
-                while not is_last:
-                    piece = await self.transfer.read(topic, number, export, position)
-                    position, is_last = piece.position, piece.is_last
-                    await self._pace.take(len(piece.data))
-                    await send.send(piece)
-
-        async def write(receive: MemoryObjectReceiveStream[Piece]) -> None:
-            async with receive:
-                async for piece in receive:
-                    await in_thread(partial(files.write, piece.data), self.place.shown)
-                    self._progress.bytes_done += len(piece.data)
-                    self._on_progress(self._progress)
-
-        async def kept(work: Callable[[Any], Any], stream: Any) -> None:
-            try:
-                await work(stream)
-            except SandqError as error:
-                errors.append(error)
-                tasks.cancel_scope.cancel()
-
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(kept, read, send)
-                tasks.start_soon(kept, write, receive)
-            if errors:
-                raise errors[0]
-            await in_thread(files.end, self.place.shown)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await in_thread(files.give_up, self.place.shown)
-            raise
-
-
-class _Files:
-    """The files of a partition, one after the other. Blocks; for one thread at a time."""
-
-    def __init__(self, place: Place, backup_id: str, folder: str, key: BackupKey | None) -> None:
-        self.parts: list[FilePart] = []
-        self._place = place
-        self._backup_id = backup_id
-        self._folder = folder
-        self._key = key
-        self._context: AbstractContextManager[BinaryIO] | None = None
-        self._writer: Writer | None = None
-        self._name = ""
-
-    def write(self, data: bytes) -> None:
-        """Add a block, in a new file where this one is full."""
-        if self._writer is not None and self._writer.bytes >= FILE_BYTES:
-            self._end_file()
-        if self._writer is None:
-            self._name = f"{self._folder}/{len(self.parts):05}.sandq"
-            self._context = self._place.create(f"{self._backup_id}/{self._name}")
-            stream = self._context.__enter__()
-            self._writer = Writer(stream, self._backup_id, self._name, self._key)
-        self._writer.write(data)
-
-    def end(self) -> None:
-        """All was written."""
-        if self._writer is not None:
-            self._end_file()
-
-    def _end_file(self) -> None:
-        writer, context = self._writer, self._context
-        assert writer is not None and context is not None
-        writer.end()
-        self._writer = self._context = None
-        context.__exit__(None, None, None)
-        self.parts.append(FilePart(self._name, writer.bytes, writer.blocks, writer.plain_bytes))
-
-    def give_up(self) -> None:
-        """It failed: the file that was begun goes."""
-        context, self._context, self._writer = self._context, None, None
-        if context is not None:
-            error = NoBackup("the backup was given up")
-            with suppress(NoBackup):
-                context.__exit__(NoBackup, error, None)
+        if self._follow:
+            # Before the rows: nothing of what comes behind them is to be lost.
+            await self.transfer.pin_log(topic, number, self.backup_id, None)
+        rows = RowFiles(self.place, self.backup_id, folder, self.key)
+        return await copy_rows(self.transfer, topic, number, rows, self._pace, self._progress, self._on_progress)

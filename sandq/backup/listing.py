@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sandq.backup import chain, increments
 from sandq.backup import manifest as manifests
 from sandq.backup.errors import DamagedBackup, NoBackup, WrongKey
+from sandq.backup.follow import topics_at
 from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import Manifest
 from sandq.backup.places import Place
@@ -26,11 +28,24 @@ class Listed:
     """Why not."""
     is_unfinished: bool = False
     """It was never finished; it may be in the making."""
+    increments: int = 0
+    spans: Sequence[tuple[int, int]] = ()
+    """Stretches of time, in epoch milliseconds, at each moment of which all of it can be had, by its increments."""
+
+    @property
+    def reach_ms(self) -> int | None:
+        """Up to when all of it can be had; None: there are no increments."""
+        return self.spans[-1][1] if self.spans else None
 
     def shown(self) -> dict[str, Any]:
         """Return what is told of it."""
         if self.manifest is not None:
-            return {**self.manifest.shown(), "problem": None}
+            behind = {
+                "increments": self.increments,
+                "reach_ms": self.reach_ms,
+                "spans": [list(one) for one in self.spans],
+            }
+            return {**self.manifest.shown(), **behind, "problem": self.problem}
         return {"backup_id": self.backup_id, "problem": self.problem}
 
 
@@ -50,9 +65,19 @@ def _look(place: Place, folder: str, key: BackupKey | None) -> Listed:
     if not place.exists(f"{folder}/{manifests.MANIFEST}"):
         return Listed(folder, None, "it was not finished, or is being made", is_unfinished=True)
     try:
-        return Listed(folder, manifests.read(place, folder, key))
+        manifest = manifests.read(place, folder, key)
     except (DamagedBackup, WrongKey, NoBackup) as error:
         return Listed(folder, None, error.message)
+    there = 0
+    try:
+        there = increments.count(place, folder)
+        if not there:
+            return Listed(folder, manifest)
+        last, _ = increments.read_summary(place, folder, there - 1, key)
+        spans = chain.spans(topics_at(place, manifest, last, key), last.windows)
+        return Listed(folder, manifest, increments=there, spans=spans)
+    except (DamagedBackup, WrongKey, NoBackup) as error:
+        return Listed(folder, manifest, f"its increments: {error.message}", increments=there)
 
 
 async def delete_backup(place: Place, backup_id: str) -> None:

@@ -120,6 +120,8 @@ class Manifest:
     warnings: tuple[str, ...] = ()
     key_id: str | None = None
     """Of the key that it is encrypted with."""
+    only: tuple[str, ...] | None = None
+    """Topics that were asked for; None: all."""
 
     @property
     def bytes(self) -> int:
@@ -207,7 +209,9 @@ def _manifest(document: dict[str, Any], key: BackupKey | None) -> Manifest:
     known = {name: document[name] for name in Manifest.__dataclass_fields__ if name in document}
     warnings = tuple(document["warnings"])
     key_id = None if key is None else key.key_id
-    return Manifest(**{**known, "topics": topics, "access": access, "warnings": warnings, "key_id": key_id})
+    only = None if document.get("only") is None else tuple(document["only"])
+    replaced = {"topics": topics, "access": access, "warnings": warnings, "key_id": key_id, "only": only}
+    return Manifest(**{**known, **replaced})
 
 
 def _check(manifest: Manifest, backup_id: str) -> None:
@@ -216,6 +220,8 @@ def _check(manifest: Manifest, backup_id: str) -> None:
         raise ValueError("its name, or its feature level")
     if any(type(value) is not int for value in (manifest.begun_ms, manifest.ended_ms)):
         raise ValueError("its times")
+    for name in manifest.only or ():
+        check_name("topic", name)
     for topic in manifest.topics:
         check_name("topic", topic.name)
         if [part.partition for part in topic.partitions] != list(range(len(topic.partitions))):

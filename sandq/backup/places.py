@@ -47,6 +47,10 @@ class Place(Protocol):
         """Those at the top."""
         ...
 
+    def files(self, folder: str) -> list[str]:
+        """Those in a folder, by name; none where there is no such folder."""
+        ...
+
     def hold(self, folder: str) -> AbstractContextManager[None]:
         """A context in which nobody else writes or deletes a folder, as far as the place knows of such. Raises
         Conflict: somebody does."""
@@ -144,6 +148,13 @@ class Directory:
                 return []
             return sorted([one.name for one in self._path.iterdir() if one.is_dir()])
 
+    def files(self, folder: str) -> list[str]:
+        path = self._path / folder
+        with _failing(str(path)):
+            if not path.is_dir():
+                return []
+            return sorted([one.name for one in path.iterdir() if one.is_file() and one.suffix != PARTIAL])
+
     def remove(self, folder: str, first: str) -> None:
         path = self._path / folder
         with _failing(str(path)), suppress(FileNotFoundError):
@@ -208,11 +219,18 @@ class _Remote:
 
     def folders(self) -> list[str]:
         with _failing(self.shown):
-            self._files.invalidate_cache()
-            if not self._files.exists(self._path):
-                return []
-            found = self._files.ls(self._path, detail=True)
-        return sorted([one["name"].rstrip("/").rpartition("/")[2] for one in found if one["type"] == "directory"])
+            return self._names(self._path, "directory")
+
+    def files(self, folder: str) -> list[str]:
+        with _failing(self._shown(folder)):
+            return self._names(self._name(folder), "file")
+
+    def _names(self, path: str, kind: str) -> list[str]:
+        self._files.invalidate_cache()
+        if not self._files.exists(path):
+            return []
+        found = self._files.ls(path, detail=True)
+        return sorted([one["name"].rstrip("/").rpartition("/")[2] for one in found if one["type"] == kind])
 
     def remove(self, folder: str, first: str) -> None:
         with _failing(self._shown(folder)):

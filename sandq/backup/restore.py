@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
+from sandq.backup import increments
 from sandq.backup import manifest as manifests
 from sandq.backup.errors import DamagedBackup
 from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
 from sandq.backup.places import Place
+from sandq.backup.point_in_time import find_moment, made_backup
 from sandq.backup.verify import Blocks, verify_parts
 from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
@@ -54,6 +57,9 @@ async def restore_backup(
     identities: bool = False,
     resume_groups: bool = False,
     verify: bool = True,
+    with_increments: bool = True,
+    at_ms: int | None = None,
+    work: Path | None = None,
     key: BackupKey | None = None,
     rate: int | None = None,
     at_once: int = AT_ONCE,
@@ -61,20 +67,68 @@ async def restore_backup(
 ) -> Restored:
     """Make the topics of a backup, or these of them, in a cluster in which there are none of these names.
 
+    `at_ms`: as they were then, in epoch milliseconds; None: as late as the increments behind the backup have them, if
+    there are any. `with_increments`: False: as the backup itself has them. `work`: where what the increments make of
+    the backup is put meanwhile, as large as what is restored, twice; None: where temporary files are.
     `names`: other names than those of the backup; `prefix` stands before all others. `replicas`: instead of what they
     had. `identities`: restore who may do what as well, where the backup has it; who is there stays as it is.
     `resume_groups`: let consumers have at once what is due; else groups are paused. `verify`: read all of it before
     anything is made. `rate`: bytes of rows a second at most. One that was stopped goes on when it is begun again with
-    the same backup and names.
+    the same backup, time and names.
 
-    Raises NoBackup, DamagedBackup, WrongKey; TopicExists, and what a node says.
+    Raises NoBackup, DamagedBackup, WrongKey; InvalidRequest: that time cannot be had, which names the partition and the
+    nearest times; TopicExists, and what a node says.
     """
     manifest = await in_thread(lambda: manifests.read(place, backup_id, key), place.shown)
     manifests.check_level(manifest)
+    there = 0
+    if with_increments and at_ms is None:
+        there = await in_thread(partial(increments.count, place, backup_id), place.shown)
+    restore = partial(
+        _restore,
+        client,
+        names=names or {},
+        prefix=prefix,
+        replicas=replicas,
+        identities=identities,
+        resume_groups=resume_groups,
+        key=key,
+        rate=rate,
+        at_once=at_once,
+        on_progress=on_progress,
+    )
+    if at_ms is None and not there:
+        return await restore(place, manifest, topics, verify=verify)
+    if not with_increments:
+        raise InvalidRequest("a point in time needs increments, and they are to be left out")
+    moment = await in_thread(partial(find_moment, place, manifest, key, topics, at_ms), place.shown)
+    async with made_backup(place, manifest, key, moment, work, on_progress) as (made_place, made):
+        # All of it was read, and checked, when it was made.
+        restored = await restore(made_place, made, None, verify=False)
+    return replace(restored, backup_id=backup_id, warnings=[*moment.warnings, *restored.warnings])
+
+
+async def _restore(
+    client: Client,
+    place: Place,
+    manifest: Manifest,
+    topics: Collection[str] | None,
+    *,
+    names: Mapping[str, str],
+    prefix: str,
+    replicas: int | None,
+    identities: bool,
+    resume_groups: bool,
+    verify: bool,
+    key: BackupKey | None,
+    rate: int | None,
+    at_once: int,
+    on_progress: OnProgress,
+) -> Restored:
     wanted = [manifest.topic(name) for name in dict.fromkeys(topics)] if topics is not None else [*manifest.topics]
     if identities and manifest.access is None:
-        raise InvalidRequest(f"backup {backup_id} has no identities: it was made without them")
-    renamed = _renamed(wanted, names or {}, prefix)
+        raise InvalidRequest(f"backup {manifest.backup_id} has no identities: it was made without them")
+    renamed = _renamed(wanted, names, prefix)
     if verify:
         parts = [part for topic in wanted for part in topic.partitions]
         await verify_parts(place, manifest, parts, key, at_once, on_progress)
@@ -86,7 +140,7 @@ async def restore_backup(
     paused = await run.groups(resume=resume_groups)
     progress = run.progress
     return Restored(
-        backup_id, renamed, progress.partitions_done, run.rows, progress.bytes_done, paused, made, run.warnings
+        manifest.backup_id, renamed, progress.partitions_done, run.rows, progress.bytes_done, paused, made, run.warnings
     )
 
 

@@ -2,54 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 
 from sandq.backup import manifest as manifests
+from sandq.backup.chains import ChainKeeper
 from sandq.backup.create import create_backup
+from sandq.backup.follow import BackupFollower
 from sandq.backup.keys import BackupKey
 from sandq.backup.listing import Listed, delete_backup, list_backups, outlived
 from sandq.backup.manifest import Manifest
 from sandq.backup.places import Place
-from sandq.backup.work import in_thread
+from sandq.backup.standing import Standing, StatusFile, Tell
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer
-from sandq.model.errors import Conflict, InvalidRequest, SandqError
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError
+
+T = TypeVar("T")
 
 RETRY_S: Final = 300.0
 """After one that failed, at most."""
 UNFINISHED_MS: Final = 86_400_000
 """One that was never finished, and is older than that, is nobody's any more."""
-PROMETHEUS: Final = ".prom"
-"""A status file of this name is for the textfile collector of Prometheus' node exporter."""
-
-Tell = Callable[[str, dict[str, object]], None]
-"""Told of what was done: `event` and its fields."""
-
-
-@dataclass(slots=True)
-class Standing:
-    """How it goes. Times in epoch milliseconds."""
-
-    backups: int = 0
-    """Good ones that there are."""
-    last_backup: str | None = None
-    last_success_ms: int | None = None
-    last_bytes: int = 0
-    last_seconds: float = 0.0
-    failures: int = 0
-    """In a row."""
-    error: str | None = None
-    """Of the last one, if it failed."""
-    next_ms: int = 0
 
 
 class BackupSchedule:
@@ -66,13 +46,16 @@ class BackupSchedule:
         identities: bool = False,
         key: BackupKey | None = None,
         rate: int | None = None,
+        increments_s: float | None = None,
         status: Path | None = None,
         tell: Tell = lambda event, fields: None,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """Raises InvalidRequest."""
+        """`increments_s`: between them the last one is followed, with an increment so often. Raises InvalidRequest."""
         if every_s < 1:
             raise InvalidRequest("backups are made every second at most")
+        if increments_s is not None and not 1 <= increments_s <= every_s:
+            raise InvalidRequest("increments are made every second at most, and more often than backups")
         if keep < 1:
             raise InvalidRequest("at least one backup is kept")
         self.standing = Standing()
@@ -84,9 +67,12 @@ class BackupSchedule:
         self._identities = identities
         self._key = key
         self._rate = rate
-        self._status = status
+        self._increments_s = increments_s
+        self._status = None if status is None else StatusFile(status)
         self._tell = tell
         self._now_ms = now_ms
+        self._last: Manifest | None = None
+        """The one that is followed."""
 
     async def run(self, times: int | None = None) -> None:
         """Go on until it is cancelled, or so many were made. One that fails is told of, and tried again."""
@@ -94,10 +80,49 @@ class BackupSchedule:
         await self._look()
         while times is None or made < times:
             await self._write_status()
-            await anyio.sleep(max(0.0, (self.standing.next_ms - self._now_ms()) / 1000))
-            if await self.once():
+            wait = partial(anyio.sleep, max(0.0, (self.standing.next_ms - self._now_ms()) / 1000))
+            await self._following(wait)
+            before = self._keeper()
+            if await self._following(self.once):
                 made += 1
+                if before is not None:
+                    await self._finish(before)
         await self._write_status()
+
+    def _keeper(self) -> ChainKeeper | None:
+        """Who follows the last backup."""
+        if self._increments_s is None or self._last is None:
+            return None
+        follower = BackupFollower(self._client, self._place, self._last, key=self._key, rate=self._rate)
+        options = {"status": self._status, "tell": self._tell, "now_ms": self._now_ms}
+        return ChainKeeper(follower, self._increments_s, self.standing, **options)  # type: ignore[arg-type]
+
+    async def _following(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do it, and follow the last backup meanwhile."""
+        keeper = self._keeper()
+        if keeper is None:
+            return await work()
+        found: list[T] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow, keeper)
+            found.append(await work())
+            keeper.stop()
+        return found[0]
+
+    async def _follow(self, keeper: ChainKeeper) -> None:
+        try:
+            await keeper.run()
+        except (NotFound, Conflict) as error:
+            # It was deleted, or somebody else follows it: the next backup is another one.
+            self._last = None
+            self.standing.increment_failures += 1
+            self.standing.increment_error = str(error)
+            self._tell("backup is followed no more", {"error": str(error)})
+
+    async def _finish(self, keeper: ChainKeeper) -> None:
+        """Another backup is there: up to its end the one before it can be had, so that there is no hole between."""
+        with suppress(NotFound, Conflict):
+            await keeper.once()
 
     async def _look(self) -> None:
         """What there is says when the next one is due."""
@@ -115,6 +140,7 @@ class BackupSchedule:
             last = good[-1]
             self.standing.last_backup, self.standing.last_success_ms = last.backup_id, last.ended_ms
             self.standing.last_bytes = last.bytes
+            self._last = last
             self.standing.next_ms = last.begun_ms + int(self._every_s * 1000)
 
     async def _cluster(self) -> str | None:
@@ -136,6 +162,7 @@ class BackupSchedule:
                 identities=self._identities,
                 key=self._key,
                 rate=self._rate,
+                follow=self._increments_s is not None,
             )
         except (SandqError, OSError) as error:
             standing.failures += 1
@@ -147,6 +174,7 @@ class BackupSchedule:
         standing.last_backup, standing.last_success_ms = manifest.backup_id, manifest.ended_ms
         standing.last_bytes, standing.last_seconds = manifest.bytes, (self._now_ms() - began_ms) / 1000
         standing.failures, standing.error = 0, None
+        self._last = manifest
         standing.next_ms = began_ms + int(self._every_s * 1000)
         told = {"backup": manifest.backup_id, "bytes": manifest.bytes, "partitions": len(manifest.parts)}
         self._tell("backup made", {**told, "warnings": list(manifest.warnings)})
@@ -185,26 +213,4 @@ class BackupSchedule:
 
     async def _write_status(self) -> None:
         if self._status is not None:
-            path, text = self._status, status_text(self.standing, self._status.suffix == PROMETHEUS)
-            await in_thread(lambda: _replace(path, text), str(path))
-
-
-def status_text(standing: Standing, for_prometheus: bool) -> str:
-    """Return what stands in the status file."""
-    if not for_prometheus:
-        return json.dumps(asdict(standing), indent=2) + "\n"
-    success_s = (standing.last_success_ms or 0) / 1000
-    rows = (
-        ("sandq_backup_last_success_timestamp_seconds", "When the last good backup was made; 0: never.", success_s),
-        ("sandq_backup_last_bytes", "Bytes of its files.", standing.last_bytes),
-        ("sandq_backup_last_duration_seconds", "How long it took.", standing.last_seconds),
-        ("sandq_backup_kept", "Good backups that there are.", standing.backups),
-        ("sandq_backup_failures", "Backups that failed since the last good one.", standing.failures),
-    )
-    return "".join([f"# HELP {name} {what}\n# TYPE {name} gauge\n{name} {value}\n" for name, what, value in rows])
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+            await self._status.write(self.standing)

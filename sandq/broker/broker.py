@@ -13,6 +13,7 @@ import trio.lowlevel
 
 from sandq.broker.backups.backups import Backups
 from sandq.broker.backups.exports import Exports
+from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.catalog import Catalog, OpenTopic
 from sandq.broker.clock.guarded_clock import GuardedClock
 from sandq.broker.controller.administration import Administration
@@ -104,6 +105,7 @@ class Broker:
         reconciler: Reconciler,
         administration: Administration,
         outbox: OutboxSender,
+        log_reads: LogReads,
         nursery: trio.Nursery,
     ) -> None:
         """`up`: the nodes that can be reached, this one included. `nursery` outlives every connection."""
@@ -120,7 +122,7 @@ class Broker:
         self.reads = LinearizableReads(runner, nursery)
         self.kv_watches = KvWatches(runner, nursery)
         self.schedule_outlooks = ScheduleOutlooks(self.reads)
-        self.backups = Backups(catalog, Exports(node_log, runner, nursery))
+        self.backups = Backups(catalog, Exports(node_log, runner, nursery), log_reads)
         self._runner = runner
         self.is_busy, self.drain = runner.is_busy, runner.drain
         self._timers = timers

@@ -14,10 +14,12 @@ from sandq.model.errors import ProtocolError
 from sandq.protocol.frames import Frame
 from sandq.protocol.requests_access import IdentityPut, RolePut
 from sandq.protocol.requests_backup import (
+    LOG_BYTES,
     TOPICS_PAGE,
     BackupAccess,
     BackupBegin,
     BackupEnd,
+    BackupLog,
     BackupRead,
     BackupTopics,
     RestoreBegin,
@@ -27,7 +29,7 @@ from sandq.protocol.requests_backup import (
     RestoreTopic,
 )
 
-__all__ = ["BackupTransfer", "Piece"]
+__all__ = ["LOG_BYTES", "BackupTransfer", "LogPiece", "Piece"]
 
 
 class Piece(NamedTuple):
@@ -38,6 +40,23 @@ class Piece(NamedTuple):
     is_last: bool
     data: bytes
     """As `put_rows` takes it."""
+
+
+class LogPiece(NamedTuple):
+    """Entries of a partition's log, one behind the other."""
+
+    gone: str | None
+    """Why those that were asked for are not to be had (any more); None: they are."""
+    applied: int
+    """Index of the last entry that there was: a part may be left."""
+    time_ms: int
+    """By the cluster's clock: everything that was acknowledged up to then stands up to there."""
+    term_before: int
+    """Of the entry behind which they were asked for."""
+    used: float
+    """Of what the node keeps for readers of this log, about so much is used, of 1."""
+    entries: list[Any]
+    """Term and command, in turns; an empty command is an entry of Raft's own."""
 
 
 class BackupTransfer:
@@ -90,6 +109,28 @@ class BackupTransfer:
         """Have them kept no longer."""
         await call_leader(self._cluster, BackupEnd(topic, partition, export))
 
+    async def read_log(
+        self,
+        topic: str,
+        partition: int,
+        reader: str,
+        pin: int | None,
+        after: int | None,
+        term: int | None = None,
+        max_bytes: int = LOG_BYTES,
+    ) -> LogPiece:
+        """Entries behind the one at `after`, of this term. Those behind `pin` are kept from now on (None: those to
+        come), within bounds, until nobody has asked for five minutes. Conflict below feature level 17."""
+        request = BackupLog(topic, partition, reader, pin, after, term, max_bytes)
+        piece = _log_piece(await call_leader(self._cluster, request))
+        if piece is None:
+            raise ProtocolError("BACKUP_LOG reply: what stands there, and entries are expected")
+        return piece
+
+    async def pin_log(self, topic: str, partition: int, reader: str, pin: int | None) -> LogPiece:
+        """Have the entries behind `pin` kept, and read none."""
+        return await self.read_log(topic, partition, reader, pin, None, None, 0)
+
     # -- restoring ------------------------------------------------------------------------------------------------
 
     async def restore_topic(self, name: str, topic: Mapping[str, Any], replicas: int, restore_id: str) -> int:
@@ -137,6 +178,23 @@ class BackupTransfer:
         if identity["secret_hash"] is not None:
             changes["secret_hash"] = identity["secret_hash"]
         await call(self._cluster, IdentityPut(identity["principal"], is_new, changes))
+
+
+def _log_piece(frame: Frame) -> LogPiece | None:
+    """None: it is no answer to BACKUP_LOG."""
+    match frame[2:]:
+        case [
+            str() | None as gone,
+            int() as applied,
+            int() as time_ms,
+            int() as term,
+            float() as used,
+            list() as found,
+        ]:
+            is_whole = len(found) % 2 == 0 and set(map(type, found[1::2])) <= {bytes}
+            if is_whole and set(map(type, found[::2])) <= {int}:
+                return LogPiece(gone, applied, time_ms, term, used, found)
+    return None
 
 
 def _map(frame: Frame) -> dict[str, Any]:

@@ -24,6 +24,7 @@ level  since    what it adds
 14     v0.3.0   limits inside a partition that hold within a lease and for tenants
 15     v0.3.0   identities with rights and quotas, and roles
 16     v0.3.0   topics that are restored from a backup
+17     v0.3.0   logs that are read for backups, and LOG_PINNED, by which all replicas keep them (ADR 45)
 =====  =======  ===========================================================
 """
 
@@ -47,7 +48,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=16)
+KNOWN: Final = Levels(lowest=1, highest=17)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""
@@ -75,5 +76,7 @@ IDENTITIES_LEVEL: Final = 15
 """From which on the cluster knows identities and roles."""
 RESTORE_LEVEL: Final = 16
 """From which on topics are restored from backups."""
+LOG_READS_LEVEL: Final = 17
+"""From which on logs of partitions are read for backups."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

@@ -121,6 +121,7 @@ def make_member(parts: Parts, discovery: Discovery) -> Member:
         limits=parts.limit_shares,
         outbox=parts.outbox,
         restores=parts.restores,
+        log_reads=parts.log_reads,
         usage=usage,
         outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
         on_stream=parts.snapshots.receive,

@@ -19,6 +19,7 @@ import trio
 
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.access.jwt_tokens import JwtVerifier
+from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.bootstrap.bootstrap import way_of
 from sandq.broker.broker import Broker
@@ -248,6 +249,7 @@ async def _running(
                     nursery,
                 )
                 restores = WholeRestores(own.node, catalog, routes.leader, links.send)
+                log_reads = LogReads(own.node, node_log, clock.now_ms, links.send)
                 administration = Administration(
                     node_log,
                     catalog,
@@ -273,6 +275,7 @@ async def _running(
                     reconciler,
                     administration,
                     outbox,
+                    log_reads,
                     nursery,
                 )
                 parts = Parts(
@@ -299,6 +302,7 @@ async def _running(
                     limit_shares,
                     outbox,
                     restores,
+                    log_reads,
                     broker,
                     sender,
                     push_tls,

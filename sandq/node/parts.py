@@ -10,6 +10,7 @@ import trio
 
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.access.identities import Identities
+from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.broker import Broker
 from sandq.broker.clock.clock_keeper import ClockKeeper
@@ -90,6 +91,7 @@ class Parts:
     limit_shares: LimitShares
     outbox: OutboxSender
     restores: WholeRestores
+    log_reads: LogReads
     broker: Broker
     sender: Sender
     push_tls: ssl.SSLContext | None

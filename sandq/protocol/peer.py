@@ -60,3 +60,6 @@ class PeerFrame(IntEnum):
     from feature level 16 on."""
     RESTORE_TOLD = 51
     """[the number, [group, ...]]: these."""
+    LOG_PINNED = 52
+    """[group, reader, index]: whoever this is reads the log of a partition that the sender leads, and has it up to this
+    entry: keep what stands behind it, within bounds. To all members, from feature level 17 on."""

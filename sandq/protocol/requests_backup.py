@@ -1,7 +1,7 @@
 """Requests by which a cluster is backed up, and topics are made of a backup.
 
-BACKUP_BEGIN, BACKUP_READ, BACKUP_END, RESTORE_BEGIN, RESTORE_ROWS and RESTORE_END are for the node that leads the
-partition, RESTORE_TOPIC and RESTORE_OPEN for the one that leads the metadata group: another one names it.
+BACKUP_BEGIN, BACKUP_READ, BACKUP_END, BACKUP_LOG, RESTORE_BEGIN, RESTORE_ROWS and RESTORE_END are for the node that
+leads the partition, RESTORE_TOPIC and RESTORE_OPEN for the one that leads the metadata group: another one names it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ TOPICS_PAGE: Final = 200
 RESTORE_ID_CHARS: Final = 100
 TARGETS_MOST: Final = 32_768
 KEY_BYTES: Final = 64 << 10
+LOG_BYTES: Final = 1 << 20
+"""Of entries in an answer; a single larger one is alone."""
+READER_CHARS: Final = 100
 
 RestoreId = Annotated[str, characters(1, RESTORE_ID_CHARS)]
 Name = Annotated[str, characters(1, FIXED.name_chars)]
@@ -73,6 +76,20 @@ class BackupEnd(Request, type=Type.BACKUP_END):
     topic: str
     partition: Partition
     export: int
+
+
+class BackupLog(Request, type=Type.BACKUP_LOG):
+    """Entries of a partition's log behind the one at `after`, which is of this term, if it is given; None: none, and
+    where it stands. Entries behind `pin` (None: those to come) are kept for this reader from now on, for a while and
+    within bounds."""
+
+    topic: str
+    partition: Partition
+    reader: Annotated[str, characters(1, READER_CHARS)]
+    pin: int | None
+    after: int | None
+    term: int | None
+    max_bytes: Annotated[int, Bounds(0, LOG_BYTES)]
 
 
 class RestoreTopic(Request, type=Type.RESTORE_TOPIC):

@@ -64,7 +64,7 @@ class Reader:
                 stdin=subprocess.DEVNULL,
             )
         node = self.node
-        wait_until(lambda: '"feature_level": 16' in log.read_text() or node.poll() is not None)
+        wait_until(lambda: '"feature_level": 17' in log.read_text() or node.poll() is not None)
         assert node.poll() is None, log.read_text()
 
     def delayed(self) -> dict[str, str]:
@@ -94,11 +94,14 @@ def test_the_walk_loses_everything_and_gets_it_back(reader: Reader) -> None:
     (config,) = re.findall(r"```yaml\n(.*?)```", reader.page, re.S)
     (reader.directory / "node.yaml").write_text(config, encoding="utf-8")
     reader.do("A node with something in it")
-    before = reader.delayed()
     reader.do("A backup")
     assert "sandq_backup_kept 1" in (reader.directory / "backup.prom").read_text()
     beside = reader.do("One topic, beside itself")
     assert "ada" in beside["sandctl message list reminders-before"].out
+    refused = reader.do("Moment by moment")
+    assert "nearest times" in refused["sandctl backup restore backups --at +1h --prefix later- --key-file backup.key"].err
+    assert "sandq_backup_increment_failures 0" in (reader.directory / "follow.prom").read_text()
+    before = reader.delayed()
     found = reader.do("Everything is lost")
     assert "hello" in found["sandctl kv get config greeting"].out
     assert "stretch" in found["sandctl schedule list reminders"].out
@@ -114,11 +117,15 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     try:
         shell = Shell(tmp_path, SANDCTL_SERVERS=node.address, XDG_CONFIG_HOME=str(tmp_path))
         assert shell.run("sandctl topic create orders").code == 0
-        wait_until(lambda: '"feature_level": 16' in shell.run("sandctl cluster info -o json").out)
+        wait_until(lambda: '"feature_level": 17' in shell.run("sandctl cluster info -o json").out)
         lines = [line[4:] for line in PAGE.splitlines() if re.match("    (sandctl|openssl) ", line)]
         assert len(lines) >= 7
         for line in lines:
-            done = shell.run(re.sub(r"(?<= )/(?=backups|nightly|encrypted)", "", line))
+            line = re.sub(r"(?<= )/(?=backups|nightly|daily|encrypted)", "", line)
+            if "--at " in line:
+                (row,) = shell.run("sandctl backup list backups -o jsonl").rows
+                line = re.sub(r"--at \S+", f"--at {row['reach_ms']}", line)
+            done = shell.run(line)
             assert done.code == 0, (line, done)
     finally:
         node.close()

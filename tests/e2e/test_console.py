@@ -34,7 +34,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     node = NodeProcess(tmp_path_factory.mktemp("node"), SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}")
     node.start()
     found = Api(f"http://127.0.0.1:{port}")
-    wait_until(lambda: found("GET", "/cluster")["feature_level"] == 16)
+    wait_until(lambda: found("GET", "/cluster")["feature_level"] == 17)
     yield found
     node.close()
 
@@ -439,7 +439,7 @@ def test_who_looks_shows_a_token_and_is_offered_what_it_may(browser: Browser, tm
         wait_until(file.is_file)
         api = Api(f"http://127.0.0.1:{port}", file.read_text().strip())
         wait_until(lambda: api.status("GET", "/whoami") == 200)
-        wait_until(lambda: api("GET", "/cluster")["feature_level"] == 16)
+        wait_until(lambda: api("GET", "/cluster")["feature_level"] == 17)
         for name in ("open.door", "shut.door"):
             api("POST", "/topics", {"name": name})
         reader = api("POST", "/tokens", {"name": "reader", "grants": ["read:open.*"]})["token"]

@@ -408,6 +408,8 @@ ABUSES: dict[str, Abuse] = {
             (Type.BACKUP_BEGIN, "t", 0),
             (Type.BACKUP_READ, "t", 0, n, None),
             (Type.BACKUP_END, "t", 0, n),
+            (Type.BACKUP_LOG, "t", 0, f"reader {n}", n, n, None, 1 << 20),
+            (Type.BACKUP_LOG, "t", 0, "one", None, 1, None, 1 << 20),
             (Type.RESTORE_TOPIC, f"r{n}", "timer", 1, 1, 1, {}, None, "r"),
             (Type.RESTORE_BEGIN, f"r{n}", 0, "r", [[1, 1]] * 1000),
             (Type.RESTORE_ROWS, f"r{n}", 0, "r", 0, _ROWS),
@@ -561,7 +563,14 @@ ABUSED: dict[Type, str] = {
     **dict.fromkeys(
         (
             *(Type.BACKUP_TOPICS, Type.BACKUP_ACCESS, Type.BACKUP_BEGIN, Type.BACKUP_READ, Type.BACKUP_END),
-            *(Type.RESTORE_TOPIC, Type.RESTORE_BEGIN, Type.RESTORE_ROWS, Type.RESTORE_END, Type.RESTORE_OPEN),
+            *(
+                Type.BACKUP_LOG,
+                Type.RESTORE_TOPIC,
+                Type.RESTORE_BEGIN,
+                Type.RESTORE_ROWS,
+                Type.RESTORE_END,
+                Type.RESTORE_OPEN,
+            ),
         ),
         "backups begun and left, restores of nothing",
     ),

@@ -95,7 +95,7 @@ def main() -> None:
         node.start()
         try:
             api = Api(f"http://127.0.0.1:{port}")
-            wait_until(lambda: api("GET", "/cluster")["feature_level"] == 16)
+            wait_until(lambda: api("GET", "/cluster")["feature_level"] == 17)
             fill(api, chance)
             work(api, chance)
             console = Console(browser, api)

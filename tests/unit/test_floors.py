@@ -46,6 +46,11 @@ BESIDE = {
     "sandq.client": {"sandq.client", "sandq.model", "sandq.protocol", "sandq.schedules"},
     "sandq.backup": {"sandq.backup", "sandq.client", "sandq.model", "sandq.errors"},
     "sandq.sql": {"sandq.sql", "sandq.client", "sandq.model", "sandq.protocol", "sandq.errors"},
+    # It runs the state machine of a node, on who restores; all else of backups goes without (sandq-client).
+    "sandq.backup.replay": {
+        *("sandq.backup", "sandq.model", "sandq.partition", "sandq.storage"),
+        "sandq.broker.replication.replica",
+    },
     "sandq.spark": {
         *("sandq.spark", "sandq", "sandq.client", "sandq.sync", "sandq.errors"),
         *("sandq.model", "sandq.protocol"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.broker.backups.exports import Exports, Piece
+from sandq.broker.backups.log_reads import LogPart, LogReads
 from sandq.broker.catalog import Catalog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.caller import Caller
@@ -12,15 +13,24 @@ from sandq.model.errors import Conflict
 from sandq.partition import commands as c
 from sandq.partition.restore.restoring import decode_chunk
 from sandq.protocol.request import PartitionRequest
-from sandq.protocol.requests_backup import BackupBegin, BackupEnd, BackupRead, RestoreBegin, RestoreEnd, RestoreRows
+from sandq.protocol.requests_backup import (
+    BackupBegin,
+    BackupEnd,
+    BackupLog,
+    BackupRead,
+    RestoreBegin,
+    RestoreEnd,
+    RestoreRows,
+)
 
 
 class Backups:
     """Of one node. All raise UnknownTopic, UnknownPartition, NotLeader."""
 
-    def __init__(self, catalog: Catalog, exports: Exports) -> None:
+    def __init__(self, catalog: Catalog, exports: Exports, log_reads: LogReads) -> None:
         self._catalog = catalog
         self._exports = exports
+        self._log_reads = log_reads
 
     def _host(self, request: PartitionRequest) -> RaftGroup:
         return self._catalog.partition(request.topic, request.partition).host
@@ -38,6 +48,10 @@ class Backups:
     async def end(self, request: BackupEnd, caller: Caller) -> None:
         """Keep the rows no longer."""
         self._exports.end(request.export)
+
+    async def log(self, request: BackupLog, caller: Caller) -> LogPart:
+        """Entries of the log. Raises Conflict, Overloaded."""
+        return await self._log_reads.read(self._host(request), request)
 
     # -- restoring ------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import structlog
 
+from sandq.broker.backups.log_reads import LogReads
 from sandq.broker.backups.whole_restores import WholeRestores
 from sandq.broker.clock.clock_keeper import ClockKeeper
 from sandq.broker.controller.cluster_controller import ClusterController
@@ -61,6 +62,7 @@ class PeerDispatch:
         limits: LimitShares,
         outbox: OutboxSender,
         restores: WholeRestores,
+        log_reads: LogReads,
         usage: OwnerUsage,
         outside: Handler,
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
@@ -79,6 +81,7 @@ class PeerDispatch:
         self._limits = limits
         self._outbox = outbox
         self._restores = restores
+        self._log_reads = log_reads
         self._usage = usage
         self._outside = outside
         self._on_stream = on_stream
@@ -149,6 +152,8 @@ class PeerDispatch:
             return self._outbox.on_frame(node, kind, body)
         elif kind in (PeerFrame.RESTORE_ASKED, PeerFrame.RESTORE_TOLD):
             return self._restores.on_frame(node, kind, body)
+        elif kind == PeerFrame.LOG_PINNED:
+            return self._log_reads.on_frame(node, body)
         elif kind == PeerFrame.USAGE:
             return self._usage.on_frame(node, body)
         else:

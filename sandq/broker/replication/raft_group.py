@@ -14,6 +14,7 @@ from sandq.broker import verbose
 from sandq.broker.replication.applier import Apply
 from sandq.broker.replication.fair_queue import FairQueue
 from sandq.broker.replication.log_pin import LogPin
+from sandq.broker.replication.reader_pins import ReaderPins
 from sandq.broker.replication.replica import Replica
 from sandq.model.errors import DiskFull, NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
 from sandq.model.features import FIRST_LEVEL
@@ -123,6 +124,8 @@ class RaftGroup:
         self.failed: StorageFailed | None = None
         self.pins: dict[str, LogPin] = {}
         """Of members that a snapshot is on its way to: what comes behind it they will need from the log."""
+        self.reader_pins = ReaderPins()
+        """Of those who read the log from outside."""
         self.sending: dict[str, Sending] = {}
         """How far those snapshots are."""
         self._closed: SandqError | None = None
@@ -244,9 +247,10 @@ class RaftGroup:
 
     def needed_from(self, lag_bytes: int) -> int:
         """The first entry of the log that some member has yet to get from here: of a log of up to `lag_bytes`, and of
-        what snapshots pin. Pins beyond their budget are lost."""
+        what snapshots pin, and readers. Pins beyond their budget are lost."""
         group = self.group
         pins = [pin.needed_from(group.journal, group.match_index(m)) for m, pin in list(self.pins.items())]
+        pins.append(self.reader_pins.needed_from(group.journal))
         return min([group.needed_from(lag_bytes), *[index for index in pins if index is not None]])
 
     @property
@@ -255,7 +259,8 @@ class RaftGroup:
         return any([not pin.is_lost for pin in self.pins.values()])
 
     def lose_pins(self) -> None:
-        """Let snapshots that are on their way pin nothing any more."""
+        """Let snapshots that are on their way, and readers, pin nothing any more."""
+        self.reader_pins.lose()
         for pin in list(self.pins.values()):
             pin.lose()
 
@@ -397,10 +402,11 @@ class RaftGroup:
         index = confirmation.index
         if index is None:
             raise self.not_leader()
-        await self._applied(index)
+        await self.until_applied(index)
         self.check_ready()
 
-    async def _applied(self, index: int) -> None:
+    async def until_applied(self, index: int) -> None:
+        """Wait until an entry is applied. Raises what keeps it from that."""
         while self.status.applied_index < index:
             if self._stands is not None:
                 raise self._stands
@@ -418,7 +424,7 @@ class RaftGroup:
             raise self._closed
         if age_s is None:
             raise self.not_leader()
-        await self._applied(self.group.commit_index)
+        await self.until_applied(self.group.commit_index)
         return age_s
 
     async def changed(self) -> None:

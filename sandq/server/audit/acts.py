@@ -18,12 +18,14 @@ ACTS: Final = frozenset(
         *(Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE),
         *(Type.IDENTITY_PUT, Type.IDENTITY_DELETE, Type.ROLE_PUT, Type.ROLE_DELETE),
         *(Type.BACKUP_ACCESS, Type.BACKUP_BEGIN, Type.RESTORE_TOPIC, Type.RESTORE_BEGIN, Type.RESTORE_END),
-        Type.RESTORE_OPEN,
+        *(Type.RESTORE_OPEN, Type.BACKUP_LOG),
     }
 )
 """Requests that change what is managed, the cluster, or who may use it; and those that read all there is."""
-FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD})
-"""Of these, what applications may ask for again and again."""
+FREQUENT: Final = frozenset(
+    {Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD, Type.BACKUP_LOG}
+)
+"""Of these, what applications, and who follows a backup, may ask for again and again."""
 _SHOWN: Final = frozenset(
     {
         *("topic", "name", "group", "partition", "node", "action", "kind", "partitions", "replicas", "paused"),

@@ -53,6 +53,7 @@ class Bed:
         limits: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("limits") or True)
         outbox: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("outbox") or True)
         restores: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("restores") or True)
+        log_reads: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("log reads") or True)
         usage: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("usage") or True)
         self.dispatch = PeerDispatch(
             node_log=node_log,
@@ -68,6 +69,7 @@ class Bed:
             limits=limits,
             outbox=outbox,
             restores=restores,
+            log_reads=log_reads,
             usage=usage,
             outside=self.outside,
             on_stream=self.note("stream"),

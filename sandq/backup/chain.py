@@ -1,0 +1,422 @@
+"""A backup and the increments behind it (pure): what stands in them, and which times can be had.
+
+    window      rows of a partition (of the backup, or of an increment), and all entries of its log behind them
+    increment   entries of all partitions that had news, then a summary: of all windows so far, and of the topics
+
+Blocks of an increment, PERSISTED, see docs/backup.md: `E` and MessagePack `[topic, partition, first index, term of the
+entry before, [term, command, ...]]`; `S`, the last one, and MessagePack, the summary. Topics go by their numbers, which
+no other topic of a cluster ever has. An empty command is an entry of Raft's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgpack
+
+from sandq.backup.manifest import Manifest, PartitionPart
+from sandq.model.errors import InvalidName, InvalidRequest
+from sandq.model.names import check_name
+
+FORMAT: Final = 1
+FOLDER: Final = "increments"
+OF_MANIFEST: Final = -1
+"""As the base of a window: its rows are those of the backup itself."""
+ENDED_MOST: Final = 10_000
+"""Windows that are over, of all partitions: the oldest ones of more are forgotten."""
+NUMBER_MOST: Final = 99_999_999
+_ENTRIES, _SUMMARY = b"E", b"S"
+_INDEX_MOST: Final = 1 << 63
+
+
+def name_of(number: int) -> str:
+    """Name the file of an increment, in its backup's folder."""
+    return f"{FOLDER}/{number:08}.sandq"
+
+
+def number_of(file: str) -> int | None:
+    """Return the number of the increment whose file this is, by its name in `FOLDER`; None: it is none."""
+    stem, _, suffix = file.partition(".")
+    return int(stem) if suffix == "sandq" and len(stem) == 8 and stem.isascii() and stem.isdecimal() else None
+
+
+def folder_of(number: int, topic: int, partition: int) -> str:
+    """Name the folder of the rows of a partition that an increment has, in its backup's folder."""
+    return f"{FOLDER}/{number:08}/{topic}/{partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Entries of a partition's log, one behind the other."""
+
+    topic: int
+    partition: int
+    first: int
+    """Index of the first one."""
+    term_before: int
+    """Of the entry before the first."""
+    entries: Sequence[Any]
+    """Term and command, in turns."""
+
+    @property
+    def last(self) -> int:
+        """The index of the last one."""
+        return self.first + len(self.entries) // 2 - 1
+
+    def encode(self) -> bytes:
+        """Return the block."""
+        body = [self.topic, self.partition, self.first, self.term_before, self.entries]
+        return _ENTRIES + bytes(msgpack.packb(body))
+
+    def pairs(self) -> Iterable[tuple[int, int, bytes]]:
+        """Yield index, term and command of each."""
+        for at in range(0, len(self.entries), 2):
+            yield self.first + at // 2, self.entries[at], self.entries[at + 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of time over which a partition can be had. Times in epoch milliseconds."""
+
+    topic: int
+    partition: int
+    base: int
+    """Number of the increment that has its rows; `OF_MANIFEST`: the backup has them."""
+    base_index: int
+    """Of the last entry whose doing the rows have."""
+    base_ms: int
+    """The partition's time then."""
+    index: int
+    """Of the last entry that there is."""
+    term: int | None
+    """Of that entry; None: not known yet."""
+    to_ms: int
+    """Everything that was acknowledged up to then is in it."""
+    last: int | None = None
+    """Number of the increment in which it ended; None: it goes on."""
+    why: str | None = None
+    """Why it ended."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def first(self) -> int:
+        """Number of the increment that may have the first entries behind the rows."""
+        return max(self.base, 0)
+
+    def has(self, at_ms: int) -> bool:
+        """Whether the partition can be had as of then."""
+        return self.base_ms <= at_ms <= self.to_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it was when an increment was begun."""
+
+    name: str
+    number: int
+    kind: str
+    partitions: int
+    initial_partitions: int
+    replicas: int
+    settings: Mapping[str, Any]
+    owner: str | None
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What an increment says at its end, of itself and of the chain up to there."""
+
+    number: int
+    previous: bytes
+    """SHA-256 of the summary before it; empty: there is none."""
+    time_ms: int
+    """The cluster's time when the topics were looked at."""
+    begun_ms: int
+    ended_ms: int
+    """By the clock of who made it."""
+    version: str
+    level: int
+    """The cluster's feature level."""
+    topics: tuple[Topic, ...] | None
+    """None: those of the increment `topics_at`."""
+    topics_at: int
+    windows: tuple[Window, ...]
+    bases: Mapping[tuple[int, int], PartitionPart]
+    """Of the partitions whose rows this increment has."""
+    warnings: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return the block."""
+        document = {
+            "format": FORMAT,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "topics": None if self.topics is None else [asdict(topic) for topic in self.topics],
+            "windows": [[getattr(window, name) for name in Window.__slots__] for window in self.windows],
+            "bases": [[topic, asdict(part)] for (topic, _), part in self.bases.items()],
+            "warnings": list(self.warnings),
+        }
+        return _SUMMARY + bytes(msgpack.packb(document))
+
+    @property
+    def reach_ms(self) -> int | None:
+        """Up to when every partition that is followed can be had; None: none is."""
+        return min([window.to_ms for window in self.windows if window.last is None], default=None)
+
+
+_PLAIN: Final = ("number", "previous", "time_ms", "begun_ms", "ended_ms", "version", "level", "topics_at")
+
+
+def digest_of(block: bytes) -> bytes:
+    """Return what the next summary says of this one, which is given as its block."""
+    return hashlib.sha256(block).digest()
+
+
+def decode(block: bytes) -> Entries | Summary:
+    """Read a block of an increment. Raises ValueError, with what is wrong."""
+    kind, body = block[:1], memoryview(block)[1:]
+    try:
+        if kind == _ENTRIES:
+            return _entries(msgpack.unpackb(body))
+        if kind == _SUMMARY:
+            return _summary(msgpack.unpackb(body, strict_map_key=False))
+    except (KeyError, TypeError, AttributeError, msgpack.UnpackException, InvalidName) as error:
+        raise ValueError(f"it does not say what an increment says: {error!r:.200}") from None
+    raise ValueError("it is neither entries nor a summary")
+
+
+def is_summary(block: bytes) -> bool:
+    """Whether a block is the summary of its increment."""
+    return block[:1] == _SUMMARY
+
+
+def _entries(found: Any) -> Entries:
+    topic, partition, first, term_before, entries = found
+    _check_numbers(topic, partition, first, term_before)
+    if type(entries) is not list or not entries or len(entries) % 2 or first < 1:
+        raise ValueError("entries that are none")
+    if any(type(term) is not int or term < 0 for term in entries[::2]) or set(map(type, entries[1::2])) != {bytes}:
+        raise ValueError("an entry is a term and a command")
+    return Entries(topic, partition, first, term_before, entries)
+
+
+def _check_numbers(*numbers: Any) -> None:
+    if any(type(number) is not int or not 0 <= number < _INDEX_MOST for number in numbers):
+        raise ValueError(f"a number among {numbers!r:.200}")
+
+
+def _summary(found: Any) -> Summary:
+    if found["format"] != FORMAT:
+        raise ValueError(f"its format is {found['format']!r:.20}, this program knows {FORMAT}")
+    plain = {name: found[name] for name in _PLAIN}
+    _check_numbers(*[plain[name] for name in ("number", "time_ms", "begun_ms", "ended_ms", "level")])
+    if type(plain["previous"]) is not bytes or type(plain["version"]) is not str:
+        raise ValueError("its version, or what it says of the one before")
+    if type(plain["topics_at"]) is not int or not OF_MANIFEST <= plain["topics_at"] <= plain["number"]:
+        raise ValueError("where its topics stand")
+    topics = None if found["topics"] is None else tuple(map(_topic, found["topics"]))
+    windows = tuple(_window(Window(*fields), plain["number"]) for fields in found["windows"])
+    bases = {}
+    for topic, document in found["bases"]:
+        part = PartitionPart.of(document)
+        part.check(folder_of(plain["number"], topic, part.partition))
+        bases[topic, part.partition] = part
+    return Summary(**plain, topics=topics, windows=windows, bases=bases, warnings=tuple(map(str, found["warnings"])))
+
+
+def _topic(found: Mapping[str, Any]) -> Topic:
+    topic = Topic(**found)
+    check_name("topic", topic.name)
+    _check_numbers(topic.number, topic.partitions, topic.initial_partitions, topic.replicas, topic.created_ms)
+    if type(topic.kind) is not str or type(topic.settings) is not dict:
+        raise ValueError(f"topic {topic.name}")
+    return topic
+
+
+def _window(window: Window, number: int) -> Window:
+    _check_numbers(window.topic, window.partition, window.base_index, window.base_ms, window.index, window.to_ms)
+    last = number if window.last is None else window.last
+    if type(window.base) is not int or type(last) is not int or not OF_MANIFEST <= window.base <= last <= number:
+        raise ValueError(f"a window of partition {window.partition}")
+    if window.index < window.base_index or not (window.term is None or type(window.term) is int):
+        raise ValueError(f"a window of partition {window.partition}")
+    return window
+
+
+# -- a chain that begins, and goes on -----------------------------------------------------------------------------
+
+
+def topic_of(row: Mapping[str, Any]) -> Topic:
+    """Return a topic as a node tells of it."""
+    return Topic(**{name: row[name] for name in Topic.__slots__})
+
+
+def topics_of(manifest: Manifest) -> tuple[Topic, ...]:
+    """Return the topics of a backup."""
+    return tuple(
+        Topic(
+            topic.name,
+            topic.number,
+            topic.kind,
+            len(topic.partitions),
+            topic.initial_partitions,
+            topic.replicas,
+            topic.settings,
+            topic.owner,
+            0,
+        )
+        for topic in manifest.topics
+    )
+
+
+def windows_of(manifest: Manifest) -> tuple[Window, ...]:
+    """Return the windows of a backup without increments."""
+    return tuple(
+        Window(topic.number, part.partition, OF_MANIFEST, part.index, part.time_ms, part.index, None, part.time_ms)
+        for topic in manifest.topics
+        for part in topic.partitions
+    )
+
+
+def ended(window: Window, number: int, why: str) -> Window:
+    """Return a window that ends in this increment."""
+    return replace(window, last=number, why=why)
+
+
+def bounded(windows: Sequence[Window]) -> tuple[Window, ...]:
+    """Forget the oldest of the windows that are over, if there are too many."""
+    over = sorted([window for window in windows if window.last is not None], key=lambda window: window.to_ms)
+    forgotten = set(over[: max(0, len(over) - ENDED_MOST)])
+    return tuple(window for window in windows if window not in forgotten)
+
+
+class Continuity:
+    """Checks that increments go on where those before them have ended."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._at = {window.place: (window.index, window.term) for window in windows_of(manifest)}
+        """Index and term (None: not known) of the last entry of each partition."""
+        self._number = 0
+        self._previous = b""
+
+    def take(self, found: Entries) -> str | None:
+        """Take entries; what is wrong with them."""
+        place = found.topic, found.partition
+        what = f"partition {found.partition} of topic {found.topic}"
+        if place not in self._at:
+            return f"there are entries of {what}, and no rows"
+        index, term = self._at[place]
+        if found.first != index + 1:
+            return f"entries {index + 1} to {found.first - 1} of {what} are missing: {found.first} is the next one"
+        if term not in (None, found.term_before):
+            return f"entry {index} of {what} was of term {term}, and is said to be of {found.term_before}"
+        self._at[place] = found.last, found.entries[-2]
+        return None
+
+    def end(self, summary: Summary, digest: bytes) -> str | None:
+        """An increment is over; what is wrong with it."""
+        if summary.number != self._number:
+            return f"it is increment {summary.number}, and {self._number} is expected"
+        if summary.previous != self._previous:
+            return "it stands behind another increment, or backup, than the one there"
+        going = {window.place: window for window in summary.windows if window.last is None}
+        for place, window in going.items():
+            if window.base != summary.number:
+                index, term = self._at.get(place, (None, None))
+                if window.index != index or (window.term != term and term is not None):
+                    what = f"partition {place[1]} of topic {place[0]}"
+                    return f"it says that {what} is at entry {window.index}, and it is at {index}"
+            elif place not in summary.bases or summary.bases[place].index != window.base_index:
+                return f"it says that it has rows of partition {place[1]} of topic {place[0]}, and it has none"
+        self._at = {place: (window.index, window.term) for place, window in going.items()}
+        self._number, self._previous = summary.number + 1, digest
+        return None
+
+
+# -- times ----------------------------------------------------------------------------------------------------------
+
+
+def spans(topics: Sequence[Topic], windows: Iterable[Window]) -> list[tuple[int, int]]:
+    """Return the stretches of time, rising, at each moment of which all partitions of these topics can be had; before a
+    topic was made nothing of it is missing."""
+    by_place: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for window in windows:
+        by_place.setdefault(window.place, []).append((window.base_ms, window.to_ms))
+    first = min([base for found in by_place.values() for base, _ in found], default=0)
+    places = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
+    changes: list[tuple[int, int]] = []
+    for topic, partition in places:
+        found = list(by_place.get((topic.number, partition), ()))
+        if topic.created_ms > first:
+            found.append((first, topic.created_ms))
+        for start, stop in _united(found):
+            changes += (start, 1), (stop + 1, -1)
+    common: list[tuple[int, int]] = []
+    covered, begun = 0, 0
+    for at, change in sorted(changes):
+        was_whole = covered == len(places)
+        covered += change
+        if covered == len(places):
+            begun = at
+        elif was_whole and at > begun:
+            common.append((begun, at - 1))
+    return _united(common)
+
+
+def _united(found: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    united: list[tuple[int, int]] = []
+    for start, stop in sorted(found):
+        if united and start <= united[-1][1] + 1:
+            united[-1] = united[-1][0], max(united[-1][1], stop)
+        else:
+            united.append((start, stop))
+    return united
+
+
+def choose(topics: Sequence[Topic], windows: Sequence[Window], at_ms: int | None) -> dict[tuple[int, int], Window]:
+    """Choose the window from which each partition is had as of a time; None: as late as there is anything of it. Raises
+    InvalidRequest, with the partition and the nearest times that can be had."""
+    by_place: dict[tuple[int, int], list[Window]] = {}
+    for window in windows:
+        by_place.setdefault(window.place, []).append(window)
+    chosen = {}
+    for topic in topics:
+        for partition in range(topic.partitions):
+            there = by_place.get((topic.number, partition), [])
+            fitting = [window for window in there if at_ms is None or window.has(at_ms)]
+            if not fitting:
+                raise _not_there(topic, partition, there, at_ms, spans(topics, windows))
+            chosen[topic.number, partition] = max(fitting, key=lambda window: (window.base_index, window.base))
+    return chosen
+
+
+def _not_there(
+    topic: Topic, partition: int, there: Sequence[Window], at_ms: int | None, common: Sequence[tuple[int, int]]
+) -> InvalidRequest:
+    what = f"partition {partition} of topic {topic.name!r}"
+    if at_ms is None or not there:
+        return InvalidRequest(f"nothing of {what} is in this backup", topic=topic.name)
+    before = max([stop for _, stop in common if stop < at_ms], default=None)
+    after = min([start for start, _ in common if start > at_ms], default=None)
+    nearest = " and ".join([shown_time(at) for at in (before, after) if at is not None])
+    whys = [window.why for window in there if window.to_ms < at_ms and window.why is not None]
+    why = f" ({whys[-1]})" if whys else ""
+    can = f"the nearest times that can be had are {nearest}" if nearest else "no time can be had of all partitions"
+    return InvalidRequest(f"{what} cannot be had as of {shown_time(at_ms)}{why}: {can}", topic=topic.name)
+
+
+def shown_time(at_ms: int) -> str:
+    """Return a time as people write it, in UTC, with its milliseconds."""
+    try:
+        moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms"
+    return moment.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

@@ -1,0 +1,142 @@
+"""Keep a backup up to date: increments at short intervals, until it is followed no more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Final
+
+import anyio
+
+from sandq.backup.create import create_backup
+from sandq.backup.follow import BackupFollower, Increment
+from sandq.backup.keys import BackupKey
+from sandq.backup.listing import list_backups
+from sandq.backup.manifest import Manifest
+from sandq.backup.places import Place
+from sandq.backup.standing import Standing, StatusFile, Tell
+from sandq.backup.work import OnProgress
+from sandq.client import Client
+from sandq.client.backups import BackupTransfer
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, SandqError
+
+RETRY_S: Final = 5.0
+"""After an increment that failed, at least; and no more than the interval, if that is longer."""
+ROOM: Final = 0.25
+"""Of what nodes keep of a log for who reads it: with more used the next increment is not waited for that long."""
+
+
+async def last_of_cluster(client: Client, place: Place, key: BackupKey | None) -> Manifest | None:
+    """Return the last good backup of the client's cluster at a place; None: there is none."""
+    cluster_uuid = (await BackupTransfer(client).catalog())["cluster_uuid"]
+    there = [one.manifest for one in await list_backups(place, key=key) if one.manifest is not None]
+    own = [manifest for manifest in there if manifest.cluster_uuid == cluster_uuid]
+    return max(own, key=lambda manifest: manifest.begun_ms, default=None)
+
+
+async def create_increment(
+    client: Client,
+    place: Place,
+    *,
+    key: BackupKey | None = None,
+    rate: int | None = None,
+    topics: Collection[str] | None = None,
+    identities: bool = False,
+    on_progress: OnProgress = lambda progress: None,
+) -> tuple[Manifest, Increment]:
+    """Add an increment to the last backup of this cluster at a place; if there is none, make one, and its first
+    increment. Raises as `create_backup` and `BackupFollower.step`."""
+    manifest = await last_of_cluster(client, place, key)
+    if manifest is None:
+        manifest = await create_backup(
+            client,
+            place,
+            key=key,
+            rate=rate,
+            topics=topics,
+            identities=identities,
+            follow=True,
+            on_progress=on_progress,
+        )
+    follower = BackupFollower(client, place, manifest, key=key, rate=rate, on_progress=on_progress)
+    return manifest, await follower.step(always=True)
+
+
+class ChainKeeper:
+    """Makes an increment every `every_s`, and says in `standing` how that goes."""
+
+    def __init__(
+        self,
+        follower: BackupFollower,
+        every_s: float,
+        standing: Standing,
+        *,
+        status: StatusFile | None = None,
+        tell: Tell = lambda event, fields: None,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """Raises InvalidRequest."""
+        if every_s < 1:
+            raise InvalidRequest("increments are made every second at most")
+        self.follower = follower
+        self._every_s = every_s
+        self._standing = standing
+        self._status = status
+        self._tell = tell
+        self._now_ms = now_ms
+        self._is_over = anyio.Event()
+
+    def stop(self) -> None:
+        """Let `run` end, with the increment that is being made."""
+        self._is_over.set()
+
+    async def run(self, times: int | None = None) -> None:
+        """Go on until it is stopped, or so many were made (one that found nothing new counts). One that fails is told
+        of, and tried again. Raises NotFound, Conflict: the backup is gone, of another cluster, or followed by another
+        one."""
+        made = 0
+        while not self._is_over.is_set() and (times is None or made < times):
+            began_ms = self._now_ms()
+            increment = await self.once()
+            made += increment is not None
+            if times is not None and made >= times:
+                return
+            with anyio.move_on_after(max(0.0, self._wait_s(increment) - (self._now_ms() - began_ms) / 1000)):
+                await self._is_over.wait()
+
+    def _wait_s(self, increment: Increment | None) -> float:
+        if increment is None:
+            return min(self._every_s, RETRY_S)
+        # What is written so fast that it would outrun what nodes keep is read sooner.
+        return self._every_s if increment.fullest <= ROOM else self._every_s * ROOM / increment.fullest
+
+    async def once(self) -> Increment | None:
+        """Make one; None: it failed. Raises as `run`."""
+        standing = self._standing
+        try:
+            increment = await self.follower.step()
+        except (NotFound, Conflict):
+            raise
+        except (SandqError, OSError) as error:
+            standing.increment_failures += 1
+            standing.increment_error = str(error)
+            self._tell("increment failed", {"error": str(error), "failures": standing.increment_failures})
+            await self._write()
+            return None
+        standing.increment_failures, standing.increment_error = 0, None
+        standing.chain = increment.backup_id
+        standing.reach_ms = increment.reach_ms
+        standing.increments += increment.number is not None
+        standing.increment_bytes += increment.bytes
+        standing.gone += len(increment.gone)
+        standing.partitions_behind = len(increment.errors)
+        if increment.number is not None:
+            told = {"backup": increment.backup_id, "increment": increment.number, "entries": increment.entries}
+            more = {"bytes": increment.bytes, "gone": list(increment.gone), "errors": list(increment.errors)}
+            self._tell("increment made", {**told, **more})
+        await self._write()
+        return increment
+
+    async def _write(self) -> None:
+        if self._status is not None:
+            await self._status.write(self._standing)

@@ -1,0 +1,347 @@
+"""Follow a cluster behind a backup: what was committed since, as increments, one after the other.
+
+What nodes keep of their logs for it is bounded in bytes, and in time. A partition of which too little was kept gets new
+rows, as a backup has them: times between can not be had of it, and nothing is passed over in silence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import anyio
+
+from sandq.backup import chain, increments
+from sandq.backup import manifest as manifests
+from sandq.backup.chain import Entries, Summary, Topic, Window
+from sandq.backup.errors import NoBackup
+from sandq.backup.increments import IncrementWriter
+from sandq.backup.keys import BackupKey
+from sandq.backup.manifest import Manifest, PartitionPart
+from sandq.backup.places import Place
+from sandq.backup.row_files import RowFiles, copy_rows
+from sandq.backup.work import OnProgress, Pace, Progress, in_thread, several
+from sandq.client import Client
+from sandq.client.backups import LOG_BYTES, BackupTransfer, LogPiece
+from sandq.model.errors import Conflict, NotFound, Retriable, SandqError, UnknownPartition, UnknownTopic
+from sandq.model.names import RESTORING
+
+AT_ONCE: Final = 4
+"""Partitions that are asked at a time."""
+IDLE_MS: Final = 60_000
+"""So often, at most, an increment is made though nothing has changed."""
+WARNINGS_MOST: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """What came of one."""
+
+    backup_id: str
+    number: int | None
+    """None: nothing has changed, and none was made."""
+    reach_ms: int | None
+    """Up to when every partition can be had; None: none is followed."""
+    bytes: int = 0
+    """Of its file, and of files of rows."""
+    entries: int = 0
+    gone: Sequence[str] = ()
+    """Partitions that got new rows as what nodes had kept of their logs was not enough, and why."""
+    rebased_bytes: int = 0
+    """Of rows, of these and of new partitions."""
+    fullest: float = 0.0
+    """Of what nodes keep for a reader of a partition's log, how much was used, at most, before this increment."""
+    errors: Sequence[str] = ()
+    """Of partitions that could not be asked: the next increment has what they have."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return what is told of it."""
+        return {
+            "backup_id": self.backup_id,
+            "increment": self.number,
+            "reach_ms": self.reach_ms,
+            "bytes": self.bytes,
+            "entries": self.entries,
+            "gone": list(self.gone),
+            "rebased_bytes": self.rebased_bytes,
+            "errors": list(self.errors),
+        }
+
+
+@dataclass(slots=True)
+class _Chain:
+    """How far it is."""
+
+    number: int
+    """Of the next increment."""
+    previous: bytes
+    topics: tuple[Topic, ...]
+    topics_at: int
+    windows: tuple[Window, ...]
+    ended_ms: int
+
+
+class BackupFollower:
+    """Adds increments to one backup. `step` is called again and again, by one task."""
+
+    def __init__(
+        self,
+        client: Client,
+        place: Place,
+        manifest: Manifest,
+        *,
+        key: BackupKey | None = None,
+        rate: int | None = None,
+        on_progress: OnProgress = lambda progress: None,
+    ) -> None:
+        self.manifest = manifest
+        self._transfer = BackupTransfer(client)
+        self._place = place
+        self._key = key
+        self._pace = Pace(rate)
+        self._on_progress = on_progress
+        self._chain: _Chain | None = None
+
+    @property
+    def reach_ms(self) -> int | None:
+        """Up to when every partition can be had, as of the last increment; None: there is nothing yet."""
+        if self._chain is None:
+            return None
+        return min([window.to_ms for window in self._chain.windows if window.last is None], default=None)
+
+    async def step(self, *, always: bool = False) -> Increment:
+        """Make an increment of all that was committed since the last one, unless there is nothing (`always`: also
+        then). One that is stopped leaves none behind, and the next one has what it would have had.
+
+        Raises Conflict: somebody else follows this backup; NoBackup: it is of another cluster, or gone; and what a
+        node or the place says.
+        """
+        place, backup_id = self._place, self.manifest.backup_id
+        held = place.hold(backup_id)
+        await in_thread(held.__enter__, place.shown)
+        try:
+            there = await in_thread(partial(increments.count, place, backup_id), place.shown)
+            if not await in_thread(partial(place.exists, f"{backup_id}/{manifests.MANIFEST}"), place.shown):
+                raise NoBackup(f"backup {backup_id} is not there (any more)")
+            if self._chain is None:
+                self._chain = await in_thread(partial(self._load, there), place.shown)
+            if there != self._chain.number:
+                self._chain = None
+                raise Conflict(f"somebody else follows backup {backup_id} in {place.shown} as well")
+            return await self._step(self._chain, always)
+        finally:
+            held.__exit__(None, None, None)
+
+    def _load(self, there: int) -> _Chain:
+        manifest, key = self.manifest, self._key
+        if not there:
+            topics, windows = chain.topics_of(manifest), chain.windows_of(manifest)
+            return _Chain(0, b"", topics, chain.OF_MANIFEST, windows, manifest.ended_ms)
+        last, digest = increments.read_summary(self._place, manifest.backup_id, there - 1, key)
+        topics = topics_at(self._place, manifest, last, key)
+        return _Chain(there, digest, topics, last.topics_at, last.windows, last.ended_ms)
+
+    async def _step(self, before: _Chain, always: bool) -> Increment:
+        begun_ms = time.time_ns() // 1_000_000
+        catalog = await self._transfer.catalog()
+        if catalog["cluster_uuid"] != self.manifest.cluster_uuid:
+            raise NoBackup(
+                f"backup {self.manifest.backup_id} is of cluster {self.manifest.cluster}, and this one is "
+                f"{catalog['cluster']} ({catalog['cluster_uuid']})"
+            )
+        only = self.manifest.only
+        rows = [row for row in catalog["topics"] if only is None or row["name"] in only]
+        topics = tuple(chain.topic_of(row) for row in rows if RESTORING not in row["settings"])
+        create = partial(IncrementWriter, self._place, self.manifest.backup_id, before.number, self._key)
+        writer = await in_thread(create, self._place.shown)
+        try:
+            run = _Run(self._transfer, self._place, self.manifest.backup_id, self._key, before, writer, self._pace)
+            await run.follow(topics, self._on_progress)
+            is_same = topics == before.topics and not run.has_news
+            if is_same and not always and begun_ms - before.ended_ms < IDLE_MS:
+                await in_thread(writer.give_up, self._place.shown)
+                return Increment(self.manifest.backup_id, None, run.reach_ms, errors=run.errors)
+            summary = Summary(
+                before.number,
+                before.previous,
+                catalog["time_ms"],
+                begun_ms,
+                time.time_ns() // 1_000_000,
+                catalog["version"],
+                catalog["feature_level"],
+                None if topics == before.topics else topics,
+                before.topics_at if topics == before.topics else before.number,
+                chain.bounded(run.windows),
+                run.bases,
+                tuple([*run.gone, *run.errors][:WARNINGS_MOST]),
+            )
+            digest = await in_thread(partial(writer.end, summary), self._place.shown)
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(SandqError):
+                await in_thread(writer.give_up, self._place.shown)
+            raise
+        number, ended_ms = before.number, summary.ended_ms
+        self._chain = _Chain(number + 1, digest, topics, summary.topics_at, summary.windows, ended_ms)
+        rebased = sum([part.plain_bytes for part in run.bases.values()])
+        stored = writer.size + sum([file.bytes for part in run.bases.values() for file in part.files])
+        return Increment(
+            self.manifest.backup_id,
+            number,
+            summary.reach_ms,
+            stored,
+            run.entries,
+            run.gone,
+            rebased,
+            run.fullest,
+            run.errors,
+        )
+
+
+class _Run:
+    """One increment while it is made."""
+
+    def __init__(
+        self,
+        transfer: BackupTransfer,
+        place: Place,
+        backup_id: str,
+        key: BackupKey | None,
+        before: _Chain,
+        writer: IncrementWriter,
+        pace: Pace,
+    ) -> None:
+        self.entries = 0
+        self.fullest = 0.0
+        self.gone: list[str] = []
+        self.errors: list[str] = []
+        self.bases: dict[tuple[int, int], PartitionPart] = {}
+        self._over = [window for window in before.windows if window.last is not None]
+        self._alive = {window.place: window for window in before.windows if window.last is None}
+        self._ended = False
+        self._transfer = transfer
+        self._place = place
+        self._backup_id = backup_id
+        self._key = key
+        self._number = before.number
+        self._writer = writer
+        self._pace = pace
+        self._writing = anyio.Lock()
+        self._progress = Progress()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is more than that time has passed."""
+        return bool(self.entries or self.bases or self._ended)
+
+    @property
+    def windows(self) -> list[Window]:
+        """All there are now."""
+        return [*self._over, *[self._alive[place] for place in sorted(self._alive)]]
+
+    @property
+    def reach_ms(self) -> int | None:
+        """Up to when every partition can be had."""
+        return min([window.to_ms for window in self._alive.values()], default=None)
+
+    async def follow(self, topics: Sequence[Topic], on_progress: OnProgress) -> None:
+        """Take what all partitions of these topics have that is new."""
+        wanted = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
+        there = {(topic.number, partition) for topic, partition in wanted}
+        for place in [place for place in self._alive if place not in there]:
+            self._end(place, "the topic was deleted, or is not to be seen any more")
+        self._progress.partitions = len(wanted)
+
+        async def one(item: tuple[Topic, int]) -> None:
+            topic, partition = item
+            try:
+                await self._partition(topic, partition, on_progress)
+            except (UnknownTopic, UnknownPartition):
+                return  # it was deleted meanwhile: the next increment finds it gone
+            except (NotFound, Retriable) as error:
+                if isinstance(error, NoBackup):
+                    raise
+                self.errors.append(f"partition {partition} of topic {topic.name}: {error.message}")
+            self._progress.partitions_done += 1
+            self._progress.topic = topic.name
+            on_progress(self._progress)
+
+        await several(one, wanted, AT_ONCE)
+
+    def _end(self, place: tuple[int, int], why: str) -> None:
+        window = self._alive.pop(place, None)
+        if window is not None:
+            self._over.append(chain.ended(window, self._number, why))
+            self._ended = True
+
+    async def _partition(self, topic: Topic, partition: int, on_progress: OnProgress) -> None:
+        window = self._alive.get((topic.number, partition))
+        if window is None:
+            await self._rebase(topic, partition, on_progress)
+            return
+        why = await self._take(topic, window)
+        if why is not None:
+            window = self._alive[window.place]
+            await self._rebase(topic, partition, on_progress)
+            self.gone.append(f"partition {partition} of topic {topic.name} got new rows: {why}")
+            self._over.append(chain.ended(window, self._number, why))
+
+    async def _take(self, topic: Topic, window: Window) -> str | None:
+        """Take the entries behind those that there are. Why there are none to be had (any more); None: all there were
+        when it was asked are there."""
+        pin, target, reach_ms = window.index, None, window.to_ms
+        while True:
+            piece = await self._transfer.read_log(
+                topic.name, window.partition, self._backup_id, pin, window.index, window.term, LOG_BYTES
+            )
+            if piece.gone is not None:
+                return piece.gone
+            if target is None:
+                target, reach_ms = piece.applied, max(reach_ms, piece.time_ms)
+                self.fullest = max(self.fullest, piece.used)
+            if piece.entries:
+                await self._write(window, piece)
+                last = window.index + len(piece.entries) // 2
+                window = replace(window, index=last, term=piece.entries[-2])
+                self._alive[window.place] = window
+            elif window.term is None:
+                window = self._alive[window.place] = replace(window, term=piece.term_before)
+            if window.index >= target or not piece.entries:
+                self._alive[window.place] = replace(window, to_ms=reach_ms)
+                return None
+
+    async def _write(self, window: Window, piece: LogPiece) -> None:
+        found = Entries(window.topic, window.partition, window.index + 1, piece.term_before, piece.entries)
+        block = found.encode()
+        await self._pace.take(len(block))
+        async with self._writing:
+            await in_thread(partial(self._writer.write, block), self._place.shown)
+        self.entries += len(piece.entries) // 2
+        self._progress.bytes_done += len(block)
+
+    async def _rebase(self, topic: Topic, partition: int, on_progress: OnProgress) -> None:
+        """Take the rows of a partition: entries go on behind them."""
+        pinned = await self._transfer.pin_log(topic.name, partition, self._backup_id, None)
+        folder = chain.folder_of(self._number, topic.number, partition)
+        files = RowFiles(self._place, self._backup_id, folder, self._key)
+        part = await copy_rows(self._transfer, topic.name, partition, files, self._pace, self._progress, on_progress)
+        place = topic.number, partition
+        self.bases[place] = part
+        to_ms = max(part.time_ms, pinned.time_ms)
+        self._alive[place] = Window(*place, self._number, part.index, part.time_ms, part.index, None, to_ms)
+
+
+def topics_at(place: Place, manifest: Manifest, summary: Summary, key: BackupKey | None) -> tuple[Topic, ...]:
+    """Return the topics that an increment is about. Blocks. Raises DamagedBackup."""
+    if summary.topics is not None:
+        return summary.topics
+    if summary.topics_at == chain.OF_MANIFEST:
+        return chain.topics_of(manifest)
+    reader = increments.IncrementReader(place, manifest.backup_id, summary.topics_at, key)
+    found = reader.read_summary()
+    if found.topics is None:
+        raise reader.wrong("it has no topics, and a later one says so")
+    return found.topics

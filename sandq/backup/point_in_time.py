@@ -1,0 +1,242 @@
+"""Find out what a backup with increments has of a point in time, and make a backup of that moment."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from sandq.backup import chain, increments
+from sandq.backup import manifest as manifests
+from sandq.backup.chain import Summary, Topic, Window
+from sandq.backup.errors import NoBackup
+from sandq.backup.follow import topics_at
+from sandq.backup.keys import BackupKey
+from sandq.backup.manifest import Manifest, PartitionPart
+from sandq.backup.places import Directory, Place
+from sandq.backup.work import OnProgress, Progress, in_thread
+from sandq.model.errors import ConfigError, StorageFailed
+from sandq.model.features import KNOWN
+
+if TYPE_CHECKING:
+    from sandq.backup.replay import Wanted
+
+STEP_BYTES: Final = 4 << 20
+"""So much is read in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What there is of a point in time."""
+
+    at_ms: int | None
+    """None: of each partition as late as there is anything."""
+    topics: tuple[Topic, ...]
+    windows: Mapping[tuple[int, int], Window]
+    """By topic and partition."""
+    parts: Mapping[tuple[int, int], PartitionPart]
+    """The rows that each begins with."""
+    level: int
+    name: str
+    """What tells it from other moments of the same backup."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def wanted(self) -> list[Wanted]:
+        """What each partition is made of."""
+        replay = _replay()
+        return [
+            replay.Wanted(topic, self.windows[place], self.parts[place])
+            for topic in self.topics
+            for place in [(topic.number, partition) for partition in range(topic.partitions)]
+        ]
+
+
+def find_moment(
+    place: Place, manifest: Manifest, key: BackupKey | None, names: Collection[str] | None, at_ms: int | None
+) -> Moment:
+    """Find out what a backup with increments has as of a time (None: the latest) of all topics, or these. Blocks.
+
+    Raises InvalidRequest, with the partition and the nearest times that can be had; NoBackup: there was no such topic,
+    or nothing but the backup itself; DamagedBackup."""
+    there = increments.count(place, manifest.backup_id)
+    if not there:
+        raise NoBackup(
+            f"backup {manifest.backup_id} has no increments: what it has is of {chain.shown_time(manifest.begun_ms)} "
+            f"to {chain.shown_time(manifest.ended_ms)}, and no other time can be had"
+        )
+    read = partial(increments.read_summary, place, manifest.backup_id, key=key)
+    last, _ = read(there - 1)
+    if last.level > KNOWN.highest:
+        raise NoBackup(
+            f"the increments of backup {manifest.backup_id} are of feature level {last.level} (sandq {last.version}), "
+            f"and this version knows {KNOWN}: restore it with a version as new as that"
+        )
+    topics, later = _topics(place, manifest, key, last, at_ms)
+    topics = _named(topics, names, manifest, last, at_ms)
+    warnings: list[str] = []
+    if names is None:
+        topics = _without_gone(topics, later, last.windows, at_ms, warnings)
+    windows = chain.choose(topics, last.windows, at_ms)
+    if at_ms is None:
+        shown = {topic.number: topic.name for topic in topics}
+        warnings += [
+            f"partition {window.partition} of topic {shown[window.topic]} is as of {chain.shown_time(window.to_ms)}: "
+            f"{window.why}"
+            for window in windows.values()
+            if window.last is not None
+        ]
+    parts = _parts(manifest, windows, lambda number: read(number)[0])
+    name = f"{manifest.backup_id}-{f'n{there}' if at_ms is None else at_ms}"
+    return Moment(at_ms, topics, windows, parts, last.level, name, tuple(warnings))
+
+
+def _topics(
+    place: Place, manifest: Manifest, key: BackupKey | None, last: Summary, at_ms: int | None
+) -> tuple[tuple[Topic, ...], frozenset[int] | None]:
+    """The topics as of a time, and the numbers of those that there were when they were looked at next; None: they were
+    not."""
+    if at_ms is None or last.time_ms <= at_ms:
+        return topics_at(place, manifest, last, key), None
+    # The last increment whose topics were looked at by then: `before`; -1: none was.
+    before, after = -1, last
+    while after.number - before > 1:
+        middle, _ = increments.read_summary(place, manifest.backup_id, (before + after.number) // 2, key)
+        if middle.time_ms <= at_ms:
+            before = middle.number
+        else:
+            after = middle
+    later = frozenset([topic.number for topic in topics_at(place, manifest, after, key)])
+    if before < 0:
+        return chain.topics_of(manifest), later
+    summary, _ = increments.read_summary(place, manifest.backup_id, before, key)
+    return topics_at(place, manifest, summary, key), later
+
+
+def _named(
+    topics: tuple[Topic, ...], names: Collection[str] | None, manifest: Manifest, last: Summary, at_ms: int | None
+) -> tuple[Topic, ...]:
+    if names is None:
+        return topics
+    there = {topic.name: topic for topic in topics}
+    for name in names:
+        if name not in there:
+            numbers = {topic.number for topic in manifest.topics if topic.name == name}
+            ends = [window.to_ms for window in last.windows if window.topic in numbers]
+            until = f"; it was deleted, and can be had up to {chain.shown_time(min(ends))}" if ends else ""
+            when = "any more" if at_ms is None else f"as of {chain.shown_time(at_ms)}"
+            raise NoBackup(f"backup {manifest.backup_id} has no topic {name!r} {when}{until}")
+    return tuple(there[name] for name in dict.fromkeys(names))
+
+
+def _without_gone(
+    topics: tuple[Topic, ...],
+    later: frozenset[int] | None,
+    windows: Sequence[Window],
+    at_ms: int | None,
+    warnings: list[str],
+) -> tuple[Topic, ...]:
+    """Leave out topics of which nothing can be had, though they were there: those that were deleted soon after they
+    were looked at, and those that were made so shortly before that nothing of them was read."""
+    kept = []
+    for topic in topics:
+        own = [window for window in windows if window.topic == topic.number]
+        if at_ms is None and len({window.partition for window in own}) < topic.partitions:
+            warnings.append(f"topic {topic.name} is left out: it is new, and not all of it was read yet")
+        elif at_ms is not None and later is not None and topic.number not in later and not _has(own, topic, at_ms):
+            until = min([window.to_ms for window in own], default=None)
+            had = f", and can be had up to {chain.shown_time(until)}" if until is not None else ""
+            warnings.append(f"topic {topic.name} is left out: it was deleted at about that time{had}")
+        else:
+            kept.append(topic)
+    return tuple(kept)
+
+
+def _has(windows: Sequence[Window], topic: Topic, at_ms: int) -> bool:
+    return {window.partition for window in windows if window.has(at_ms)} >= set(range(topic.partitions))
+
+
+def _parts(
+    manifest: Manifest, windows: Mapping[tuple[int, int], Window], read: Callable[[int], Summary]
+) -> dict[tuple[int, int], PartitionPart]:
+    """The rows that windows begin with."""
+    own = {(topic.number, part.partition): part for topic in manifest.topics for part in topic.partitions}
+    summaries: dict[int, Mapping[tuple[int, int], PartitionPart]] = {chain.OF_MANIFEST: own}
+    found = {}
+    for place, window in windows.items():
+        if window.base not in summaries:
+            summaries[window.base] = read(window.base).bases
+        part = summaries[window.base].get(place)
+        if part is None or part.index != window.base_index:
+            raise NoBackup(f"the rows of partition {place[1]} of topic {place[0]} are not where they are said to be")
+        found[place] = part
+    return found
+
+
+def _replay() -> Any:
+    """The module that runs partitions. Raises ConfigError where there is none."""
+    try:
+        from sandq.backup import replay
+    except ImportError as error:
+        raise ConfigError(
+            "to restore increments, their entries are applied by the state machine of a node, which sandq-client does "
+            f"not have: pip install sandq, or restore the backup without them (--base) ({error})"
+        ) from None
+    return replay
+
+
+@asynccontextmanager
+async def made_backup(
+    place: Place,
+    manifest: Manifest,
+    key: BackupKey | None,
+    moment: Moment,
+    work: Path | None,
+    on_progress: OnProgress,
+) -> AsyncIterator[tuple[Directory, Manifest]]:
+    """Make a backup of a moment, for as long as it is needed: where it is, and what it says of itself. `work`: in this
+    directory; None: where temporary files are."""
+    replay = _replay()
+    folder = await in_thread(partial(_folder, work), str(work or tempfile.gettempdir()))
+    try:
+        run = replay.Replay(place, manifest, key, moment.wanted, moment.at_ms)
+        target, progress = Directory(folder / "backup"), Progress(len(moment.windows))
+        steps = run.run(folder, target, moment.name)
+        try:
+            while (done := await in_thread(partial(_some, steps), place.shown)) is not None:
+                progress.bytes_done += done
+                progress.partitions_done = len(run.parts)
+                on_progress(progress)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await in_thread(steps.close, place.shown)
+        made = replay.made_of(manifest, moment.name, moment.topics, run.parts, moment.level)
+        await in_thread(partial(manifests.write, target, made, key), target.shown)
+        yield target, made
+    finally:
+        with anyio.CancelScope(shield=True):
+            await in_thread(partial(shutil.rmtree, folder, ignore_errors=True), str(folder))
+
+
+def _folder(work: Path | None) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="sandq-restore-", dir=work))
+    except OSError as error:
+        raise StorageFailed(f"{work}: {error.strerror}: the rows that are restored are made there") from None
+
+
+def _some(steps: Iterator[int]) -> int | None:
+    """Go on for a while; bytes that were read; None: it is over."""
+    done = 0
+    for size in steps:
+        done += size
+        if done >= STEP_BYTES:
+            return done
+    return done or None

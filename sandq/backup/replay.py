@@ -1,0 +1,304 @@
+"""Make a backup as of a point in time: the rows of each partition, and the entries behind them up to then, are given to
+the state machine that every replica runs, on the disk of who restores.
+
+This needs the package `sandq`: `sandq-client` has no state machine. All of it blocks, step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgpack
+
+from sandq.backup import chain, increments
+from sandq.backup import manifest as manifests
+from sandq.backup.chain import Entries, Topic, Window
+from sandq.backup.errors import DamagedBackup, NoBackup
+from sandq.backup.increments import IncrementReader
+from sandq.backup.keys import BackupKey
+from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
+from sandq.backup.places import Directory, Place
+from sandq.backup.row_files import RowFiles
+from sandq.backup.verify import Blocks
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.model.errors import Corruption, InvalidRequest, SandqError, StartupError, Unavailable
+from sandq.partition import rows
+from sandq.partition.commands import Entry
+from sandq.partition.log.look_aheads import LookAhead, LookAheads
+from sandq.storage.keys import store_prefix
+from sandq.storage.level_stores import LevelStores
+from sandq.storage.snapshot import Exporter
+from sandq.storage.stores import Stores
+
+AT_ONCE: Final = 128
+"""Partitions whose state is in memory at a time; the increments are read once for so many."""
+LOOK_AHEAD_BYTES: Final = 64 << 20
+"""What these may have read ahead, of all groups."""
+WRITE_ENTRIES: Final = 64
+WRITE_ROWS: Final = 1000
+WRITE_BYTES: Final = 1 << 20
+"""With so much of any of these a partition's rows are written."""
+PIECE_ROWS: Final = 2048
+PIECE_BYTES: Final = 512 << 10
+"""Of a block of rows, as nodes give them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a partition is made of."""
+
+    topic: Topic
+    window: Window
+    part: PartitionPart
+    """The rows that it begins with."""
+
+    @property
+    def shown(self) -> str:
+        return f"partition {self.window.partition} of topic {self.topic.name!r}"
+
+
+class PartitionReplay:
+    """One partition, from its rows on, entry by entry."""
+
+    def __init__(self, stores: Stores, store: int, wanted: Wanted, look_aheads: LookAheads) -> None:
+        self.wanted = wanted
+        self.is_over = False
+        """The next entry is of a later time."""
+        self._stores = stores
+        self._store = store
+        self._look_aheads = look_aheads
+        self._replica: PartitionReplica | None = None
+        self._entries = 0
+        self.term: int | None = None
+        """Of the last entry that was applied; None: of none yet."""
+
+    def put_rows(self, block: bytes) -> None:
+        """Put the next rows there."""
+        flat = msgpack.unpackb(block)
+        prefix = store_prefix(self._store)
+        self._stores.write([(prefix + key, value) for key, value in zip(flat[::2], flat[1::2], strict=True)])
+
+    def load(self) -> None:
+        """All rows are there. Raises NoBackup: they are not those of an entry that was told of."""
+        topic, part = self.wanted.topic, self.wanted.part
+        number = self.wanted.window.partition
+        if self._stores.get(store_prefix(self._store) + rows.STATE_KEY) is None:
+            raise NoBackup(f"the rows of {self.wanted.shown} have no state among them")
+        self._replica = PartitionReplica(self._stores, self._store, 0, number, {}, topic.kind, self._look_aheads)
+        if self.index != part.index:
+            raise NoBackup(f"the rows of {self.wanted.shown} are as of entry {self.index}, not {part.index}")
+
+    @property
+    def replica(self) -> PartitionReplica:
+        assert self._replica is not None, "its rows are not there yet"
+        return self._replica
+
+    @property
+    def index(self) -> int:
+        """Of the last entry that is applied."""
+        return self.replica.applied_index
+
+    def apply(self, index: int, term: int, command: bytes, until_ms: int | None) -> bool:
+        """Apply the next entry, unless it is of a later time, or was applied; whether it was now. Raises Corruption,
+        StartupError."""
+        if self.is_over or index <= self.index:
+            return False
+        if until_ms is not None and command and Entry.decode(command).now_ms > until_ms:
+            self.is_over = True
+            return False
+        self.term = term
+        self.replica.apply(index, command, False)
+        self.replica.digests_asked.clear()
+        self._entries += 1
+        replica = self.replica
+        is_much = replica.unwritten >= WRITE_ROWS or replica.unwritten_bytes >= WRITE_BYTES
+        if is_much or self._entries >= WRITE_ENTRIES:
+            self.write()
+        return True
+
+    def write(self) -> None:
+        """Write what was applied, as rows."""
+        self._stores.write(self.replica.drain())
+        self._entries = 0
+
+    def end(self, files: RowFiles) -> PartitionPart:
+        """Write the rows as those of a backup. Raises InvalidRequest: no backup is made of such a moment."""
+        self.write()
+        machine = self.replica.machine
+        try:
+            machine.check_places()
+        except Unavailable:
+            raise InvalidRequest(
+                f"{self.wanted.shown} cannot be restored as of then: its clock was being set back; choose another time"
+            ) from None
+        with_index = self.index, machine.now_ms, machine.shared.level
+        snapshot = self._stores.snapshot()
+        try:
+            exporter, after, is_last = Exporter(snapshot, self._store), None, False
+            while not is_last:
+                flat, is_last = exporter.rows(after, PIECE_ROWS, PIECE_BYTES)
+                after = flat[-2] if flat else after
+                files.write(msgpack.packb(flat))
+            files.end()
+        except BaseException:
+            files.give_up()
+            raise
+        finally:
+            snapshot.close()
+        return PartitionPart(self.wanted.window.partition, *with_index, tuple(files.parts))
+
+
+class Replay:
+    """The making of one backup as of a point in time."""
+
+    def __init__(
+        self, place: Place, manifest: Manifest, key: BackupKey | None, wanted: Sequence[Wanted], until_ms: int | None
+    ) -> None:
+        self._place = place
+        self._manifest = manifest
+        self._key = key
+        self._wanted = wanted
+        self._until_ms = until_ms
+        self.parts: dict[tuple[int, int], PartitionPart] = {}
+        """Those that are made, by topic and partition."""
+        self.entries = 0
+        """So many were applied."""
+
+    def run(self, work: Path, target: Directory, backup_id: str) -> Iterator[int]:
+        """Make the rows of all partitions, as those of this backup at `target`, with what is in the making at `work`.
+        Yields now and then the bytes that were read since. Raises DamagedBackup, NoBackup, InvalidRequest."""
+        for at in range(0, len(self._wanted), AT_ONCE):
+            stores = LevelStores(work / f"replay-{at:06}")
+            try:
+                yield from self._some(self._wanted[at : at + AT_ONCE], stores, target, backup_id)
+            finally:
+                stores.close()
+
+    def _some(self, wanted: Sequence[Wanted], stores: LevelStores, target: Directory, backup_id: str) -> Iterator[int]:
+        look_aheads = LookAheads(LOOK_AHEAD_BYTES)
+        replays = {}
+        for store, one in enumerate(wanted, 1):
+            replays[one.window.place] = replay = PartitionReplay(stores, store, one, look_aheads)
+            yield from self._load(replay)
+        numbers = self._numbers(wanted)
+        before = b""
+        for number in numbers:
+            reader = IncrementReader(self._place, self._manifest.backup_id, number, self._key)
+            try:
+                for found in reader.entries():
+                    if (place := (found.topic, found.partition)) in replays:
+                        self._apply(replays[place], found, reader)
+                    look_aheads.evict(partial(_readers, replays))
+                    yield sum(map(len, found.entries[1::2]))
+            finally:
+                reader.close()
+            summary = reader.summary
+            assert summary is not None
+            if number != numbers[0] and summary.previous != before:
+                raise reader.wrong(f"it stands behind another increment than {chain.name_of(number - 1)}")
+            before = reader.digest
+        for place, replay in replays.items():
+            window = replay.wanted.window
+            if replay.index < window.index and not replay.is_over:
+                raise DamagedBackup(
+                    f"{self._place.shown}/{self._manifest.backup_id}/{chain.FOLDER}",
+                    0,
+                    f"entries {replay.index + 1} to {window.index} of {replay.wanted.shown} are missing",
+                )
+            folder = f"data/{replay.wanted.topic.name}/{window.partition}"
+            self.parts[place] = replay.end(RowFiles(target, backup_id, folder, self._key))
+            yield self.parts[place].plain_bytes
+
+    def _numbers(self, wanted: Sequence[Wanted]) -> range:
+        """Of the increments that have entries of these."""
+        behind = [one.window for one in wanted if one.window.index > one.window.base_index]
+        if not behind:
+            return range(0)
+        last = increments.count(self._place, self._manifest.backup_id)
+        ends = [last if window.last is None else window.last + 1 for window in behind]
+        return range(min([window.first for window in behind]), min(last, max(ends)))
+
+    def _load(self, replay: PartitionReplay) -> Iterator[int]:
+        blocks = Blocks(self._place, self._manifest, replay.wanted.part, self._key)
+        try:
+            while found := blocks.take(1):
+                replay.put_rows(found[0])
+                yield len(found[0])
+        finally:
+            blocks.close()
+        try:
+            replay.load()
+        except SandqError:
+            raise
+        except Exception as error:
+            raise NoBackup(f"the rows of {replay.wanted.shown} are those of no partition: {error!r:.200}") from error
+
+    def _apply(self, replay: PartitionReplay, found: Entries, reader: IncrementReader) -> None:
+        window = replay.wanted.window
+        if found.first > replay.index + 1 and not replay.is_over and found.first <= window.index:
+            raise reader.wrong(
+                f"entries {replay.index + 1} to {found.first - 1} of {replay.wanted.shown} are missing: "
+                f"{found.first} is the next one"
+            )
+        if found.first == replay.index + 1 and replay.term not in (None, found.term_before):
+            raise reader.wrong(
+                f"entry {found.first} of {replay.wanted.shown} stands behind one of term {found.term_before}, and the "
+                f"one there is of {replay.term}: they are of another history"
+            )
+        try:
+            for index, term, command in found.pairs():
+                if index > window.index:
+                    break
+                self.entries += replay.apply(index, term, command, self._until_ms)
+        except StartupError as error:
+            kind = reader.wrong if isinstance(error, Corruption) else NoBackup
+            raise kind(f"an entry of {replay.wanted.shown} cannot be applied: {error.message}") from error
+        except SandqError:
+            raise
+        except Exception as error:
+            raise reader.wrong(f"an entry of {replay.wanted.shown} cannot be applied: {error!r:.200}") from error
+
+
+def _readers(replays: Mapping[tuple[int, int], PartitionReplay]) -> list[LookAhead]:
+    return [reader for replay in replays.values() for reader in replay.replica.machine.groups.readers()]
+
+
+def made_of(
+    manifest: Manifest,
+    backup_id: str,
+    topics: Sequence[Topic],
+    parts: Mapping[tuple[int, int], PartitionPart],
+    level: int,
+) -> Manifest:
+    """Return what a backup that was made so says of itself."""
+    made = [
+        TopicPart(
+            topic.name,
+            topic.number,
+            topic.kind,
+            topic.initial_partitions,
+            topic.replicas,
+            dict(topic.settings),
+            topic.owner,
+            tuple(parts[topic.number, partition] for partition in range(topic.partitions)),
+        )
+        for topic in topics
+    ]
+    return Manifest(
+        backup_id,
+        manifests.FULL,
+        manifest.cluster,
+        manifest.cluster_uuid,
+        manifest.version,
+        max(level, manifest.feature_level),
+        manifest.begun_ms,
+        max([part.time_ms for part in parts.values()], default=manifest.ended_ms),
+        tuple(made),
+        manifest.access,
+        (),
+        manifest.key_id,
+    )

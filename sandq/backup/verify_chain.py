@@ -1,0 +1,98 @@
+"""Read a backup and its increments as a whole: they go on one behind the other, and, if asked, make partitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sandq.backup import chain, increments
+from sandq.backup.chain import Continuity, Summary
+from sandq.backup.follow import topics_at
+from sandq.backup.increments import IncrementReader
+from sandq.backup.keys import BackupKey
+from sandq.backup.manifest import Manifest, PartitionPart
+from sandq.backup.places import Place
+from sandq.backup.point_in_time import find_moment, made_backup
+from sandq.backup.verify import verify_backup, verify_parts
+from sandq.backup.work import AT_ONCE, OnProgress, Progress, in_thread
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedChain:
+    """What was found."""
+
+    manifest: Manifest
+    increments: int
+    spans: list[tuple[int, int]]
+    """Stretches of time, in epoch milliseconds, at each moment of which all of it can be had."""
+    replayed: int | None = None
+    """Partitions that were made of all of it; None: it was not asked for."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return what is told of it."""
+        found = {"increments": self.increments, "spans": [list(span) for span in self.spans], "replayed": self.replayed}
+        return {**self.manifest.shown(), **found}
+
+
+async def verify_chain(
+    place: Place,
+    backup_id: str,
+    *,
+    replay: bool = False,
+    work: Path | None = None,
+    key: BackupKey | None = None,
+    at_once: int = AT_ONCE,
+    on_progress: OnProgress = lambda progress: None,
+) -> VerifiedChain:
+    """Read a backup and all of its increments: nothing is missing between them. `replay`: apply them, as a restore
+    does; `work`: on this disk. Raises NoBackup; DamagedBackup with the file and the byte; WrongKey; ConfigError: there
+    is nothing here to apply them with."""
+    manifest = await verify_backup(place, backup_id, key=key, at_once=at_once, on_progress=on_progress)
+    there = await in_thread(partial(increments.count, place, backup_id), place.shown)
+    if not there:
+        return VerifiedChain(manifest, 0, [])
+    last, parts = await _verify_increments(place, manifest, there, key, on_progress)
+    await verify_parts(place, manifest, parts, key, at_once, on_progress)
+    topics = await in_thread(partial(topics_at, place, manifest, last, key), place.shown)
+    replayed = None
+    if replay:
+        moment = await in_thread(partial(find_moment, place, manifest, key, None, None), place.shown)
+        async with made_backup(place, manifest, key, moment, work, on_progress) as (_, made):
+            replayed = len(made.parts)
+    return VerifiedChain(manifest, there, chain.spans(topics, last.windows), replayed)
+
+
+async def _verify_increments(
+    place: Place, manifest: Manifest, there: int, key: BackupKey | None, on_progress: OnProgress
+) -> tuple[Summary, list[PartitionPart]]:
+    """The last summary, and the rows that increments have."""
+    continuity, progress = Continuity(manifest), Progress(there)
+    parts: list[PartitionPart] = []
+    for number in range(there):
+        check = partial(_verify, place, manifest.backup_id, number, key, continuity)
+        summary, size = await in_thread(check, place.shown)
+        parts += summary.bases.values()
+        progress.partitions_done += 1
+        progress.bytes_done += size
+        on_progress(progress)
+    return summary, parts
+
+
+def _verify(
+    place: Place, backup_id: str, number: int, key: BackupKey | None, continuity: Continuity
+) -> tuple[Summary, int]:
+    reader = IncrementReader(place, backup_id, number, key)
+    try:
+        size = 0
+        for found in reader.entries():
+            if (why := continuity.take(found)) is not None:
+                raise reader.wrong(why)
+            size += sum(map(len, found.entries[1::2]))
+        assert reader.summary is not None
+        if (why := continuity.end(reader.summary, reader.digest)) is not None:
+            raise reader.wrong(why)
+        return reader.summary, size
+    finally:
+        reader.close()

@@ -1,0 +1,133 @@
+"""What was committed behind a backup, followed as increments, and a cluster made again as of a point in time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandq
+from sandq.backup import (
+    BackupFollower,
+    BackupKey,
+    NoBackup,
+    create_backup,
+    list_backups,
+    place_of,
+    restore_backup,
+    verify_chain,
+)
+from sandq.errors import InvalidRequest
+from sandq.node import Serving, run_node
+from tests.integration.conftest import until_risen
+from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Any:
+    return place_of(str(tmp_path / "backups"))
+
+
+@pytest.fixture
+async def api(timed: Serving) -> AsyncIterator[sandq.Client]:
+    """A client of a node whose clock the test moves."""
+    async with connected(timed) as client:
+        yield client
+
+
+State = list[tuple[str, int, int]]
+
+
+async def _state(api: sandq.Client, topic: str) -> State:
+    """Of all messages that a group is not done with: id, when it is due, attempts; and how many are dead."""
+    there = [one async for one in api.messages(topic).list() if one.state not in ("acked", "dead")]
+    dead = sum(row["dead"] for row in await api.admin.groups(topic))
+    return [*sorted((one.id, one.deliver_at_ms, 0) for one in there), ("dead", dead, 0)]
+
+
+async def test_each_moment_between_increments_comes_back(
+    timed: Serving, api: sandq.Client, hand: HandClock, place: Any, tmp_path: Path
+) -> None:
+    await api.admin.create_topic("t", partitions=2, max_attempts=2, backoff={"kind": "none"})
+    await api.admin.create_topic("k", kind="compacted")
+    await api.produce("t", b"base", delay="10h", key=b"a")
+    manifest = await create_backup(api, place, follow=True)
+    follower = BackupFollower(api, place, manifest)
+    moments: dict[str, int] = {}
+    expected: dict[str, State] = {}
+
+    async def note(name: str) -> None:
+        moments[name], expected[name] = hand.now_ms(), await _state(api, "t")
+        hand.forward(1)
+
+    await note("first")
+    moved = await api.produce("t", b"moved", delay="10h", partition=0)
+    cancelled = await api.produce("t", b"cancelled", delay="10h", partition=1)
+    await api.kv("k").put("a", b"1")
+    await note("produced")
+    assert (await follower.step()).number == 0
+    async with api.subscribe("t", group="g", credit=1) as subscription:
+        await api.produce("t", b"acked", partition=0)
+        await take(subscription, 1)
+        await note("acked")
+        await api.produce("t", b"twice", partition=0)
+        (message,) = await take(subscription, 1, ack=False)
+        await message.nack(error="no")
+        (message,) = await take(subscription, 1, ack=False)
+        await note("nacked")
+        await message.nack(error="no")
+        await note("died")
+    await api.messages("t").move(moved, delay="20h")
+    await api.messages("t").cancel(cancelled)
+    await api.kv("k").put("a", b"2")
+    await note("changed")
+    await api.admin.create_topic("new")
+    await api.produce("new", b"x", delay="1h")
+    hand.forward(1)
+    made = await follower.step()
+    assert made.number == 1 and not made.gone and not made.errors and made.reach_ms is not None
+    (listed,) = await list_backups(place)
+    assert listed.increments == 2 and listed.reach_ms == made.reach_ms and listed.problem is None
+    whole = await verify_chain(place, manifest.backup_id, replay=True)
+    assert whole.increments == 2 and whole.replayed == 4
+    async with run_node(small_config(tmp_path / "other")) as other, connected(other) as api2:
+        await until_risen(other)
+        for name, at_ms in moments.items():
+            restored = await restore_backup(
+                api2, place, manifest.backup_id, prefix=f"{name}-", at_ms=at_ms, topics=["t", "k"]
+            )
+            assert await _state(api2, f"{name}-t") == expected[name], name
+            assert not restored.warnings
+        assert await api2.kv("first-k").get("a") is None
+        assert (await api2.kv("produced-k").get("a")).value == b"1"
+        assert (await api2.kv("changed-k").get("a")).value == b"2"
+        latest = await restore_backup(api2, place, manifest.backup_id)
+        assert set(latest.topics) == {"t", "k", "new"}
+        assert await _state(api2, "t") == expected["changed"] and len(await _state(api2, "new")) == 2
+        base = await restore_backup(api2, place, manifest.backup_id, prefix="base-", with_increments=False)
+        assert set(base.topics) == {"t", "k"} and await _state(api2, "base-t") == expected["first"]
+        with pytest.raises(InvalidRequest, match="partition 0 of topic"):
+            await restore_backup(api2, place, manifest.backup_id, prefix="x-", at_ms=made.reach_ms + 60_000)
+        with pytest.raises(NoBackup, match="no topic 'new' as of"):
+            await restore_backup(api2, place, manifest.backup_id, topics=["new"], at_ms=moments["first"])
+
+
+async def test_nothing_is_made_of_nothing_and_another_follower_is_told_of(api: sandq.Client, place: Any) -> None:
+    await api.admin.create_topic("t")
+    key = BackupKey(os.urandom(32))
+    manifest = await create_backup(api, place, key=key, follow=True)
+    follower, other = [BackupFollower(api, place, manifest, key=key) for _ in range(2)]
+    assert (await follower.step()).number == 0, "the topics are looked at"
+    assert (await follower.step()).number is None
+    assert (await follower.step(always=True)).number == 1
+    await api.produce("t", b"x", delay="1h")
+    assert (await other.step()).number == 2
+    with pytest.raises(sandq.errors.Conflict, match="somebody else follows"):
+        await follower.step()
+    assert (await follower.step(always=True)).number == 3, "it looks again"
+    await verify_chain(place, manifest.backup_id, key=key, replay=True)

@@ -1,0 +1,77 @@
+"""A place in memory, at which a process may be killed at any call."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import BinaryIO
+
+from sandq.backup.errors import NoBackup
+from sandq.model.errors import StorageFailed
+
+
+class Killed(StorageFailed):
+    """The process is no more."""
+
+
+class _Stream(io.BytesIO):
+    def __init__(self, place: FakePlace) -> None:
+        super().__init__()
+        self._place = place
+
+    def write(self, data: object) -> int:
+        self._place.call()
+        return super().write(data)  # type: ignore[arg-type]
+
+
+class FakePlace:
+    """Files are there once they were written as a whole."""
+
+    shown = "place"
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.calls = 0
+        self.dies_at: int | None = None
+        """The call, counted from 0 on, in which the process is killed; from then on it does nothing."""
+
+    def call(self) -> None:
+        if self.dies_at is not None and self.calls >= self.dies_at:
+            raise Killed("killed")
+        self.calls += 1
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        self.call()
+        stream = _Stream(self)
+        yield stream
+        self.call()
+        self.data[name] = stream.getvalue()
+        self.call()
+
+    def open(self, name: str) -> BinaryIO:
+        self.call()
+        if name not in self.data:
+            raise NoBackup(f"{name} is not there")
+        return io.BytesIO(self.data[name])
+
+    def exists(self, name: str) -> bool:
+        self.call()
+        return name in self.data
+
+    def folders(self) -> list[str]:
+        self.call()
+        return sorted({name.split("/")[0] for name in self.data})
+
+    def files(self, folder: str) -> list[str]:
+        self.call()
+        behind = [name.removeprefix(f"{folder}/") for name in self.data if name.startswith(f"{folder}/")]
+        return sorted([name for name in behind if "/" not in name])
+
+    def hold(self, folder: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def remove(self, folder: str, first: str) -> None:
+        for name in [name for name in self.data if name.startswith(f"{folder}/")]:
+            del self.data[name]

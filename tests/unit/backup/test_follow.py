@@ -1,0 +1,401 @@
+"""Increments behind a backup: whatever stops who makes them, what nodes have kept, and what becomes of files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandq.backup import (
+    BackupFollower,
+    BackupKey,
+    DamagedBackup,
+    NoBackup,
+    chain,
+    create,
+    create_backup,
+    follow,
+    increments,
+    list_backups,
+    point_in_time,
+    verify_chain,
+)
+from sandq.backup import manifest as manifests
+from sandq.backup.manifest import Manifest
+from sandq.backup.point_in_time import find_moment, made_backup
+from sandq.backup.verify import Blocks
+from sandq.model.errors import Conflict, InvalidRequest
+from sandq.model.features import KNOWN
+from sandq.partition.digest import comparable
+from sandq.partition.restore.restoring import decode_chunk
+from tests.support.backups.fake_cluster import FakeCluster
+from tests.support.backups.fake_place import FakePlace, Killed
+from tests.support.partition.bench import T
+from tests.support.partition.restore_bench import rows_of
+
+
+@pytest.fixture(autouse=True)
+def transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is a cluster without nodes, which is asked itself."""
+    for module in (create, follow):
+        monkeypatch.setattr(module, "BackupTransfer", lambda client: client)
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    made = FakeCluster()
+    made.make("a", 2)
+    made.make("b")
+    made.put("a", "base")
+    return made
+
+
+@pytest.fixture
+def place() -> FakePlace:
+    return FakePlace()
+
+
+async def backed_up(cluster: Any, place: Any, key: BackupKey | None = None, **options: Any) -> Manifest:
+    return await create_backup(cluster, place, key=key, follow=True, **options)
+
+
+def follower(cluster: Any, place: Any, manifest: Manifest, key: BackupKey | None = None) -> BackupFollower:
+    return BackupFollower(cluster, place, manifest, key=key)
+
+
+def now(cluster: FakeCluster) -> dict[tuple[str, int], Any]:
+    """What each partition has stored."""
+    return {place: comparable(rows_of(one.bench)) for place, one in cluster.partitions.items()}
+
+
+async def as_of(
+    place: Any, manifest: Manifest, at_ms: int | None, tmp_path: Path, key: BackupKey | None = None
+) -> tuple[dict[tuple[str, int], Any], tuple[str, ...]]:
+    """What is made of a point in time: the rows of each partition; and what is warned of."""
+    moment = find_moment(place, manifest, key, None, at_ms)
+    async with made_backup(place, manifest, key, moment, tmp_path, lambda progress: None) as (made_place, made):
+        assert manifests.read(made_place, made.backup_id, key) == made
+        found = {}
+        for topic in made.topics:
+            for part in topic.partitions:
+                blocks, flat = Blocks(made_place, made, part, key), []
+                while got := blocks.take(1):
+                    flat += decode_chunk(got[0])
+                blocks.close()
+                found[topic.name, part.partition] = comparable(zip(flat[::2], flat[1::2], strict=True))
+    assert os.listdir(tmp_path) == [], "nothing stays"
+    return found, moment.warnings
+
+
+async def test_each_moment_is_had_again(cluster: FakeCluster, place: FakePlace, tmp_path: Path) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    moments = {}
+    for number in range(5):
+        for value in "xyz":
+            cluster.put("a", f"{value}{number}", number % 2)
+            cluster.put("b", value)
+            moments[T + cluster.at] = now(cluster)
+        made = await going.step()
+        assert made.number == number and made.entries == 6 and not made.gone and made.reach_ms == T + cluster.at
+    for at_ms, expected in moments.items():
+        found, warnings = await as_of(place, manifest, at_ms, tmp_path)
+        assert found == expected and not warnings
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+    verified = await verify_chain(place, manifest.backup_id, replay=True, work=tmp_path)
+    assert verified.increments == 5 and verified.replayed == 3
+    assert verified.spans == [(T + 1000, T + cluster.at)]
+    assert cluster.partitions["b", 0].pins[-1] < cluster.partitions["b", 0].bench.index, "until the file is there"
+    for at_ms in (T - 1, T + cluster.at + 1):
+        with pytest.raises(InvalidRequest, match=r"partition \d of topic '.' cannot be had as of .* nearest times"):
+            find_moment(place, manifest, None, None, at_ms)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_whoever_is_killed_at_any_call_goes_on(is_encrypted: bool, tmp_path: Path) -> None:
+    key = BackupKey(bytes(32)) if is_encrypted else None
+    cluster, place = FakeCluster(), FakePlace()
+    cluster.make("a")
+    manifest = await backed_up(cluster, place, key)
+    dies_at, deaths, moments = 0, 0, {}
+    while True:
+        if dies_at % 4 == 0:
+            cluster.put("a", "x")
+        if dies_at == 4 and "new" not in cluster.topics:
+            cluster.make("new")
+        moments[T + cluster.at] = now(cluster)
+        place.calls, place.dies_at = 0, dies_at
+        try:
+            await follower(cluster, place, manifest, key).step(always=True)
+        except Killed:
+            deaths += 1
+            dies_at += 1
+            continue
+        break
+    place.dies_at = None
+    assert deaths > 20
+    verified = await verify_chain(place, manifest.backup_id, key=key, replay=True, work=tmp_path)
+    assert verified.increments >= 2, "some died behind what they had made"
+    for at_ms, expected in list(moments.items())[:: len(moments) // 6]:
+        found, warnings = await as_of(place, manifest, at_ms, tmp_path, key)
+        assert all(found[name] == expected[name] for name in found) and ("a", 0) in found and not warnings
+
+
+async def test_what_nodes_did_not_keep_gets_new_rows_and_the_hole_is_told(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("a", "x")
+    await going.step()
+    before_ms, before = T + cluster.at, now(cluster)
+    cluster.put("a", "lost")
+    hole_ms = T + cluster.at
+    cluster.put("a", "last of them")
+    cluster.partitions["a", 0].cut()
+    after_ms, after = T + cluster.at, now(cluster)
+    made = await going.step()
+    (gone,) = made.gone
+    assert "partition 0 of topic a got new rows: its log begins later" in gone and made.rebased_bytes > 0
+    cluster.put("a", "y")
+    await going.step()
+    assert await as_of(place, manifest, before_ms, tmp_path) == (before, ())
+    assert await as_of(place, manifest, after_ms, tmp_path) == (after, ())
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+    with pytest.raises(InvalidRequest, match="partition 0 of topic 'a' cannot be had") as refused:
+        find_moment(place, manifest, None, None, hole_ms)
+    for at_ms in (before_ms, after_ms):
+        assert chain.shown_time(at_ms) in refused.value.message
+    assert find_moment(place, manifest, None, ["b"], hole_ms).topics[0].name == "b", "that one has no hole"
+    verified = await verify_chain(place, manifest.backup_id)
+    assert verified.spans == [(T + 1000, before_ms), (after_ms, T + cluster.at)]
+
+
+async def test_another_history_is_not_gone_on_with(cluster: FakeCluster, place: FakePlace, tmp_path: Path) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("a", "x")
+    await going.step()
+    there = cluster.partitions["a", 0]
+    there.log[there.bench.index] = 9, there.log[there.bench.index][1]
+    cluster.put("a", "y")
+    (gone,) = (await going.step()).gone
+    assert "another history" in gone
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+
+
+async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_path: Path) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("b", "old")
+    await going.step()
+    old_ms, old = T + cluster.at, now(cluster)
+    cluster.at += 1000
+    cluster.delete("b")
+    deleted_ms = T + cluster.at
+    cluster.at += 1000
+    await going.step()
+    cluster.at += 1000
+    cluster.make("b", 2)
+    cluster.put("b", "new", 1)
+    await going.step()
+    assert (await as_of(place, manifest, old_ms, tmp_path))[0] == old
+    found, warnings = await as_of(place, manifest, deleted_ms, tmp_path)
+    assert set(found) == {("a", 0), ("a", 1)} and "topic b is left out: it was deleted" in warnings[0]
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+    cluster.delete("b")
+    cluster.at += 1000
+    await going.step()
+    with pytest.raises(NoBackup, match=r"no topic 'b' any more; it was deleted, and can be had up to"):
+        find_moment(place, manifest, None, ["b"], None)
+
+
+async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluster, place: FakePlace) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    await going.step()
+    reach_ms = going.reach_ms
+    cluster.partitions["a", 1].is_away = True
+    cluster.put("a", "x")
+    made = await going.step()
+    assert made.entries == 1 and "partition 1 of topic a: nobody leads it" in made.errors[0]
+    assert made.reach_ms == reach_ms, "all of it can be had up to then"
+    cluster.partitions["a", 1].is_away = False
+    assert (await going.step()).reach_ms == T + cluster.at
+
+
+async def test_an_increment_without_news_is_rare(cluster: FakeCluster, place: FakePlace) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    assert (await going.step()).number == 0
+    assert (await going.step()).number is None
+    place_files = len(place.data)
+    assert (await going.step(always=True)).number == 1 and len(place.data) == place_files + 1
+
+
+async def test_backups_of_others_are_not_followed(cluster: FakeCluster, place: FakePlace) -> None:
+    manifest = await backed_up(cluster, place)
+    cluster.uuid = "other"
+    with pytest.raises(NoBackup, match="is of cluster c"):
+        await follower(cluster, place, manifest).step()
+    place.remove(manifest.backup_id, "")
+    with pytest.raises(NoBackup, match="not there"):
+        await follower(cluster, place, manifest).step()
+
+
+async def test_only_topics_that_were_asked_for_are_followed(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    manifest = await backed_up(cluster, place, topics=["a"])
+    cluster.put("b", "x")
+    cluster.put("a", "x")
+    made = await follower(cluster, place, manifest).step()
+    assert made.entries == 1
+    assert set((await as_of(place, manifest, None, tmp_path))[0]) == {("a", 0), ("a", 1)}
+
+
+async def test_two_followers_are_told(cluster: FakeCluster, place: FakePlace) -> None:
+    manifest = await backed_up(cluster, place)
+    one, other = follower(cluster, place, manifest), follower(cluster, place, manifest)
+    await one.step()
+    await other.step(always=True)
+    with pytest.raises(Conflict, match="somebody else follows"):
+        await one.step()
+    assert (await one.step(always=True)).number == 2
+
+
+async def _chain_of(cluster: FakeCluster, place: FakePlace, count: int = 4) -> Manifest:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    for number in range(count):
+        cluster.put("a", f"{number}")
+        await going.step()
+    return manifest
+
+
+def _name(manifest: Manifest, number: int) -> str:
+    return f"{manifest.backup_id}/{chain.name_of(number)}"
+
+
+Damage = Callable[[dict[str, bytes], Callable[[int], str]], None]
+
+
+def _swap(data: dict[str, bytes], name: Callable[[int], str]) -> None:
+    data[name(1)], data[name(2)] = data[name(2)], data[name(1)]
+
+
+def _flip(data: dict[str, bytes], name: Callable[[int], str]) -> None:
+    found = data[name(1)]
+    data[name(1)] = found[:-40] + bytes([found[-40] ^ 1]) + found[-39:]
+
+
+def _truncate(data: dict[str, bytes], name: Callable[[int], str]) -> None:
+    data[name(3)] = data[name(3)][:-7]
+
+
+def _lose(data: dict[str, bytes], name: Callable[[int], str]) -> None:
+    del data[name(1)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words", "number"),
+    [(_swap, "is expected", 1), (_flip, "damaged", 1), (_truncate, "truncated", 3), (_lose, "missing", 1)],
+    ids=["swapped", "flipped", "truncated", "lost"],
+)
+async def test_damage_is_told_with_its_file_and_byte(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, damage: Damage, words: str, number: int
+) -> None:
+    manifest = await _chain_of(cluster, place)
+    damage(place.data, partial(_name, manifest))
+    with pytest.raises(DamagedBackup, match=words) as refused:
+        await verify_chain(place, manifest.backup_id)
+    assert refused.value.details["file"] == f"place/{_name(manifest, number)}"
+    assert type(refused.value.details["byte"]) is int
+    with pytest.raises(DamagedBackup, match=words):
+        await as_of(place, manifest, None, tmp_path)
+    (listed,) = await list_backups(place)
+    assert listed.manifest == manifest, "the backup itself is good"
+    assert (listed.problem is not None) == (damage in (_truncate, _lose)), "that is seen without reading everything"
+
+
+async def test_an_increment_of_another_life_of_the_chain_is_refused(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    """The files of one backup were put back as they were, and it was followed anew from there."""
+    manifest = await _chain_of(cluster, place, 2)
+    first = dict(place.data)
+    cluster.put("a", "one")
+    await follower(cluster, place, manifest).step()
+    stolen = place.data[_name(manifest, 2)]
+    place.data = first
+    cluster.put("a", "two")
+    await follower(cluster, place, manifest).step()
+    cluster.put("a", "three")
+    await follower(cluster, place, manifest).step()
+    await verify_chain(place, manifest.backup_id)
+    place.data[_name(manifest, 2)] = stolen
+    with pytest.raises(DamagedBackup, match=r"missing|another increment"):
+        await verify_chain(place, manifest.backup_id)
+    with pytest.raises(DamagedBackup, match=r"missing|another increment"):
+        await as_of(place, manifest, None, tmp_path)
+
+
+async def test_a_foreign_increment_is_refused(cluster: FakeCluster, place: FakePlace) -> None:
+    one, other = await _chain_of(cluster, place), await _chain_of(cluster, place)
+    place.data[_name(one, 2)] = place.data[_name(other, 2)]
+    with pytest.raises(DamagedBackup, match=other.backup_id):
+        await verify_chain(place, one.backup_id)
+
+
+async def test_what_a_newer_version_has_written_is_refused(
+    cluster: FakeCluster, place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = await _chain_of(cluster, place)
+    monkeypatch.setattr(point_in_time, "KNOWN", KNOWN._replace(highest=16))
+    with pytest.raises(NoBackup, match="feature level 17"):
+        find_moment(place, manifest, None, None, None)
+
+
+async def test_the_client_alone_says_what_to_install(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sandq.errors import ConfigError
+
+    manifest = await _chain_of(cluster, place)
+    monkeypatch.setitem(__import__("sys").modules, "sandq.backup.replay", None)
+    monkeypatch.delattr("sandq.backup.replay", raising=False)
+    with pytest.raises(ConfigError, match="pip install sandq,"):
+        await as_of(place, manifest, None, tmp_path)
+
+
+async def test_a_chain_without_increments_has_no_other_times(cluster: FakeCluster, place: FakePlace) -> None:
+    manifest = await backed_up(cluster, place)
+    with pytest.raises(NoBackup, match="has no increments"):
+        find_moment(place, manifest, None, None, T)
+    (listed,) = await list_backups(place)
+    assert listed.increments == 0 and listed.reach_ms is None
+
+
+def test_windows_that_are_over_are_bounded() -> None:
+    window = chain.Window(1, 0, 0, 5, 10, 9, 2, 20)
+    over = [dataclasses.replace(window, last=1, to_ms=at) for at in range(chain.ENDED_MOST + 3)]
+    kept = chain.bounded([window, *over])
+    assert len(kept) == chain.ENDED_MOST + 1 and window in kept and min(one.to_ms for one in kept if one.last) == 3
+
+
+@pytest.mark.parametrize("at_ms", [0, 1_800_000_000_123, (1 << 48) - 1])
+def test_times_are_shown(at_ms: int) -> None:
+    assert chain.shown_time(at_ms).endswith(("Z", "ms"))
+
+
+def test_only_increments_are_counted() -> None:
+    place = FakePlace()
+    place.data = {
+        f"b/{chain.FOLDER}/{name}": b"" for name in ("00000000.sandq", "note.txt", "1.sandq", "00000001.sandq")
+    }
+    assert increments.count(place, "b") == 2
