@@ -25,9 +25,9 @@ _NEEDED = ("sqlglot", "duckdb", "pyarrow")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Rows at most.")
 @common_options
 def sql(statement: str, database: str, full_scan: bool, limit: int) -> None:
-    """Ask about messages, keys, groups and the cluster in SQL, MySQL's; "-" reads the STATEMENT from standard input.
+    """Ask about messages, keys, groups and the cluster in SQL, MySQL's.
 
-    It only reads. The tables are messages, dead_letters, leases, keys, schedules, groups, topics, partitions, nodes and
+    It only reads; "-" takes the STATEMENT from standard input. The tables are messages, dead_letters, leases, keys, schedules, groups, topics, partitions, nodes and
     forecast; `describe messages` shows the columns of one. A topic and times, ids or keys must be named, or a LIMIT;
     `explain` shows what of a statement the cluster is asked. Times are UTC. It needs `pip install 'sandq-client[sql]'`.
 

@@ -215,7 +215,7 @@ def test_every_key_has_its_variable() -> None:
     names = environment_names()
     assert {"SANDQ_NODE__ID", "SANDQ_LISTEN__GOSSIP", "SANDQ_CLUSTER__REASSIGN_AFTER"} <= set(names)
     assert {"SANDQ_LIMITS__CONNECTIONS", "SANDQ_SHUTDOWN_GRACE", "SANDQ_DELIVERY__LEASE_AHEAD"} <= set(names)
-    assert len(names) == len(set(names)) == 88 + len(DEFAULT.__dataclass_fields__)
+    assert len(names) == len(set(names)) == 96 + len(DEFAULT.__dataclass_fields__)
 
 
 def test_what_is_wrong_in_the_environment() -> None:
@@ -228,7 +228,7 @@ def test_what_is_wrong_in_the_environment() -> None:
     }
     environ |= {"SANDQ_CLUSTER__SEEDS": "[a:1"}
     assert mistakes(None, environ) == [
-        "environment SANDQ_: no such setting; did you mean SANDQ_NODE__ID?",
+        "environment SANDQ_: no such setting; did you mean SANDQ_TLS__SQL?",
         "environment SANDQ_CLOCK__MAX_DRIFT: clock.max_drift: 'soon' is not a duration: seconds, or text"
         ' like "90s", "5m", "1h30m", "250ms" is expected',
         "environment SANDQ_CLUSTER__SEEDS: cluster.seeds: while parsing a flow sequence expected ',' or ']',"
@@ -287,7 +287,7 @@ def test_every_mistake_has_its_place(write) -> None:  # type: ignore[no-untyped-
         "bad.yaml:14:10: storage: a mapping of keys is expected, not 7",
         "bad.yaml:16:18: delivery.lease_ahead: 51ms is not within 0s to 50ms",
         "bad.yaml:17:1: metrics: unknown key; known are audit, auto_create_topics, backup, clock, cluster, delivery, "
-        "gossip, health, http, jwt, limits, listen, node, push, security, serf, shutdown_grace, slo, storage, tls",
+        "gossip, health, http, jwt, limits, listen, node, push, security, serf, shutdown_grace, slo, sql, storage, tls",
     ]
 
 
