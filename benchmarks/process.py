@@ -126,10 +126,10 @@ def cpu_s(pid: int) -> float:
     """User and system time of a process so far, all threads, and of the processes that it has started and that live, in
     seconds (10 ms fine)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS + sum(map(cpu_s, _started_by(pid)))
+    return (int(fields[11]) + int(fields[12])) / _TICKS + sum(map(cpu_s, started_by(pid)))
 
 
-def _started_by(pid: int) -> list[int]:
+def started_by(pid: int) -> list[int]:
     """The processes that a process has started, and that live."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
