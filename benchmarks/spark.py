@@ -16,7 +16,7 @@ from typing import Any
 
 import sandq.sync
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.process import cpu_s, data_directory, running, started_by
+from benchmarks.process import cpu_s, data_directory, own_cpu_s, running, started_by
 from benchmarks.result import Goal, Measured, Row, Setting
 from benchmarks.wire import Flow, Wire, drive
 from demo.node import Node
@@ -225,8 +225,8 @@ def _warm(work: Callable[[], object], node: Node, setting: Setting) -> tuple[flo
 def _spark_cpu_s() -> tuple[float, float]:
     """CPU seconds of the JVM, and of the Python processes that it has begun and that live."""
     java = [pid for pid in started_by(os.getpid()) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
-    python_s = sum(cpu_s(pid) for parent in java for pid in started_by(parent))
-    return sum(map(cpu_s, java)) - python_s, python_s
+    own_s, all_s = sum(map(own_cpu_s, java)), sum(map(cpu_s, java))
+    return own_s, all_s - own_s
 
 
 def _read_plain(node: Node) -> None:
