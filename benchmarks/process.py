@@ -125,11 +125,23 @@ def fsyncs(http_port: int) -> int:
 def cpu_s(pid: int) -> float:
     """User and system time of a process so far, all threads, and of the processes that it has started and that live, in
     seconds (10 ms fine)."""
+    return own_cpu_s(pid) + sum(map(_living_cpu_s, started_by(pid)))
+
+
+def own_cpu_s(pid: int) -> float:
+    """The same of the process alone."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS + sum(map(cpu_s, _started_by(pid)))
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def _started_by(pid: int) -> list[int]:
+def _living_cpu_s(pid: int) -> float:
+    """Nothing of a process that has ended meanwhile."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return cpu_s(pid)
+    return 0.0
+
+
+def started_by(pid: int) -> list[int]:
     """The processes that a process has started, and that live."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").iterdir():

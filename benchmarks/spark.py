@@ -1,8 +1,10 @@
-"""Spark on this machine, with the brokers beside it: reading, scheduling from files, archiving; and the same work
-through the plain Python client."""
+"""Spark on this machine, with the brokers beside it: reading, writing, streams, scheduling from files, archiving; and
+the same work through the plain Python client. Where several processes share the work, the CPU time of each is told:
+Spark's JVM, its Python workers, and the broker (the row's own)."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -14,7 +16,7 @@ from typing import Any
 
 import sandq.sync
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.process import cpu_s, data_directory, running
+from benchmarks.process import cpu_s, data_directory, own_cpu_s, running, started_by
 from benchmarks.result import Goal, Measured, Row, Setting
 from benchmarks.wire import Flow, Wire, drive
 from demo.node import Node
@@ -29,32 +31,96 @@ SIZE = 1000
 """Messages of a batch that is stored."""
 COUNT = 1_000_000
 QUICK = 20_000
+WARM = 3
+"""Runs before the one that is measured: the JVM compiles what it runs often."""
 READ = Goal(1_000_000, "rows/s")
+WRITE = Goal(500_000, "rows/s")
+STREAM = Goal(300_000, "rows/s")
 SCHEDULE = Goal(60, "s", at_least=False)
 ARCHIVE = Goal(30, "s", at_least=False)
+ARCHIVE_COUNT = 300_000
+ARCHIVE_COLD = Goal(10, "s", at_least=False)
 AHEAD_MS = 86_400_000
 
 
 def read(setting: Setting) -> Measured:
-    """A batch to nowhere, once the workers have been started by an earlier one."""
+    """A batch to nowhere: all columns, and two of them."""
     count = setting.count(COUNT, QUICK)
     with running(setting.where, setting.name) as node, _spark() as spark:
         _fill(node, count)
 
-        def once() -> None:
-            frame = spark.read.format("sandq").options(**_servers(node)).option("subscribe", TOPIC).load()
+        def once(**options: str) -> None:
+            frame = spark.read.format("sandq").options(**_servers(node), **options).option("subscribe", TOPIC).load()
             frame.write.format("noop").mode("overwrite").save()
 
-        once()
-        taken_s, used_s = _timed(once, node)
+        taken_s, used_s, stages = _warm(once, node, setting)
+        few_s, _, _ = _warm(lambda: once(columns="key,value"), node, setting)
         plain_s, _ = _timed(lambda: _read_plain(node), node)
         pages_s, _ = _timed(lambda: _read_pages(node), node)
-    return Measured(
-        count,
-        count / taken_s,
-        used_s / count * 1e6,
-        details={"client.fetch, rows/s": count / plain_s, "client.page, rows/s": count / pages_s},
-    )
+    details = {
+        "two columns, rows/s": count / few_s,
+        "client.fetch, rows/s": count / plain_s,
+        "client.page, rows/s": count / pages_s,
+    }
+    return Measured(count, count / taken_s, used_s / count * 1e6, details={**details, **stages})
+
+
+def write(setting: Setting) -> Measured:
+    """A batch of rows without keys, by two tasks."""
+    count = setting.count(COUNT, QUICK)
+    with running(setting.where, setting.name) as node, _spark() as spark:
+        Wire(node.port).call(TopicCreate(TOPIC, "timer", PARTITIONS, 1, {}).frame)
+        rows = spark.range(0, count, 1, PARTITIONS).selectExpr(f"repeat('x', {len(VALUE)}) as value")
+
+        def once() -> None:
+            rows.write.format("sandq").mode("append").options(**_servers(node), topic=TOPIC).save()
+
+        taken_s, used_s, stages = _warm(once, node, setting)
+    return Measured(count, count / taken_s, used_s / count * 1e6, details=stages)
+
+
+def stream(setting: Setting) -> Measured:
+    """A stream into Parquet, of all that is due, as one micro-batch; with its start and end."""
+    count = setting.count(COUNT, QUICK)
+    runs = itertools.count()
+    with running(setting.where, setting.name) as node, _spark() as spark, data_directory(setting.where) as place:
+        _fill(node, count)
+
+        def once() -> None:
+            run = next(runs)
+            frame = spark.readStream.format("sandq").options(**_servers(node), subscribe=TOPIC, holdName="none").load()
+            query = (
+                frame.writeStream.format("parquet")
+                .options(path=f"{place}/{run}", checkpointLocation=f"{place}/checkpoint-{run}")
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination()
+            assert sum(progress.numInputRows for progress in query.recentProgress) == count
+
+        taken_s, used_s, stages = _warm(once, node, setting)
+    return Measured(count, count / taken_s, used_s / count * 1e6, details=stages)
+
+
+def archive_cold(setting: Setting) -> Measured:
+    """The job as a command runs it, as the first thing that Spark does; its start is told apart."""
+    from sandq.spark import jobs
+
+    count = setting.count(ARCHIVE_COUNT, QUICK)
+    with running(setting.where, setting.name) as node, data_directory(setting.where) as place:
+        _fill(node, count)
+        began_s = time.perf_counter()
+        with _spark() as spark:
+            spark.range(1).count()
+            started_s = time.perf_counter() - began_s
+            found: list[Any] = []
+            taken_s, used_s, stages = _staged(
+                lambda: found.append(jobs.archive(spark, [TOPIC], f"{place}/archive", servers=[node.address])), node
+            )
+            again_s, _ = _timed(lambda: jobs.archive(spark, [TOPIC], f"{place}/archive", servers=[node.address]), node)
+        assert found[0].messages == count
+    details = {"Spark's start, s": started_s, "again without news, s": again_s, **stages}
+    return Measured(count, taken_s, used_s / count * 1e6, details=details)
 
 
 def archive(setting: Setting) -> Measured:
@@ -142,6 +208,27 @@ def _timed(work: Callable[[], object], node: Node) -> tuple[float, float]:
     return time.perf_counter() - began_s, cpu_s(node.pid) - before_s
 
 
+def _staged(work: Callable[[], object], node: Node) -> tuple[float, float, dict[str, float]]:
+    """As `_timed`, and the CPU seconds of Spark's JVM and of its Python workers."""
+    before = _spark_cpu_s()
+    taken_s, used_s = _timed(work, node)
+    java_s, python_s = (after - begun for after, begun in zip(_spark_cpu_s(), before, strict=True))
+    return taken_s, used_s, {"JVM, CPU s": java_s, "Python workers, CPU s": python_s}
+
+
+def _warm(work: Callable[[], object], node: Node, setting: Setting) -> tuple[float, float, dict[str, float]]:
+    for _ in range(setting.count(WARM, 1)):
+        work()
+    return _staged(work, node)
+
+
+def _spark_cpu_s() -> tuple[float, float]:
+    """CPU seconds of the JVM, and of the Python processes that it has begun and that live."""
+    java = [pid for pid in started_by(os.getpid()) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
+    own_s, all_s = sum(map(own_cpu_s, java)), sum(map(cpu_s, java))
+    return own_s, all_s - own_s
+
+
 def _read_plain(node: Node) -> None:
     with sandq.sync.connect(node.address) as client:
         for partition in range(PARTITIONS):
@@ -207,6 +294,25 @@ ROWS = (
         read,
         "rows/s",
         READ,
+        "spark",
+    ),
+    Row("spark_write", "spark", "a batch of 100 B values onto one node", write, "rows/s", WRITE, "spark"),
+    Row(
+        "spark_stream",
+        "spark",
+        "a stream of 100 B values into Parquet, with its start and end",
+        stream,
+        "rows/s",
+        STREAM,
+        "spark",
+    ),
+    Row(
+        "spark_archive_cold",
+        "spark",
+        "300,000 of 100 B to Parquet by the job, as the first thing that Spark does",
+        archive_cold,
+        "s",
+        ARCHIVE_COLD,
         "spark",
     ),
     Row("spark_archive", "spark", "a topic of 100 B values to Parquet", archive, "s", ARCHIVE, "spark"),

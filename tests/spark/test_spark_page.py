@@ -34,7 +34,8 @@ def test_the_page_has_examples() -> None:
     assert sum(bool(expected) for _, _, expected in BLOCKS) == PAGE.count("```output\n")
 
 
-def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None:
+def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     shell = PipelineShell(spark, tmp_path, SANDCTL_SERVERS=process.address)
     names: dict[str, Any] = {"spark": spark}
     for language, source, expected in BLOCKS:
@@ -47,7 +48,7 @@ def test_every_example(spark: Any, process: NodeProcess, tmp_path: Path) -> None
             errors = done.err
         else:
             names["print"] = lambda *parts, printed=printed: printed.append(" ".join(map(str, parts)))
-            exec(source.replace(DEFAULT, process.address), names)
+            exec(source.replace(DEFAULT, process.address).replace('"/data/', f'"{tmp_path}/'), names)
         assert is_like("\n".join(printed), expected), (source, printed, errors)
     names_of_jobs = ("archive", "compact", "sql", "replay", "schedule", "forecast", "report")
     assert set(shell.ran) == {f"pipeline {name}" for name in names_of_jobs}

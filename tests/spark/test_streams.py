@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,58 @@ def test_what_was_trimmed_is_told(spark: Any, node: Broker, tmp_path: Path, fail
             run.once()
     run.once(failOnDataLoss="false")
     assert run.got() == [*range(100), *range(200, 300)]
+
+
+def test_a_topic_changes_under_a_stream(spark: Any, node: Broker, tmp_path: Path) -> None:
+    """Partitions are added while it works: they are read from their beginning. Messages are trimmed while it is at
+    others: it ends, and says so."""
+    node.create_topic("t", partitions=1, delete_on_ack=False, retain="1h")
+    got: list[tuple[int, int]] = []
+    meanwhile: list[Callable[[], None]] = []
+
+    def note(frame: Any, number: int) -> None:
+        got.extend((row.partition, int(row.value)) for row in frame.select("partition", "value").collect())
+        if meanwhile:
+            meanwhile.pop()()
+
+    def raised() -> None:
+        with node.client() as client:
+            client.admin.update_topic("t", partitions=3)
+            with client.producer("t") as producer:
+                for number in range(100, 200):
+                    producer.send(b"%d" % number, partition=number % 3)
+        node.advance("1m")
+
+    def trimmed() -> None:
+        fill(node, "t", range(300, 310))
+        node.advance("5h")
+        fill(node, "t", range(310, 320))
+        node.advance("1m")
+
+    fill(node, "t", range(100))
+    node.advance("1m")
+    meanwhile.append(raised)
+    query = (
+        reading(spark.readStream, node, subscribe="t", holdName="none")
+        .load()
+        .writeStream.foreachBatch(note)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        assert sorted(value for _, value in got) == [*range(200)]
+        assert {partition for partition, value in got if value >= 100} == {0, 1, 2}
+        meanwhile.append(trimmed)
+        fill(node, "t", range(200, 210))
+        node.advance("1m")
+        with pytest.raises(StreamingQueryException, match=r"HistoryGone: topic 't', partition \d: .* were trimmed"):
+            query.processAllAvailable()
+            query.awaitTermination(PATIENCE_S)
+        assert sorted(value for _, value in got) == [*range(210)], "and nothing is passed over"
+    finally:
+        query.stop()
 
 
 def test_a_stream_of_a_compacted_topic_is_its_changelog(spark: Any, node: Broker, tmp_path: Path) -> None:

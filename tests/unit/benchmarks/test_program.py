@@ -65,7 +65,9 @@ def test_the_grid_of_batches_is_whole() -> None:
 def test_rows_are_chosen_by_name_and_by_group_in_the_order_of_the_table() -> None:
     assert names_of(chosen([], [])) == list(MEASURES)
     assert names_of(chosen(["both", "produce_100", "memory"], [])) == ["produce_100", "both", "pending_1m"]
-    assert names_of(chosen(["both"], ["spark"])) == ["both", "spark_read", "spark_archive", "spark_schedule"]
+    assert names_of(chosen(["both"], ["spark"])) == [
+        *("both", "spark_read", "spark_write", "spark_stream", "spark_archive_cold", "spark_archive", "spark_schedule")
+    ]
 
 
 def test_a_row_that_fails_leaves_the_others_their_figures() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sandq.errors import InvalidSetting
 from sandq.model.times import format_duration
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE
 from sandq.spark.sink import options as sink
@@ -72,3 +73,18 @@ def test_of_writes() -> None:
 @pytest.mark.parametrize("name", [*sink.OPTIONS, *source.OPTIONS])
 def test_every_option_is_in_the_document(name: str) -> None:
     assert f"`{name}`" in DOCUMENT
+
+
+def test_the_table_beside_kafka() -> None:
+    """What it says is the same is there, and what it says is refused is."""
+    table = DOCUMENT.partition("## Beside Spark's connector for Kafka")[2].partition("\n## ")[0]
+    same, _, refused = (part.split("\n| **")[0] for part in re.split(r"\| \*\*[^|]*\|.*\n", table)[1:])
+    columns = {field for field in source.COLUMNS if f"{field}" in same}
+    assert columns >= {"key", "value", "topic", "partition", "offset", "timestamp", "headers"}
+    known = {*source.OPTIONS} & {*re.findall(r"`(\w+)`", same)}
+    assert len(known) >= 13 and {"startingTimestamp", "maxTriggerDelay", "includeHeaders"} <= known
+    names = [name for row in refused.splitlines() for name in re.findall(r"`([\w.]+)`", row.split("|")[1])]
+    assert len(names) == 6
+    for name in names:
+        with pytest.raises(InvalidSetting, match=re.escape(name)):
+            source.parse_options({"subscribe": "t", name: "1"})
