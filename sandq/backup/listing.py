@@ -97,6 +97,6 @@ def outlived(backups: Sequence[Listed], keep: int, last: Manifest) -> list[Liste
     good = [
         (one.manifest.begun_ms <= last.begun_ms, one.manifest.begun_ms, one)
         for one in backups
-        if one.manifest is not None and one.manifest.cluster_uuid == last.cluster_uuid
+        if one.manifest is not None and (one.manifest.cluster_uuid, one.manifest.only) == (last.cluster_uuid, last.only)
     ]
     return [one for *_, one in sorted(good, key=lambda row: row[:2])[:-keep]] if keep > 0 else []

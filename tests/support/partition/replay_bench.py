@@ -99,7 +99,12 @@ class Recorder:
         for one in self.recorded:  # also those that the rows have
             made.apply(one.number, 1, one.command, until_ms)
         files: Any = RowBlocks()
-        assert made.end(files).index == last.number, (base.number, until_ms)
+        ending = made.end(files)
+        try:
+            while True:
+                next(ending)
+        except StopIteration as done:
+            assert done.value.index == last.number, (base.number, until_ms)
         rows, found = last.rows, comparable(zip(files.flat[::2], files.flat[1::2], strict=True))
         differ = {key: (found.get(key), rows.get(key)) for key in rows.keys() | found.keys()}
         assert found == rows, {key: both for key, both in differ.items() if both[0] != both[1]}

@@ -181,6 +181,23 @@ async def test_full_backups_and_increments_leave_no_hole(
     assert "sandq_backup_increment_failures 0" in (tmp_path / "status.prom").read_text()
 
 
+async def test_schedules_of_other_topics_share_a_place(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, place = FakeCluster(), FakePlace()
+    client: Any = cluster
+    cluster.make("a")
+    cluster.make("b")
+    monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
+    for topics in (None, ["a"]):
+        await BackupSchedule(client, place, 3600, 1, topics=topics, now_ms=now_ms).run(1)
+        await trio.sleep(60)
+    assert trio.current_time() == 120, "the second one did not wait for the first one's next"
+    await BackupSchedule(client, place, 3600, 1, topics=["a"], now_ms=now_ms).run(1)
+    found = [one.manifest.only for one in await list_backups(place) if one.manifest is not None]
+    assert found == [None, ("a",)] and trio.current_time() == 3660, "each has its last one"
+    last = await last_of_cluster(client, place, None)
+    assert last is not None and last.only is None
+
+
 async def test_a_chain_that_is_deleted_meanwhile_ends_no_schedule(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
