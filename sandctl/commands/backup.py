@@ -467,7 +467,7 @@ def follow(
         if backup_id != "latest":
             manifest = manifests.read(place, backup_id, key)
         else:
-            found = await last_of_cluster(client, place, key)
+            found = await last_of_cluster(client, place, key, topics or None)
             if found is None:
                 with _Shown("read") as shown:
                     found = await create_backup(

@@ -26,11 +26,15 @@ ROOM: Final = 0.25
 """Of what nodes keep of a log for who reads it: with more used the next increment is not waited for that long."""
 
 
-async def last_of_cluster(client: Client, place: Place, key: BackupKey | None) -> Manifest | None:
-    """Return the last good backup of the client's cluster at a place; None: there is none."""
+async def last_of_cluster(
+    client: Client, place: Place, key: BackupKey | None, topics: Collection[str] | None = None
+) -> Manifest | None:
+    """Return the last good backup of the client's cluster at a place that is of all topics, or of just these; None:
+    there is none."""
     cluster_uuid = (await BackupTransfer(client).catalog())["cluster_uuid"]
     there = [one.manifest for one in await list_backups(place, key=key) if one.manifest is not None]
-    own = [manifest for manifest in there if manifest.cluster_uuid == cluster_uuid]
+    only = None if topics is None else tuple(sorted(topics))
+    own = [manifest for manifest in there if (manifest.cluster_uuid, manifest.only) == (cluster_uuid, only)]
     return max(own, key=lambda manifest: manifest.begun_ms, default=None)
 
 
@@ -44,9 +48,9 @@ async def create_increment(
     identities: bool = False,
     on_progress: OnProgress = lambda progress: None,
 ) -> tuple[Manifest, Increment]:
-    """Add an increment to the last backup of this cluster at a place; if there is none, make one, and its first
-    increment. Raises as `create_backup` and `BackupFollower.step`."""
-    manifest = await last_of_cluster(client, place, key)
+    """Add an increment to the last backup of this cluster at a place, of all topics or these; if there is none, make
+    one, and its first increment. Raises as `create_backup` and `BackupFollower.step`."""
+    manifest = await last_of_cluster(client, place, key, topics)
     if manifest is None:
         manifest = await create_backup(
             client,

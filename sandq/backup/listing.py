@@ -92,11 +92,11 @@ async def delete_backup(place: Place, backup_id: str) -> None:
 def outlived(backups: Sequence[Listed], keep: int, last: Manifest) -> list[Listed]:
     """Those that are older than the last `keep` good ones of the cluster of `last`, which was made just now and is the
     last of all: one that says that it was begun after it was made while the clock was wrong, and goes first. Never one
-    that is good while there are no more than that, of another cluster, or that cannot be read: somebody is to look at
-    it."""
+    that is good while there are no more than that, of another cluster or other topics, or that cannot be read: somebody
+    is to look at it."""
     good = [
         (one.manifest.begun_ms <= last.begun_ms, one.manifest.begun_ms, one)
         for one in backups
-        if one.manifest is not None and one.manifest.cluster_uuid == last.cluster_uuid
+        if one.manifest is not None and (one.manifest.cluster_uuid, one.manifest.only) == (last.cluster_uuid, last.only)
     ]
     return [one for *_, one in sorted(good, key=lambda row: row[:2])[:-keep]] if keep > 0 else []

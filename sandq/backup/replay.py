@@ -6,7 +6,7 @@ This needs the package `sandq`: `sandq-client` has no state machine. All of it b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -125,8 +125,9 @@ class PartitionReplay:
         self._stores.write(self.replica.drain())
         self._entries = 0
 
-    def end(self, files: RowFiles) -> PartitionPart:
-        """Write the rows as those of a backup. Raises InvalidRequest: no backup is made of such a moment."""
+    def end(self, files: RowFiles) -> Generator[int, None, PartitionPart]:
+        """Write the rows as those of a backup: yields their bytes, block by block, and returns what there is then.
+        Raises InvalidRequest: no backup is made of such a moment."""
         self.write()
         machine = self.replica.machine
         try:
@@ -142,7 +143,9 @@ class PartitionReplay:
             while not is_last:
                 flat, is_last = exporter.rows(after, PIECE_ROWS, PIECE_BYTES)
                 after = flat[-2] if flat else after
-                files.write(msgpack.packb(flat))
+                block = msgpack.packb(flat)
+                files.write(block)
+                yield len(block)
             files.end()
         except BaseException:
             files.give_up()
@@ -210,8 +213,7 @@ class Replay:
                     f"entries {replay.index + 1} to {window.index} of {replay.wanted.shown} are missing",
                 )
             folder = f"data/{replay.wanted.topic.name}/{window.partition}"
-            self.parts[place] = replay.end(RowFiles(target, backup_id, folder, self._key))
-            yield self.parts[place].plain_bytes
+            self.parts[place] = yield from replay.end(RowFiles(target, backup_id, folder, self._key))
 
     def _numbers(self, wanted: Sequence[Wanted]) -> range:
         """Of the increments that have entries of these."""

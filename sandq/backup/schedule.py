@@ -64,6 +64,8 @@ class BackupSchedule:
         self._every_s = every_s
         self._keep = keep
         self._topics = topics
+        self._only = None if topics is None else tuple(sorted(topics))
+        """What its backups say of it: others at the same place may be of other topics."""
         self._identities = identities
         self._key = key
         self._rate = rate
@@ -131,7 +133,9 @@ class BackupSchedule:
         good = [
             one.manifest
             for one in listed
-            if one.manifest is not None and cluster_uuid in (None, one.manifest.cluster_uuid)
+            if one.manifest is not None
+            and cluster_uuid in (None, one.manifest.cluster_uuid)
+            and one.manifest.only == self._only
         ]
         self.standing.backups = len(good)
         self.standing.next_ms = now_ms
@@ -206,7 +210,8 @@ class BackupSchedule:
                 except Conflict:
                     continue  # somebody makes it, for long
                 self._tell("backup deleted", {"backup": one.backup_id, "finished": not one.is_unfinished})
-            own = [one for one in there if one.manifest is not None and one.manifest.cluster_uuid == last.cluster_uuid]
+            mine = last.cluster_uuid, last.only
+            own = [one for one in there if one.manifest and (one.manifest.cluster_uuid, one.manifest.only) == mine]
             self.standing.backups = len(own) - len(going)
         except (SandqError, OSError) as error:
             self._tell("backups could not be deleted", {"error": str(error)})

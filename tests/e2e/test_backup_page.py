@@ -99,7 +99,9 @@ def test_the_walk_loses_everything_and_gets_it_back(reader: Reader) -> None:
     beside = reader.do("One topic, beside itself")
     assert "ada" in beside["sandctl message list reminders-before"].out
     refused = reader.do("Moment by moment")
-    assert "nearest times" in refused["sandctl backup restore backups --at +1h --prefix later- --key-file backup.key"].err
+    assert (
+        "nearest times" in refused["sandctl backup restore backups --at +1h --prefix later- --key-file backup.key"].err
+    )
     assert "sandq_backup_increment_failures 0" in (reader.directory / "follow.prom").read_text()
     before = reader.delayed()
     found = reader.do("Everything is lost")

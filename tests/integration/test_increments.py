@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 import sandq
 from sandq.backup import (
@@ -131,3 +132,56 @@ async def test_nothing_is_made_of_nothing_and_another_follower_is_told_of(api: s
         await follower.step()
     assert (await follower.step(always=True)).number == 3, "it looks again"
     await verify_chain(place, manifest.backup_id, key=key, replay=True)
+
+
+async def test_under_load_a_moment_has_what_was_stored_by_then_and_nothing_later(
+    node: Serving, place: Any, tmp_path: Path
+) -> None:
+    """Producers and a consumer work while it is followed; what they were told, and when, is compared with several
+    moments."""
+    sent: dict[str, tuple[int, int]] = {}
+    """By id: when it was sent, and when it was known to be stored."""
+    acked: dict[str, tuple[int, int]] = {}
+    reaches: list[int] = []
+
+    def now_ms() -> int:
+        return node.broker.clock.now_ms()
+
+    async def produce(api: sandq.Client, partition: int) -> None:
+        while len(reaches) < 6:
+            began_ms = now_ms()
+            message_id = await api.produce("t", b"x" * 50, partition=partition)
+            sent[message_id] = began_ms, now_ms()
+
+    async def consume(api: sandq.Client) -> None:
+        async with api.subscribe("t", group="g", credit=50) as subscription:
+            async for message in subscription:
+                began_ms = now_ms()
+                await message.ack()
+                acked[message.id] = began_ms, now_ms()
+
+    async with connected(node) as api:
+        await api.admin.create_topic("t", partitions=3, delete_on_ack=False, retention="1h")
+        manifest = await create_backup(api, place, follow=True)
+        follower = BackupFollower(api, place, manifest)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(consume, api)
+            for partition in range(3):
+                nursery.start_soon(produce, api, partition)
+            while len(reaches) < 6:
+                made = await follower.step(always=True)
+                assert not made.gone and not made.errors and made.reach_ms is not None
+                reaches.append(made.reach_ms)
+                await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+        await verify_chain(place, manifest.backup_id, replay=True)
+        assert len(sent) > 100 and len(acked) > 10
+        for number, at_ms in enumerate([reaches[1], (reaches[2] + reaches[4]) // 2, reaches[4]]):
+            name = f"r{number}-t"
+            await restore_backup(api, place, manifest.backup_id, prefix=f"r{number}-", at_ms=at_ms, work=tmp_path)
+            states = {one.id: one.state async for one in api.messages(name).list()}
+            assert {i for i, (_, stored_ms) in sent.items() if stored_ms < at_ms} <= states.keys(), "lost"
+            assert not {i for i, (began_ms, _) in sent.items() if began_ms > at_ms} & states.keys(), "too late"
+            assert all(states[i] == "acked" for i, (_, done_ms) in acked.items() if done_ms < at_ms), "not acked"
+            late = {i for i, (began_ms, _) in acked.items() if began_ms > at_ms}
+            assert not {i for i in late if states.get(i) == "acked"}, "acked too early"

@@ -22,10 +22,8 @@ ACTS: Final = frozenset(
     }
 )
 """Requests that change what is managed, the cluster, or who may use it; and those that read all there is."""
-FREQUENT: Final = frozenset(
-    {Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD, Type.BACKUP_LOG}
-)
-"""Of these, what applications, and who follows a backup, may ask for again and again."""
+FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE, Type.HOLD})
+"""Of these, what applications may ask for again and again."""
 _SHOWN: Final = frozenset(
     {
         *("topic", "name", "group", "partition", "node", "action", "kind", "partitions", "replicas", "paused"),
@@ -39,10 +37,14 @@ _CHANGES: Final = ("grants", "add", "remove", "expires_ms", "quota")
 
 _ASKING: Final = {Type.CLUSTER_CLOCK: "show", Type.LOG_LEVEL: None}
 """With this as their first field they change nothing."""
+_LOG_PIN: Final = 5
+"""Place of `pin` in BACKUP_LOG: who begins to read a log has none, and who goes on would fill the audit log."""
 
 
 def is_act(frame: Frame) -> bool:
     """Whether a request is noted, besides when it is refused."""
+    if frame[0] == Type.BACKUP_LOG:
+        return frame[_LOG_PIN : _LOG_PIN + 1] == [None]
     return frame[0] in ACTS and not (frame[0] in _ASKING and frame[2:3] == [_ASKING[frame[0]]])
 
 

@@ -544,6 +544,11 @@ class Backup(Answer):
     identities: bool | None = None
     encrypted: bool | None = None
     warnings: list[str] | None = None
+    increments: int | None = Field(default=None, description="Behind it.")
+    reach_ms: int | None = Field(default=None, description="Up to when all of it can be had, by its increments.")
+    spans: list[list[int]] | None = Field(
+        default=None, description="Stretches of time, in epoch milliseconds, at each moment of which it can be had."
+    )
 
 
 class LastBackup(Answer):

@@ -11,7 +11,7 @@ from typing import Any
 import anyio.abc
 import structlog
 
-from sandq.backup import BackupKey, Progress, create_backup, list_backups, place_of, verify_backup
+from sandq.backup import BackupKey, Progress, create_backup, list_backups, place_of, verify_chain
 from sandq.backup.places import Place
 from sandq.backup.work import in_thread
 from sandq.client import Client
@@ -90,7 +90,7 @@ class HttpBackups:
     async def verify(self, backup_id: str) -> dict[str, Any]:
         """Read one as a whole. Raises NoBackup, DamagedBackup, WrongKey."""
         place, key = await self._opened()
-        return (await verify_backup(place, backup_id, key=key)).shown()
+        return (await verify_chain(place, backup_id, key=key)).shown()
 
     async def _opened(self) -> tuple[Place, BackupKey | None]:
         target = self._target

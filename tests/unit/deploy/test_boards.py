@@ -9,12 +9,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from sandq.backup.standing import Standing, status_text
 from sandq.server.metrics.catalog import EVERY, HISTOGRAM
 from tests.support.boards import RULES, board, board_queries, panels, rule_queries, rules
 from tests.support.paths import ROOT
 
 LABELS = {metric.name: {*metric.labels, *({"le"} if metric.type == HISTOGRAM else ())} for metric in EVERY}
 OF_TARGETS = {"job", "instance"}
+OF_BACKUPS = set(re.findall(r"# TYPE (\w+)", status_text(Standing(chain="b"), for_prometheus=True)))
+"""In the status file of `sandctl backup`."""
 OF_OTHERS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}
 ANYTHING = {"cluster": "c", "instance": ".*", "topic": ".*", "group": ".*"}
 QUERIES = {**board_queries(**ANYTHING), **rule_queries()}
@@ -36,7 +39,7 @@ def test_metrics_and_labels_are_in_the_catalog(name: str) -> None:
     found = names_in(QUERIES[name])
     recorded = set(re.findall(r"job:\w+:\w+", QUERIES[name]))
     assert found or recorded
-    assert found <= LABELS.keys() | OF_OTHERS, found - LABELS.keys()
+    assert found <= LABELS.keys() | OF_OTHERS | OF_BACKUPS, found - LABELS.keys()
     assert recorded <= rule_queries().keys()
     known = OF_TARGETS.union(*[LABELS.get(metric, set()) for metric in found])
     assert labels_in(QUERIES[name]) <= known

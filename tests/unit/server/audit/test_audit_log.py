@@ -304,6 +304,11 @@ def test_to_look_at_the_clock_is_no_act() -> None:
     assert not is_act([Type.PRODUCE, 1, "t"])
 
 
+def test_to_go_on_reading_a_log_is_no_act() -> None:
+    assert is_act([Type.BACKUP_LOG, 1, "t", 0, "r", None, None, None, 0]), "it begins"
+    assert not is_act([Type.BACKUP_LOG, 1, "t", 0, "r", 7, 9, 1, 100])
+
+
 LOOKS = {
     *(Type.JOB_STATUS, Type.TOPIC_ENSURE, Type.IDENTIFY),
     *(Type.IDENTITY_LIST, Type.ROLE_LIST, Type.AUDIT_LIST),

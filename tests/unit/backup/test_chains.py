@@ -1,0 +1,220 @@
+"""Chains that are kept up to date: how often, what is said of it, and full backups between increments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+import trio
+
+from sandq.backup import (
+    BackupSchedule,
+    ChainKeeper,
+    Standing,
+    StatusFile,
+    chains,
+    create,
+    create_backup,
+    create_increment,
+    follow,
+    last_of_cluster,
+    list_backups,
+    schedule,
+    verify_chain,
+)
+from sandq.backup.follow import Increment
+from sandq.model.errors import Conflict, InvalidRequest, NotFound, Unavailable
+from tests.support.backups.fake_cluster import FakeCluster
+from tests.support.backups.fake_place import FakePlace
+from tests.support.partition.bench import T
+
+
+@pytest.fixture(autouse=True)
+def transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client is a cluster without nodes, which is asked itself; nothing waits for a thread, as time is virtual."""
+    for module in (create, follow, chains, schedule):
+        monkeypatch.setattr(module, "BackupTransfer", lambda client: client)
+
+    async def at_once(step: Callable[[], Any], **options: object) -> Any:
+        await trio.lowlevel.checkpoint()
+        return step()
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", at_once)
+
+
+def now_ms() -> int:
+    return T + int(trio.current_time() * 1000)
+
+
+class Follower:
+    """It has this to say, one after the other."""
+
+    def __init__(self, *said: Increment | Exception) -> None:
+        self.said = list(said)
+        self.times: list[float] = []
+
+    async def step(self) -> Increment:
+        self.times.append(round(trio.current_time(), 3))
+        said = self.said.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+def keeper(follower: Any, standing: Standing | None = None, **options: Any) -> ChainKeeper:
+    return ChainKeeper(follower, 10, standing or Standing(), now_ms=now_ms, **options)
+
+
+async def test_increments_come_at_their_interval_and_sooner_after_a_failure(autojump_clock: Any) -> None:
+    told: list[str] = []
+    standing = Standing()
+    good = Increment("b", 0, T, 100, 3, ["a partition"], 5)
+    follower = Follower(good, Unavailable("nobody"), Unavailable("nobody"), good)
+    await keeper(follower, standing, tell=lambda event, fields: told.append(event)).run(2)
+    assert follower.times == [0, 10, 15, 20]
+    assert told == ["increment made", "increment failed", "increment failed", "increment made"]
+    assert (standing.increments, standing.increment_bytes, standing.gone) == (2, 200, 2)
+    assert (standing.increment_failures, standing.increment_error, standing.reach_ms) == (0, None, T)
+
+
+async def test_what_would_be_outrun_is_read_sooner(autojump_clock: Any) -> None:
+    follower = Follower(*[Increment("b", 0, T, fullest=fullest) for fullest in (0.25, 0.5, 1.0, 0.0)])
+    await keeper(follower).run(4)
+    assert follower.times == [0, 10, 15, 17.5]
+
+
+@pytest.mark.parametrize("error", [NotFound("gone"), Conflict("another one")])
+async def test_a_chain_that_is_gone_or_of_somebody_else_is_left(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        await keeper(Follower(error)).run()
+
+
+async def test_it_is_stopped_between_two(autojump_clock: Any) -> None:
+    follower = Follower(*[Increment("b", None, T)] * 9)
+    going = keeper(follower)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(going.run)
+        await trio.sleep(25)
+        going.stop()
+    assert trio.current_time() == 25 and follower.times == [0, 10, 20]
+    with pytest.raises(InvalidRequest):
+        ChainKeeper(follower, 0.5, Standing())  # type: ignore[arg-type]
+
+
+async def test_the_status_says_how_far_it_is(tmp_path: Path, autojump_clock: Any) -> None:
+    standing = Standing()
+    for name in ("status.json", "status.prom"):
+        follower = Follower(Increment("b", 0, T + 5, errors=["p"]))
+        await keeper(follower, standing, status=StatusFile(tmp_path / name)).run(1)
+    found = json.loads((tmp_path / "status.json").read_text())
+    assert (found["reach_ms"], found["partitions_behind"], found["chain"]) == (T + 5, 1, "b")
+    text = (tmp_path / "status.prom").read_text()
+    assert "\nsandq_backup_reach_timestamp_seconds 1800000000.005\n" in text
+    assert "\nsandq_backup_partitions_behind 1\n" in text and "sandq_backup_gone_pins 0" in text
+
+
+async def test_an_increment_stands_on_the_last_backup_of_its_cluster() -> None:
+    cluster, place = FakeCluster(), FakePlace()
+    client: Any = cluster
+    cluster.make("a")
+    assert await last_of_cluster(client, place, None) is None
+    first, made = await create_increment(client, place)
+    assert made.number == 0
+    cluster.put("a", "x")
+    assert (await create_increment(client, place))[1].entries == 1
+    cluster.uuid = "other"
+    other, _ = await create_increment(client, place)
+    assert other.backup_id != first.backup_id
+    cluster.uuid = "u"
+    assert (await create_increment(client, place))[0] == first
+
+
+async def test_full_backups_and_increments_leave_no_hole(
+    tmp_path: Path, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, place, told = FakeCluster(), FakePlace(), []
+    client: Any = cluster
+    cluster.make("a")
+    cluster.put("a", "x")
+    make = schedule.create_backup
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        """A backup takes half a minute, in which work goes on."""
+        await trio.sleep(15)
+        found = await make(*args, **options)
+        await trio.sleep(15)
+        return found
+
+    async def work() -> None:
+        while True:
+            await trio.sleep(5)
+            cluster.put("a", "x")
+            cluster.at = int(trio.current_time() * 1000)
+
+    monkeypatch.setattr(schedule, "create_backup", slow)
+    monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
+    going = BackupSchedule(
+        client,
+        place,
+        120,
+        3,
+        increments_s=10,
+        status=tmp_path / "status.prom",
+        tell=lambda event, fields: told.append(event),
+        now_ms=now_ms,
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(work)
+        await going.run(3)
+        nursery.cancel_scope.cancel()
+    first, second, third = await list_backups(place)
+    assert told.count("backup made") == 3 and told.count("increment made") > 15
+    for one, next_one in ((first, second), (second, third)):
+        assert one.increments > 5 and next_one.manifest is not None
+        ((_, stop),) = one.spans
+        assert stop >= max(part.time_ms for part in next_one.manifest.parts), "it is followed until then"
+        await verify_chain(place, one.backup_id, replay=True, work=tmp_path)
+    assert "sandq_backup_increment_failures 0" in (tmp_path / "status.prom").read_text()
+
+
+async def test_schedules_of_other_topics_share_a_place(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, place = FakeCluster(), FakePlace()
+    client: Any = cluster
+    cluster.make("a")
+    cluster.make("b")
+    monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
+    for topics in (None, ["a"]):
+        await BackupSchedule(client, place, 3600, 1, topics=topics, now_ms=now_ms).run(1)
+        await trio.sleep(60)
+    assert trio.current_time() == 120, "the second one did not wait for the first one's next"
+    await BackupSchedule(client, place, 3600, 1, topics=["a"], now_ms=now_ms).run(1)
+    found = [one.manifest.only for one in await list_backups(place) if one.manifest is not None]
+    assert found == [None, ("a",)] and trio.current_time() == 3660, "each has its last one"
+    last = await last_of_cluster(client, place, None)
+    assert last is not None and last.only is None
+
+
+async def test_a_chain_that_is_deleted_meanwhile_ends_no_schedule(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, place, told = FakeCluster(), FakePlace(), []
+    client: Any = cluster
+    cluster.make("a")
+    monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
+    await create_backup(client, place, follow=True)
+    going = BackupSchedule(
+        client, place, 60, 3, increments_s=10, tell=lambda event, fields: told.append(event), now_ms=now_ms
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(going.run, 1)
+        await trio.sleep(25)
+        place.data.clear()
+    assert told == ["increment made", "backup is followed no more", "backup made"]
+    assert trio.current_time() == 60 and going.standing.increment_error is not None
+    for wrong in (0.5, 7200):
+        with pytest.raises(InvalidRequest, match="more often"):
+            BackupSchedule(client, place, 3600, 3, increments_s=wrong)

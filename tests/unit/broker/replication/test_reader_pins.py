@@ -1,0 +1,58 @@
+"""What a log keeps for those who read it from outside, and when it keeps nothing any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandq.broker.replication import reader_pins
+from sandq.broker.replication.reader_pins import IDLE_S, READERS_MOST, ReaderPins
+from sandq.model.errors import Overloaded
+from tests.unit.broker.replication.test_log_pin import ENTRY_BYTES, journal
+
+
+class Bed:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reader_pins, "READER_BYTES", 5 * ENTRY_BYTES)
+        self.now_s = 1000.0
+        self.pins = ReaderPins(lambda: self.now_s)
+
+
+def test_the_log_is_kept_from_the_reader_that_is_furthest_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed(monkeypatch)
+    assert bed.pins.needed_from(journal(14)) is None
+    assert bed.pins.put("one", 12) and bed.pins.put("two", 11)
+    assert bed.pins.needed_from(journal(14)) == 11
+    assert not bed.pins.put("two", 11) and bed.pins.put("two", 14), "it goes on"
+    assert bed.pins.needed_from(journal(14)) == 12
+
+
+def test_more_than_the_budget_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed(monkeypatch)
+    bed.pins.put("far", 10)
+    bed.pins.put("near", 13)
+    assert bed.pins.needed_from(journal(14)) == 10, "five entries behind entry 10"
+    assert bed.pins.needed_from(journal(15)) == 13
+    assert bed.pins.needed_from(journal(18)) is None and len(bed.pins) == 0
+
+
+def test_who_is_not_heard_of_has_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed(monkeypatch)
+    bed.pins.put("gone", 12)
+    bed.now_s += IDLE_S
+    bed.pins.put("there", 13)
+    assert bed.pins.needed_from(journal(14)) == 12
+    bed.now_s += 1
+    assert bed.pins.needed_from(journal(14)) == 13
+    bed.pins.lose()
+    assert bed.pins.needed_from(journal(14)) is None
+
+
+def test_there_are_so_many_readers_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    bed = Bed(monkeypatch)
+    for number in range(READERS_MOST):
+        bed.pins.put(f"{number}", 12)
+    with pytest.raises(Overloaded, match="4 others read"):
+        bed.pins.put("more", 12)
+    bed.pins.put("0", 13)
+    bed.now_s += IDLE_S + 1
+    bed.pins.put("more", 12)
