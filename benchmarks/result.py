@@ -28,6 +28,7 @@ GROUPS = {
     "abuse": "One client beside others that mean harm",
     "console": "The console",
     "backups": "Backups",
+    "sql": "SQL",
     "spark": "Spark",
 }
 CPU, MAX = "node CPU us/msg", "max ms"

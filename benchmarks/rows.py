@@ -22,6 +22,7 @@ from benchmarks import (
     shape,
     small,
     spark,
+    sql,
     tls,
 )
 from benchmarks.result import Row
@@ -48,6 +49,7 @@ MEASURES: dict[str, Row] = {
         abuse,
         console,
         backups,
+        sql,
         spark,
     )
     for row in module.ROWS

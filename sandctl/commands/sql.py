@@ -27,9 +27,10 @@ _NEEDED = ("sqlglot", "duckdb", "pyarrow")
 def sql(statement: str, database: str, full_scan: bool, limit: int) -> None:
     """Ask about messages, keys, groups and the cluster in SQL, MySQL's.
 
-    It only reads; "-" takes the STATEMENT from standard input. The tables are messages, dead_letters, leases, keys, schedules, groups, topics, partitions, nodes and
-    forecast; `describe messages` shows the columns of one. A topic and times, ids or keys must be named, or a LIMIT;
-    `explain` shows what of a statement the cluster is asked. Times are UTC. It needs `pip install 'sandq-client[sql]'`.
+    It only reads; "-" takes the STATEMENT from standard input. The tables are messages, dead_letters, leases, keys,
+    schedules, groups, topics, partitions, nodes and forecast; `describe messages` shows the columns of one. A topic and
+    times, ids or keys must be named, or a LIMIT; `explain` shows what of a statement the cluster is asked. Times are
+    UTC. It needs `pip install 'sandq-client[sql]'`.
 
     \b
       sandctl sql "select state, count(*) from messages

@@ -52,8 +52,8 @@ class Facts:
 
 
 def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
-    """A tree whose functions DuckDB has. Raises SqlError (1305) for one that is not allowed."""
-    root = tree.copy()
+    """A tree whose functions DuckDB has; the given one is changed. SqlError (1305): one is not allowed."""
+    root = tree
     # Children first: what a function becomes holds what its arguments have become.
     for node in reversed(list(root.dfs())):
         made = _replaced(node, facts)

@@ -248,6 +248,21 @@ def json_text(value: Any) -> str:
     return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, default=str)
 
 
+def is_json(text: str | None) -> bool:
+    """Whether a text is JSON."""
+    if text is None:
+        return False
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): _plain(part) for key, part in value.items()}

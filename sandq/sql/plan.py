@@ -22,47 +22,76 @@ _ORDERED: Final = ("deliver_at", "offset")
 
 @dataclass
 class Planned:
-    """`query`: for DuckDB, over `scans` and `catalog`, by the names of tables there."""
+    """`query` is over `scans` and `catalog`, by the names of tables there; `replaced`: its tables, with these names and
+    the columns that it needs."""
 
     query: exp.Expr
     scans: dict[str, Scan]
     catalog: dict[str, Any]
+    replaced: list[tuple[exp.Expr, str, list[Column] | None]]
 
     def text(self) -> str:
-        """DuckDB's SQL."""
+        """DuckDB's SQL. It is asked for once."""
+        for node, name, columns in self.replaced:
+            node.replace(_subquery(node, name, columns))
         return self.query.sql("duckdb", identify=True)
+
+    def columns_alone(self) -> list[tuple[str, Column]] | None:
+        """The columns of the result, by their names, where the rows of the one scan are the result: it brings just what
+        WHERE is true of, and nothing is made of them. None: DuckDB must answer."""
+        select = self.query
+        if len(self.replaced) != 1 or not isinstance(select, exp.Select) or len(self.scans) != 1:
+            return None
+        scan = self.scans["t0"]
+        if scan.by_name != "id" or scan.table.name != "messages" or not is_exact(scan):
+            return None
+        if set(scan.bounds.columns) - {"topic", "id"} or any(select.args.get(name) for name in _MAKING):
+            return None
+        found: list[tuple[str, Column]] = []
+        for part in select.expressions:
+            if type(part) is exp.Star and not part.args.get("except_") and not part.args.get("replace"):
+                found += [(column.name, column) for column in scan.table.columns]
+                continue
+            inner = part.this if isinstance(part, exp.Alias) else part
+            column = scan.table.column(inner.name) if isinstance(inner, exp.Column) else None
+            if column is None or inner.table:
+                return None
+            found.append((part.alias_or_name, column))
+        return found
+
+
+_MAKING: Final = (
+    *("with_", "distinct", "group", "having", "order", "limit", "offset", "joins", "windows", "qualify", "laterals"),
+    *("connect", "sample", "settings", "pivots", "into", "cluster", "sort", "distribute", "match", "kind", "hint"),
+)
 
 
 def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Catalog = CATALOG) -> Planned:
     """The plan of a query (whose functions are DuckDB's already). SqlError: it names what is not there."""
-    tree = tree.copy()
     tables = [table for table in tree.find_all(exp.Table) if not _is_cte(table)]
     if len(tables) > TABLES_MAX:
         raise SqlError(SYNTAX, f"the query names {len(tables)} tables; at most {TABLES_MAX} are joined")
     for kind in (exp.Lateral, exp.Unnest, exp.TableSample, exp.MatchRecognize, exp.Pivot):
         if tree.find(kind) is not None:
             raise not_supported(kind.__name__.upper())
-    planned = Planned(tree, {}, {})
+    planned = Planned(tree, {}, {}, [])
     names = {node.name.lower() for node in tree.find_all(exp.Identifier)}
     is_star = any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star))
     resolved = [(table, _resolve(table, database, catalog)) for table in tables]
     _strip_databases(tree, tables)
     known = {id(node): table for node, table in resolved}
-    replaced = []
     for number, (node, table) in enumerate(resolved):
         name = f"t{number}"
         if isinstance(table, Table):
             scan = _scan(tree, node, table, names, is_star, evaluate, known)
             planned.scans[name] = scan
             columns = [one for one in table.columns if is_star or one.name in names] or [_cheapest(table)]
-            replaced.append((node, _subquery(node, name, columns)))
+            planned.replaced.append((node, name, columns))
         else:
             planned.catalog[name] = catalog.table(table)
-            replaced.append((node, _aliased(exp.select("*").from_(exp.to_identifier(name, quoted=True)), node)))
-    for node, subquery in replaced:
+            planned.replaced.append((node, name, None))
         if node is tree:
             raise not_supported("a table instead of a SELECT")
-        node.replace(subquery)
     return planned
 
 
@@ -219,7 +248,10 @@ def _is_by_time(order: exp.Expr, column_of: Callable[[exp.Expr], str | None]) ->
     return len(ordered) == 1 and not ordered[0].args.get("desc") and column_of(ordered[0].this) in _ORDERED
 
 
-def _subquery(node: exp.Table, name: str, columns: list[Column]) -> exp.Expr:
+def _subquery(node: exp.Expr, name: str, columns: list[Column] | None) -> exp.Expr:
+    """What stands for a table: these columns of the rows that were fetched; None: all there are."""
+    if columns is None:
+        return _aliased(exp.select("*").from_(exp.to_identifier(name, quoted=True)), node)
     select = exp.select(
         *[
             exp.column(exp.to_identifier(column.name, quoted=True))
@@ -231,7 +263,7 @@ def _subquery(node: exp.Table, name: str, columns: list[Column]) -> exp.Expr:
     return _aliased(select.from_(exp.to_identifier(name, quoted=True)), node)
 
 
-def _aliased(select: exp.Select, node: exp.Table) -> exp.Expr:
+def _aliased(select: exp.Select, node: exp.Expr) -> exp.Expr:
     alias = exp.TableAlias(this=exp.to_identifier(node.alias or node.name, quoted=True))
     subquery = exp.Subquery(this=select, alias=alias)
     for name in ("joins", "pivots"):

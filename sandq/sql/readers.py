@@ -26,13 +26,14 @@ from sandq.sql.pages import (
     columns_of,
     headers_array,
     headers_text,
+    is_json,
     json_text,
     text_of,
     texts,
     texts_array,
 )
 from sandq.sql.scan import FEW, Scan, is_id
-from sandq.sql.schema import Kind, Table
+from sandq.sql.schema import Column, Kind, Table
 
 AT_ONCE: Final = 8
 """Requests of one query at a time."""
@@ -52,6 +53,17 @@ async def read(client: Client, scan: Scan, held: Held) -> Any:
 def empty(table: Table, needed: Sequence[str]) -> Any:
     """No rows."""
     return _schema(table, needed).empty_table()
+
+
+def as_they_are(table: Any, columns: Sequence[tuple[str, Column]]) -> Any:
+    """Columns of rows that were read, under other names; JSON is checked."""
+    arrays = []
+    for _, column in columns:
+        array = table.column(column.needs[0] if column.needs else column.name)
+        if column.name == "json":
+            array = pa.array([cell if is_json(cell) else None for cell in array.to_pylist()], pa.string())
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, names=[name for name, _ in columns])
 
 
 # ------------------------------------------------------------------------------------------------ messages
@@ -120,7 +132,8 @@ async def _named(client: Client, topic: str, scan: Scan, column: str, held: Held
     async def get(name: Any) -> StoredMessage | None:
         try:
             if column == "id":
-                return await messages.get(name) if is_id(name) else None
+                one = await messages.get(name) if is_id(name) else None
+                return one if one is not None and one.id == name else None  # an offset names a message, too
             return await messages.get(unique_key=name, tenant=tenant)
         except (NotFound, InvalidRequest):  # a text that is no unique key is none of a message, either
             return None

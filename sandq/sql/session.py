@@ -213,6 +213,9 @@ class Session:
             tables = dict(planned.catalog)
             for name, scan in planned.scans.items():
                 tables[name] = await readers.read(self._client, scan, held)
+            alone = planned.columns_alone()
+            if alone is not None:
+                return readers.as_they_are(tables["t0"], alone)
             return await in_thread(duck, partial(duck.run, planned.text(), tables))
 
     def _planned(self, tree: exp.Expr, duck: Duck) -> Planned:
@@ -231,6 +234,9 @@ class Session:
         return plan(tree, self.database, evaluate)
 
     def _with_variables(self, tree: exp.Expr) -> exp.Expr:
+        if tree.find(exp.SessionParameter, exp.Parameter) is None:
+            return tree
+
         def replaced(node: exp.Expr) -> exp.Expr:
             if isinstance(node, exp.SessionParameter):
                 return _literal(self.variables.get(node.name))
@@ -356,8 +362,7 @@ def _lowered(like: Any) -> exp.Expr:
 
 
 def _named(tree: exp.Expr) -> exp.Expr:
-    """A query whose result's columns are named as MySQL names them: by what was written."""
-    tree = tree.copy()
+    """A query whose result's columns are named as MySQL names them: by what was written. It is changed."""
     select: Any = tree
     while isinstance(select, exp.SetOperation):
         select = select.left

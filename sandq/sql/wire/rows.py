@@ -169,9 +169,10 @@ def _date(value: Any) -> bytes:
 
 
 def _datetime(value: Any) -> bytes:
-    head = struct.pack("<HBBBBB", value.year, value.month, value.day, value.hour, value.minute, value.second)
+    head: bytes = struct.pack("<HBBBBB", value.year, value.month, value.day, value.hour, value.minute, value.second)
     if value.microsecond:
-        return b"\x0b" + head + value.microsecond.to_bytes(4, "little")
+        micros: bytes = value.microsecond.to_bytes(4, "little")
+        return b"\x0b" + head + micros
     return b"\x07" + head
 
 

@@ -454,3 +454,21 @@ async def test_a_query_ends_by_its_deadline_and_when_it_is_killed() -> None:
             assert (await bench.refused(endless)).number == 1317
             nursery.cancel_scope.cancel()
         assert await bench.column("SELECT 1") == [1]
+
+
+async def test_a_message_that_is_looked_up_is_shown_as_duckdb_shows_it() -> None:
+    """Whether or not DuckDB is asked, which it is not for the columns of one message alone."""
+    async with benched() as bench:
+        await filled(bench, count=20)
+        ids = await bench.column("SELECT id FROM messages WHERE topic = 't' AND deliver_at >= NOW()")
+        for id in [*ids, "01Q3DT2VG00000000020000000", "no id"]:
+            where = f"WHERE topic = 't' AND id = '{id}'"
+            alone = await bench.session.run(f"SELECT *, json AS j, `key` FROM messages {where}")
+            asked = await bench.session.run(f"SELECT *, json AS j, `key` FROM messages {where} ORDER BY id")
+            assert [list(row.values()) for row in alone.table.to_pylist()] == [
+                list(row.values()) for row in asked.table.to_pylist()
+            ]
+        twice = f"SELECT id FROM messages WHERE topic = 't' AND id = '{ids[0]}' AND (id = '{ids[1]}' OR size > 0)"
+        assert await bench.column(twice) == [ids[0]]
+        assert await bench.column(f"SELECT COUNT(*) FROM messages WHERE topic = 't' AND id = '{ids[0]}'") == [1]
+        assert await bench.rows(f"SELECT id FROM messages WHERE topic = 't' AND id = '{ids[0]}' LIMIT 0") == []
