@@ -5,6 +5,10 @@
     await verify_backup(place, manifest.backup_id)
     await restore_backup(client, place, manifest.backup_id, topics=["orders"], names={"orders": "orders-again"})
 
+    manifest = await create_backup(client, place, follow=True)  # and what is committed behind it, again and again
+    increment = await BackupFollower(client, place, manifest).step()
+    await restore_backup(client, place, manifest.backup_id, at_ms=increment.reach_ms, prefix="then-")
+
 `sandctl backup` does the same. docs/backup.md says what is in a backup, and what is not.
 """
 

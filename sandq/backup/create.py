@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -15,19 +15,18 @@ from sandq.backup import manifest as manifests
 from sandq.backup.errors import DamagedBackup, NoBackup
 from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import FULL, Manifest, PartitionPart, TopicPart
+from sandq.backup.pins import keeping_pins
 from sandq.backup.places import Place
 from sandq.backup.row_files import RowFiles, copy_rows
 from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer
-from sandq.model.errors import NotFound, SandqError, Unavailable, UnknownTopic
+from sandq.model.errors import NotFound, Unavailable, UnknownTopic
 from sandq.model.names import RESTORING
 
 ATTEMPTS: Final = 8
 """So often a partition is begun anew because another node leads it by then."""
 PAUSE_S: Final = 1.0
-PINNED_AGAIN_S: Final = 60.0
-"""So often nodes are told to go on keeping the logs behind partitions that were read."""
 DONE: Final = "done.sandq"
 """Of a partition whose files are all there, until the manifest is."""
 
@@ -183,36 +182,19 @@ class _Run:
             self._progress.topic = topic
             self._on_progress(self._progress)
 
-        await self._pinning(partial(several, one, wanted, at_once), found)
+        def read() -> list[tuple[str, int, int]]:
+            return [(topic, number, part.index) for (topic, number), part in found.items()]
+
+        work = partial(several, one, wanted, at_once)
+        if self._follow:
+            await keeping_pins(work, self.transfer, self.backup_id, read)
+        else:
+            await work()
         names = [row["name"] for row in topics if row["name"] not in shut and row["name"] not in self._gone]
         return {
             name: tuple(found[name, number] for number in sorted(n for topic, n in found if topic == name))
             for name in names
         }
-
-    async def _pinning(self, work: Any, found: Mapping[tuple[str, int], PartitionPart]) -> None:
-        """Do it; if the backup is to be followed, the logs behind what was read are kept meanwhile."""
-        if not self._follow:
-            await work()
-            return
-        errors: list[SandqError] = []
-
-        async def pin() -> None:
-            while True:
-                await anyio.sleep(PINNED_AGAIN_S)
-                for (topic, number), part in list(found.items()):
-                    with suppress(SandqError):
-                        await self.transfer.pin_log(topic, number, self.backup_id, part.index)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(pin)
-            try:
-                await work()
-            except SandqError as error:
-                errors.append(error)
-            tasks.cancel_scope.cancel()
-        if errors:
-            raise errors[0]
 
     async def _partition(self, topic: str, number: int) -> PartitionPart:
         folder = f"data/{topic}/{number}"

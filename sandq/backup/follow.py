@@ -22,6 +22,7 @@ from sandq.backup.errors import NoBackup
 from sandq.backup.increments import IncrementWriter
 from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import Manifest, PartitionPart
+from sandq.backup.pins import keeping_pins
 from sandq.backup.places import Place
 from sandq.backup.row_files import RowFiles, copy_rows
 from sandq.backup.work import OnProgress, Pace, Progress, in_thread, several
@@ -221,6 +222,8 @@ class _Run:
         self.bases: dict[tuple[int, int], PartitionPart] = {}
         self._over = [window for window in before.windows if window.last is not None]
         self._alive = {window.place: window for window in before.windows if window.last is None}
+        self._durable = {place: window.index for place, window in self._alive.items()}
+        """The last entry that is there for good, by partition; of others it is that of their rows."""
         self._ended = False
         self._transfer = transfer
         self._place = place
@@ -269,7 +272,18 @@ class _Run:
             self._progress.topic = topic.name
             on_progress(self._progress)
 
-        await several(one, wanted, AT_ONCE)
+        names = {topic.number: topic.name for topic in topics}
+
+        def pins() -> list[tuple[str, int, int]]:
+            """What stands behind what is there for good: the increment is not yet."""
+            return [
+                (names[window.topic], window.partition, self._durable.get(window.place, window.base_index))
+                for window in self._alive.values()
+                if window.topic in names
+            ]
+
+        work = partial(several, one, wanted, AT_ONCE)
+        await keeping_pins(work, self._transfer, self._backup_id, pins)
 
     def _end(self, place: tuple[int, int], why: str) -> None:
         window = self._alive.pop(place, None)
@@ -330,6 +344,7 @@ class _Run:
         part = await copy_rows(self._transfer, topic.name, partition, files, self._pace, self._progress, on_progress)
         place = topic.number, partition
         self.bases[place] = part
+        self._durable.pop(place, None)
         to_ms = max(part.time_ms, pinned.time_ms)
         self._alive[place] = Window(*place, self._number, part.index, part.time_ms, part.index, None, to_ms)
 

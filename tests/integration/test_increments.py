@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from sandq.backup import (
     restore_backup,
     verify_chain,
 )
-from sandq.errors import InvalidRequest
+from sandq.client.backups import BackupTransfer
+from sandq.errors import InvalidRequest, TopicExists, Unavailable
 from sandq.node import Serving, run_node
 from tests.integration.conftest import until_risen
 from tests.support.nodes.hand_clock import HandClock
@@ -185,3 +187,34 @@ async def test_under_load_a_moment_has_what_was_stored_by_then_and_nothing_later
             assert all(states[i] == "acked" for i, (_, done_ms) in acked.items() if done_ms < at_ms), "not acked"
             late = {i for i, (began_ms, _) in acked.items() if began_ms > at_ms}
             assert not {i for i in late if states.get(i) == "acked"}, "acked too early"
+
+
+async def test_a_restore_of_a_moment_that_was_stopped_goes_on(
+    timed: Serving, api: sandq.Client, hand: HandClock, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is made of the increments is made again, and is the same, chunk by chunk."""
+    await api.admin.create_topic("t", partitions=2)
+    manifest = await create_backup(api, place, follow=True)
+    await (await api.produce_many("t", [{"value": b"%d" % n, "delay": "5h", "key": b"%d" % n} for n in range(60)]))
+    before, at_ms = await _state(api, "t"), hand.now_ms()
+    hand.forward(1)
+    await api.produce("t", b"later", delay="5h")
+    await BackupFollower(api, place, manifest).step()
+    ends: list[int] = []
+    end = BackupTransfer.end_partition
+
+    async def once(self: Any, *args: Any) -> Any:
+        ends.append(1)
+        if len(ends) == 2:
+            raise Unavailable("stopped here")
+        return await end(self, *args)
+
+    monkeypatch.setattr(BackupTransfer, "end_partition", once)
+    restore = partial(restore_backup, api, place, manifest.backup_id, names={"t": "u"}, work=tmp_path, at_once=1)
+    with pytest.raises(Unavailable):
+        await restore(at_ms=at_ms)
+    assert "restoring" in (await api.admin.topic("u")).settings
+    with pytest.raises(TopicExists):
+        await restore()
+    assert (await restore(at_ms=at_ms)).partitions == 2
+    assert await _state(api, "u") == before

@@ -7,8 +7,10 @@ import re
 from typing import Final
 
 from sandq.broker import broker, memory_budget
+from sandq.broker.backups import log_reads
 from sandq.broker.memory_budget import Account, MemoryBudget
 from sandq.broker.peers import door, handshake, link, links, stream
+from sandq.broker.replication import reader_pins
 from sandq.broker.snapshots import transfer
 from sandq.gossip import nodes, packets, streams
 from sandq.membership import intake
@@ -17,6 +19,7 @@ from sandq.model.limits import DEFAULT, FIXED, FixedLimits, Limits
 from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
 from sandq.partition.jobs import jobs
 from sandq.partition.kv import key_table
+from sandq.protocol.requests_backup import LOG_BYTES
 from sandq.server import caller_requests, connection, failed_logins, tcp
 from sandq.server.http import bodies, bounds, connections, event_streams, guards, lines, strict, supervisor, worker_pipe
 from sandq.server.places import Places
@@ -188,6 +191,10 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
     assert f"keeps {HISTORY_ERROR_CHARS}" in found["`error_chars`"]
     assert f"{jobs.RUNNING_JOBS} that run, {jobs.FINISHED_JOBS} that ended" in found["jobs of a partition"]
     assert "as many as the disk holds" in found["unique keys and keys"]
+    (kept,) = [rest for first, rest in found.items() if first.startswith("the log that is kept for")]
+    assert f"{size(reader_pins.READER_BYTES)} of a partition, for {reader_pins.IDLE_S:g} s" in kept
+    assert f"of {reader_pins.READERS_MOST} readers" in kept
+    assert f"{size(LOG_BYTES)} of entries, {log_reads.ENTRIES_MOST:,} of them" in found["an answer to BACKUP_LOG"]
     assert f"up to {2 * key_table.KNOWN_KEYS:,} keys" in section("What clients can cause together")
 
 

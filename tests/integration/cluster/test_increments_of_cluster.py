@@ -42,13 +42,13 @@ async def test_each_moment_of_a_cluster_comes_back(
     async with nodes.connect() as api:
         await api.admin.create_topic("t", partitions=1, replicas=3)
         await api.admin.create_topic("k", kind="compacted", replicas=3)
-        await api.produce_many("t", [{"value": b"base %d" % n, "delay": "5h"} for n in range(20)])
+        await (await api.produce_many("t", [{"value": b"base %d" % n, "delay": "5h"} for n in range(20)]))
         manifest = await create_backup(api, place, follow=True)
         follower = BackupFollower(api, place, manifest)
-        await api.produce_many("t", [{"value": b"%d" % n, "delay": "5h"} for n in range(50)])
+        await (await api.produce_many("t", [{"value": b"%d" % n, "delay": "5h"} for n in range(50)]))
         await api.kv("k").put("a", b"1")
         async with api.subscribe("t", group="g", credit=2) as subscription:
-            await api.produce_many("t", [{"value": b"acked"}, {"value": b"not yet"}])
+            await (await api.produce_many("t", [{"value": b"acked"}, {"value": b"not yet"}]))
             assert len(await take(subscription, 1)) == 1
             (held,) = await take(subscription, 1, ack=False)
             one = await state_of(api, "t")
@@ -64,7 +64,7 @@ async def test_each_moment_of_a_cluster_comes_back(
         hosts = [nodes.running[name].broker.node_log.hosts[group] for name in others]
         await until_holds(lambda: all(len(host.reader_pins) for host in hosts))
         await nodes.hand_over(*others)
-        await api.produce_many("t", [{"value": b"later %d" % n, "delay": "6h"} for n in range(30)])
+        await (await api.produce_many("t", [{"value": b"later %d" % n, "delay": "6h"} for n in range(30)]))
         await api.kv("k").put("a", b"2")
         cut_logs(nodes)
         made = await follower.step()

@@ -12,6 +12,7 @@ import pytest
 import trio
 
 from sandq.backup import (
+    BackupFollower,
     BackupSchedule,
     ChainKeeper,
     Standing,
@@ -179,6 +180,32 @@ async def test_full_backups_and_increments_leave_no_hole(
         assert stop >= max(part.time_ms for part in next_one.manifest.parts), "it is followed until then"
         await verify_chain(place, one.backup_id, replay=True, work=tmp_path)
     assert "sandq_backup_increment_failures 0" in (tmp_path / "status.prom").read_text()
+
+
+async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a first backup, and when a partition is read anew: nodes forget who is not heard of for five minutes."""
+    cluster, place = FakeCluster(), FakePlace()
+    client: Any = cluster
+    cluster.make("a")
+    cluster.make("z")
+    read, slow = cluster.read, 400
+
+    async def reading(topic: str, *args: Any) -> Any:
+        await trio.sleep(slow if topic == "z" else 0)
+        return await read(topic, *args)
+
+    monkeypatch.setattr(cluster, "read", reading)
+    manifest = await create_backup(client, place, follow=True)
+    a = cluster.partitions["a", 0]
+    assert len(a.pins) > slow // 60 and len(set(a.pins)) == 1
+    a.pins.clear()
+    cluster.put("a", "x")
+    durable = a.bench.index - 1
+    cluster.put("z", "x")
+    cluster.partitions["z", 0].cut()
+    made = await BackupFollower(client, place, manifest).step()
+    assert len(made.gone) == 1 and made.entries == 1
+    assert len(a.pins) > slow // 60 and set(a.pins) == {durable}, "the increment was not there for good until then"
 
 
 async def test_schedules_of_other_topics_share_a_place(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:

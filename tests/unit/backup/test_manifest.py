@@ -56,3 +56,18 @@ async def test_what_no_backup_says_is_refused(tmp_path: Path, where: tuple[Any, 
     assert listed.manifest is None and "does not say what a backup says" in (listed.problem or "")
     with pytest.raises(DamagedBackup):
         await verify_backup(place, ID)
+
+
+def test_a_manifest_of_before_it_said_which_topics_were_asked_for_is_read(tmp_path: Path) -> None:
+    place = place_of(str(tmp_path))
+    manifest = Manifest(manifests.new_id(1), FULL, "c", "u", "0", 16, 1, 2, (), only=("a", "b"))
+    manifests.write(place, manifest, None)
+    assert manifests.read(place, manifest.backup_id, None) == manifest
+    document = manifests.read_document(place, manifest.backup_id, manifests.MANIFEST, None)
+    del document["only"]
+    manifests.write_document(place, manifest.backup_id, manifests.MANIFEST, document, None)
+    assert manifests.read(place, manifest.backup_id, None).only is None
+    document["only"] = ["../x"]
+    manifests.write_document(place, manifest.backup_id, manifests.MANIFEST, document, None)
+    with pytest.raises(DamagedBackup):
+        manifests.read(place, manifest.backup_id, None)

@@ -1,0 +1,43 @@
+"""Have nodes go on keeping logs while something takes long: they forget who is not heard of for five minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from typing import Final
+
+import anyio
+
+from sandq.client.backups import BackupTransfer
+from sandq.model.errors import SandqError
+
+AGAIN_S: Final = 60.0
+"""So often they are told."""
+
+
+async def keeping_pins(
+    work: Callable[[], Awaitable[None]],
+    transfer: BackupTransfer,
+    reader: str,
+    pins: Callable[[], Iterable[tuple[str, int, int]]],
+) -> None:
+    """Do it, and have the logs of these partitions (topic, number) kept meanwhile, each behind an entry. Raises the
+    SandqError of the work."""
+    errors: list[SandqError] = []
+
+    async def keep() -> None:
+        while True:
+            await anyio.sleep(AGAIN_S)
+            for topic, partition, index in list(pins()):
+                with suppress(SandqError):
+                    await transfer.pin_log(topic, partition, reader, index)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep)
+        try:
+            await work()
+        except SandqError as error:
+            errors.append(error)
+        tasks.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
