@@ -12,7 +12,7 @@ STATEMENT_BYTES: Final = 256 * 1024
 """The longest statement, its parameters included."""
 STATEMENT_NODES: Final = 20_000
 """Parts of a statement once it is parsed; each costs time before anything is asked."""
-NESTING: Final = 100
+NESTING: Final = 30
 """Brackets within brackets."""
 IDS: Final = 1000
 """Messages or keys that one query names."""

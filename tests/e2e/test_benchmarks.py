@@ -21,6 +21,7 @@ LONG = pytest.mark.long
         ["produce_1000", "consume", "kv_client_get"],
         pytest.param(["lateness_idle", "kv_watch"], marks=LONG),
         pytest.param(["backup_create", "backup_restore", "backup_lateness"], marks=LONG),
+        pytest.param(["sql_by_id", "sql_range"], marks=LONG),
         pytest.param(["produce_scheduled", "consume_each"], marks=LONG),
         pytest.param(["schedule_hour_keys", "cancel_moment", "move_hour", "trim_second", "earliest"], marks=LONG),
     ],

@@ -48,6 +48,8 @@ def check_ports(config: NodeConfig, own_store: str | None, is_running: bool = Fa
             checks.append(_between(name, getattr(listen, name), runs))
         else:
             checks.append(ok(f"port {name}", f"not used with membership: {cluster.membership}"))
+    if listen.sql is not None:
+        checks.append(_between("sql", listen.sql, runs))
     return checks
 
 
@@ -82,7 +84,7 @@ def _served(name: str, address: Address, own_store: str | None, is_running: bool
 
 
 def _between(name: str, address: Address, runs: bool) -> Check:
-    """A port for other nodes. Who has it is not asked: it would be asked for the cluster's secret."""
+    """A port for other nodes, or of another process. Who has it is not asked: it would be asked for a secret."""
     what = f"port {name}"
     if not address.port:
         return ok(what, f"any free one of {address.host}")

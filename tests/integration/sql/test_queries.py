@@ -472,3 +472,49 @@ async def test_a_message_that_is_looked_up_is_shown_as_duckdb_shows_it() -> None
         assert await bench.column(twice) == [ids[0]]
         assert await bench.column(f"SELECT COUNT(*) FROM messages WHERE topic = 't' AND id = '{ids[0]}'") == [1]
         assert await bench.rows(f"SELECT id FROM messages WHERE topic = 't' AND id = '{ids[0]}' LIMIT 0") == []
+
+
+STATEMENTS = (
+    "SELECT state, COUNT(*) FROM messages m WHERE m.topic IN ('t','u') AND deliver_at BETWEEN '2030-01-01' AND NOW() "
+    "GROUP BY state HAVING COUNT(*) > 1 ORDER BY 2 DESC",
+    "WITH a AS (SELECT 1 AS n) SELECT * FROM a JOIN topics ON 1=1",
+    "SELECT json->>'$.a', JSON_EXTRACT(json,'$.b') FROM messages WHERE topic='t' AND id='x' LIMIT 5",
+    "EXPLAIN SELECT * FROM `keys` WHERE topic='kv' AND `key` LIKE 'a%'",
+    "SHOW FULL COLUMNS FROM messages LIKE 'x%'",
+    "SET NAMES utf8, @a = 1, max_execution_time = 5000",
+    "SELECT (SELECT COUNT(*) FROM topics), CASE WHEN 1 THEN DATE_FORMAT(NOW(),'%Y') END, @@port, @y FROM nodes",
+    "SELECT * FROM z4.task WHERE queue='t' AND deliver_at='2030-01-01' UNION ALL SELECT * FROM z4.task WHERE queue='t' "
+    "AND id='1'",
+    "SELECT SUBSTRING_INDEX('a.b','.',1), TIMESTAMPDIFF(SECOND, deliver_at, NOW()), FROM_UNIXTIME(1e30) FROM messages "
+    "WHERE topic='t' AND `offset` > '0' AND `partition` = 99999999999999999999 AND deliver_at < '20000-01-01'",
+)
+WORDS = (
+    "( ) , NULL '' -1 1e400 0x ` ' LATERAL VALUES ROW INTERVAL UNNEST PIVOT OVER DISTINCT * NOT EXISTS JSON_TABLE ? :a "
+    "\x00 é { } [ ] -> DIV XOR COLLATE INTO CROSS NATURAL USING LIMIT OFFSET"
+)
+
+
+@pytest.mark.parametrize("seed", seeds(1, 20))
+async def test_whatever_is_asked_is_answered_or_refused_as_mysql_does(seed: int) -> None:
+    chance = random.Random(seed)
+    words = [*" ".join(STATEMENTS).split(), *WORDS.split(" ")]
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t", partitions=2)
+        await bench.client.admin.create_topic("kv", kind="compacted")
+        await bench.client.produce("t", b"x")
+        answered = 0
+        for _ in range(150):
+            parts = chance.choice(STATEMENTS).split()
+            for _ in range(chance.randrange(4)):
+                at, what = chance.randrange(len(parts)), chance.randrange(3)
+                parts[at : at + (what != 0)] = [] if what == 2 and len(parts) > 1 else [chance.choice(words)]
+            text = " ".join(parts)
+            try:
+                await bench.session.columns(text)
+                await bench.session.run(text)
+            except SqlError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"seed {seed}: {text}") from error
+            answered += 1
+        assert answered > 20

@@ -280,7 +280,9 @@ def test_a_port_that_a_node_has(stranger: Address, monkeypatch: pytest.MonkeyPat
             "SANDQ_LISTEN__GOSSIP": f"127.0.0.1:{other.getsockname()[1]}",
         }
         check, *_, gossip = check_ports.check_ports(load_config(None, environ), "mine")
-    assert check.state == gossip.state == state and "node9" in check.found
+        environ |= {"SANDQ_LISTEN__SQL": environ["SANDQ_LISTEN__GOSSIP"], "SANDQ_LISTEN__GOSSIP": "127.0.0.1:0"}
+        *_, sql = check_ports.check_ports(load_config(None, environ), "mine")
+    assert check.state == gossip.state == sql.state == state and "node9" in check.found
 
 
 def test_a_port_of_a_node_that_is_too_busy_to_answer(stranger: Address) -> None:
