@@ -22,6 +22,7 @@ from sandctl.main import main
 from sandq.model.times import instant_ms
 from sandq.testing import Broker
 from tests.support.paths import ROOT
+from tests.support.spark.session_helpers import fill
 from tests.support.waiting import PATIENCE_S, wait_until
 
 AT_MS = instant_ms("2030-06-01T00:00:00Z")
@@ -142,3 +143,24 @@ def test_a_process_with_a_spark_of_its_own(node: Broker, args: list[str]) -> Non
     output, told = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, told) == (0, "") and json.loads(output)["sent"] == ROWS
     assert stored(node) == ROWS
+
+
+def test_an_archive_without_news_starts_no_spark(
+    spark: Any, node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create_topic("t")
+    fill(node, "t", range(10))
+    node.advance("1m")
+    args = ["--server", node.address, "pipeline", "archive", "t", "--to", str(tmp_path / "archive")]
+    done = CliRunner().invoke(main, args)
+    assert done.exit_code == 0 and "t: 10 messages archived" in done.output, done.output
+
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("sandctl.pipeline.archive.run_job", start)
+    done = CliRunner().invoke(main, args)
+    assert done.exit_code == 0 and "t: 0 messages archived" in done.output, done.output
+    fill(node, "t", range(10, 11))
+    node.advance("1m")
+    assert isinstance(CliRunner().invoke(main, args).exception, AssertionError)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import functions as F
 
+from sandq.spark.jobs.session import home_in_environment, spark_home
 from sandq.testing import Broker
 from tests.support.spark.session_helpers import fill, reading, values
 
@@ -58,3 +63,29 @@ def test_filters_and_columns(spark: Any, node: Broker) -> None:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     with pytest.raises(Exception, match=r"spark\.sql\.python.filterPushdown.enabled"):
         reading(spark.read, node, **options, pushFilters=True).load().collect()
+
+
+def test_workers_load_pyspark_from_where_it_is_installed(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not out of an archive, which each of them would compile anew."""
+
+    def where(part: Any) -> Any:
+        import pyspark
+
+        yield pyspark.__file__
+
+    (found,) = spark.sparkContext.parallelize([1], 1).mapPartitions(where).collect()
+    assert found == pyspark.__file__ and Path(found).exists()
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with spark_home(is_local=True) as home, home_in_environment(home):
+        assert home is not None and os.environ["SPARK_HOME"] == str(home)
+        assert {path.name for path in home.iterdir()} >= {"bin", "jars"}
+    assert not home.exists() and "SPARK_HOME" not in os.environ
+    with spark_home(is_local=False) as home, home_in_environment(home):
+        assert home is None and "SPARK_HOME" not in os.environ
+    monkeypatch.setenv("PYSPARK_PYTHON", "/another/python")
+    with spark_home(is_local=True) as home:
+        assert home is None
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    with spark_home(is_local=True) as home, home_in_environment(home):
+        assert home is None and os.environ["SPARK_HOME"] == "/opt/spark"

@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from sandq.model import errors
@@ -42,6 +43,8 @@ _QUIET: Final = {
 }
 
 
+_HOME: Final = "SPARK_HOME"
+_HOME_PARTS: Final = ("bin", "conf", "jars", "sbin")
 _SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, which has chosen everything."""
 _LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
@@ -77,12 +80,52 @@ def session(*, master: str | None = None, conf: Mapping[str, str] | None = None)
         yield SparkSession.builder.getOrCreate()
         return
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    with tempfile.TemporaryFile() as log:
-        made = _started(master or MASTER, dict(conf or {}), log)
+    chosen = master or MASTER
+    with tempfile.TemporaryFile() as log, spark_home(is_local=chosen.startswith("local")) as home:
+        with home_in_environment(home):
+            made = _started(chosen, dict(conf or {}), log)
         try:
             yield made
         finally:
             _stop(made)
+
+
+@contextlib.contextmanager
+def spark_home(*, is_local: bool) -> Iterator[Path | None]:
+    """A home of Spark by which Python workers load PySpark from where it is installed; None: the one that there is.
+
+    Spark has them load it out of an archive in its home, which is compiled anew by each of them: half a second of CPU
+    for every one of the ten that a small job begins. So this home has all that Spark looks for but that archive. It is
+    for Spark on this machine alone, and for workers that run the interpreter in which this PySpark is installed.
+    """
+    import pyspark
+
+    installed = Path(pyspark.__file__).parent
+    if not is_local or _HOME in os.environ or os.environ.get("PYSPARK_PYTHON") != sys.executable:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="sandq-spark-") as place:
+        try:
+            for name in _HOME_PARTS:
+                if (installed / name).exists():
+                    Path(place, name).symlink_to(installed / name)
+            found: Path | None = Path(place)
+        except OSError:  # a file system without links
+            found = None
+        yield found
+
+
+@contextlib.contextmanager
+def home_in_environment(home: Path | None) -> Iterator[None]:
+    """Have Java, when it is started inside the block, take a home of Spark."""
+    if home is None:
+        yield
+        return
+    os.environ[_HOME] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ[_HOME]
 
 
 def _started(master: str, conf: Mapping[str, str], log: IO[bytes]) -> SparkSession:
