@@ -556,7 +556,16 @@ class LastBackup(Answer):
     error: str | None
 
 
+class LastRestore(Answer):
+    backup_id: str
+    topics: dict[str, str] = Field(description="Names of the backup, and those that they have now.")
+    warnings: list[str]
+    error: str | None
+
+
 class Backups(Answer):
     backups: list[Backup]
     running: BackupProgress | None = Field(description="Of the one that is being made here.")
     last: LastBackup | None = Field(description="The last one that was made here since the start.")
+    restoring: BackupProgress | None = Field(description="Of what is being restored here.")
+    last_restore: LastRestore | None = Field(description="The last one that was restored here since the start.")

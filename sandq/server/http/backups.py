@@ -1,8 +1,8 @@
-"""Backups that are asked for by HTTP: one at a time, to where the configuration says."""
+"""Backups and restores that are asked for by HTTP: one of each at a time, at the place that the configuration names."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,17 @@ from typing import Any
 import anyio.abc
 import structlog
 
-from sandq.backup import BackupKey, Progress, create_backup, list_backups, place_of, verify_chain
+from sandq.backup import (
+    BackupKey,
+    Progress,
+    create_backup,
+    increments,
+    list_backups,
+    place_of,
+    restore_backup,
+    verify_chain,
+)
+from sandq.backup import manifest as manifests
 from sandq.backup.places import Place
 from sandq.backup.work import in_thread
 from sandq.client import Client
@@ -46,6 +56,8 @@ class HttpBackups:
         self._running: Progress | None = None
         self._last: dict[str, Any] | None = None
         """What became of the last one that was made here."""
+        self._restoring: Progress | None = None
+        self._last_restore: dict[str, Any] | None = None
 
     async def begin(self, topics: Sequence[str] | None) -> dict[str, Any]:
         """Begin to make one. How far it is. Raises Conflict while one is made here; ConfigError."""
@@ -80,12 +92,76 @@ class HttpBackups:
         finally:
             self._running = None
 
+    async def begin_restore(
+        self,
+        backup_id: str,
+        *,
+        topics: Sequence[str] | None,
+        names: Mapping[str, str],
+        prefix: str,
+        base: bool,
+        resume_groups: bool,
+    ) -> dict[str, Any]:
+        """Begin to make topics of a backup again. How far it is. Raises NoBackup, DamagedBackup, WrongKey, ConfigError;
+        Conflict while something is restored here, and when there are increments behind it and `base` does not say that
+        they are to be left out: to replay them takes a machine's time."""
+        if self._restoring is not None:
+            raise Conflict("a backup is being restored here already: wait until it is done")
+        progress = self._restoring = Progress()
+        try:
+            place, key = await self._opened()
+            await in_thread(partial(manifests.read, place, backup_id, key), place.shown)
+            behind = await in_thread(partial(increments.count, place, backup_id), place.shown)
+            if behind and not base:
+                raise Conflict(
+                    f"there are increments behind backup {backup_id}: restore its last moment with `sandctl backup "
+                    f"restore`, which replays them, or say `base`: as it was when it was made"
+                )
+        except BaseException:
+            self._restoring = None
+            raise
+
+        def tell(progress: Progress) -> None:
+            self._restoring = progress
+
+        async def restore() -> None:
+            try:
+                done = await restore_backup(
+                    self._client,
+                    place,
+                    backup_id,
+                    topics=topics,
+                    names=names,
+                    prefix=prefix,
+                    resume_groups=resume_groups,
+                    with_increments=False,
+                    key=key,
+                    on_progress=tell,
+                )
+                last = {"topics": dict(done.topics), "warnings": list(done.warnings), "error": None}
+                self._last_restore = {"backup_id": backup_id, **last}
+            except Exception as error:  # whatever becomes of it, the server goes on
+                log.warning("a restore failed", exc_info=not isinstance(error, SandqError), error=str(error))
+                self._last_restore = {"backup_id": backup_id, "topics": {}, "warnings": [], "error": str(error)}
+            finally:
+                self._restoring = None
+
+        self._tasks.start_soon(restore)
+        return _shown(progress)
+
     async def list(self) -> dict[str, Any]:
-        """All backups that there are, and how far the one is that is being made here."""
+        """All backups that there are, and how far those are that are being made and restored here."""
         place, key = await self._opened()
         found = await list_backups(place, key=key)
         running = None if self._running is None else _shown(self._running)
-        return {"backups": [one.shown() for one in found], "running": running, "last": self._last}
+        restoring = None if self._restoring is None else _shown(self._restoring)
+        making = {"running": running, "last": self._last}
+        return {
+            "backups": [one.shown() for one in found],
+            **making,
+            "restoring": restoring,
+            "last_restore": self._last_restore,
+        }
 
     async def verify(self, backup_id: str) -> dict[str, Any]:
         """Read one as a whole. Raises NoBackup, DamagedBackup, WrongKey."""

@@ -572,3 +572,17 @@ class BackupIn(Body):
     """What is to be in a backup."""
 
     topics: list[str] | None = Field(default=None, max_length=10_000, description="Only these; null: all.")
+
+
+class RestoreIn(Body):
+    """What is made of a backup, and how it is named."""
+
+    topics: list[str] | None = Field(default=None, max_length=10_000, description="Only these; null: all.")
+    names: dict[str, str] = Field(
+        default_factory=dict, max_length=10_000, description="By topics of the backup: other names."
+    )
+    prefix: str = Field(default="", max_length=200, description="Stands before all other names.")
+    base: bool = Field(default=False, description="Leave out the increments behind it: as it was when it was made.")
+    resume_groups: bool = Field(
+        default=False, description="Let consumers have at once what is due; else groups are paused."
+    )

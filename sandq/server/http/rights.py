@@ -58,6 +58,7 @@ def _group(*rights: Right) -> Needs:
 _CLUSTER: Final = Needs((Right.CLUSTER,))
 _SECURITY: Final = Needs((Right.SECURITY,))
 _BACKUP: Final = Needs((Right.CLUSTER, Right.READ))
+_RESTORE: Final = Needs((Right.CLUSTER, _M, _P))
 NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     # Topics. What is made is in the body.
     ("POST", "/topics"): KNOWN,
@@ -130,6 +131,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("POST", "/backups"): _BACKUP,
     ("GET", "/backups"): _BACKUP,
     ("POST", "/backups/{backup}/verify"): _BACKUP,
+    ("POST", "/backups/{backup}/restore"): _RESTORE,
     # Who may do what.
     ("GET", "/whoami"): KNOWN,
     **{("GET", f"/{what}"): _SECURITY for what in ("tokens", "identities", "identities/{principal}", "roles")},

@@ -1,4 +1,4 @@
-"""Backups: begun, listed, verified. There is no restore by HTTP."""
+"""Backups: begun, listed, verified, restored."""
 
 from __future__ import annotations
 
@@ -43,3 +43,25 @@ async def verify_backup(request: Request, backup: BackupId) -> Found:
     """400 when it is damaged: the error names the file and the byte. It takes as long as it takes to read."""
     backups = gateway_of(request).backups
     return await wait_apart(request, lambda: backups.verify(backup))
+
+
+@router.post(
+    "/backups/{backup}/restore",
+    operation_id="restoreBackup",
+    status_code=202,
+    response_model=answers.BackupProgress,
+    summary="Begin to restore a backup",
+)
+async def restore_backup(request: Request, backup: BackupId, body: bodies.RestoreIn | None = None) -> Found:
+    """Makes its topics again: under names that no topic has, shut until all of them are there. 409 while something is
+    restored here, and for a backup with increments without `base`: a point in time is for `sandctl backup restore`. How
+    far it is, and what became of it, `GET /backups` tells."""
+    wanted = bodies.RestoreIn() if body is None else body
+    return await gateway_of(request).backups.begin_restore(
+        backup,
+        topics=wanted.topics,
+        names=wanted.names,
+        prefix=wanted.prefix,
+        base=wanted.base,
+        resume_groups=wanted.resume_groups,
+    )

@@ -10,15 +10,17 @@ from typing import Any
 import httpx
 import pytest
 
-from sandq.node import run_node
+import sandq
+from sandq.backup import BackupFollower, BackupKey, create_backup, place_of
+from sandq.node import Serving, run_node
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import PATIENCE_S, until_answer
 
 
 @pytest.fixture
-async def backing(tmp_path: Path) -> AsyncIterator[Web]:
-    """HTTP of a node that says where backups go."""
+async def backed(tmp_path: Path) -> AsyncIterator[Serving]:
+    """A node that says where backups go."""
     key = tmp_path / "key"
     key.write_text(os.urandom(32).hex())
     key.chmod(0o600)
@@ -30,10 +32,16 @@ async def backing(tmp_path: Path) -> AsyncIterator[Web]:
         BACKUP__IDENTITIES="true",
     )
     async with run_node(config) as serving:
-        assert serving.http is not None
-        host, port = serving.http
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=PATIENCE_S) as client:
-            yield Web(client)
+        yield serving
+
+
+@pytest.fixture
+async def backing(backed: Serving) -> AsyncIterator[Web]:
+    """Its HTTP."""
+    assert backed.http is not None
+    host, port = backed.http
+    async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=PATIENCE_S) as client:
+        yield Web(client)
 
 
 async def test_a_backup_is_made_listed_and_verified(backing: Web, tmp_path: Path) -> None:
@@ -60,7 +68,57 @@ async def test_a_backup_is_made_listed_and_verified(backing: Web, tmp_path: Path
     assert found["last"]["error"] == "there is no topic 'none'"
 
 
+async def test_topics_of_a_backup_are_made_again(backing: Web) -> None:
+    await backing.post("/topics", {"name": "t", "partitions": 2}, 201)
+    await backing.post("/topics/t", {"text": "later", "delay": "2h"}, 201)
+    await backing.post("/topics/t/groups/g/lease", {"max": 1})
+
+    async def look() -> Any:
+        return await backing.get("/backups")
+
+    await backing.post("/backups", None, 202)
+    found = await until_answer(look, lambda told: told["running"] is None)
+    path = f"/backups/{found['last']['backup_id']}/restore"
+    for names in ({}, {"prefix": "a/"}, {"names": {"none": "x"}}):
+        await backing.post(path, names, 202)
+        found = await until_answer(look, lambda told: told["restoring"] is None)
+        assert found["last_restore"]["error"] and not found["last_restore"]["topics"], names
+    begun = await backing.post(path, {"prefix": "again-"}, 202)
+    assert begun["partitions_done"] == 0
+    found = await until_answer(look, lambda told: told["restoring"] is None)
+    last = found["last_restore"]
+    assert (last["error"], last["topics"]) == (None, {"t": "again-t"})
+    (message,) = (await backing.get("/topics/again-t/messages"))["messages"]
+    assert message["state"] == "delayed"
+    (group,) = (await backing.get("/topics/again-t/groups"))["groups"]
+    assert "paused" in group["reason"]
+    await backing.post("/backups/20000101T000000Z-000000/restore", {}, 404)
+    await backing.post(path, {"names": {"t": 1}}, 400)
+
+
+async def test_a_backup_with_increments_is_restored_as_it_was_only_where_that_is_said(
+    backed: Serving, backing: Web, tmp_path: Path
+) -> None:
+    await backing.post("/topics", {"name": "t", "partitions": 1}, 201)
+    key = BackupKey.read(tmp_path / "key")
+    place = place_of(str(tmp_path / "backups"))
+    async with sandq.connect(f"127.0.0.1:{backed.client_port}") as client:
+        made = await create_backup(client, place, key=key, follow=True)
+        await backing.post("/topics/t", {"text": "behind it"}, 201)
+        await BackupFollower(client, place, made, key=key).step()
+    path = f"/backups/{made.backup_id}/restore"
+    assert "increments" in str(await backing.post(path, {"prefix": "base-"}, 409))
+    await backing.post(path, {"prefix": "base-", "base": True}, 202)
+
+    async def look() -> Any:
+        return await backing.get("/backups")
+
+    found = await until_answer(look, lambda told: told["restoring"] is None)
+    assert found["last_restore"]["topics"] == {"t": "base-t"}
+    assert (await backing.get("/topics/base-t/messages"))["messages"] == []
+
+
 async def test_it_is_off_unless_the_configuration_names_a_place(web: Web) -> None:
-    for path in ("/backups", "/backups/20000101T000000Z-000000/verify"):
+    for path in ("/backups", *(f"/backups/20000101T000000Z-000000/{act}" for act in ("verify", "restore"))):
         assert "backup.url" in str(await web.post(path, None, 409))
     assert "backup.url" in str(await web.get("/backups", 409))

@@ -11,7 +11,7 @@ METHODS = {"get", "post", "put", "patch", "delete"}
 # What each path is about: the first ones make it.
 FIRST = ("createTopic", "produce", "leaseMessages", "createSchedules")
 PLACES = {"topic": "orders", "group": "g", "partition": "0", "key": "ada", "name": "stand-up", "node": "node1",
-          "principal": "cert:till-7"}  # fmt: skip
+          "principal": "cert:till-7", "backup": "20300131T080000Z-0a1b2c"}  # fmt: skip
 # They name nothing that is there: what they are refused with shows that they were understood.
 FIXED_NAMES = {
     "ackMessages": "LEASE_LOST",
@@ -23,6 +23,7 @@ FIXED_NAMES = {
     "finalizeCluster": "CONFLICT",
     "rotateToken": "NOT_FOUND",
     "createBackup": "CONFLICT",
+    "restoreBackup": "CONFLICT",
 }
 
 
