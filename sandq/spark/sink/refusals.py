@@ -3,8 +3,8 @@
 Spark runs a task that raises again, four times unless it is told otherwise, and reads its rows again for that. So a
 refusal is no error of the task but what it returns, and the driver raises it instead of a commit. So that a long write
 does not go on to its end for that, it is noted in a file beside those that Spark gives to the executor: tasks of the
-same write that it runs, or begins later, see it between two blocks of rows and end with the same refusal. (In local mode
-that is all tasks.)
+same write that it runs, or begins later, see it between two blocks of rows and end with the same refusal. (In local
+mode that is all tasks.)
 """
 
 from __future__ import annotations
