@@ -2,8 +2,9 @@
 
 Spark runs a task that raises again, four times unless it is told otherwise, and reads its rows again for that. So a
 refusal is no error of the task but what it returns, and the driver raises it instead of a commit. So that a long write
-does not go on to its end for that, it is noted in a file of Spark's application as well: tasks of the same write that
-run on that machine, or begin there later, see it between two blocks of rows and end with the same refusal.
+does not go on to its end for that, it is noted in a file beside those that Spark gives to the executor: tasks of the
+same write that it runs, or begins later, see it between two blocks of rows and end with the same refusal. (In local
+mode that is all tasks.)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _ENDING: Final = ".sandq-refused"
 
 
 class RowRefused(InvalidRequest):
-    """A row, or where it is to go, cannot be written; writing it again cannot help."""
+    """A row cannot be written, or where it is to go is not there; writing it again cannot help."""
 
 
 class Stopped(Exception):
@@ -39,7 +40,7 @@ class Refusal:
         self._name = f"{uuid.uuid4().hex}{_ENDING}"
 
     def note(self, directory: str, text: str) -> None:
-        """Tell the other tasks on this machine. Where that cannot be written they go on to their end."""
+        """Tell the other tasks of this executor. Where that cannot be written they go on to their end."""
         path = Path(directory, self._name)
         draft = path.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):
