@@ -27,7 +27,6 @@ from sandq.model.errors import InvalidRequest, StartupError
 from sandq.model.ports import LOCAL_HOST, SQL_PORT
 from sandq.server import logs, open_files
 from sandq.server.collector import collect_rarely
-from sandq.server.http.alone import bind
 from sandq.tls.certificates import Certificates
 
 if TYPE_CHECKING:
@@ -109,6 +108,9 @@ def serve_gateway(
 ) -> None:
     """Serve until SIGINT or SIGTERM. `ca`: whom to trust of the nodes, by TLS. Raises SandqError: an option is wrong,
     the port is taken, or something is not installed."""
+    # With it comes all of HTTP, which a node that only starts a process need not load.
+    from sandq.server.http.alone import bind
+
     check_installed()
     host, port = _address(listen, config)
     is_open = is_beyond(host) and config.tls.sql != REQUIRE

@@ -65,6 +65,15 @@ def test_commands_work_as_they_stand(shell: Shell, command: str) -> None:
         assert "none" not in done.err, done
 
 
+def test_programs_get_json_and_mistakes_end_with_1(shell: Shell) -> None:
+    rows = shell.run('sandctl sql "select topic, messages from topics" -o jsonl').rows
+    assert rows == [{"topic": "orders", "messages": 3}]
+    for statement, told in (("selec 1", "error in your SQL syntax"), ("delete from messages", "this is read-only")):
+        done = shell.run(f"sandctl sql '{statement}'")
+        assert done.code == 1 and told in done.err, done
+    assert shell.run("sandctl sql 'select * from messages where topic = \"orders\"' --full-scan -o jsonl").code == 0
+
+
 def test_python_works_as_it_stands(node: tuple[NodeProcess, int], shell: Shell) -> None:
     (program,) = re.findall(r"```python\n(.+?)```", PAGE, re.S)
     program = program.replace("3306", str(node[1])).replace("2031-01-01", "2100-01-01")

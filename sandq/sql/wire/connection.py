@@ -27,6 +27,7 @@ from sandq.sql.budget import STATEMENT_BYTES, Budget
 from sandq.sql.duck import Ducks
 from sandq.sql.errors import (
     ACCESS_DENIED,
+    NO_RESOURCES,
     NOT_SUPPORTED,
     SYNTAX,
     TLS_REQUIRED,
@@ -77,6 +78,8 @@ class Settings:
     find: Callable[[int], Connection | None] = field(default=lambda number: None)
     """The connection of a number."""
     everybody: Callable[[], Sequence[Connection]] = field(default=tuple)
+    sending_bytes: int = 0
+    """Of results that clients have yet to take; as many as queries may bring at a time, and no more."""
 
 
 class Left(Exception):
@@ -295,6 +298,19 @@ class Connection:
         if table is None:
             await self._send([packets.ok()])
             return
+        settings, size = self._settings, table.nbytes
+        most = settings.budget.result_bytes * settings.budget.queries
+        if settings.sending_bytes and settings.sending_bytes + size > most:
+            raise SqlError(
+                NO_RESOURCES, f"clients have yet to take results of {settings.sending_bytes:,} bytes: ask later"
+            )
+        settings.sending_bytes += size
+        try:
+            await self._send_table(table, encode)
+        finally:
+            settings.sending_bytes -= size
+
+    async def _send_table(self, table: Any, encode: Callable[[Any], Any]) -> None:
         ends = not self._capabilities & Can.DEPRECATE_EOF
         columns = rows.columns_of(table.schema)
         head = [packets.lenenc(len(columns)), *[column.definition() for column in columns]]

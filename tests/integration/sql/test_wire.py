@@ -346,3 +346,15 @@ async def test_a_statement_that_is_too_large_is_refused_by_its_length() -> None:
 def _one(sql: Served, text: str) -> None:
     with sql.connect() as connection, connection.cursor() as cursor:
         cursor.execute(text)
+
+
+async def test_results_that_nobody_takes_have_a_limit_together() -> None:
+    budget = Budget(result_bytes=1000, queries=2)
+    async with served(budget) as sql:
+        sql.server._settings.sending_bytes = 1990
+        number, text = await refused(lambda: _one(sql, "SELECT 'a result of more than ten bytes'"))
+        assert number == 1041 and "1,990 bytes" in text
+        sql.server._settings.sending_bytes = 0
+        assert await sql.ask("SELECT 1") == ((1,),)
+        await until_holds(lambda: not sql.server._everybody())
+        assert sql.server._settings.sending_bytes == 0
