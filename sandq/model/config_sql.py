@@ -1,6 +1,6 @@
 """The section `sql` of the configuration: what SQL may take. Where it is served: `listen.sql`.
 
-sql      {connections, queries, timeout, rows, bytes, memory_bytes}
+sql      {http, connections, queries, timeout, rows, bytes, memory_bytes}
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _MIB, _GIB = 2**20, 2**30
 class SqlSection(schema.Section):
     """Limits of SQL, which a process of its own serves."""
 
+    http: bool = False
+    """Whether HTTP answers statements, too (`POST /sql`, the console)."""
     connections: Annotated[int, schema.integer(1, 10_000)] = 100
     """Clients at a time."""
     queries: Annotated[int, schema.integer(1, 64)] = 4

@@ -11,6 +11,7 @@ import sandq
 from sandq.broker.memory_budget import HTTP_SHARE, MemoryBudget
 from sandq.client.tls import ClientTls
 from sandq.model.config import NodeConfig
+from sandq.model.errors import StartupError
 from sandq.model.limits import Limits
 from sandq.node.tls import NodeTls, own_hosts, own_names
 from sandq.server import logs
@@ -53,11 +54,17 @@ def serving_http(
             own_hosts(config),
             own_names(config),
             None if config.backup.url is None else config.backup.model_dump(mode="json"),
+            config.sql.model_dump(mode="json") if config.sql.http else None,
         )
         requests, on_restart = metrics.http_requests, metrics.on_http_restart
         supervisor = Supervisor(begin, node, requests, on_restart, launch_on(begin.listeners), gateway_secret)
         memory.measure("http", HTTP_SHARE, lambda: supervisor.held_bytes)
         return serve_http_apart(listeners, supervisor)
+    if config.sql.http:
+        raise StartupError(
+            "sql.http: a query takes time and memory that a node has not: say http.workers: 1, so that HTTP has a "
+            "process of its own, or have `sandq http` answer SQL"
+        )
     # FastAPI takes its time: who does not serve HTTP by itself does not pay for it.
     from sandq.server.http.backups import target_of
     from sandq.server.http.connections import serve_http

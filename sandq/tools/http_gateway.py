@@ -68,6 +68,7 @@ def serve_gateway(
         gateway_secret=gateway_secret,
         nodes_tls=_nodes_tls(config.tls, ca),
         backup=target_of(config.backup),
+        sql=config.sql if config.sql.http else None,
     )
     door = TlsDoor(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None
     deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)

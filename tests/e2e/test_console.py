@@ -31,7 +31,12 @@ FAR = "2036-01-31T08:00:00Z"
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     port = free_port()
-    node = NodeProcess(tmp_path_factory.mktemp("node"), SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}")
+    node = NodeProcess(
+        tmp_path_factory.mktemp("node"),
+        SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}",
+        SANDQ_HTTP__WORKERS="1",
+        SANDQ_SQL__HTTP="true",
+    )
     node.start()
     found = Api(f"http://127.0.0.1:{port}")
     wait_until(lambda: found("GET", "/cluster")["feature_level"] == 17)
@@ -340,6 +345,29 @@ def test_lateness_is_shown_beside_what_is_promised(console: Console) -> None:
     browser.reads(f"{promised['target'] * 100:g} %", ".tile")
     browser.reads("node1", "tbody")
     assert console.note_command("main") == "sandctl slo"
+
+
+def test_a_statement_of_sql_is_answered(console: Console) -> None:
+    browser, api = console.browser, console.api
+    name = topic(api, "asked")
+    for number in range(3):
+        api("POST", f"/topics/{name}", {"text": HOSTILE, "key": f"k{number}", "deliver_at": FAR})
+    console.go("#/sql")
+    browser.click("Run", "form")
+    browser.reads("asked", "tbody")
+    assert "FROM topics" in console.note_command("main")
+    statement = "SELECT `key`, text, NULL AS nothing FROM messages WHERE topic = 'asked' AND deliver_at > NOW()"
+    browser.fill("statement", statement, "form")
+    browser.fill("limit", "2", "form")
+    line = console.note_command("main")
+    assert "--limit 2" in line and "SELECT `key`" in line
+    browser.click("Run", "form")
+    browser.reads("2 rows, and there are more", "main")
+    assert HOSTILE in browser.text("tbody") and "NULL" in browser.text("tbody")
+    browser.fill("statement", "DELETE FROM messages", "form")
+    browser.click("Run", "form")
+    browser.reads("That did not work", "main")
+    assert [line for line in browser.logged() if "400" not in line] == []
 
 
 def test_hostile_values_are_text(console: Console) -> None:

@@ -61,7 +61,7 @@ BESIDE = {
 }
 # The HTTP API is a client of the cluster (ADR 0009).
 # So are the pushes of groups (ADR 37).
-MAY_STAND_ON = {"sandq.server.http": ("sandq.client", "sandq.backup"), "sandq.push": ("sandq.client",)}
+MAY_STAND_ON = {"sandq.server.http": ("sandq.client", "sandq.backup", "sandq.sql"), "sandq.push": ("sandq.client",)}
 EVERYTHING = ("sandq.testing",)
 
 # What others may import of the client: what these state in `__all__`, and nothing else of it.

@@ -556,6 +556,19 @@ class LastBackup(Answer):
     error: str | None
 
 
+class SqlColumn(Answer):
+    name: str
+    type: str = Field(description="Arrow's name of it.")
+
+
+class SqlRows(Answer):
+    columns: list[SqlColumn]
+    rows: list[list[Any]] = Field(
+        description='Times are texts, in UTC; integers beyond 2^53 too; bytes that are no UTF-8 are {"base64": ...}.'
+    )
+    more: bool = Field(description="Whether there are more than `limit`.")
+
+
 class LastRestore(Answer):
     backup_id: str
     topics: dict[str, str] = Field(description="Names of the backup, and those that they have now.")

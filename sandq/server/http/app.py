@@ -25,6 +25,7 @@ from sandq.server.http import (
     routes_overview,
     routes_push,
     routes_schedules,
+    routes_sql,
     routes_topics,
 )
 from sandq.server.http.audit_notes import AuditNotes
@@ -110,6 +111,7 @@ def _application(version: str) -> FastAPI:
         routes_console,
         routes_access,
         routes_backups,
+        routes_sql,
     )
     app.state.routes = [route for module in modules for route in module.router.routes]
     for route in app.state.routes:

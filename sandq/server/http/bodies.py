@@ -574,6 +574,15 @@ class BackupIn(Body):
     topics: list[str] | None = Field(default=None, max_length=10_000, description="Only these; null: all.")
 
 
+class SqlIn(Body):
+    """A statement."""
+
+    statement: str = Field(min_length=1, max_length=262_144, description="One, of MySQL's SQL.")
+    database: Literal["sandq", "z4", "information_schema"] = "sandq"
+    full_scan: bool = Field(default=False, description="Read whole topics, where nothing bounds what is read.")
+    limit: int = Field(default=1000, ge=1, le=10_000, description="Rows of the answer, at most.")
+
+
 class RestoreIn(Body):
     """What is made of a backup, and how it is named."""
 

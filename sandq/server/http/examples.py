@@ -10,6 +10,7 @@ _SCHEDULE: Final = {"cron": "0 9 * * MON-FRI", "zone": "Europe/Berlin", "text": 
 
 BODIES: Final[dict[str, dict[str, Any]]] = {
     "createBackup": {"topics": ["orders"]},
+    "runSql": {"statement": "SELECT deliver_at, text FROM messages WHERE topic = 'orders' LIMIT 10"},
     "restoreBackup": {"topics": ["orders"], "prefix": "restored-"},
     "createTopic": {"name": "orders", "partitions": 6, "settings": {"lease": "30s", "max_attempts": 5}},
     "updateTopic": {"settings": {"retention": "1d"}},

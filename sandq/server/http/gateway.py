@@ -17,6 +17,7 @@ from sandq.server.http.caller import caller_of
 from sandq.server.http.guards import WAIT_APART
 from sandq.server.http.in_flight import OpenStreams
 from sandq.server.http.looks import Looks
+from sandq.server.http.queries import HttpSql
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ class Gateway:
     looks: Looks
     """At the cluster, shared by all who watch it."""
     backups: HttpBackups
+    sql: HttpSql
     streams: OpenStreams = field(default_factory=OpenStreams)
 
 

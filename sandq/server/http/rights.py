@@ -126,6 +126,8 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("PUT", "/cluster/nodes/{node}/log-level"): _CLUSTER,
     ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
     ("GET", "/audit"): _SECURITY,
+    # Nodes judge what a statement asks of them, and answer what may be seen.
+    ("POST", "/sql"): KNOWN,
     ("GET", "/slo"): KNOWN,
     # Whoever makes one has everything read.
     ("POST", "/backups"): _BACKUP,

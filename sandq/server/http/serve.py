@@ -13,6 +13,7 @@ from sandq.broker.memory_budget import SOURCE_SHARE, Account
 from sandq.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.client.tls import ClientTls
+from sandq.model.config_sql import SqlSection
 from sandq.model.limits import Limits
 from sandq.server.http.app import create_app
 from sandq.server.http.audit_notes import AuditNotes
@@ -21,6 +22,7 @@ from sandq.server.http.bounds import GATEWAY_S
 from sandq.server.http.gateway import Gateway, Node
 from sandq.server.http.guards import BODY_COPIES, BODY_SHARE, Observe, Rules
 from sandq.server.http.looks import Looks
+from sandq.server.http.queries import HttpSql
 from sandq.server.quota_meters import QuotaMeters
 
 
@@ -42,6 +44,8 @@ class HttpSettings:
     """How it speaks to these; None: no TLS."""
     backup: BackupTarget | None = None
     """Where backups go; None: there are none by HTTP."""
+    sql: SqlSection | None = None
+    """What statements of SQL may take; None: there are none by HTTP."""
     quotas: QuotaMeters | None = None
     """What callers take, those of a node, if it is served within one; None: of this server alone."""
 
@@ -85,7 +89,8 @@ async def running_app(
         notes = AuditNotes(client)
         async with anyio.create_task_group() as tasks:
             backups = HttpBackups(client, settings.backup, tasks)
-            gateway = Gateway(client, node, settings.version, ending, limits.http_stream_messages, looks, backups)
+            streamed, sql = limits.http_stream_messages, HttpSql(client, settings.sql)
+            gateway = Gateway(client, node, settings.version, ending, streamed, looks, backups, sql)
             app = create_app(gateway, rules, observe, account, notes, settings.quotas)
             tasks.start_soon(notes.run)
             tasks.start_soon(looks.run)

@@ -20,6 +20,7 @@ import structlog
 from sandq import __version__
 from sandq.broker.memory_budget import HTTP_SHARE, Account
 from sandq.model.config_backup import BackupSection
+from sandq.model.config_sql import SqlSection
 from sandq.model.config_tls import OFF, TlsSection
 from sandq.model.errors import Unavailable
 from sandq.server import logs, open_files
@@ -177,6 +178,7 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
         gateway_secret=lambda: node.gateway_secret,
         nodes_tls=inside,
         backup=None if begin.backup is None else target_of(BackupSection(**begin.backup)),
+        sql=None if begin.sql is None else SqlSection.model_construct(**begin.sql),
     )
     listeners = [socket.socket(fileno=descriptor) for descriptor in begin.listeners]
     serving = serve_http_fast(listeners, settings, begin.limits, begin.deadlines, node, requests.observe, account, door)

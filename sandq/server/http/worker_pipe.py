@@ -61,6 +61,8 @@ class Begin:
     """Where the node's client port is, and what its certificate may be issued for; see `nodes_tls`."""
     backup: Mapping[str, Any] | None = field(default=None, repr=False)
     """The section of the configuration, where it names a place."""
+    sql: Mapping[str, Any] | None = None
+    """The section of the configuration, where SQL is answered by HTTP."""
     stale_s: float = STALE_S
     timeout_s: float = GATEWAY_S
     deadlines: Deadlines = field(default_factory=Deadlines)

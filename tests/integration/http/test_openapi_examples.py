@@ -24,6 +24,7 @@ FIXED_NAMES = {
     "rotateToken": "NOT_FOUND",
     "createBackup": "CONFLICT",
     "restoreBackup": "CONFLICT",
+    "runSql": "CONFLICT",
 }
 
 

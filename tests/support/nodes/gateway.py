@@ -13,6 +13,7 @@ import trio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from sandq.client.tls import ClientTls
+from sandq.model.config_sql import SqlSection
 from sandq.model.config_types import Address
 from sandq.model.limits import Limits
 from sandq.server.http.alone import bind, serve_alone
@@ -42,6 +43,7 @@ async def gateway(
     starts_alone: bool = False,
     tls: TlsDoor | None = None,
     nodes_tls: ClientTls | None = None,
+    sql: SqlSection | None = None,
 ) -> AsyncIterator[Address]:
     """Where it serves, inside the block; `server`: the client port of a node; `secret`: shared with it; `tls`: how it
     serves, and `nodes_tls`: how it asks."""
@@ -56,6 +58,7 @@ async def gateway(
         starts_alone,
         gateway_secret=None if secret is None else lambda: secret,
         nodes_tls=nodes_tls,
+        sql=sql,
     )
     ready, ended = trio.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()

@@ -20,6 +20,7 @@ const ROUTES = [
   [/^#\/topics\/([^/]+)(?:\/([a-z]+))?$/, async () => (await import("./topic.js")).topicView],
   [/^#\/groups$/, async () => (await import("./groups.js")).groupsView],
   [/^#\/lateness$/, async () => (await import("./slo.js")).sloView],
+  [/^#\/sql$/, async () => (await import("./sql.js")).sqlView],
   [/^#\/cluster$/, async () => (await import("./cluster.js")).clusterView],
 ];
 
@@ -29,7 +30,7 @@ function shell() {
   const name = h("span", {});
   fill(top, h("div", { class: "bar" },
     h("a", { class: "brand", href: "#/" }, h("img", { src: "console/icon.svg", alt: "" }), name),
-    h("nav", { "aria-label": "Views" }, h("ul", {}, link("#/", "Topics", "topics"), link("#/groups", "Groups", "groups"), link("#/lateness", "Lateness", "lateness"), link("#/cluster", "Cluster", "cluster"))),
+    h("nav", { "aria-label": "Views" }, h("ul", {}, link("#/", "Topics", "topics"), link("#/groups", "Groups", "groups"), link("#/lateness", "Lateness", "lateness"), link("#/sql", "SQL", "sql"), link("#/cluster", "Cluster", "cluster"))),
     h("div", { class: "right" },
       state,
       h("a", { href: "docs", class: "who", target: "_blank", rel: "noopener" }, "API"),
@@ -64,7 +65,7 @@ function seeGrants() {
 
 function mark() {
   const hash = location.hash;
-  const belongs = hash.startsWith("#/cluster") ? "cluster" : hash.startsWith("#/lateness") ? "lateness" : hash.startsWith("#/groups") ? "groups" : "topics";
+  const belongs = hash.startsWith("#/cluster") ? "cluster" : hash.startsWith("#/lateness") ? "lateness" : hash.startsWith("#/sql") ? "sql" : hash.startsWith("#/groups") ? "groups" : "topics";
   for (const one of top.querySelectorAll("nav a")) {
     if (one.dataset.belongs === belongs) one.setAttribute("aria-current", "page");
     else one.removeAttribute("aria-current");
@@ -135,7 +136,7 @@ async function begin() {
   if (!may("read")) say("You see the topics on which you have the right read.", "note");
   window.addEventListener("hashchange", route);
   await route();
-  const rest = () => Promise.all(["topic", "groups", "group", "slo", "cluster"].map((name) => import(`./${name}.js`))).catch(() => {});
+  const rest = () => Promise.all(["topic", "groups", "group", "slo", "sql", "cluster"].map((name) => import(`./${name}.js`))).catch(() => {});
   if (window.requestIdleCallback) requestIdleCallback(rest, { timeout: 3000 });
 }
 
@@ -175,8 +176,8 @@ document.addEventListener("keydown", (event) => {
     if (!filter) return;
     event.preventDefault();
     filter.focus();
-  } else if (event.key === "?") say("Keys: / filters, g t topics, g g groups, g l lateness, g c cluster; on a chart + − ← → 0", "note");
-  else if (went && "tglc".includes(event.key)) location.hash = { t: "#/", g: "#/groups", l: "#/lateness", c: "#/cluster" }[event.key];
+  } else if (event.key === "?") say("Keys: / filters, g t topics, g g groups, g l lateness, g s SQL, g c cluster; on a chart + − ← → 0", "note");
+  else if (went && "tglsc".includes(event.key)) location.hash = { t: "#/", g: "#/groups", l: "#/lateness", s: "#/sql", c: "#/cluster" }[event.key];
   went = event.key === "g" && !went;
 });
 

@@ -1,0 +1,79 @@
+"""SQL by HTTP: off unless it is said, by the rights of who asks, within its limits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import sandq
+from sandq.model.config_sql import SqlSection
+from sandq.model.errors import StartupError
+from sandq.model.limits import Limits
+from sandq.node import Serving, run_node
+from sandq.server.http import queries
+from tests.support.nodes.gateway import gateway
+from tests.support.nodes.http_requests import Web
+from tests.support.nodes.small_node import small_config
+from tests.support.waiting import PATIENCE_S
+
+
+@pytest.fixture
+async def asked(node: Serving) -> AsyncIterator[Web]:
+    """HTTP of a gateway that answers SQL."""
+    server = f"127.0.0.1:{node.client_port}"
+    async with (
+        gateway(server, Limits(), sql=SqlSection(http=True)) as address,
+        httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as client,
+    ):
+        yield Web(client)
+
+
+async def test_rows_come_as_json(asked: Web, api: sandq.Client) -> None:
+    await api.admin.create_topic("t", partitions=1)
+    await api.produce("t", b"\xff\x00", key="k", delay="2h")
+    await api.produce("t", "later", key="l", delay="3h")
+    statement = (
+        "SELECT value, deliver_at, 9007199254740993 AS large FROM messages WHERE topic = 't' "
+        "AND deliver_at > NOW() ORDER BY deliver_at"
+    )
+    found = await asked.post("/sql", {"statement": statement})
+    assert [column["name"] for column in found["columns"]] == ["value", "deliver_at", "large"]
+    (first, second), more = found["rows"], found["more"]
+    assert (first[0], second[0], first[2], more) == ({"base64": "/wA="}, "later", "9007199254740993", False)
+    assert first[1].endswith("Z") and first[1] < second[1]
+    found = await asked.post("/sql", {"statement": statement, "limit": 1})
+    assert len(found["rows"]) == 1 and found["more"]
+    assert (await asked.post("/sql", {"statement": "SHOW TABLES", "database": "z4"}))["rows"]
+    assert (await asked.post("/sql", {"statement": "SET @a = 1"}))["columns"] == []
+
+
+async def test_what_is_refused(asked: Web, api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await api.admin.create_topic("t", partitions=1)
+    for statement, words in (
+        ("DELETE FROM messages", "read"),
+        ("SELECT * FROM read_csv('/etc/passwd')", "read_csv"),
+        ("SELECT * FROM messages", "say full_scan"),
+        ("SELEC", "SELECT"),
+        ("KILL 1", "KILL"),
+    ):
+        found = await asked.post("/sql", {"statement": statement}, 400)
+        assert words.lower() in found["detail"].lower(), found
+    await asked.post("/sql", {"statement": "SELECT 1", "limit": 100_000}, 400)
+    await asked.post("/sql", {"statement": ""}, 400)
+    monkeypatch.setattr(queries, "ANSWER_BYTES", 10)
+    found = await asked.post("/sql", {"statement": "SELECT 'a long text'"}, 400)
+    assert "10 bytes" in found["detail"]
+
+
+async def test_it_is_off_unless_that_is_said(web: Web, tmp_path: Path) -> None:
+    found = await web.post("/sql", {"statement": "SELECT 1"}, 409)
+    assert "sql.http" in found["detail"]
+    config = small_config(tmp_path / "other", LISTEN__HTTP="127.0.0.1:0", SQL__HTTP="true")
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(StartupError, match="workers: 1"), allow_unwrapped=True, flatten_subgroups=True
+    ):
+        async with run_node(config):
+            pass
