@@ -434,6 +434,7 @@ VIEWS = (
     "",
     "#/groups",
     "#/lateness",
+    "#/sql",
     "#/cluster",
     *(f"#/topics/looked.at/{tab}" for tab in ("timeline", "messages", "settings")),
 )

@@ -90,11 +90,14 @@ def main() -> None:
     chance, port = random.Random(7), free_port()
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as directory, chromium() as browser:
-        environ: dict[str, Any] = {"SANDQ_LISTEN__HTTP": f"127.0.0.1:{port}"}
+        environ: dict[str, Any] = {
+            **{"SANDQ_LISTEN__HTTP": f"127.0.0.1:{port}", "SANDQ_HTTP__WORKERS": "1", "SANDQ_SQL__HTTP": "true"}
+        }
         node = NodeProcess(Path(directory), **environ)
         node.start()
         try:
             api = Api(f"http://127.0.0.1:{port}")
+            wait_until(lambda: api.status("GET", "/readyz") == 200)
             wait_until(lambda: api("GET", "/cluster")["feature_level"] == 17)
             fill(api, chance)
             work(api, chance)
@@ -116,6 +119,21 @@ def main() -> None:
             browser.click("Redrive…", "main")
             settled(browser)
             picture(browser, "dead-letters")
+            browser.click("Cancel", "dialog")
+            browser.size(1280, 860)
+            console.go("#/sql")
+            browser.fill(
+                "statement",
+                "SELECT `key`, COUNT(*) AS messages, MIN(deliver_at) AS first FROM messages\n"
+                "WHERE topic = 'orders' AND deliver_at BETWEEN NOW() AND NOW() + INTERVAL 6 HOUR\n"
+                "AND `key` IS NOT NULL "
+                "GROUP BY `key` ORDER BY messages DESC LIMIT 8",
+                "form",
+            )
+            browser.click("Run", "form")
+            browser.reads("8 rows", "main")
+            settled(browser)
+            picture(browser, "sql")
             browser.size(390, 800)
             console.go("")
             settled(browser)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.to_thread
 
 from sandq.client import Client
+from sandq.model.access import Access, Right
 from sandq.model.config_sql import SqlSection
 from sandq.model.errors import Conflict, Forbidden, InvalidRequest, TimedOut
 
@@ -34,6 +35,37 @@ _EXACT: Final = 1 << 53
 _SLICE: Final = 500
 
 
+class _SeenAdmin:
+    """`client.admin` for a caller. Which topics there are, and how they are set, this server knows itself, and no node
+    judges it: it tells of those alone that the caller sees."""
+
+    def __init__(self, admin: Any, access: Access) -> None:
+        self._admin = admin
+        self._access = access
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._admin, name)
+
+    async def list_topics(self) -> list[Any]:
+        return [record for record in await self._admin.list_topics() if self._access.sees(record.name)]
+
+    async def topic(self, name: str) -> Any:
+        if not self._access.sees(name):
+            raise self._access.refusal(Right.READ, name)
+        return await self._admin.topic(name)
+
+
+class _SeenClient:
+    """The client for a caller; all else that it asks, nodes judge."""
+
+    def __init__(self, client: Client, access: Access) -> None:
+        self._client = client
+        self.admin = _SeenAdmin(client.admin, access)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
 class HttpSql:
     """Of one server of HTTP."""
 
@@ -43,9 +75,10 @@ class HttpSql:
         self._section = section
         self._ducks: Ducks | None = None
 
-    async def run(self, statement: str, *, database: str, full_scan: bool, limit: int) -> bytes:
-        """Answer a statement by JSON: `columns`, `rows` (up to `limit` of them), `more`: there are more. Raises
-        InvalidRequest, Forbidden, TimedOut; Conflict: it is off here, or what it stands on is not installed."""
+    async def run(self, access: Access | None, statement: str, *, database: str, full_scan: bool, limit: int) -> bytes:
+        """Answer a statement by JSON, of what the caller may see (None: everything): `columns`, `rows` (up to `limit`
+        of them), `more`: there are more. Raises InvalidRequest, Forbidden, TimedOut; Conflict: it is off here, or what
+        it stands on is not installed."""
         section = self._section
         if section is None:
             raise Conflict(
@@ -73,7 +106,8 @@ class HttpSql:
         if self._ducks is None:
             self._ducks = Ducks(budget)
         try:
-            session = Session(self._client, self._ducks, budget, database=database)
+            seen: Any = self._client if access is None else _SeenClient(self._client, access)
+            session = Session(seen, self._ducks, budget, database=database)
             session.variables.set(ALLOW, int(full_scan))
             answer = await session.run(statement)
         except SqlError as error:

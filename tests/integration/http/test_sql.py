@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,15 +10,27 @@ import httpx
 import pytest
 
 import sandq
+from sandq.model.caller import NODE
 from sandq.model.config_sql import SqlSection
 from sandq.model.errors import StartupError
 from sandq.model.limits import Limits
+from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
+from sandq.protocol.requests_access import IdentityPut
 from sandq.server.http import queries
+from tests.integration.conftest import until_risen
 from tests.support.nodes.gateway import gateway
 from tests.support.nodes.http_requests import Web
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import PATIENCE_S
+
+
+async def give(node: Serving, name: str, *grants: str) -> str:
+    """A token that may do this."""
+    text = token_text(secrets.token_bytes(32))
+    fields = {"grants": list(grants), "secret_hash": token_hash(text)}
+    await node.identities.put(IdentityPut(f"token:{name}", True, fields), NODE)
+    return text
 
 
 @pytest.fixture
@@ -77,3 +90,36 @@ async def test_it_is_off_unless_that_is_said(web: Web, tmp_path: Path) -> None:
     ):
         async with run_node(config):
             pass
+
+
+async def test_what_is_seen_goes_by_who_asks(tmp_path: Path) -> None:
+    secret = b"what nodes and gateways share"
+    secret_file = tmp_path / "gateway-secret"
+    secret_file.write_bytes(secret + b"\n")
+    secret_file.chmod(0o600)
+    config = small_config(
+        tmp_path / "node",
+        LISTEN__HTTP="none",
+        SECURITY__AUTHENTICATION="require",
+        HTTP__GATEWAY_SECRET_FILE=str(secret_file),
+    )
+    async with run_node(config) as node:
+        await until_risen(node)
+        server = f"127.0.0.1:{node.client_port}"
+        async with sandq.connect(server, token=await give(node, "boss", "admin")) as client:
+            for name in ("mine", "theirs"):
+                await client.admin.create_topic(name, partitions=1)
+                await client.produce(name, name, delay="2h")
+        token = await give(node, "reader", "read:mine")
+        async with (
+            gateway(server, Limits(), secret=secret, sql=SqlSection(http=True)) as address,
+            httpx.AsyncClient(base_url=f"http://{address}", timeout=PATIENCE_S) as http,
+        ):
+            headers, web = {"authorization": f"Bearer {token}"}, Web(http)
+            found = await web.ask("POST", "/sql", {"statement": "SELECT topic FROM topics"}, headers=headers)
+            assert found["rows"] == [["mine"]]
+            for topic, status in (("mine", 200), ("theirs", 403)):
+                statement = f"SELECT text FROM messages WHERE topic = '{topic}' AND deliver_at > NOW()"
+                found = await web.ask("POST", "/sql", {"statement": statement}, status, headers=headers)
+                assert status == 403 or found["rows"] == [[topic]]
+            await web.post("/sql", {"statement": "SELECT 1"}, 401)
