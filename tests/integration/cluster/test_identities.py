@@ -37,6 +37,7 @@ async def first_token(nodes: ThreeNodes) -> str:
     await until_holds(lambda: all("token:admin" in broker.metadata.identities for broker in known))
     await leading(nodes)
     written = [nodes.data_dir(name) / "admin.token" for name in NAMES]
+    await until_holds(lambda: any([file.exists() for file in written]))
     (file,) = [file for file in written if file.exists()]
     return file.read_text().strip()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 
 from sandq.broker.access.authenticator import REQUIRE
@@ -49,13 +50,18 @@ class Node:
         self.identities = {PRINCIPAL: SimpleNamespace(secret_hash=secret_hash)}
         self._told()
 
-    async def on_maintenance(self, work: Callable[[], None]) -> None:
-        work()
+    async def on_maintenance(self, work: Callable[[], Any]) -> Any:
+        return work()
 
     async def run(self) -> None:
         node: Any = self
         with trio.move_on_after(10 * AGAIN_S):
             await give_first_token(REQUIRE, node, node, node, self._files, self.file.parent)
+
+    @property
+    def files(self) -> list[str]:
+        """In its data directory."""
+        return [path.name for path in self.file.parent.iterdir()]
 
     @property
     def is_of_file(self) -> bool:
@@ -72,7 +78,39 @@ async def test_it_is_in_the_file(autojump_clock: Any, tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.run()
     assert node.is_of_file and len(node.puts) == 1
+    assert node.files == ["admin.token"]
     assert node.file.stat().st_mode & 0o777 == 0o600
+
+
+async def test_there_is_no_file_before_it_can_be_used(autojump_clock: Any, tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    seen: list[bool] = []
+
+    def made(secret_hash: bytes) -> None:
+        seen.append(node.file.exists())
+        node.have(secret_hash)
+
+    node.outcomes = [made]
+    await node.run()
+    assert seen == [False] and node.is_of_file
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_a_node_that_ended_in_between_goes_on(autojump_clock: Any, tmp_path: Path, is_made: bool) -> None:
+    node = Node(tmp_path)
+
+    def ends(secret_hash: bytes) -> None:
+        if is_made:
+            node.have(secret_hash)
+        raise KeyboardInterrupt
+
+    node.outcomes = [ends]
+    with pytest.raises(KeyboardInterrupt):
+        await node.run()
+    assert not node.file.exists()
+    await node.run()
+    assert node.is_of_file and len(set(node.puts)) == 1
+    assert node.files == ["admin.token"]
 
 
 async def test_one_of_which_nobody_knows_what_became_is_not_replaced(autojump_clock: Any, tmp_path: Path) -> None:
@@ -96,7 +134,7 @@ async def test_that_of_a_node_that_was_too_late_is_removed(autojump_clock: Any, 
 
     node.outcomes = [other_was_first]
     await node.run()
-    assert not node.file.exists()
+    assert node.files == []
 
 
 async def test_another_one_is_made_when_the_last_identity_is_deleted(autojump_clock: Any, tmp_path: Path) -> None:
