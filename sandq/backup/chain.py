@@ -108,8 +108,13 @@ class Window:
 
     @property
     def first(self) -> int:
-        """Number of the increment that may have the first entries behind the rows."""
-        return max(self.base, 0)
+        """Number of the increment that may have the first entries behind the rows. What the one that has the rows has of
+        entries stood there before, and may be of another history."""
+        return self.base + 1
+
+    def stands_in(self, number: int) -> bool:
+        """Whether entries of this partition in an increment are of this window."""
+        return self.first <= number and (self.last is None or number <= self.last)
 
     def has(self, at_ms: int) -> bool:
         """Whether the partition can be had as of then."""

@@ -183,18 +183,19 @@ class Replay:
 
     def _some(self, wanted: Sequence[Wanted], stores: LevelStores, target: Directory, backup_id: str) -> Iterator[int]:
         look_aheads = LookAheads(LOOK_AHEAD_BYTES)
-        replays = {}
+        replays: dict[tuple[int, int], PartitionReplay] = {}
         for store, one in enumerate(wanted, 1):
-            replays[one.window.place] = replay = PartitionReplay(stores, store, one, look_aheads)
-            yield from self._load(replay)
+            replays[one.window.place] = made = PartitionReplay(stores, store, one, look_aheads)
+            yield from self._load(made)
         numbers = self._numbers(wanted)
         before = b""
         for number in numbers:
             reader = IncrementReader(self._place, self._manifest.backup_id, number, self._key)
             try:
                 for found in reader.entries():
-                    if (place := (found.topic, found.partition)) in replays:
-                        self._apply(replays[place], found, reader)
+                    replay = replays.get((found.topic, found.partition))
+                    if replay is not None and replay.wanted.window.stands_in(number):
+                        self._apply(replay, found, reader)
                     look_aheads.evict(partial(_readers, replays))
                     yield sum(map(len, found.entries[1::2]))
             finally:

@@ -33,7 +33,7 @@ from sandq.model.errors import Conflict, InvalidRequest
 from sandq.model.features import KNOWN
 from sandq.partition.digest import comparable
 from sandq.partition.restore.restoring import decode_chunk
-from tests.support.backups.fake_cluster import FakeCluster
+from tests.support.backups.fake_cluster import FakeCluster, FakePartition
 from tests.support.backups.fake_place import FakePlace, Killed
 from tests.support.partition.bench import T
 from tests.support.partition.restore_bench import rows_of
@@ -186,6 +186,28 @@ async def test_another_history_is_not_gone_on_with(cluster: FakeCluster, place: 
     cluster.put("a", "y")
     (gone,) = (await going.step()).gone
     assert "another history" in gone
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+
+
+async def test_entries_of_another_history_are_not_put_behind_new_rows(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    """A partition was set back by force, to fewer entries than there were; others go on, so that all is read."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    for value in "abcdef":
+        cluster.put("a", value)
+    cluster.put("a", "other", 1)
+    await going.step()
+    cluster.partitions["a", 0] = again = FakePartition(0, cluster.at)
+    again.term += 1
+    cluster.put("a", "x")
+    (gone,) = (await going.step()).gone
+    assert "another history" in gone
+    for value in "stuvwxyz":
+        cluster.put("a", value)
+        cluster.put("a", value, 1)
+    await going.step()
     assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
 
 
