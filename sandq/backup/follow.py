@@ -28,7 +28,7 @@ from sandq.backup.row_files import RowFiles, copy_rows
 from sandq.backup.work import OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
 from sandq.client.backups import LOG_BYTES, BackupTransfer, LogPiece
-from sandq.model.errors import Conflict, NotFound, Retriable, SandqError, UnknownPartition, UnknownTopic
+from sandq.model.errors import Conflict, NotFound, Retriable, SandqError, Unavailable, UnknownPartition, UnknownTopic
 from sandq.model.names import RESTORING
 
 AT_ONCE: Final = 4
@@ -162,6 +162,7 @@ class BackupFollower:
         try:
             run = _Run(self._transfer, self._place, self.manifest.backup_id, self._key, before, writer, self._pace)
             await run.follow(topics, self._on_progress)
+            await self._check_same(topics)
             is_same = topics == before.topics and not run.has_news
             if is_same and not always and begun_ms - before.ended_ms < IDLE_MS:
                 await in_thread(writer.give_up, self._place.shown)
@@ -185,6 +186,25 @@ class BackupFollower:
             with anyio.CancelScope(shield=True), suppress(SandqError):
                 await in_thread(writer.give_up, self._place.shown)
             raise
+        return self._made(before, run, writer, topics, summary, digest)
+
+    async def _check_same(self, topics: Sequence[Topic]) -> None:
+        """Nodes are asked by the names of topics. Raises Unavailable: one was made anew meanwhile, and what was read of
+        it may be of either."""
+        now = {row["name"]: row["number"] for row in (await self._transfer.catalog())["topics"]}
+        for topic in topics:
+            if now.get(topic.name, topic.number) != topic.number:
+                raise Unavailable(f"topic {topic.name} was deleted and made anew meanwhile: the increment is given up")
+
+    def _made(
+        self,
+        before: _Chain,
+        run: _Run,
+        writer: IncrementWriter,
+        topics: tuple[Topic, ...],
+        summary: Summary,
+        digest: bytes,
+    ) -> Increment:
         number, ended_ms = before.number, summary.ended_ms
         self._chain = _Chain(number + 1, digest, topics, summary.topics_at, summary.windows, ended_ms)
         rebased = sum([part.plain_bytes for part in run.bases.values()])

@@ -29,7 +29,7 @@ from sandq.backup import manifest as manifests
 from sandq.backup.manifest import Manifest
 from sandq.backup.point_in_time import find_moment, made_backup
 from sandq.backup.verify import Blocks
-from sandq.model.errors import Conflict, InvalidRequest
+from sandq.model.errors import Conflict, InvalidRequest, Unavailable
 from sandq.model.features import KNOWN
 from sandq.partition.digest import comparable
 from sandq.partition.restore.restoring import decode_chunk
@@ -235,6 +235,54 @@ async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_pa
     await going.step()
     with pytest.raises(NoBackup, match=r"no topic 'b' any more; it was deleted, and can be had up to"):
         find_moment(place, manifest, None, ["b"], None)
+
+
+async def test_what_is_read_of_a_topic_that_is_made_anew_meanwhile_is_given_up(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name another one is found, whose log may go on where the other's has ended, in the same term."""
+
+    def anew() -> None:
+        cluster.delete("b")
+        cluster.make("b")
+        for value in "stuvwxyz":
+            cluster.put("b", value)
+
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("b", "old")
+    await going.step()
+    read_log, is_anew = cluster.read_log, []
+
+    async def asked(topic: str, *args: Any) -> Any:
+        if not is_anew:
+            is_anew.append(True)
+            anew()
+        return await read_log(topic, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "read_log", asked)
+        with pytest.raises(Unavailable, match="topic b was deleted and made anew meanwhile"):
+            await going.step()
+    await going.step()
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+
+
+async def test_a_topic_that_is_made_anew_while_it_is_backed_up_is_left_out(
+    cluster: FakeCluster, place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = cluster.begin
+
+    async def begun(topic: str, partition: int) -> Any:
+        if (topic, partition) == ("a", 1):
+            cluster.delete("a")
+            cluster.make("a", 2)
+        return await begin(topic, partition)
+
+    monkeypatch.setattr(cluster, "begin", begun)
+    manifest = await backed_up(cluster, place)
+    assert [topic.name for topic in manifest.topics] == ["b"]
+    assert "topic a is left out: it was deleted and made anew" in manifest.warnings[0]
 
 
 async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluster, place: FakePlace) -> None:
