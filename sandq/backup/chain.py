@@ -108,8 +108,8 @@ class Window:
 
     @property
     def first(self) -> int:
-        """Number of the increment that may have the first entries behind the rows. What the one that has the rows has of
-        entries stood there before, and may be of another history."""
+        """Number of the increment that may have the first entries behind the rows. Entries in the one that has the rows
+        stood there before, and may be of another history."""
         return self.base + 1
 
     def stands_in(self, number: int) -> bool:

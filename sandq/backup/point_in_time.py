@@ -94,7 +94,7 @@ def find_moment(
             if window.last is not None
         ]
     parts = _parts(manifest, windows, lambda number: read(number)[0])
-    name = f"{manifest.backup_id}-{f'n{there}' if at_ms is None else at_ms}"
+    name = f"{manifest.backup_id}-{'latest' if at_ms is None else at_ms}"
     return Moment(at_ms, topics, windows, parts, last.level, name, tuple(warnings))
 
 
