@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -80,8 +80,10 @@ def find_moment(
             f"and this version knows {KNOWN}: restore it with a version as new as that"
         )
     topics, later = _topics(place, manifest, key, last, at_ms)
-    topics = _named(topics, names, manifest, last, at_ms)
     warnings: list[str] = []
+    if at_ms is not None and later is not None:
+        topics = _with_new(topics, later, last.windows, at_ms, warnings)
+    topics = _named(topics, names, manifest, last, at_ms)
     if names is None:
         topics = _without_gone(topics, later, last.windows, at_ms, warnings)
     windows = chain.choose(topics, last.windows, at_ms)
@@ -100,9 +102,8 @@ def find_moment(
 
 def _topics(
     place: Place, manifest: Manifest, key: BackupKey | None, last: Summary, at_ms: int | None
-) -> tuple[tuple[Topic, ...], frozenset[int] | None]:
-    """The topics as of a time, and the numbers of those that there were when they were looked at next; None: they were
-    not."""
+) -> tuple[tuple[Topic, ...], tuple[Topic, ...] | None]:
+    """The topics as of a time, and those that there were when they were looked at next; None: they were not."""
     if at_ms is None or last.time_ms <= at_ms:
         return topics_at(place, manifest, last, key), None
     # The last increment whose topics were looked at by then: `before`; -1: none was.
@@ -113,11 +114,35 @@ def _topics(
             before = middle.number
         else:
             after = middle
-    later = frozenset([topic.number for topic in topics_at(place, manifest, after, key)])
+    later = topics_at(place, manifest, after, key)
     if before < 0:
         return chain.topics_of(manifest), later
     summary, _ = increments.read_summary(place, manifest.backup_id, before, key)
     return topics_at(place, manifest, summary, key), later
+
+
+def _with_new(
+    topics: tuple[Topic, ...], later: tuple[Topic, ...], windows: Sequence[Window], at_ms: int, warnings: list[str]
+) -> tuple[Topic, ...]:
+    """With what was made between two looks at the topics: topics that were there by then, which cannot be had if they
+    were not read by then; and partitions that were."""
+    there = {topic.number: topic for topic in topics}
+    for topic in later:
+        before = there.get(topic.number)
+        if before is None:
+            if topic.created_ms <= at_ms:
+                there[topic.number] = topic
+        elif topic.partitions > before.partitions:
+            added = range(before.partitions, topic.partitions)
+            own = [window for window in windows if window.topic == topic.number and window.partition in added]
+            if {window.partition for window in own if window.has(at_ms)} == set(added):
+                there[topic.number] = replace(before, partitions=topic.partitions)
+            else:
+                warnings.append(
+                    f"partitions of topic {topic.name} from {before.partitions} on are left out: they were added at "
+                    "about that time, and what they had then was not read"
+                )
+    return tuple(there.values())
 
 
 def _named(
@@ -138,19 +163,20 @@ def _named(
 
 def _without_gone(
     topics: tuple[Topic, ...],
-    later: frozenset[int] | None,
+    later: tuple[Topic, ...] | None,
     windows: Sequence[Window],
     at_ms: int | None,
     warnings: list[str],
 ) -> tuple[Topic, ...]:
     """Leave out topics of which nothing can be had, though they were there: those that were deleted soon after they
-    were looked at, and those that were made so shortly before that nothing of them was read."""
+    were looked at, and of the latest those that were made so shortly before that nothing of them was read."""
     kept = []
+    numbers = {topic.number for topic in later or ()}
     for topic in topics:
         own = [window for window in windows if window.topic == topic.number]
         if at_ms is None and len({window.partition for window in own}) < topic.partitions:
             warnings.append(f"topic {topic.name} is left out: it is new, and not all of it was read yet")
-        elif at_ms is not None and later is not None and topic.number not in later and not _has(own, topic, at_ms):
+        elif at_ms is not None and later is not None and topic.number not in numbers and not _has(own, topic, at_ms):
             until = min([window.to_ms for window in own], default=None)
             had = f", and can be had up to {chain.shown_time(until)}" if until is not None else ""
             warnings.append(f"topic {topic.name} is left out: it was deleted at about that time{had}")

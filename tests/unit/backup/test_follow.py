@@ -237,6 +237,58 @@ async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_pa
         find_moment(place, manifest, None, ["b"], None)
 
 
+async def test_a_moment_at_which_a_new_topic_was_not_read_yet_is_refused(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    """What was stored in it by then would be missing, in silence."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("b", "x")
+    await going.step()
+    cluster.at += 1000
+    cluster.make("new")
+    before_ms = T + cluster.at - 1
+    cluster.put("new", "one")
+    hole_ms = T + cluster.at
+    cluster.put("new", "two")
+    read_ms, read = T + cluster.at, now(cluster)
+    cluster.at += 1000
+    await going.step()
+    with pytest.raises(InvalidRequest, match="partition 0 of topic 'new' cannot be had as of"):
+        find_moment(place, manifest, None, None, hole_ms)
+    assert find_moment(place, manifest, None, ["b"], hole_ms).topics[0].name == "b"
+    assert (await as_of(place, manifest, read_ms, tmp_path))[0] == read, "before the topics were looked at"
+    found, warnings = await as_of(place, manifest, before_ms, tmp_path)
+    assert ("new", 0) not in found and not warnings
+    (listed,) = await list_backups(place)
+    assert [one for one in listed.spans if one[0] <= hole_ms <= one[1]] == []
+
+
+async def test_partitions_that_are_added_take_nothing_of_the_times_before(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("b", "x")
+    await going.step()
+    before_ms, before = T + cluster.at, now(cluster)
+    cluster.at += 1000
+    cluster.partitions["b", 1] = FakePartition(1, cluster.at)
+    cluster.topics["b"] = {**cluster.topics["b"], "partitions": 2}
+    cluster.put("b", "one", 1)
+    hole_ms = T + cluster.at
+    cluster.put("b", "two", 1)
+    read_ms, read = T + cluster.at, now(cluster)
+    cluster.at += 1000
+    await going.step()
+    assert (await as_of(place, manifest, before_ms, tmp_path))[0] == before
+    found, warnings = await as_of(place, manifest, hole_ms, tmp_path)
+    assert ("b", 1) not in found and "partitions of topic b from 1 on are left out" in warnings[0]
+    assert await as_of(place, manifest, read_ms, tmp_path) == (read, ())
+    (listed,) = await list_backups(place)
+    assert listed.spans == [(T + 1000, T + cluster.at)]
+
+
 async def test_what_is_read_of_a_topic_that_is_made_anew_meanwhile_is_given_up(
     cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
