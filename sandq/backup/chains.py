@@ -94,6 +94,11 @@ class ChainKeeper:
         """Let `run` end, with the increment that is being made."""
         self._is_over.set()
 
+    async def pause(self, seconds: float) -> None:
+        """Wait for so long, or until it is stopped."""
+        with anyio.move_on_after(seconds):
+            await self._is_over.wait()
+
     async def run(self, times: int | None = None) -> None:
         """Go on until it is stopped, or so many were made (one that found nothing new counts). One that fails is told
         of, and tried again. Raises NotFound, Conflict: the backup is gone, of another cluster, or followed by another
@@ -105,8 +110,7 @@ class ChainKeeper:
             made += increment is not None
             if times is not None and made >= times:
                 return
-            with anyio.move_on_after(max(0.0, self._wait_s(increment) - (self._now_ms() - began_ms) / 1000)):
-                await self._is_over.wait()
+            await self.pause(max(0.0, self._wait_s(increment) - (self._now_ms() - began_ms) / 1000))
 
     def _wait_s(self, increment: Increment | None) -> float:
         if increment is None:
@@ -143,4 +147,4 @@ class ChainKeeper:
 
     async def _write(self) -> None:
         if self._status is not None:
-            await self._status.write(self._standing)
+            await self._status.write(self._standing, self._tell)

@@ -225,6 +225,61 @@ async def test_schedules_of_other_topics_share_a_place(autojump_clock: Any, monk
     assert last is not None and last.only is None
 
 
+async def test_the_next_backup_is_followed_where_the_one_before_goes(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is kept: the one before is deleted while it is followed yet."""
+    cluster, place, told = FakeCluster(), FakePlace(), []
+    client: Any = cluster
+    cluster.make("a")
+    delete = schedule.delete_backup
+
+    async def slow(*args: Any) -> None:
+        await delete(*args)
+        await trio.sleep(25)
+
+    def tell(event: str, fields: dict[str, object]) -> None:
+        told.append((event, fields.get("backup")))
+
+    monkeypatch.setattr(schedule, "delete_backup", slow)
+    monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
+    going = BackupSchedule(client, place, 120, 1, increments_s=10, tell=tell, now_ms=now_ms)
+    await going.run(3)
+    made = [backup for event, backup in told if event == "backup made"]
+    followed = {backup for event, backup in told if event == "increment made"}
+    assert set(made[:2]) <= followed and "backup is followed no more" not in dict(told)
+    assert going.standing.increment_failures == 0
+
+
+async def test_somebody_else_who_follows_for_once_ends_no_schedule(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, place, told = FakeCluster(), FakePlace(), []
+    client: Any = cluster
+    cluster.make("a")
+    monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
+    manifest = await create_backup(client, place, follow=True)
+    going = BackupSchedule(
+        client, place, 60, 3, increments_s=10, tell=lambda event, fields: told.append(event), now_ms=now_ms
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(going.run, 1)
+        await trio.sleep(15)
+        await BackupFollower(client, place, manifest).step(always=True)
+        cluster.put("a", "x")
+    assert told[:3] == ["increment made", "increment failed", "increment made"] and told[-1] == "backup made"
+    assert going.standing.increment_failures == 0
+    await verify_chain(place, manifest.backup_id)
+
+
+async def test_a_status_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    status = StatusFile(tmp_path / "no such folder" / "status.json")
+    follower = Follower(Increment("b", 0, T))
+    await keeper(follower, status=status, tell=lambda event, fields: told.append(event)).run(1)
+    assert told == ["increment made", "status file not written"]
+
+
 async def test_a_chain_that_is_deleted_meanwhile_ends_no_schedule(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
