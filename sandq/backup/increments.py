@@ -11,7 +11,7 @@ from sandq.backup.chain import Entries, Summary
 from sandq.backup.errors import DamagedBackup, NoBackup
 from sandq.backup.file_format import Reader, Writer
 from sandq.backup.keys import BackupKey
-from sandq.backup.places import Place
+from sandq.backup.places import Place, failing
 
 
 def count(place: Place, backup_id: str) -> int:
@@ -114,6 +114,7 @@ class IncrementWriter:
 
     def __init__(self, place: Place, backup_id: str, number: int, key: BackupKey | None) -> None:
         self._context: AbstractContextManager[BinaryIO] | None = None
+        self._shown = f"{place.shown}/{backup_id}/{chain.name_of(number)}"
         context = place.create(f"{backup_id}/{chain.name_of(number)}")
         stream = context.__enter__()
         self._context = context
@@ -126,13 +127,15 @@ class IncrementWriter:
 
     def write(self, block: bytes) -> None:
         """Add a block."""
-        self._writer.write(block)
+        with failing(self._shown):
+            self._writer.write(block)
 
     def end(self, summary: Summary) -> bytes:
         """Write the summary, and let the increment be there. The digest of the summary."""
         block = summary.encode()
-        self._writer.write(block)
-        self._writer.end()
+        with failing(self._shown):
+            self._writer.write(block)
+            self._writer.end()
         context, self._context = self._context, None
         assert context is not None
         context.__exit__(None, None, None)

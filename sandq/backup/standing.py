@@ -58,8 +58,8 @@ class StatusFile:
         self._path = path
 
     async def write(self, standing: Standing, tell: Tell) -> None:
-        """Replace it. Where that fails it is told: backups are made all the same, and who looks at the file sees that it
-        is old."""
+        """Replace it. Where that fails it is told: backups are made all the same, and who looks at the file sees that
+        it is old."""
         text = status_text(standing, self._path.suffix == PROMETHEUS)
         try:
             await in_thread(lambda: _replace(self._path, text), str(self._path))

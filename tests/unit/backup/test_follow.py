@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Callable
 from functools import partial
@@ -29,12 +30,12 @@ from sandq.backup import manifest as manifests
 from sandq.backup.manifest import Manifest
 from sandq.backup.point_in_time import find_moment, made_backup
 from sandq.backup.verify import Blocks
-from sandq.model.errors import Conflict, InvalidRequest, Unavailable
+from sandq.model.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
 from sandq.model.features import KNOWN
 from sandq.partition.digest import comparable
 from sandq.partition.restore.restoring import decode_chunk
 from tests.support.backups.fake_cluster import FakeCluster, FakePartition
-from tests.support.backups.fake_place import FakePlace, Killed
+from tests.support.backups.fake_place import BrokenPipe, FakePlace, Killed
 from tests.support.partition.bench import T
 from tests.support.partition.restore_bench import rows_of
 
@@ -349,6 +350,27 @@ async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluste
     assert made.reach_ms == reach_ms, "all of it can be had up to then"
     cluster.partitions["a", 1].is_away = False
     assert (await going.step()).reach_ms == T + cluster.at
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), BrokenPipe("the bucket is gone")])
+async def test_a_place_that_takes_no_more_is_told(cluster: FakeCluster, place: FakePlace, error: Exception) -> None:
+    """While entries are written, rows of a partition, and those of a backup: what is begun then has all of it."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    for number in range(2):
+        cluster.put("a", "x")
+        if number:
+            cluster.partitions["a", 0].cut()
+        place.refuses = lambda name, number=number: error if number == name.count("/") // 4 else None
+        with pytest.raises(StorageFailed, match=r"No space left|the bucket is gone"):
+            await going.step()
+        place.refuses = lambda name: None
+        await going.step()
+    place.refuses = lambda name: error
+    with pytest.raises(StorageFailed, match=r"No space left|the bucket is gone"):
+        await backed_up(cluster, place)
+    place.refuses = lambda name: None
+    await verify_chain(place, manifest.backup_id)
 
 
 async def test_an_increment_without_news_is_rare(cluster: FakeCluster, place: FakePlace) -> None:
