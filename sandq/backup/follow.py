@@ -28,7 +28,16 @@ from sandq.backup.row_files import RowFiles, copy_rows
 from sandq.backup.work import OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
 from sandq.client.backups import LOG_BYTES, BackupTransfer, LogPiece
-from sandq.model.errors import Conflict, NotFound, Retriable, SandqError, Unavailable, UnknownPartition, UnknownTopic
+from sandq.model.errors import (
+    Conflict,
+    NotFound,
+    Retriable,
+    SandqError,
+    StorageFailed,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
 from sandq.model.names import RESTORING
 
 AT_ONCE: Final = 4
@@ -84,6 +93,8 @@ class _Chain:
     topics_at: int
     windows: tuple[Window, ...]
     ended_ms: int
+    salts: tuple[tuple[int, bytes], ...] = ()
+    """Of the last increments, with their numbers: by these their files are known again."""
 
 
 class BackupFollower:
@@ -122,29 +133,51 @@ class BackupFollower:
         node or the place says.
         """
         place, backup_id = self._place, self.manifest.backup_id
+        await self._check_there()  # to hold what is gone would make its folder anew
         held = place.hold(backup_id)
         await in_thread(held.__enter__, place.shown)
         try:
+            await self._check_there()
             there = await in_thread(partial(increments.count, place, backup_id), place.shown)
-            if not await in_thread(partial(place.exists, f"{backup_id}/{manifests.MANIFEST}"), place.shown):
-                raise NoBackup(f"backup {backup_id} is not there (any more)")
             if self._chain is None:
                 self._chain = await in_thread(partial(self._load, there), place.shown)
-            if there != self._chain.number:
+            elif not await in_thread(partial(self._is_own, self._chain, there), place.shown):
                 self._chain = None
                 raise Conflict(f"somebody else follows backup {backup_id} in {place.shown} as well")
             return await self._step(self._chain, always)
         finally:
             held.__exit__(None, None, None)
 
+    async def _check_there(self) -> None:
+        name = f"{self.manifest.backup_id}/{manifests.MANIFEST}"
+        if not await in_thread(partial(self._place.exists, name), self._place.shown):
+            raise NoBackup(f"backup {self.manifest.backup_id} is not there (any more)")
+
+    def _is_own(self, known: _Chain, there: int) -> bool:
+        """Whether the increments are those that this one has made: where a place has no locks, somebody else may have
+        written over them."""
+        if there < known.number:
+            raise StorageFailed(
+                f"{self._place.shown}: of {known.number} increments of backup {self.manifest.backup_id} it lists {there}"
+            )
+        at = self._place, self.manifest.backup_id
+        if there > known.number + 1 or (
+            there > known.number and not increments.is_stopped(*at, known.number, self._key)
+        ):
+            return False
+        return all([increments.salt_of(*at, number, self._key) == salt for number, salt in known.salts])
+
     def _load(self, there: int) -> _Chain:
         manifest, key = self.manifest, self._key
+        if there and increments.is_stopped(self._place, manifest.backup_id, there - 1, key):
+            there -= 1  # it is made anew
         if not there:
             topics, windows = chain.topics_of(manifest), chain.windows_of(manifest)
             return _Chain(0, b"", topics, chain.OF_MANIFEST, windows, manifest.ended_ms)
         last, digest = increments.read_summary(self._place, manifest.backup_id, there - 1, key)
         topics = topics_at(self._place, manifest, last, key)
-        return _Chain(there, digest, topics, last.topics_at, last.windows, last.ended_ms)
+        salts = ((there - 1, increments.salt_of(self._place, manifest.backup_id, there - 1, key)),)
+        return _Chain(there, digest, topics, last.topics_at, last.windows, last.ended_ms, salts)
 
     async def _step(self, before: _Chain, always: bool) -> Increment:
         begun_ms = time.time_ns() // 1_000_000
@@ -164,7 +197,7 @@ class BackupFollower:
             await run.follow(topics, self._on_progress)
             await self._check_same(topics)
             is_same = topics == before.topics and not run.has_news
-            if is_same and not always and begun_ms - before.ended_ms < IDLE_MS:
+            if is_same and not always and abs(begun_ms - before.ended_ms) < IDLE_MS:
                 await in_thread(writer.give_up, self._place.shown)
                 return Increment(self.manifest.backup_id, None, run.reach_ms, errors=run.errors)
             summary = Summary(
@@ -206,7 +239,8 @@ class BackupFollower:
         digest: bytes,
     ) -> Increment:
         number, ended_ms = before.number, summary.ended_ms
-        self._chain = _Chain(number + 1, digest, topics, summary.topics_at, summary.windows, ended_ms)
+        salts = (*before.salts[-1:], (number, writer.salt))
+        self._chain = _Chain(number + 1, digest, topics, summary.topics_at, summary.windows, ended_ms, salts)
         rebased = sum([part.plain_bytes for part in run.bases.values()])
         stored = writer.size + sum([file.bytes for part in run.bases.values() for file in part.files])
         return Increment(

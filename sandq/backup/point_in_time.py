@@ -16,7 +16,7 @@ import anyio
 from sandq.backup import chain, increments
 from sandq.backup import manifest as manifests
 from sandq.backup.chain import Summary, Topic, Window
-from sandq.backup.errors import NoBackup
+from sandq.backup.errors import DamagedBackup, NoBackup, TruncatedBackup
 from sandq.backup.follow import topics_at
 from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import Manifest, PartitionPart
@@ -73,7 +73,12 @@ def find_moment(
             f"to {chain.shown_time(manifest.ended_ms)}, and no other time can be had"
         )
     read = partial(increments.read_summary, place, manifest.backup_id, key=key)
-    last, _ = read(there - 1)
+    try:
+        last, _ = read(there - 1)
+    except TruncatedBackup as error:
+        name = chain.name_of(there - 1)
+        why = f"{error.why}; without this file, the last one, what stands before it can be had"
+        raise DamagedBackup(f"{place.shown}/{manifest.backup_id}/{name}", error.at, why) from None
     if last.level > KNOWN.highest:
         raise NoBackup(
             f"the increments of backup {manifest.backup_id} are of feature level {last.level} (sandq {last.version}), "

@@ -28,6 +28,7 @@ from sandq.backup import (
 )
 from sandq.backup import manifest as manifests
 from sandq.backup.manifest import Manifest
+from sandq.backup.places import Directory
 from sandq.backup.point_in_time import find_moment, made_backup
 from sandq.backup.verify import Blocks
 from sandq.model.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
@@ -411,6 +412,76 @@ async def test_two_followers_are_told(cluster: FakeCluster, place: FakePlace) ->
     with pytest.raises(Conflict, match="somebody else follows"):
         await one.step()
     assert (await one.step(always=True)).number == 2
+
+
+async def test_two_followers_at_a_place_without_locks_are_told(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are at the same number, and one writes over what the other has written."""
+    manifest = await backed_up(cluster, place)
+    one, other = follower(cluster, place, manifest), follower(cluster, place, manifest)
+    await one.step()
+    catalog = cluster.catalog
+
+    async def meanwhile() -> Any:
+        if cluster.catalog is not catalog:
+            monkeypatch.setattr(cluster, "catalog", catalog)
+            cluster.put("a", "x")
+            await one.step()
+        return await catalog()
+
+    monkeypatch.setattr(cluster, "catalog", meanwhile)
+    cluster.put("a", "y")
+    await other.step(always=True)
+    with pytest.raises(Conflict, match="somebody else follows"):
+        await one.step(always=True)
+    await other.step(always=True)
+    verified = await verify_chain(place, manifest.backup_id, replay=True, work=tmp_path)
+    assert verified.increments == 3
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_an_increment_without_its_end_is_made_anew(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, is_restarted: bool
+) -> None:
+    """Some stores show what was written of a file whose writer was stopped."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    for number in range(2):
+        cluster.put("a", "x")
+        if is_restarted:
+            going = follower(cluster, place, manifest)
+        await going.step()
+        name = _name(manifest, number + 1)
+        place.data[name] = place.data[_name(manifest, number)][: 10 * number]
+    with pytest.raises(DamagedBackup, match="without this file, the last one, what stands before it can be had"):
+        find_moment(place, manifest, None, None, None)
+    cluster.put("a", "y")
+    if is_restarted:
+        going = follower(cluster, place, manifest)
+    assert (await going.step()).number == 2
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+
+
+async def test_a_place_that_lists_late_is_waited_for(cluster: FakeCluster, place: FakePlace) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    await going.step()
+    hidden = place.data.pop(_name(manifest, 0))
+    with pytest.raises(StorageFailed, match=r"of 1 increments of backup .* it lists 0"):
+        await going.step()
+    place.data[_name(manifest, 0)] = hidden
+    assert (await going.step(always=True)).number == 1
+
+
+async def test_to_follow_what_is_gone_makes_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+    place = Directory(tmp_path)
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    place.remove(manifest.backup_id, manifests.MANIFEST)
+    with pytest.raises(NoBackup):
+        await going.step()
+    assert os.listdir(tmp_path) == []
 
 
 async def _chain_of(cluster: FakeCluster, place: FakePlace, count: int = 4) -> Manifest:
