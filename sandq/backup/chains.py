@@ -13,6 +13,7 @@ from sandq.backup.follow import BackupFollower, Increment
 from sandq.backup.keys import BackupKey
 from sandq.backup.listing import list_backups
 from sandq.backup.manifest import Manifest
+from sandq.backup.pins import AGAIN_S
 from sandq.backup.places import Place
 from sandq.backup.standing import Standing, StatusFile, Tell
 from sandq.backup.work import OnProgress
@@ -110,7 +111,15 @@ class ChainKeeper:
             made += increment is not None
             if times is not None and made >= times:
                 return
-            await self.pause(max(0.0, self._wait_s(increment) - (self._now_ms() - began_ms) / 1000))
+            await self._wait(max(0.0, self._wait_s(increment) - (self._now_ms() - began_ms) / 1000))
+
+    async def _wait(self, seconds: float) -> None:
+        """Until the next one is due. Nodes keep their logs meanwhile, and when they do not for much longer it is."""
+        until_s = anyio.current_time() + seconds
+        while (left_s := until_s - anyio.current_time()) > 0 and not self._is_over.is_set():
+            await self.pause(min(left_s, AGAIN_S))
+            if left_s > AGAIN_S and not self._is_over.is_set() and await self.follower.keep() > ROOM:
+                return
 
     def _wait_s(self, increment: Increment | None) -> float:
         if increment is None:

@@ -148,6 +148,20 @@ class BackupFollower:
         finally:
             held.__exit__(None, None, None)
 
+    async def keep(self) -> float:
+        """Have nodes go on keeping what comes behind the last increment: they forget who is not heard of for five
+        minutes. Of what they keep for a reader of a log, how much is used, at most."""
+        known, fullest = self._chain, 0.0
+        if known is None:
+            return fullest
+        names = {topic.number: topic.name for topic in known.topics}
+        for window in known.windows:
+            if window.last is None and window.topic in names:
+                with suppress(SandqError):
+                    ask = names[window.topic], window.partition, self.manifest.backup_id, window.index
+                    fullest = max(fullest, (await self._transfer.pin_log(*ask)).used)
+        return fullest
+
     async def _check_there(self) -> None:
         name = f"{self.manifest.backup_id}/{manifests.MANIFEST}"
         if not await in_thread(partial(self._place.exists, name), self._place.shown):
@@ -158,7 +172,8 @@ class BackupFollower:
         written over them."""
         if there < known.number:
             raise StorageFailed(
-                f"{self._place.shown}: of {known.number} increments of backup {self.manifest.backup_id} it lists {there}"
+                f"{self._place.shown}: of {known.number} increments of backup {self.manifest.backup_id} "
+                f"it lists {there}"
             )
         at = self._place, self.manifest.backup_id
         if there > known.number + 1 or (

@@ -208,6 +208,28 @@ async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, m
     assert len(a.pins) > slow // 60 and set(a.pins) == {durable}, "the increment was not there for good until then"
 
 
+async def test_logs_are_kept_between_increments_that_are_far_apart(autojump_clock: Any) -> None:
+    """Nodes forget who is not heard of for five minutes; and when they have no room any more it is not waited for."""
+    cluster, place = FakeCluster(), FakePlace()
+    client: Any = cluster
+    cluster.make("a")
+    manifest = await create_backup(client, place, follow=True)
+    a = cluster.partitions["a", 0]
+    a.used = 0.2
+    cluster.put("a", "x")
+    going = ChainKeeper(BackupFollower(client, place, manifest), 1800, Standing(), now_ms=now_ms)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(going.run, 2)
+        await trio.sleep(1)
+        index = a.bench.index
+        a.pins.clear()
+        cluster.put("a", "y")
+        await trio.sleep(1200)
+        assert len(a.pins) == 20 and set(a.pins) == {index}, "until the next one is there"
+        a.used = 0.3
+    assert 1200 < trio.current_time() < 1300
+
+
 async def test_schedules_of_other_topics_share_a_place(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, place = FakeCluster(), FakePlace()
     client: Any = cluster
