@@ -44,6 +44,8 @@ AT_ONCE: Final = 4
 """Partitions that are asked at a time."""
 IDLE_MS: Final = 60_000
 """So often, at most, an increment is made though nothing has changed."""
+SET_BACK_MS: Final = 60_000
+"""A time that is further back than that is of a clock that was set back."""
 WARNINGS_MOST: Final = 100
 
 
@@ -383,7 +385,7 @@ class _Run:
             if piece.gone is not None:
                 return piece.gone
             if target is None:
-                target, reach_ms = piece.applied, max(reach_ms, piece.time_ms)
+                target, reach_ms = piece.applied, _reach_ms(reach_ms, piece.time_ms)
                 self.fullest = max(self.fullest, piece.used)
             if piece.entries:
                 await self._write(window, piece)
@@ -416,6 +418,12 @@ class _Run:
         self._durable.pop(place, None)
         to_ms = max(part.time_ms, pinned.time_ms)
         self._alive[place] = Window(*place, self._number, part.index, part.time_ms, part.index, None, to_ms)
+
+
+def _reach_ms(before_ms: int, now_ms: int) -> int:
+    """Up to when a partition can be had. Leaders' clocks differ a little; one that was far ahead says nothing any more
+    once it is right again."""
+    return now_ms if now_ms < before_ms - SET_BACK_MS else max(before_ms, now_ms)
 
 
 def topics_at(place: Place, manifest: Manifest, summary: Summary, key: BackupKey | None) -> tuple[Topic, ...]:

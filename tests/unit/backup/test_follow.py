@@ -213,6 +213,29 @@ async def test_entries_of_another_history_are_not_put_behind_new_rows(
     assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
 
 
+async def test_a_clock_that_was_ahead_for_a_while_hides_nothing(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    """Entries are stamped by it; what comes when it is right again is had at its times."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("a", "before")
+    cluster.put("a", "of the other", 1)
+    before_ms, before = T + cluster.at, now(cluster)
+    await going.step()
+    cluster.at += 7_200_000
+    cluster.put("a", "ahead")
+    assert (await going.step()).reach_ms == T + cluster.at
+    cluster.at = before_ms - T + 10_000
+    cluster.put("a", "right again")
+    at_ms, expected = T + cluster.at, now(cluster)
+    cluster.put("a", "later")
+    assert (await going.step()).reach_ms == T + cluster.at, "it is not told to reach into the future"
+    assert await as_of(place, manifest, at_ms, tmp_path) == (expected, ())
+    assert await as_of(place, manifest, before_ms, tmp_path) == (before, ())
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+
+
 async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_path: Path) -> None:
     manifest = await backed_up(cluster, place)
     going = follower(cluster, place, manifest)
