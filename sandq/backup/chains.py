@@ -149,7 +149,12 @@ class ChainKeeper:
         standing.partitions_behind = len(increment.errors)
         if increment.number is not None:
             told = {"backup": increment.backup_id, "increment": increment.number, "entries": increment.entries}
-            more = {"bytes": increment.bytes, "gone": list(increment.gone), "errors": list(increment.errors)}
+            more = {
+                "bytes": increment.bytes,
+                "gone": list(increment.gone),
+                "errors": list(increment.errors),
+                "left": list(increment.left),
+            }
             self._tell("increment made", {**told, **more})
         await self._write()
         return increment

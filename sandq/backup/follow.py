@@ -69,6 +69,8 @@ class Increment:
     """Of what nodes keep for a reader of a partition's log, how much was used, at most, before this increment."""
     errors: Sequence[str] = ()
     """Of partitions that could not be asked: the next increment has what they have."""
+    left: Sequence[str] = ()
+    """Topics that are followed no more: they were deleted, or who follows has no right on them any more."""
 
     def shown(self) -> dict[str, Any]:
         """Return what is told of it."""
@@ -81,6 +83,7 @@ class Increment:
             "gone": list(self.gone),
             "rebased_bytes": self.rebased_bytes,
             "errors": list(self.errors),
+            "left": list(self.left),
         }
 
 
@@ -229,7 +232,7 @@ class BackupFollower:
                 before.topics_at if topics == before.topics else before.number,
                 chain.bounded(run.windows),
                 run.bases,
-                tuple([*run.gone, *run.errors][:WARNINGS_MOST]),
+                tuple([*run.gone, *run.left, *run.errors][:WARNINGS_MOST]),
             )
             digest = await in_thread(partial(writer.end, summary), self._place.shown)
         except BaseException:
@@ -270,6 +273,7 @@ class BackupFollower:
             rebased,
             run.fullest,
             run.errors,
+            run.left,
         )
 
 
@@ -289,7 +293,9 @@ class _Run:
         self.entries = 0
         self.fullest = 0.0
         self.gone: list[str] = []
+        self.left: list[str] = []
         self.errors: list[str] = []
+        self._before = before.topics
         self.bases: dict[tuple[int, int], PartitionPart] = {}
         self._over = [window for window in before.windows if window.last is not None]
         self._alive = {window.place: window for window in before.windows if window.last is None}
@@ -325,8 +331,15 @@ class _Run:
         """Take what all partitions of these topics have that is new."""
         wanted = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
         there = {(topic.number, partition) for topic, partition in wanted}
+        left = {
+            topic.number: topic.name
+            for topic in self._before
+            if any([(topic.number, partition) not in there for partition in range(topic.partitions)])
+        }
         for place in [place for place in self._alive if place not in there]:
             self._end(place, "the topic was deleted, or is not to be seen any more")
+        for number in sorted(left):
+            self.left.append(f"topic {left[number]} is followed no more: it was deleted, or is not to be seen any more")
         self._progress.partitions = len(wanted)
 
         async def one(item: tuple[Topic, int]) -> None:

@@ -28,6 +28,8 @@ from sandq.model.features import KNOWN
 if TYPE_CHECKING:
     from sandq.backup.replay import Wanted
 
+BEHIND_MS: Final = 60_000
+"""A partition whose last time is so much older than that of others is warned of."""
 STEP_BYTES: Final = 4 << 20
 """So much is read in one go."""
 
@@ -94,11 +96,12 @@ def find_moment(
     windows = chain.choose(topics, last.windows, at_ms)
     if at_ms is None:
         shown = {topic.number: topic.name for topic in topics}
+        latest_ms = max([window.to_ms for window in windows.values()], default=0)
         warnings += [
             f"partition {window.partition} of topic {shown[window.topic]} is as of {chain.shown_time(window.to_ms)}: "
-            f"{window.why}"
+            f"{window.why or 'it could not be asked since'}"
             for window in windows.values()
-            if window.last is not None
+            if window.last is not None or window.to_ms < latest_ms - BEHIND_MS
         ]
     parts = _parts(manifest, windows, lambda number: read(number)[0])
     name = f"{manifest.backup_id}-{'latest' if at_ms is None else at_ms}"
@@ -260,7 +263,8 @@ def _folder(work: Path | None) -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix="sandq-restore-", dir=work))
     except OSError as error:
-        raise StorageFailed(f"{work}: {error.strerror}: the rows that are restored are made there") from None
+        where = work or tempfile.gettempdir()
+        raise StorageFailed(f"{where}: {error.strerror}: the rows that are restored are made there") from None
 
 
 def _some(steps: Iterator[int]) -> int | None:

@@ -269,12 +269,12 @@ class Replay:
     def _load(self, replay: PartitionReplay) -> Iterator[int]:
         blocks = Blocks(self._place, self._manifest, replay.wanted.part, self._key)
         try:
-            while found := blocks.take(1):
-                replay.put_rows(found[0])
-                yield len(found[0])
-        finally:
-            blocks.close()
-        try:
+            try:
+                while found := blocks.take(1):
+                    replay.put_rows(found[0])
+                    yield len(found[0])
+            finally:
+                blocks.close()
             replay.load()
         except SandqError:
             raise

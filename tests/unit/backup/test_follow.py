@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from sandq.backup import (
@@ -246,7 +247,8 @@ async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_pa
     cluster.delete("b")
     deleted_ms = T + cluster.at
     cluster.at += 1000
-    await going.step()
+    (left,) = (await going.step()).left
+    assert "topic b is followed no more" in left
     cluster.at += 1000
     cluster.make("b", 2)
     cluster.put("b", "new", 1)
@@ -369,9 +371,12 @@ async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluste
     reach_ms = going.reach_ms
     cluster.partitions["a", 1].is_away = True
     cluster.put("a", "x")
+    cluster.at += 100_000
     made = await going.step()
     assert made.entries == 1 and "partition 1 of topic a: nobody leads it" in made.errors[0]
     assert made.reach_ms == reach_ms, "all of it can be had up to then"
+    (warning,) = find_moment(place, manifest, None, None, None).warnings
+    assert "partition 1 of topic a is as of" in warning and "could not be asked since" in warning
     cluster.partitions["a", 1].is_away = False
     assert (await going.step()).reach_ms == T + cluster.at
 
@@ -588,6 +593,18 @@ async def test_a_foreign_increment_is_refused(cluster: FakeCluster, place: FakeP
     place.data[_name(one, 2)] = place.data[_name(other, 2)]
     with pytest.raises(DamagedBackup, match=other.backup_id):
         await verify_chain(place, one.backup_id)
+
+
+@pytest.mark.parametrize("rows", [[b"key"], [1, 2], {"a": 1}])
+async def test_rows_that_are_none_are_told(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any
+) -> None:
+    """Checksums are right: a wrong program has written them."""
+    monkeypatch.setattr("tests.support.backups.fake_cluster.encode_chunk", lambda flat: msgpack.packb(rows))
+    manifest = await backed_up(cluster, place)
+    await follower(cluster, place, manifest).step()
+    with pytest.raises(NoBackup, match="the rows of partition 0 of topic 'a'"):
+        await as_of(place, manifest, None, tmp_path)
 
 
 async def test_what_a_newer_version_has_written_is_refused(
