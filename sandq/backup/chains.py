@@ -130,18 +130,21 @@ class ChainKeeper:
     async def once(self) -> Increment | None:
         """Make one; None: it failed. Raises as `run`."""
         standing = self._standing
+        # Before the first one, too: one that never comes is to be seen.
+        standing.chain = self.follower.manifest.backup_id
         try:
             increment = await self.follower.step()
         except (NotFound, Conflict):
             raise
         except (SandqError, OSError) as error:
+            if (reach_ms := self.follower.reach_ms) is not None:
+                standing.reach_ms = reach_ms
             standing.increment_failures += 1
             standing.increment_error = str(error)
             self._tell("increment failed", {"error": str(error), "failures": standing.increment_failures})
             await self._write()
             return None
         standing.increment_failures, standing.increment_error = 0, None
-        standing.chain = increment.backup_id
         standing.reach_ms = increment.reach_ms
         standing.increments += increment.number is not None
         standing.increment_bytes += increment.bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio.to_thread
@@ -53,6 +54,9 @@ def now_ms() -> int:
 
 class Follower:
     """It has this to say, one after the other."""
+
+    manifest = SimpleNamespace(backup_id="b")
+    reach_ms = None
 
     def __init__(self, *said: Increment | Exception) -> None:
         self.said = list(said)
@@ -116,6 +120,15 @@ async def test_the_status_says_how_far_it_is(tmp_path: Path, autojump_clock: Any
     text = (tmp_path / "status.prom").read_text()
     assert "\nsandq_backup_reach_timestamp_seconds 1800000000.005\n" in text
     assert "\nsandq_backup_partitions_behind 1\n" in text and "sandq_backup_gone_pins 0" in text
+
+
+async def test_increments_that_never_come_are_told_as_well(tmp_path: Path, autojump_clock: Any) -> None:
+    """Of a follower that was started while its place took nothing: alerts go by these."""
+    going = keeper(Follower(*[Unavailable("full")] * 9), status=StatusFile(tmp_path / "status.prom"))
+    with trio.move_on_after(12):
+        await going.run()
+    text = (tmp_path / "status.prom").read_text()
+    assert "\nsandq_backup_increment_failures 3\n" in text and "\nsandq_backup_reach_timestamp_seconds 0.0\n" in text
 
 
 async def test_an_increment_stands_on_the_last_backup_of_its_cluster() -> None:
