@@ -30,6 +30,7 @@ from sandq.client import Client
 from sandq.client.backups import LOG_BYTES, BackupTransfer, LogPiece
 from sandq.model.errors import (
     Conflict,
+    Forbidden,
     NotFound,
     Retriable,
     SandqError,
@@ -348,7 +349,7 @@ class _Run:
                 await self._partition(topic, partition, on_progress)
             except (UnknownTopic, UnknownPartition):
                 return  # it was deleted meanwhile: the next increment finds it gone
-            except (NotFound, Retriable) as error:
+            except (NotFound, Retriable, Forbidden) as error:
                 if isinstance(error, NoBackup):
                     raise
                 self.errors.append(f"partition {partition} of topic {topic.name}: {error.message}")

@@ -32,7 +32,7 @@ from sandq.backup.manifest import Manifest
 from sandq.backup.places import Directory
 from sandq.backup.point_in_time import find_moment, made_backup
 from sandq.backup.verify import Blocks
-from sandq.model.errors import Conflict, InvalidRequest, StorageFailed, Unavailable
+from sandq.model.errors import Conflict, Forbidden, InvalidRequest, StorageFailed, Unavailable
 from sandq.model.features import KNOWN
 from sandq.partition.digest import comparable
 from sandq.partition.restore.restoring import decode_chunk
@@ -379,6 +379,24 @@ async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluste
     assert "partition 1 of topic a is as of" in warning and "could not be asked since" in warning
     cluster.partitions["a", 1].is_away = False
     assert (await going.step()).reach_ms == T + cluster.at
+
+
+async def test_a_topic_that_must_not_be_read_holds_nothing_up(
+    cluster: FakeCluster, place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is to be seen, by another right on it."""
+    manifest = await backed_up(cluster, place)
+    read_log = cluster.read_log
+
+    async def refused(topic: str, *args: Any) -> Any:
+        if topic == "b":
+            raise Forbidden("it needs `read` on topic b")
+        return await read_log(topic, *args)
+
+    monkeypatch.setattr(cluster, "read_log", refused)
+    cluster.put("a", "x")
+    made = await follower(cluster, place, manifest).step()
+    assert made.entries == 1 and made.errors == ["partition 0 of topic b: it needs `read` on topic b"]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), BrokenPipe("the bucket is gone")])
