@@ -176,7 +176,7 @@ def _create_increment(
             )
 
     manifest, made = run(work, waits=True)
-    _warn([*made.gone, *made.errors])
+    _warn([*made.gone, *made.left, *made.errors])
     rows = f", {made.rebased_bytes:,} bytes of rows" if made.rebased_bytes else ""
     text = f"increment {made.number} of backup {manifest.backup_id}: {made.entries:,} entries{rows}"
     done(f"{text}; it reaches {_shown_time(made.reach_ms)}", made.shown())

@@ -108,8 +108,13 @@ class Window:
 
     @property
     def first(self) -> int:
-        """Number of the increment that may have the first entries behind the rows."""
-        return max(self.base, 0)
+        """Number of the increment that may have the first entries behind the rows. Entries in the one that has the rows
+        stood there before, and may be of another history."""
+        return self.base + 1
+
+    def stands_in(self, number: int) -> bool:
+        """Whether entries of this partition in an increment are of this window."""
+        return self.first <= number and (self.last is None or number <= self.last)
 
     def has(self, at_ms: int) -> bool:
         """Whether the partition can be had as of then."""
@@ -346,10 +351,13 @@ class Continuity:
 
 def spans(topics: Sequence[Topic], windows: Iterable[Window]) -> list[tuple[int, int]]:
     """Return the stretches of time, rising, at each moment of which all partitions of these topics can be had; before a
-    topic was made nothing of it is missing."""
+    topic was made, or a partition added to it, nothing of it is missing."""
     by_place: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    begun: dict[tuple[int, int], tuple[int, int]] = {}
+    """Of each partition the increment that had it first, and its time."""
     for window in windows:
         by_place.setdefault(window.place, []).append((window.base_ms, window.to_ms))
+        begun[window.place] = min((window.base, window.base_ms), begun.get(window.place, (window.base, window.base_ms)))
     first = min([base for found in by_place.values() for base, _ in found], default=0)
     places = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
     changes: list[tuple[int, int]] = []
@@ -357,23 +365,26 @@ def spans(topics: Sequence[Topic], windows: Iterable[Window]) -> list[tuple[int,
         found = list(by_place.get((topic.number, partition), ()))
         if topic.created_ms > first:
             found.append((first, topic.created_ms))
+        own, of_first = begun.get((topic.number, partition)), begun.get((topic.number, 0))
+        if partition >= topic.initial_partitions and own and of_first and own[0] > of_first[0]:
+            found.append((first, own[1] - 1))
         for start, stop in _united(found):
             changes += (start, 1), (stop + 1, -1)
     common: list[tuple[int, int]] = []
-    covered, begun = 0, 0
+    covered, since = 0, 0
     for at, change in sorted(changes):
         was_whole = covered == len(places)
         covered += change
         if covered == len(places):
-            begun = at
-        elif was_whole and at > begun:
-            common.append((begun, at - 1))
+            since = at
+        elif was_whole and at > since:
+            common.append((since, at - 1))
     return _united(common)
 
 
 def _united(found: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     united: list[tuple[int, int]] = []
-    for start, stop in sorted(found):
+    for start, stop in sorted([one for one in found if one[0] <= one[1]]):
         if united and start <= united[-1][1] + 1:
             united[-1] = united[-1][0], max(united[-1][1], stop)
         else:

@@ -13,6 +13,7 @@ from sandq.backup.follow import BackupFollower, Increment
 from sandq.backup.keys import BackupKey
 from sandq.backup.listing import list_backups
 from sandq.backup.manifest import Manifest
+from sandq.backup.pins import AGAIN_S
 from sandq.backup.places import Place
 from sandq.backup.standing import Standing, StatusFile, Tell
 from sandq.backup.work import OnProgress
@@ -94,6 +95,11 @@ class ChainKeeper:
         """Let `run` end, with the increment that is being made."""
         self._is_over.set()
 
+    async def pause(self, seconds: float) -> None:
+        """Wait for so long, or until it is stopped."""
+        with anyio.move_on_after(seconds):
+            await self._is_over.wait()
+
     async def run(self, times: int | None = None) -> None:
         """Go on until it is stopped, or so many were made (one that found nothing new counts). One that fails is told
         of, and tried again. Raises NotFound, Conflict: the backup is gone, of another cluster, or followed by another
@@ -105,8 +111,15 @@ class ChainKeeper:
             made += increment is not None
             if times is not None and made >= times:
                 return
-            with anyio.move_on_after(max(0.0, self._wait_s(increment) - (self._now_ms() - began_ms) / 1000)):
-                await self._is_over.wait()
+            await self._wait(max(0.0, self._wait_s(increment) - (self._now_ms() - began_ms) / 1000))
+
+    async def _wait(self, seconds: float) -> None:
+        """Until the next one is due. Nodes keep their logs meanwhile, and when they do not for much longer it is."""
+        until_s = anyio.current_time() + seconds
+        while (left_s := until_s - anyio.current_time()) > 0 and not self._is_over.is_set():
+            await self.pause(min(left_s, AGAIN_S))
+            if left_s > AGAIN_S and not self._is_over.is_set() and await self.follower.keep() > ROOM:
+                return
 
     def _wait_s(self, increment: Increment | None) -> float:
         if increment is None:
@@ -117,18 +130,21 @@ class ChainKeeper:
     async def once(self) -> Increment | None:
         """Make one; None: it failed. Raises as `run`."""
         standing = self._standing
+        # Before the first one, too: one that never comes is to be seen.
+        standing.chain = self.follower.manifest.backup_id
         try:
             increment = await self.follower.step()
         except (NotFound, Conflict):
             raise
         except (SandqError, OSError) as error:
+            if (reach_ms := self.follower.reach_ms) is not None:
+                standing.reach_ms = reach_ms
             standing.increment_failures += 1
             standing.increment_error = str(error)
             self._tell("increment failed", {"error": str(error), "failures": standing.increment_failures})
             await self._write()
             return None
         standing.increment_failures, standing.increment_error = 0, None
-        standing.chain = increment.backup_id
         standing.reach_ms = increment.reach_ms
         standing.increments += increment.number is not None
         standing.increment_bytes += increment.bytes
@@ -136,11 +152,16 @@ class ChainKeeper:
         standing.partitions_behind = len(increment.errors)
         if increment.number is not None:
             told = {"backup": increment.backup_id, "increment": increment.number, "entries": increment.entries}
-            more = {"bytes": increment.bytes, "gone": list(increment.gone), "errors": list(increment.errors)}
+            more = {
+                "bytes": increment.bytes,
+                "gone": list(increment.gone),
+                "errors": list(increment.errors),
+                "left": list(increment.left),
+            }
             self._tell("increment made", {**told, **more})
         await self._write()
         return increment
 
     async def _write(self) -> None:
         if self._status is not None:
-            await self._status.write(self._standing)
+            await self._status.write(self._standing, self._tell)

@@ -88,6 +88,7 @@ async def _make(
     place, key = run.place, run.key
     access = await run.transfer.access() if identities else None
     parts = await run.partitions(wanted, at_once)
+    await run.leave_out_made_anew(parts)
     manifest = Manifest(
         run.backup_id,
         FULL,
@@ -195,6 +196,15 @@ class _Run:
             name: tuple(found[name, number] for number in sorted(n for topic, n in found if topic == name))
             for name in names
         }
+
+    async def leave_out_made_anew(self, parts: dict[str, tuple[PartitionPart, ...]]) -> None:
+        """Nodes are asked by the names of topics: what was read of one that is another one by now may be of either."""
+        now = {row["name"]: row["number"] for row in (await self.transfer.catalog())["topics"]}
+        for name in list(parts):
+            number = self.made_of[name][1]
+            if now.get(name, number) != number:
+                del parts[name]
+                self.warnings.append(f"topic {name} is left out: it was deleted and made anew meanwhile")
 
     async def _partition(self, topic: str, number: int) -> PartitionPart:
         folder = f"data/{topic}/{number}"

@@ -10,6 +10,12 @@ class DamagedBackup(InvalidRequest):
 
     def __init__(self, file: str, at: int, why: str) -> None:
         super().__init__(f"{file}, byte {at}: {why}", file=file, byte=at)
+        self.at = at
+        self.why = why
+
+
+class TruncatedBackup(DamagedBackup):
+    """A file ends before what was written of it: whoever wrote it was stopped, where a store shows such files."""
 
 
 class WrongKey(InvalidRequest):

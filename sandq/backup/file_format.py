@@ -22,7 +22,7 @@ import google_crc32c
 import msgpack
 import zstandard
 
-from sandq.backup.errors import DamagedBackup
+from sandq.backup.errors import DamagedBackup, TruncatedBackup
 from sandq.backup.keys import SALT_BYTES, BackupKey, check_key
 
 MAGIC: Final = b"SANDQBAK"
@@ -67,6 +67,8 @@ class Writer:
         self._head = header.encode()
         self._cipher = None if key is None else key.cipher(header.salt)
         self._zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+        self.salt = header.salt
+        """No other file has it."""
         self.blocks = 0
         self.plain_bytes = 0
         """Of all blocks."""
@@ -129,6 +131,7 @@ class Reader:
                 _PREFIX.size, f"it is {header.name} of backup {header.backup}, where {name} of {backup} is expected"
             )
         check_key(key, header.key_id, shown)
+        self.salt = header.salt
         self._cipher = None if key is None else key.cipher(header.salt)
         self._zstd = zstandard.ZstdDecompressor()
         self._number = self._bytes = 0
@@ -185,7 +188,7 @@ class Reader:
         while left:
             part = self._stream.read(left)
             if not part:
-                raise self._wrong(self.at + size - left, why)
+                raise TruncatedBackup(self._shown, self.at + size - left, why)
             parts.append(part)
             left -= len(part)
         self.at += size

@@ -28,13 +28,25 @@ from sandq.backup.row_files import RowFiles, copy_rows
 from sandq.backup.work import OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
 from sandq.client.backups import LOG_BYTES, BackupTransfer, LogPiece
-from sandq.model.errors import Conflict, NotFound, Retriable, SandqError, UnknownPartition, UnknownTopic
+from sandq.model.errors import (
+    Conflict,
+    Forbidden,
+    NotFound,
+    Retriable,
+    SandqError,
+    StorageFailed,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
 from sandq.model.names import RESTORING
 
 AT_ONCE: Final = 4
 """Partitions that are asked at a time."""
 IDLE_MS: Final = 60_000
 """So often, at most, an increment is made though nothing has changed."""
+SET_BACK_MS: Final = 60_000
+"""A time that is further back than that is of a clock that was set back."""
 WARNINGS_MOST: Final = 100
 
 
@@ -58,6 +70,8 @@ class Increment:
     """Of what nodes keep for a reader of a partition's log, how much was used, at most, before this increment."""
     errors: Sequence[str] = ()
     """Of partitions that could not be asked: the next increment has what they have."""
+    left: Sequence[str] = ()
+    """Topics that are followed no more: they were deleted, or who follows has no right on them any more."""
 
     def shown(self) -> dict[str, Any]:
         """Return what is told of it."""
@@ -70,6 +84,7 @@ class Increment:
             "gone": list(self.gone),
             "rebased_bytes": self.rebased_bytes,
             "errors": list(self.errors),
+            "left": list(self.left),
         }
 
 
@@ -84,6 +99,8 @@ class _Chain:
     topics_at: int
     windows: tuple[Window, ...]
     ended_ms: int
+    salts: tuple[tuple[int, bytes], ...] = ()
+    """Of the last increments, with their numbers: by these their files are known again."""
 
 
 class BackupFollower:
@@ -122,29 +139,66 @@ class BackupFollower:
         node or the place says.
         """
         place, backup_id = self._place, self.manifest.backup_id
+        await self._check_there()  # to hold what is gone would make its folder anew
         held = place.hold(backup_id)
         await in_thread(held.__enter__, place.shown)
         try:
+            await self._check_there()
             there = await in_thread(partial(increments.count, place, backup_id), place.shown)
-            if not await in_thread(partial(place.exists, f"{backup_id}/{manifests.MANIFEST}"), place.shown):
-                raise NoBackup(f"backup {backup_id} is not there (any more)")
             if self._chain is None:
                 self._chain = await in_thread(partial(self._load, there), place.shown)
-            if there != self._chain.number:
+            elif not await in_thread(partial(self._is_own, self._chain, there), place.shown):
                 self._chain = None
                 raise Conflict(f"somebody else follows backup {backup_id} in {place.shown} as well")
             return await self._step(self._chain, always)
         finally:
             held.__exit__(None, None, None)
 
+    async def keep(self) -> float:
+        """Have nodes go on keeping what comes behind the last increment: they forget who is not heard of for five
+        minutes. Of what they keep for a reader of a log, how much is used, at most."""
+        known, fullest = self._chain, 0.0
+        if known is None:
+            return fullest
+        names = {topic.number: topic.name for topic in known.topics}
+        for window in known.windows:
+            if window.last is None and window.topic in names:
+                with suppress(SandqError):
+                    ask = names[window.topic], window.partition, self.manifest.backup_id, window.index
+                    fullest = max(fullest, (await self._transfer.pin_log(*ask)).used)
+        return fullest
+
+    async def _check_there(self) -> None:
+        name = f"{self.manifest.backup_id}/{manifests.MANIFEST}"
+        if not await in_thread(partial(self._place.exists, name), self._place.shown):
+            raise NoBackup(f"backup {self.manifest.backup_id} is not there (any more)")
+
+    def _is_own(self, known: _Chain, there: int) -> bool:
+        """Whether the increments are those that this one has made: where a place has no locks, somebody else may have
+        written over them."""
+        if there < known.number:
+            raise StorageFailed(
+                f"{self._place.shown}: of {known.number} increments of backup {self.manifest.backup_id} "
+                f"it lists {there}"
+            )
+        at = self._place, self.manifest.backup_id
+        if there > known.number + 1 or (
+            there > known.number and not increments.is_stopped(*at, known.number, self._key)
+        ):
+            return False
+        return all([increments.salt_of(*at, number, self._key) == salt for number, salt in known.salts])
+
     def _load(self, there: int) -> _Chain:
         manifest, key = self.manifest, self._key
+        if there and increments.is_stopped(self._place, manifest.backup_id, there - 1, key):
+            there -= 1  # it is made anew
         if not there:
             topics, windows = chain.topics_of(manifest), chain.windows_of(manifest)
             return _Chain(0, b"", topics, chain.OF_MANIFEST, windows, manifest.ended_ms)
         last, digest = increments.read_summary(self._place, manifest.backup_id, there - 1, key)
         topics = topics_at(self._place, manifest, last, key)
-        return _Chain(there, digest, topics, last.topics_at, last.windows, last.ended_ms)
+        salts = ((there - 1, increments.salt_of(self._place, manifest.backup_id, there - 1, key)),)
+        return _Chain(there, digest, topics, last.topics_at, last.windows, last.ended_ms, salts)
 
     async def _step(self, before: _Chain, always: bool) -> Increment:
         begun_ms = time.time_ns() // 1_000_000
@@ -162,8 +216,9 @@ class BackupFollower:
         try:
             run = _Run(self._transfer, self._place, self.manifest.backup_id, self._key, before, writer, self._pace)
             await run.follow(topics, self._on_progress)
+            await self._check_same(topics)
             is_same = topics == before.topics and not run.has_news
-            if is_same and not always and begun_ms - before.ended_ms < IDLE_MS:
+            if is_same and not always and abs(begun_ms - before.ended_ms) < IDLE_MS:
                 await in_thread(writer.give_up, self._place.shown)
                 return Increment(self.manifest.backup_id, None, run.reach_ms, errors=run.errors)
             summary = Summary(
@@ -178,15 +233,35 @@ class BackupFollower:
                 before.topics_at if topics == before.topics else before.number,
                 chain.bounded(run.windows),
                 run.bases,
-                tuple([*run.gone, *run.errors][:WARNINGS_MOST]),
+                tuple([*run.gone, *run.left, *run.errors][:WARNINGS_MOST]),
             )
             digest = await in_thread(partial(writer.end, summary), self._place.shown)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(SandqError):
                 await in_thread(writer.give_up, self._place.shown)
             raise
+        return self._made(before, run, writer, topics, summary, digest)
+
+    async def _check_same(self, topics: Sequence[Topic]) -> None:
+        """Nodes are asked by the names of topics. Raises Unavailable: one was made anew meanwhile, and what was read of
+        it may be of either."""
+        now = {row["name"]: row["number"] for row in (await self._transfer.catalog())["topics"]}
+        for topic in topics:
+            if now.get(topic.name, topic.number) != topic.number:
+                raise Unavailable(f"topic {topic.name} was deleted and made anew meanwhile: the increment is given up")
+
+    def _made(
+        self,
+        before: _Chain,
+        run: _Run,
+        writer: IncrementWriter,
+        topics: tuple[Topic, ...],
+        summary: Summary,
+        digest: bytes,
+    ) -> Increment:
         number, ended_ms = before.number, summary.ended_ms
-        self._chain = _Chain(number + 1, digest, topics, summary.topics_at, summary.windows, ended_ms)
+        salts = (*before.salts[-1:], (number, writer.salt))
+        self._chain = _Chain(number + 1, digest, topics, summary.topics_at, summary.windows, ended_ms, salts)
         rebased = sum([part.plain_bytes for part in run.bases.values()])
         stored = writer.size + sum([file.bytes for part in run.bases.values() for file in part.files])
         return Increment(
@@ -199,6 +274,7 @@ class BackupFollower:
             rebased,
             run.fullest,
             run.errors,
+            run.left,
         )
 
 
@@ -218,7 +294,9 @@ class _Run:
         self.entries = 0
         self.fullest = 0.0
         self.gone: list[str] = []
+        self.left: list[str] = []
         self.errors: list[str] = []
+        self._before = before.topics
         self.bases: dict[tuple[int, int], PartitionPart] = {}
         self._over = [window for window in before.windows if window.last is not None]
         self._alive = {window.place: window for window in before.windows if window.last is None}
@@ -254,8 +332,15 @@ class _Run:
         """Take what all partitions of these topics have that is new."""
         wanted = [(topic, partition) for topic in topics for partition in range(topic.partitions)]
         there = {(topic.number, partition) for topic, partition in wanted}
+        left = {
+            topic.number: topic.name
+            for topic in self._before
+            if any([(topic.number, partition) not in there for partition in range(topic.partitions)])
+        }
         for place in [place for place in self._alive if place not in there]:
             self._end(place, "the topic was deleted, or is not to be seen any more")
+        for number in sorted(left):
+            self.left.append(f"topic {left[number]} is followed no more: it was deleted, or is not to be seen any more")
         self._progress.partitions = len(wanted)
 
         async def one(item: tuple[Topic, int]) -> None:
@@ -264,7 +349,7 @@ class _Run:
                 await self._partition(topic, partition, on_progress)
             except (UnknownTopic, UnknownPartition):
                 return  # it was deleted meanwhile: the next increment finds it gone
-            except (NotFound, Retriable) as error:
+            except (NotFound, Retriable, Forbidden) as error:
                 if isinstance(error, NoBackup):
                     raise
                 self.errors.append(f"partition {partition} of topic {topic.name}: {error.message}")
@@ -314,7 +399,7 @@ class _Run:
             if piece.gone is not None:
                 return piece.gone
             if target is None:
-                target, reach_ms = piece.applied, max(reach_ms, piece.time_ms)
+                target, reach_ms = piece.applied, _reach_ms(reach_ms, piece.time_ms)
                 self.fullest = max(self.fullest, piece.used)
             if piece.entries:
                 await self._write(window, piece)
@@ -347,6 +432,12 @@ class _Run:
         self._durable.pop(place, None)
         to_ms = max(part.time_ms, pinned.time_ms)
         self._alive[place] = Window(*place, self._number, part.index, part.time_ms, part.index, None, to_ms)
+
+
+def _reach_ms(before_ms: int, now_ms: int) -> int:
+    """Up to when a partition can be had. Leaders' clocks differ a little; one that was far ahead says nothing any more
+    once it is right again."""
+    return now_ms if now_ms < before_ms - SET_BACK_MS else max(before_ms, now_ms)
 
 
 def topics_at(place: Place, manifest: Manifest, summary: Summary, key: BackupKey | None) -> tuple[Topic, ...]:

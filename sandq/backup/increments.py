@@ -8,10 +8,10 @@ from typing import BinaryIO
 
 from sandq.backup import chain
 from sandq.backup.chain import Entries, Summary
-from sandq.backup.errors import DamagedBackup, NoBackup
+from sandq.backup.errors import DamagedBackup, NoBackup, TruncatedBackup
 from sandq.backup.file_format import Reader, Writer
 from sandq.backup.keys import BackupKey
-from sandq.backup.places import Place
+from sandq.backup.places import Place, failing
 
 
 def count(place: Place, backup_id: str) -> int:
@@ -42,6 +42,8 @@ class IncrementReader:
         except BaseException:
             self._stream.close()
             raise
+        self.salt = self._reader.salt
+        """No other file has it."""
         self.at = self._reader.at
         """Where the block stands that was read last."""
         self.summary: Summary | None = None
@@ -109,15 +111,38 @@ def read_summary(place: Place, backup_id: str, number: int, key: BackupKey | Non
     return reader.read_summary(), reader.digest
 
 
+def is_stopped(place: Place, backup_id: str, number: int, key: BackupKey | None) -> bool:
+    """Whether an increment has no end: who wrote it was stopped, at a store that shows such files. Raises
+    DamagedBackup, WrongKey."""
+    try:
+        read_summary(place, backup_id, number, key)
+    except TruncatedBackup:
+        return True
+    return False
+
+
+def salt_of(place: Place, backup_id: str, number: int, key: BackupKey | None) -> bytes:
+    """Read what tells the file of an increment from all others. Raises DamagedBackup, WrongKey."""
+    reader = IncrementReader(place, backup_id, number, key)
+    reader.close()
+    return reader.salt
+
+
 class IncrementWriter:
     """Writes an increment; it is there once its summary is. For one thread at a time."""
 
     def __init__(self, place: Place, backup_id: str, number: int, key: BackupKey | None) -> None:
         self._context: AbstractContextManager[BinaryIO] | None = None
+        self._shown = f"{place.shown}/{backup_id}/{chain.name_of(number)}"
         context = place.create(f"{backup_id}/{chain.name_of(number)}")
         stream = context.__enter__()
         self._context = context
         self._writer = Writer(stream, backup_id, chain.name_of(number), key)
+
+    @property
+    def salt(self) -> bytes:
+        """No other file has it."""
+        return self._writer.salt
 
     @property
     def size(self) -> int:
@@ -126,13 +151,15 @@ class IncrementWriter:
 
     def write(self, block: bytes) -> None:
         """Add a block."""
-        self._writer.write(block)
+        with failing(self._shown):
+            self._writer.write(block)
 
     def end(self, summary: Summary) -> bytes:
         """Write the summary, and let the increment be there. The digest of the summary."""
         block = summary.encode()
-        self._writer.write(block)
-        self._writer.end()
+        with failing(self._shown):
+            self._writer.write(block)
+            self._writer.end()
         context, self._context = self._context, None
         assert context is not None
         context.__exit__(None, None, None)

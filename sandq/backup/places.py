@@ -73,7 +73,8 @@ def place_of(url: str) -> Place:
 
 
 @contextmanager
-def _failing(what: str) -> Iterator[None]:
+def failing(what: str) -> Iterator[None]:
+    """A context whose errors are those of a place: StorageFailed, NoBackup."""
     try:
         yield
     except FileNotFoundError as error:
@@ -101,7 +102,7 @@ class Directory:
             yield
             return
         path = self._path / folder / LOCK
-        with _failing(str(path)):
+        with failing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
@@ -119,7 +120,7 @@ class Directory:
     def create(self, name: str) -> Iterator[BinaryIO]:
         path = self._path / name
         partial = path.with_name(path.name + PARTIAL)
-        with _failing(str(path)):
+        with failing(str(path)):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             partial.unlink(missing_ok=True)  # of one that was stopped
             try:
@@ -135,29 +136,29 @@ class Directory:
             _sync(path.parent)
 
     def open(self, name: str) -> BinaryIO:
-        with _failing(str(self._path / name)):
+        with failing(str(self._path / name)):
             return cast(BinaryIO, (self._path / name).open("rb"))
 
     def exists(self, name: str) -> bool:
-        with _failing(str(self._path / name)):
+        with failing(str(self._path / name)):
             return (self._path / name).is_file()
 
     def folders(self) -> list[str]:
-        with _failing(str(self._path)):
+        with failing(str(self._path)):
             if not self._path.exists():
                 return []
             return sorted([one.name for one in self._path.iterdir() if one.is_dir()])
 
     def files(self, folder: str) -> list[str]:
         path = self._path / folder
-        with _failing(str(path)):
+        with failing(str(path)):
             if not path.is_dir():
                 return []
             return sorted([one.name for one in path.iterdir() if one.is_file() and one.suffix != PARTIAL])
 
     def remove(self, folder: str, first: str) -> None:
         path = self._path / folder
-        with _failing(str(path)), suppress(FileNotFoundError):
+        with failing(str(path)), suppress(FileNotFoundError):
             if not path.is_dir():
                 return
             with self.hold(folder):
@@ -197,7 +198,7 @@ class _Remote:
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         path = self._name(name)
-        with _failing(self._shown(name)):
+        with failing(self._shown(name)):
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             stream = self._files.open(path, "wb")
             try:
@@ -210,19 +211,19 @@ class _Remote:
             stream.close()
 
     def open(self, name: str) -> BinaryIO:
-        with _failing(self._shown(name)):
+        with failing(self._shown(name)):
             return cast(BinaryIO, self._files.open(self._name(name), "rb"))
 
     def exists(self, name: str) -> bool:
-        with _failing(self._shown(name)):
+        with failing(self._shown(name)):
             return bool(self._files.exists(self._name(name)))
 
     def folders(self) -> list[str]:
-        with _failing(self.shown):
+        with failing(self.shown):
             return self._names(self._path, "directory")
 
     def files(self, folder: str) -> list[str]:
-        with _failing(self._shown(folder)):
+        with failing(self._shown(folder)):
             return self._names(self._name(folder), "file")
 
     def _names(self, path: str, kind: str) -> list[str]:
@@ -233,7 +234,7 @@ class _Remote:
         return sorted([one["name"].rstrip("/").rpartition("/")[2] for one in found if one["type"] == kind])
 
     def remove(self, folder: str, first: str) -> None:
-        with _failing(self._shown(folder)):
+        with failing(self._shown(folder)):
             if self._files.exists(self._name(f"{folder}/{first}")):
                 self._files.rm(self._name(f"{folder}/{first}"))
             if self._files.exists(self._name(folder)):

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +16,7 @@ import anyio
 from sandq.backup import chain, increments
 from sandq.backup import manifest as manifests
 from sandq.backup.chain import Summary, Topic, Window
-from sandq.backup.errors import NoBackup
+from sandq.backup.errors import DamagedBackup, NoBackup, TruncatedBackup
 from sandq.backup.follow import topics_at
 from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import Manifest, PartitionPart
@@ -28,6 +28,8 @@ from sandq.model.features import KNOWN
 if TYPE_CHECKING:
     from sandq.backup.replay import Wanted
 
+BEHIND_MS: Final = 60_000
+"""A partition whose last time is so much older than that of others is warned of."""
 STEP_BYTES: Final = 4 << 20
 """So much is read in one go."""
 
@@ -73,36 +75,43 @@ def find_moment(
             f"to {chain.shown_time(manifest.ended_ms)}, and no other time can be had"
         )
     read = partial(increments.read_summary, place, manifest.backup_id, key=key)
-    last, _ = read(there - 1)
+    try:
+        last, _ = read(there - 1)
+    except TruncatedBackup as error:
+        name = chain.name_of(there - 1)
+        why = f"{error.why}; without this file, the last one, what stands before it can be had"
+        raise DamagedBackup(f"{place.shown}/{manifest.backup_id}/{name}", error.at, why) from None
     if last.level > KNOWN.highest:
         raise NoBackup(
             f"the increments of backup {manifest.backup_id} are of feature level {last.level} (sandq {last.version}), "
             f"and this version knows {KNOWN}: restore it with a version as new as that"
         )
     topics, later = _topics(place, manifest, key, last, at_ms)
-    topics = _named(topics, names, manifest, last, at_ms)
     warnings: list[str] = []
+    if at_ms is not None and later is not None:
+        topics = _with_new(topics, later, last.windows, at_ms, warnings)
+    topics = _named(topics, names, manifest, last, at_ms)
     if names is None:
         topics = _without_gone(topics, later, last.windows, at_ms, warnings)
     windows = chain.choose(topics, last.windows, at_ms)
     if at_ms is None:
         shown = {topic.number: topic.name for topic in topics}
+        latest_ms = max([window.to_ms for window in windows.values()], default=0)
         warnings += [
             f"partition {window.partition} of topic {shown[window.topic]} is as of {chain.shown_time(window.to_ms)}: "
-            f"{window.why}"
+            f"{window.why or 'it could not be asked since'}"
             for window in windows.values()
-            if window.last is not None
+            if window.last is not None or window.to_ms < latest_ms - BEHIND_MS
         ]
     parts = _parts(manifest, windows, lambda number: read(number)[0])
-    name = f"{manifest.backup_id}-{f'n{there}' if at_ms is None else at_ms}"
+    name = f"{manifest.backup_id}-{'latest' if at_ms is None else at_ms}"
     return Moment(at_ms, topics, windows, parts, last.level, name, tuple(warnings))
 
 
 def _topics(
     place: Place, manifest: Manifest, key: BackupKey | None, last: Summary, at_ms: int | None
-) -> tuple[tuple[Topic, ...], frozenset[int] | None]:
-    """The topics as of a time, and the numbers of those that there were when they were looked at next; None: they were
-    not."""
+) -> tuple[tuple[Topic, ...], tuple[Topic, ...] | None]:
+    """The topics as of a time, and those that there were when they were looked at next; None: they were not."""
     if at_ms is None or last.time_ms <= at_ms:
         return topics_at(place, manifest, last, key), None
     # The last increment whose topics were looked at by then: `before`; -1: none was.
@@ -113,11 +122,35 @@ def _topics(
             before = middle.number
         else:
             after = middle
-    later = frozenset([topic.number for topic in topics_at(place, manifest, after, key)])
+    later = topics_at(place, manifest, after, key)
     if before < 0:
         return chain.topics_of(manifest), later
     summary, _ = increments.read_summary(place, manifest.backup_id, before, key)
     return topics_at(place, manifest, summary, key), later
+
+
+def _with_new(
+    topics: tuple[Topic, ...], later: tuple[Topic, ...], windows: Sequence[Window], at_ms: int, warnings: list[str]
+) -> tuple[Topic, ...]:
+    """With what was made between two looks at the topics: topics that were there by then, which cannot be had if they
+    were not read by then; and partitions that were."""
+    there = {topic.number: topic for topic in topics}
+    for topic in later:
+        before = there.get(topic.number)
+        if before is None:
+            if topic.created_ms <= at_ms:
+                there[topic.number] = topic
+        elif topic.partitions > before.partitions:
+            added = range(before.partitions, topic.partitions)
+            own = [window for window in windows if window.topic == topic.number and window.partition in added]
+            if {window.partition for window in own if window.has(at_ms)} == set(added):
+                there[topic.number] = replace(before, partitions=topic.partitions)
+            else:
+                warnings.append(
+                    f"partitions of topic {topic.name} from {before.partitions} on are left out: they were added at "
+                    "about that time, and what they had then was not read"
+                )
+    return tuple(there.values())
 
 
 def _named(
@@ -138,19 +171,20 @@ def _named(
 
 def _without_gone(
     topics: tuple[Topic, ...],
-    later: frozenset[int] | None,
+    later: tuple[Topic, ...] | None,
     windows: Sequence[Window],
     at_ms: int | None,
     warnings: list[str],
 ) -> tuple[Topic, ...]:
     """Leave out topics of which nothing can be had, though they were there: those that were deleted soon after they
-    were looked at, and those that were made so shortly before that nothing of them was read."""
+    were looked at, and of the latest those that were made so shortly before that nothing of them was read."""
     kept = []
+    numbers = {topic.number for topic in later or ()}
     for topic in topics:
         own = [window for window in windows if window.topic == topic.number]
         if at_ms is None and len({window.partition for window in own}) < topic.partitions:
             warnings.append(f"topic {topic.name} is left out: it is new, and not all of it was read yet")
-        elif at_ms is not None and later is not None and topic.number not in later and not _has(own, topic, at_ms):
+        elif at_ms is not None and later is not None and topic.number not in numbers and not _has(own, topic, at_ms):
             until = min([window.to_ms for window in own], default=None)
             had = f", and can be had up to {chain.shown_time(until)}" if until is not None else ""
             warnings.append(f"topic {topic.name} is left out: it was deleted at about that time{had}")
@@ -229,7 +263,8 @@ def _folder(work: Path | None) -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix="sandq-restore-", dir=work))
     except OSError as error:
-        raise StorageFailed(f"{work}: {error.strerror}: the rows that are restored are made there") from None
+        where = work or tempfile.gettempdir()
+        raise StorageFailed(f"{where}: {error.strerror}: the rows that are restored are made there") from None
 
 
 def _some(steps: Iterator[int]) -> int | None:

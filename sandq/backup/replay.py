@@ -45,6 +45,11 @@ WRITE_BYTES: Final = 1 << 20
 PIECE_ROWS: Final = 2048
 PIECE_BYTES: Final = 512 << 10
 """Of a block of rows, as nodes give them."""
+STAMP_BYTES: Final = 32
+"""The first ones of an entry, in which its time is."""
+
+_Place = tuple[int, int]
+"""Topic and partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +69,16 @@ class Wanted:
 class PartitionReplay:
     """One partition, from its rows on, entry by entry."""
 
-    def __init__(self, stores: Stores, store: int, wanted: Wanted, look_aheads: LookAheads) -> None:
+    def __init__(
+        self, stores: Stores, store: int, wanted: Wanted, look_aheads: LookAheads, last: int | None = None
+    ) -> None:
+        """`last`: the last entry that is applied, whatever time those before it are of."""
         self.wanted = wanted
         self.is_over = False
         """The next entry is of a later time."""
+        self.late: int | None = None
+        """The last entry that is of the time nevertheless, and stands behind one that is of a later time."""
+        self._last = last
         self._stores = stores
         self._store = store
         self._look_aheads = look_aheads
@@ -105,10 +116,16 @@ class PartitionReplay:
     def apply(self, index: int, term: int, command: bytes, until_ms: int | None) -> bool:
         """Apply the next entry, unless it is of a later time, or was applied; whether it was now. Raises Corruption,
         StartupError."""
-        if self.is_over or index <= self.index:
+        if index <= self.index:
             return False
-        if until_ms is not None and command and Entry.decode(command).now_ms > until_ms:
-            self.is_over = True
+        if self._last is not None:
+            self.is_over = index > self._last
+        elif until_ms is not None and command:
+            if _stamp_ms(command) > until_ms:
+                self.is_over = True
+            elif self.is_over:
+                self.late = index
+        if self.is_over:
             return False
         self.term = term
         self.replica.apply(index, command, False)
@@ -175,26 +192,47 @@ class Replay:
         """Make the rows of all partitions, as those of this backup at `target`, with what is in the making at `work`.
         Yields now and then the bytes that were read since. Raises DamagedBackup, NoBackup, InvalidRequest."""
         for at in range(0, len(self._wanted), AT_ONCE):
-            stores = LevelStores(work / f"replay-{at:06}")
-            try:
-                yield from self._some(self._wanted[at : at + AT_ONCE], stores, target, backup_id)
-            finally:
-                stores.close()
+            some = self._wanted[at : at + AT_ONCE]
+            late = yield from self._some(work / f"replay-{at:06}", some, target, backup_id, {})
+            if late:
+                some = [one for one in some if one.window.place in late]
+                yield from self._some(work / f"again-{at:06}", some, target, backup_id, late)
 
-    def _some(self, wanted: Sequence[Wanted], stores: LevelStores, target: Directory, backup_id: str) -> Iterator[int]:
+    def _some(
+        self, folder: Path, wanted: Sequence[Wanted], target: Directory, backup_id: str, lasts: Mapping[_Place, int]
+    ) -> Generator[int, None, dict[_Place, int]]:
+        """Make some partitions. `lasts`: the last entries of those of which they are known. Returns the last entries of
+        those that are not made yet: the clock of their leader was ahead for a while, or another one has led them."""
+        stores = LevelStores(folder)
+        try:
+            return (yield from self._replayed(wanted, stores, target, backup_id, lasts))
+        finally:
+            stores.close()
+
+    def _replayed(
+        self,
+        wanted: Sequence[Wanted],
+        stores: LevelStores,
+        target: Directory,
+        backup_id: str,
+        lasts: Mapping[_Place, int],
+    ) -> Generator[int, None, dict[_Place, int]]:
         look_aheads = LookAheads(LOOK_AHEAD_BYTES)
-        replays = {}
+        replays: dict[tuple[int, int], PartitionReplay] = {}
         for store, one in enumerate(wanted, 1):
-            replays[one.window.place] = replay = PartitionReplay(stores, store, one, look_aheads)
-            yield from self._load(replay)
+            replays[one.window.place] = made = PartitionReplay(
+                stores, store, one, look_aheads, lasts.get(one.window.place)
+            )
+            yield from self._load(made)
         numbers = self._numbers(wanted)
         before = b""
         for number in numbers:
             reader = IncrementReader(self._place, self._manifest.backup_id, number, self._key)
             try:
                 for found in reader.entries():
-                    if (place := (found.topic, found.partition)) in replays:
-                        self._apply(replays[place], found, reader)
+                    replay = replays.get((found.topic, found.partition))
+                    if replay is not None and replay.wanted.window.stands_in(number):
+                        self._apply(replay, found, reader)
                     look_aheads.evict(partial(_readers, replays))
                     yield sum(map(len, found.entries[1::2]))
             finally:
@@ -204,7 +242,10 @@ class Replay:
             if number != numbers[0] and summary.previous != before:
                 raise reader.wrong(f"it stands behind another increment than {chain.name_of(number - 1)}")
             before = reader.digest
+        late = {place: replay.late for place, replay in replays.items() if replay.late is not None}
         for place, replay in replays.items():
+            if place in late:
+                continue
             window = replay.wanted.window
             if replay.index < window.index and not replay.is_over:
                 raise DamagedBackup(
@@ -214,6 +255,7 @@ class Replay:
                 )
             folder = f"data/{replay.wanted.topic.name}/{window.partition}"
             self.parts[place] = yield from replay.end(RowFiles(target, backup_id, folder, self._key))
+        return late
 
     def _numbers(self, wanted: Sequence[Wanted]) -> range:
         """Of the increments that have entries of these."""
@@ -227,12 +269,12 @@ class Replay:
     def _load(self, replay: PartitionReplay) -> Iterator[int]:
         blocks = Blocks(self._place, self._manifest, replay.wanted.part, self._key)
         try:
-            while found := blocks.take(1):
-                replay.put_rows(found[0])
-                yield len(found[0])
-        finally:
-            blocks.close()
-        try:
+            try:
+                while found := blocks.take(1):
+                    replay.put_rows(found[0])
+                    yield len(found[0])
+            finally:
+                blocks.close()
             replay.load()
         except SandqError:
             raise
@@ -263,6 +305,18 @@ class Replay:
             raise
         except Exception as error:
             raise reader.wrong(f"an entry of {replay.wanted.shown} cannot be applied: {error!r:.200}") from error
+
+
+def _stamp_ms(command: bytes) -> int:
+    """When an entry was made, by the clock of who led then. Raises Corruption."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(command[:STAMP_BYTES])
+    try:
+        unpacker.read_array_header()
+        unpacker.skip()
+        return int(unpacker.unpack())
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return Entry.decode(command).now_ms  # which says what is wrong with it
 
 
 def _readers(replays: Mapping[tuple[int, int], PartitionReplay]) -> list[LookAhead]:

@@ -104,7 +104,9 @@ async def restore_backup(
     moment = await in_thread(partial(find_moment, place, manifest, key, topics, at_ms), place.shown)
     async with made_backup(place, manifest, key, moment, work, on_progress) as (made_place, made):
         # All of it was read, and checked, when it was made.
-        restored = await restore(made_place, made, None, verify=False)
+        # Begun again it goes on only if it makes the same rows: another increment may have brought more of that moment.
+        entries = [(topic.number, part.partition, part.index) for topic in made.topics for part in topic.partitions]
+        restored = await restore(made_place, made, None, verify=False, entries=entries)
     return replace(restored, backup_id=backup_id, warnings=[*moment.warnings, *restored.warnings])
 
 
@@ -124,6 +126,7 @@ async def _restore(
     rate: int | None,
     at_once: int,
     on_progress: OnProgress,
+    entries: Sequence[tuple[int, int, int]] = (),
 ) -> Restored:
     wanted = [manifest.topic(name) for name in dict.fromkeys(topics)] if topics is not None else [*manifest.topics]
     if identities and manifest.access is None:
@@ -132,7 +135,7 @@ async def _restore(
     if verify:
         parts = [part for topic in wanted for part in topic.partitions]
         await verify_parts(place, manifest, parts, key, at_once, on_progress)
-    run = _Run(client, place, manifest, key, renamed, Pace(rate), on_progress)
+    run = _Run(client, place, manifest, key, renamed, Pace(rate), on_progress, entries)
     made = await run.restore_access() if identities else 0
     await run.make(wanted, replicas)
     await run.fill(wanted, at_once)
@@ -166,7 +169,9 @@ class _Run:
         renamed: Mapping[str, str],
         pace: Pace,
         on_progress: OnProgress,
+        entries: Sequence[tuple[int, int, int]],
     ) -> None:
+        """`entries`: what it is made of beside the backup: the last one of each partition."""
         self._pace = pace
         self.progress = Progress()
         self.rows = 0
@@ -181,8 +186,8 @@ class _Run:
         self._numbers: dict[int, int] = {}
         self._opened: set[str] = set()
         """Topics of the backup that this restore opened before it was stopped."""
-        names = hashlib.sha256(repr(sorted(renamed.items())).encode()).hexdigest()[:8]
-        self._restore_id = f"{manifest.backup_id}.{names}"
+        made_of = repr(sorted(renamed.items())) + (repr(sorted(entries)) if entries else "")
+        self._restore_id = f"{manifest.backup_id}.{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"
         """The same when it is begun again."""
 
     async def restore_access(self) -> int:

@@ -14,7 +14,7 @@ from sandq.backup.errors import NoBackup
 from sandq.backup.file_format import Writer
 from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import FilePart, PartitionPart
-from sandq.backup.places import Place
+from sandq.backup.places import Place, failing
 from sandq.backup.work import QUEUED, OnProgress, Pace, Progress, in_thread
 from sandq.client.backups import BackupTransfer, Piece
 from sandq.model.errors import SandqError
@@ -46,7 +46,8 @@ class RowFiles:
             self._context = self._place.create(f"{self._backup_id}/{self._name}")
             stream = self._context.__enter__()
             self._writer = Writer(stream, self._backup_id, self._name, self._key)
-        self._writer.write(data)
+        with failing(f"{self.shown}/{self._backup_id}/{self._name}"):
+            self._writer.write(data)
 
     def end(self) -> None:
         """All was written."""
@@ -56,7 +57,8 @@ class RowFiles:
     def _end_file(self) -> None:
         writer, context = self._writer, self._context
         assert writer is not None and context is not None
-        writer.end()
+        with failing(f"{self.shown}/{self._backup_id}/{self._name}"):
+            writer.end()
         self._writer = self._context = None
         context.__exit__(None, None, None)
         self.parts.append(FilePart(self._name, writer.bytes, writer.blocks, writer.plain_bytes))

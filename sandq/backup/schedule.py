@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import anyio
 
 from sandq.backup import manifest as manifests
+from sandq.backup.chains import RETRY_S as RETRY_INCREMENT_S
 from sandq.backup.chains import ChainKeeper
 from sandq.backup.create import create_backup
 from sandq.backup.follow import BackupFollower
@@ -112,14 +113,27 @@ class BackupSchedule:
         return found[0]
 
     async def _follow(self, keeper: ChainKeeper) -> None:
-        try:
-            await keeper.run()
-        except (NotFound, Conflict) as error:
-            # It was deleted, or somebody else follows it: the next backup is another one.
-            self._last = None
-            self.standing.increment_failures += 1
-            self.standing.increment_error = str(error)
-            self._tell("backup is followed no more", {"error": str(error)})
+        while True:
+            try:
+                await keeper.run()
+                return
+            except (NotFound, Conflict) as error:
+                followed = keeper.follower.manifest.backup_id
+                is_gone = isinstance(error, NotFound)
+                if is_gone and self._last is not None and self._last.backup_id != followed:
+                    return  # there is another one by now, and it went with those that are too many
+                self.standing.increment_failures += 1
+                self.standing.increment_error = str(error)
+                if is_gone:
+                    self._last = None
+                    self._tell("backup is followed no more", {"error": str(error)})
+                else:
+                    # Somebody else follows it, or the cluster is not of the feature level yet: that may end.
+                    self._tell("increment failed", {"error": str(error), "failures": self.standing.increment_failures})
+                await self._write_status()
+                if is_gone:
+                    return
+            await keeper.pause(RETRY_INCREMENT_S)
 
     async def _finish(self, keeper: ChainKeeper) -> None:
         """Another backup is there: up to its end the one before it can be had, so that there is no hole between."""
@@ -218,4 +232,4 @@ class BackupSchedule:
 
     async def _write_status(self) -> None:
         if self._status is not None:
-            await self._status.write(self.standing)
+            await self._status.write(self.standing, self._tell)

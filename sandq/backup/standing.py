@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from sandq.backup.work import in_thread
+from sandq.model.errors import SandqError
 
 PROMETHEUS: Final = ".prom"
 """A status file of this name is for the textfile collector of Prometheus' node exporter."""
@@ -56,10 +57,14 @@ class StatusFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def write(self, standing: Standing) -> None:
-        """Replace it. Raises StorageFailed when that takes too long."""
+    async def write(self, standing: Standing, tell: Tell) -> None:
+        """Replace it. Where that fails it is told: backups are made all the same, and who looks at the file sees that
+        it is old."""
         text = status_text(standing, self._path.suffix == PROMETHEUS)
-        await in_thread(lambda: _replace(self._path, text), str(self._path))
+        try:
+            await in_thread(lambda: _replace(self._path, text), str(self._path))
+        except (SandqError, OSError) as error:
+            tell("status file not written", {"error": str(error)})
 
 
 def status_text(standing: Standing, for_prometheus: bool) -> str:

@@ -61,9 +61,13 @@ OnProgress = Callable[[Progress], None]
 
 
 async def in_thread(step: Callable[[], T], what: str) -> T:
-    """Run a step that blocks. Raises StorageFailed when it takes longer than `STEP_S`: it is left behind."""
-    with anyio.move_on_after(STEP_S):
-        return await anyio.to_thread.run_sync(step, abandon_on_cancel=True)
+    """Run a step that blocks. Raises StorageFailed when a disk refuses it, as it is full; and when it takes longer than
+    `STEP_S`: it is left behind."""
+    try:
+        with anyio.move_on_after(STEP_S):
+            return await anyio.to_thread.run_sync(step, abandon_on_cancel=True)
+    except OSError as error:
+        raise StorageFailed(f"{what}: {error.strerror or error}") from error
     raise StorageFailed(f"{what}: it has taken more than {STEP_S:.0f} s")
 
 

@@ -218,3 +218,34 @@ async def test_a_restore_of_a_moment_that_was_stopped_goes_on(
         await restore()
     assert (await restore(at_ms=at_ms)).partitions == 2
     assert await _state(api, "u") == before
+
+
+async def test_a_restore_does_not_go_on_with_other_rows(
+    timed: Serving, api: sandq.Client, hand: HandClock, place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had its time and was not stored yet was shipped since it was stopped: some chunks of this and some of that
+    are nothing."""
+    await api.admin.create_topic("t")
+    manifest = await create_backup(api, place, follow=True)
+    follower, at_ms = BackupFollower(api, place, manifest), hand.now_ms() + 3_600_000
+    monkeypatch.setattr(timed.broker.backups._log_reads, "_now_ms", lambda: at_ms)
+    await api.produce("t", b"first", delay="5h")
+    await follower.step()
+    end = BackupTransfer.end_partition
+
+    async def stopped(self: Any, *args: Any) -> Any:
+        raise Unavailable("stopped here")
+
+    restore = partial(restore_backup, api, place, manifest.backup_id, names={"t": "u"}, work=tmp_path, at_ms=at_ms)
+    monkeypatch.setattr(BackupTransfer, "end_partition", stopped)
+    with pytest.raises(Unavailable):
+        await restore()
+    monkeypatch.setattr(BackupTransfer, "end_partition", end)
+    await api.produce("t", b"second", delay="5h")
+    expected = await _state(api, "t")
+    await follower.step()
+    with pytest.raises(TopicExists):
+        await restore()
+    await api.admin.delete_topic("u")
+    await restore()
+    assert await _state(api, "u") == expected and len(expected) == 3

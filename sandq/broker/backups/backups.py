@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import trio
+
 from sandq.broker.backups.exports import Exports, Piece
 from sandq.broker.backups.log_reads import LogPart, LogReads
 from sandq.broker.catalog import Catalog
+from sandq.broker.controller.metadata_barrier import ANSWER_S
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.caller import Caller
-from sandq.model.errors import Conflict
+from sandq.model.errors import Conflict, Unavailable
 from sandq.partition import commands as c
 from sandq.partition.restore.restoring import decode_chunk
 from sandq.protocol.request import PartitionRequest
@@ -36,6 +39,14 @@ class Backups:
         return self._catalog.partition(request.topic, request.partition).host
 
     # -- backing up -----------------------------------------------------------------------------------------------
+
+    async def catch_up(self) -> None:
+        """Wait until this node knows of all topics that there are: one that it has not heard of yet would be missing in
+        a backup. Raises Unavailable."""
+        with trio.move_on_after(ANSWER_S):
+            await self._catalog.catch_up()
+            return
+        raise Unavailable("this node cannot find out which topics there are at present; ask again in a moment")
 
     async def begin(self, request: BackupBegin, caller: Caller) -> dict[str, Any]:
         """Raises Overloaded, Unavailable."""

@@ -61,10 +61,10 @@ class LogReads:
         self._node_log.check_level(LOG_READS_LEVEL)
         time_ms = self._now_ms()
         await host.read()
-        journal = host.group.journal
         after = request.after
-        if after is not None and host.status.applied_index < after <= journal.last_index:
+        if after is not None and host.status.applied_index < after <= host.group.journal.last_index:
             await host.until_applied(after)  # the rows that it has read told of it before this thread was told
+        journal = host.group.journal
         applied = host.status.applied_index
         self._pin(host, request.reader, applied if request.pin is None else min(request.pin, applied))
         after = applied if after is None else after

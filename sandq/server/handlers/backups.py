@@ -28,6 +28,7 @@ TOPIC_WORK = 8
 
 async def _topics(at: Context, request: BackupTopics) -> dict[str, Any]:
     """By name, those of which the caller sees something; and how many it sees nothing of lie between them."""
+    await at.broker.backups.catch_up()
     view, access, turn = at.broker.metadata, at.entrance.access, Turn()
     names = sorted(view.topics)
     start = 0 if request.after is None else bisect_right(names, request.after)

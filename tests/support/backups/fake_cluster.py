@@ -28,6 +28,8 @@ class FakePartition:
         self.term = TERM
         self.log: dict[int, tuple[int, bytes]] = {0: (0, b"")}
         self.pins: list[int] = []
+        self.used = 0.5
+        """Of what it keeps for readers."""
         self.is_away = False
         apply = self.bench.apply
 
@@ -146,9 +148,9 @@ class FakeCluster:
         after = last if after is None else after
         time_ms = T + self.at
         if after < found.first:
-            return LogPiece("its log begins later", last, time_ms, 0, 0.5, [])
+            return LogPiece("its log begins later", last, time_ms, 0, found.used, [])
         if after > last or (term is not None and found.log[after][0] != term):
-            return LogPiece("its log has another history", last, time_ms, 0, 0.5, [])
+            return LogPiece("its log has another history", last, time_ms, 0, found.used, [])
         stop = min(last, after + PIECE_ENTRIES) if max_bytes else after
         entries = [part for index in range(after + 1, stop + 1) for part in found.log[index]]
-        return LogPiece(None, last, time_ms, found.log[after][0], 0.5, entries)
+        return LogPiece(None, last, time_ms, found.log[after][0], found.used, entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import BinaryIO
 
@@ -15,13 +15,20 @@ class Killed(StorageFailed):
     """The process is no more."""
 
 
+class BrokenPipe(Exception):
+    """An error of a store's own, as those that fsspec reaches have."""
+
+
 class _Stream(io.BytesIO):
-    def __init__(self, place: FakePlace) -> None:
+    def __init__(self, place: FakePlace, name: str) -> None:
         super().__init__()
         self._place = place
+        self._name = name
 
     def write(self, data: object) -> int:
         self._place.call()
+        if self.tell() > 0 and (error := self._place.refuses(self._name)) is not None:
+            raise error
         return super().write(data)  # type: ignore[arg-type]
 
 
@@ -33,6 +40,8 @@ class FakePlace:
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}
         self.calls = 0
+        self.refuses: Callable[[str], Exception | None] = lambda name: None
+        """What is raised when a file is written to, behind its first bytes."""
         self.dies_at: int | None = None
         """The call, counted from 0 on, in which the process is killed; from then on it does nothing."""
 
@@ -44,7 +53,7 @@ class FakePlace:
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         self.call()
-        stream = _Stream(self)
+        stream = _Stream(self, name)
         yield stream
         self.call()
         self.data[name] = stream.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio.to_thread
@@ -53,6 +54,9 @@ def now_ms() -> int:
 
 class Follower:
     """It has this to say, one after the other."""
+
+    manifest = SimpleNamespace(backup_id="b")
+    reach_ms = None
 
     def __init__(self, *said: Increment | Exception) -> None:
         self.said = list(said)
@@ -116,6 +120,15 @@ async def test_the_status_says_how_far_it_is(tmp_path: Path, autojump_clock: Any
     text = (tmp_path / "status.prom").read_text()
     assert "\nsandq_backup_reach_timestamp_seconds 1800000000.005\n" in text
     assert "\nsandq_backup_partitions_behind 1\n" in text and "sandq_backup_gone_pins 0" in text
+
+
+async def test_increments_that_never_come_are_told_as_well(tmp_path: Path, autojump_clock: Any) -> None:
+    """Of a follower that was started while its place took nothing: alerts go by these."""
+    going = keeper(Follower(*[Unavailable("full")] * 9), status=StatusFile(tmp_path / "status.prom"))
+    with trio.move_on_after(12):
+        await going.run()
+    text = (tmp_path / "status.prom").read_text()
+    assert "\nsandq_backup_increment_failures 3\n" in text and "\nsandq_backup_reach_timestamp_seconds 0.0\n" in text
 
 
 async def test_an_increment_stands_on_the_last_backup_of_its_cluster() -> None:
@@ -208,6 +221,28 @@ async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, m
     assert len(a.pins) > slow // 60 and set(a.pins) == {durable}, "the increment was not there for good until then"
 
 
+async def test_logs_are_kept_between_increments_that_are_far_apart(autojump_clock: Any) -> None:
+    """Nodes forget who is not heard of for five minutes; and when they have no room any more it is not waited for."""
+    cluster, place = FakeCluster(), FakePlace()
+    client: Any = cluster
+    cluster.make("a")
+    manifest = await create_backup(client, place, follow=True)
+    a = cluster.partitions["a", 0]
+    a.used = 0.2
+    cluster.put("a", "x")
+    going = ChainKeeper(BackupFollower(client, place, manifest), 1800, Standing(), now_ms=now_ms)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(going.run, 2)
+        await trio.sleep(1)
+        index = a.bench.index
+        a.pins.clear()
+        cluster.put("a", "y")
+        await trio.sleep(1200)
+        assert len(a.pins) == 20 and set(a.pins) == {index}, "until the next one is there"
+        a.used = 0.3
+    assert 1200 < trio.current_time() < 1300
+
+
 async def test_schedules_of_other_topics_share_a_place(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, place = FakeCluster(), FakePlace()
     client: Any = cluster
@@ -223,6 +258,61 @@ async def test_schedules_of_other_topics_share_a_place(autojump_clock: Any, monk
     assert found == [None, ("a",)] and trio.current_time() == 3660, "each has its last one"
     last = await last_of_cluster(client, place, None)
     assert last is not None and last.only is None
+
+
+async def test_the_next_backup_is_followed_where_the_one_before_goes(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is kept: the one before is deleted while it is followed yet."""
+    cluster, place, told = FakeCluster(), FakePlace(), []
+    client: Any = cluster
+    cluster.make("a")
+    delete = schedule.delete_backup
+
+    async def slow(*args: Any) -> None:
+        await delete(*args)
+        await trio.sleep(25)
+
+    def tell(event: str, fields: dict[str, object]) -> None:
+        told.append((event, fields.get("backup")))
+
+    monkeypatch.setattr(schedule, "delete_backup", slow)
+    monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
+    going = BackupSchedule(client, place, 120, 1, increments_s=10, tell=tell, now_ms=now_ms)
+    await going.run(3)
+    made = [backup for event, backup in told if event == "backup made"]
+    followed = {backup for event, backup in told if event == "increment made"}
+    assert set(made[:2]) <= followed and "backup is followed no more" not in dict(told)
+    assert going.standing.increment_failures == 0
+
+
+async def test_somebody_else_who_follows_for_once_ends_no_schedule(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, place, told = FakeCluster(), FakePlace(), []
+    client: Any = cluster
+    cluster.make("a")
+    monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
+    manifest = await create_backup(client, place, follow=True)
+    going = BackupSchedule(
+        client, place, 60, 3, increments_s=10, tell=lambda event, fields: told.append(event), now_ms=now_ms
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(going.run, 1)
+        await trio.sleep(15)
+        await BackupFollower(client, place, manifest).step(always=True)
+        cluster.put("a", "x")
+    assert told[:3] == ["increment made", "increment failed", "increment made"] and told[-1] == "backup made"
+    assert going.standing.increment_failures == 0
+    await verify_chain(place, manifest.backup_id)
+
+
+async def test_a_status_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    status = StatusFile(tmp_path / "no such folder" / "status.json")
+    follower = Follower(Increment("b", 0, T))
+    await keeper(follower, status=status, tell=lambda event, fields: told.append(event)).run(1)
+    assert told == ["increment made", "status file not written"]
 
 
 async def test_a_chain_that_is_deleted_meanwhile_ends_no_schedule(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from sandq.backup import (
@@ -27,14 +29,15 @@ from sandq.backup import (
 )
 from sandq.backup import manifest as manifests
 from sandq.backup.manifest import Manifest
+from sandq.backup.places import Directory
 from sandq.backup.point_in_time import find_moment, made_backup
 from sandq.backup.verify import Blocks
-from sandq.model.errors import Conflict, InvalidRequest
+from sandq.model.errors import Conflict, Forbidden, InvalidRequest, StorageFailed, Unavailable
 from sandq.model.features import KNOWN
 from sandq.partition.digest import comparable
 from sandq.partition.restore.restoring import decode_chunk
-from tests.support.backups.fake_cluster import FakeCluster
-from tests.support.backups.fake_place import FakePlace, Killed
+from tests.support.backups.fake_cluster import FakeCluster, FakePartition
+from tests.support.backups.fake_place import BrokenPipe, FakePlace, Killed
 from tests.support.partition.bench import T
 from tests.support.partition.restore_bench import rows_of
 
@@ -189,6 +192,51 @@ async def test_another_history_is_not_gone_on_with(cluster: FakeCluster, place: 
     assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
 
 
+async def test_entries_of_another_history_are_not_put_behind_new_rows(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    """A partition was set back by force, to fewer entries than there were; others go on, so that all is read."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    for value in "abcdef":
+        cluster.put("a", value)
+    cluster.put("a", "other", 1)
+    await going.step()
+    cluster.partitions["a", 0] = again = FakePartition(0, cluster.at)
+    again.term += 1
+    cluster.put("a", "x")
+    (gone,) = (await going.step()).gone
+    assert "another history" in gone
+    for value in "stuvwxyz":
+        cluster.put("a", value)
+        cluster.put("a", value, 1)
+    await going.step()
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+
+
+async def test_a_clock_that_was_ahead_for_a_while_hides_nothing(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    """Entries are stamped by it; what comes when it is right again is had at its times."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("a", "before")
+    cluster.put("a", "of the other", 1)
+    before_ms, before = T + cluster.at, now(cluster)
+    await going.step()
+    cluster.at += 7_200_000
+    cluster.put("a", "ahead")
+    assert (await going.step()).reach_ms == T + cluster.at
+    cluster.at = before_ms - T + 10_000
+    cluster.put("a", "right again")
+    at_ms, expected = T + cluster.at, now(cluster)
+    cluster.put("a", "later")
+    assert (await going.step()).reach_ms == T + cluster.at, "it is not told to reach into the future"
+    assert await as_of(place, manifest, at_ms, tmp_path) == (expected, ())
+    assert await as_of(place, manifest, before_ms, tmp_path) == (before, ())
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+
+
 async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_path: Path) -> None:
     manifest = await backed_up(cluster, place)
     going = follower(cluster, place, manifest)
@@ -199,7 +247,8 @@ async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_pa
     cluster.delete("b")
     deleted_ms = T + cluster.at
     cluster.at += 1000
-    await going.step()
+    (left,) = (await going.step()).left
+    assert "topic b is followed no more" in left
     cluster.at += 1000
     cluster.make("b", 2)
     cluster.put("b", "new", 1)
@@ -215,6 +264,106 @@ async def test_topics_come_and_go(cluster: FakeCluster, place: FakePlace, tmp_pa
         find_moment(place, manifest, None, ["b"], None)
 
 
+async def test_a_moment_at_which_a_new_topic_was_not_read_yet_is_refused(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    """What was stored in it by then would be missing, in silence."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("b", "x")
+    await going.step()
+    cluster.at += 1000
+    cluster.make("new")
+    before_ms = T + cluster.at - 1
+    cluster.put("new", "one")
+    hole_ms = T + cluster.at
+    cluster.put("new", "two")
+    read_ms, read = T + cluster.at, now(cluster)
+    cluster.at += 1000
+    await going.step()
+    with pytest.raises(InvalidRequest, match="partition 0 of topic 'new' cannot be had as of"):
+        find_moment(place, manifest, None, None, hole_ms)
+    assert find_moment(place, manifest, None, ["b"], hole_ms).topics[0].name == "b"
+    assert (await as_of(place, manifest, read_ms, tmp_path))[0] == read, "before the topics were looked at"
+    found, warnings = await as_of(place, manifest, before_ms, tmp_path)
+    assert ("new", 0) not in found and not warnings
+    (listed,) = await list_backups(place)
+    assert [one for one in listed.spans if one[0] <= hole_ms <= one[1]] == []
+
+
+async def test_partitions_that_are_added_take_nothing_of_the_times_before(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path
+) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("b", "x")
+    await going.step()
+    before_ms, before = T + cluster.at, now(cluster)
+    cluster.at += 1000
+    cluster.partitions["b", 1] = FakePartition(1, cluster.at)
+    cluster.topics["b"] = {**cluster.topics["b"], "partitions": 2}
+    cluster.put("b", "one", 1)
+    hole_ms = T + cluster.at
+    cluster.put("b", "two", 1)
+    read_ms, read = T + cluster.at, now(cluster)
+    cluster.at += 1000
+    await going.step()
+    assert (await as_of(place, manifest, before_ms, tmp_path))[0] == before
+    found, warnings = await as_of(place, manifest, hole_ms, tmp_path)
+    assert ("b", 1) not in found and "partitions of topic b from 1 on are left out" in warnings[0]
+    assert await as_of(place, manifest, read_ms, tmp_path) == (read, ())
+    (listed,) = await list_backups(place)
+    assert listed.spans == [(T + 1000, T + cluster.at)]
+
+
+async def test_what_is_read_of_a_topic_that_is_made_anew_meanwhile_is_given_up(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name another one is found, whose log may go on where the other's has ended, in the same term."""
+
+    def anew() -> None:
+        cluster.delete("b")
+        cluster.make("b")
+        for value in "stuvwxyz":
+            cluster.put("b", value)
+
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    cluster.put("b", "old")
+    await going.step()
+    read_log, is_anew = cluster.read_log, []
+
+    async def asked(topic: str, *args: Any) -> Any:
+        if not is_anew:
+            is_anew.append(True)
+            anew()
+        return await read_log(topic, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "read_log", asked)
+        with pytest.raises(Unavailable, match="topic b was deleted and made anew meanwhile"):
+            await going.step()
+    await going.step()
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+
+
+async def test_a_topic_that_is_made_anew_while_it_is_backed_up_is_left_out(
+    cluster: FakeCluster, place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = cluster.begin
+
+    async def begun(topic: str, partition: int) -> Any:
+        if (topic, partition) == ("a", 1):
+            cluster.delete("a")
+            cluster.make("a", 2)
+        return await begin(topic, partition)
+
+    monkeypatch.setattr(cluster, "begin", begun)
+    manifest = await backed_up(cluster, place)
+    assert [topic.name for topic in manifest.topics] == ["b"]
+    assert "topic a is left out: it was deleted and made anew" in manifest.warnings[0]
+
+
 async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluster, place: FakePlace) -> None:
     manifest = await backed_up(cluster, place)
     going = follower(cluster, place, manifest)
@@ -222,11 +371,53 @@ async def test_a_partition_without_a_leader_holds_nothing_up(cluster: FakeCluste
     reach_ms = going.reach_ms
     cluster.partitions["a", 1].is_away = True
     cluster.put("a", "x")
+    cluster.at += 100_000
     made = await going.step()
     assert made.entries == 1 and "partition 1 of topic a: nobody leads it" in made.errors[0]
     assert made.reach_ms == reach_ms, "all of it can be had up to then"
+    (warning,) = find_moment(place, manifest, None, None, None).warnings
+    assert "partition 1 of topic a is as of" in warning and "could not be asked since" in warning
     cluster.partitions["a", 1].is_away = False
     assert (await going.step()).reach_ms == T + cluster.at
+
+
+async def test_a_topic_that_must_not_be_read_holds_nothing_up(
+    cluster: FakeCluster, place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is to be seen, by another right on it."""
+    manifest = await backed_up(cluster, place)
+    read_log = cluster.read_log
+
+    async def refused(topic: str, *args: Any) -> Any:
+        if topic == "b":
+            raise Forbidden("it needs `read` on topic b")
+        return await read_log(topic, *args)
+
+    monkeypatch.setattr(cluster, "read_log", refused)
+    cluster.put("a", "x")
+    made = await follower(cluster, place, manifest).step()
+    assert made.entries == 1 and made.errors == ["partition 0 of topic b: it needs `read` on topic b"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), BrokenPipe("the bucket is gone")])
+async def test_a_place_that_takes_no_more_is_told(cluster: FakeCluster, place: FakePlace, error: Exception) -> None:
+    """While entries are written, rows of a partition, and those of a backup: what is begun then has all of it."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    for number in range(2):
+        cluster.put("a", "x")
+        if number:
+            cluster.partitions["a", 0].cut()
+        place.refuses = lambda name, number=number: error if number == name.count("/") // 4 else None
+        with pytest.raises(StorageFailed, match=r"No space left|the bucket is gone"):
+            await going.step()
+        place.refuses = lambda name: None
+        await going.step()
+    place.refuses = lambda name: error
+    with pytest.raises(StorageFailed, match=r"No space left|the bucket is gone"):
+        await backed_up(cluster, place)
+    place.refuses = lambda name: None
+    await verify_chain(place, manifest.backup_id)
 
 
 async def test_an_increment_without_news_is_rare(cluster: FakeCluster, place: FakePlace) -> None:
@@ -267,6 +458,76 @@ async def test_two_followers_are_told(cluster: FakeCluster, place: FakePlace) ->
     with pytest.raises(Conflict, match="somebody else follows"):
         await one.step()
     assert (await one.step(always=True)).number == 2
+
+
+async def test_two_followers_at_a_place_without_locks_are_told(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are at the same number, and one writes over what the other has written."""
+    manifest = await backed_up(cluster, place)
+    one, other = follower(cluster, place, manifest), follower(cluster, place, manifest)
+    await one.step()
+    catalog = cluster.catalog
+
+    async def meanwhile() -> Any:
+        if cluster.catalog is not catalog:
+            monkeypatch.setattr(cluster, "catalog", catalog)
+            cluster.put("a", "x")
+            await one.step()
+        return await catalog()
+
+    monkeypatch.setattr(cluster, "catalog", meanwhile)
+    cluster.put("a", "y")
+    await other.step(always=True)
+    with pytest.raises(Conflict, match="somebody else follows"):
+        await one.step(always=True)
+    await other.step(always=True)
+    verified = await verify_chain(place, manifest.backup_id, replay=True, work=tmp_path)
+    assert verified.increments == 3
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_an_increment_without_its_end_is_made_anew(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, is_restarted: bool
+) -> None:
+    """Some stores show what was written of a file whose writer was stopped."""
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    for number in range(2):
+        cluster.put("a", "x")
+        if is_restarted:
+            going = follower(cluster, place, manifest)
+        await going.step()
+        name = _name(manifest, number + 1)
+        place.data[name] = place.data[_name(manifest, number)][: 10 * number]
+    with pytest.raises(DamagedBackup, match="without this file, the last one, what stands before it can be had"):
+        find_moment(place, manifest, None, None, None)
+    cluster.put("a", "y")
+    if is_restarted:
+        going = follower(cluster, place, manifest)
+    assert (await going.step()).number == 2
+    assert (await as_of(place, manifest, None, tmp_path))[0] == now(cluster)
+
+
+async def test_a_place_that_lists_late_is_waited_for(cluster: FakeCluster, place: FakePlace) -> None:
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    await going.step()
+    hidden = place.data.pop(_name(manifest, 0))
+    with pytest.raises(StorageFailed, match=r"of 1 increments of backup .* it lists 0"):
+        await going.step()
+    place.data[_name(manifest, 0)] = hidden
+    assert (await going.step(always=True)).number == 1
+
+
+async def test_to_follow_what_is_gone_makes_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+    place = Directory(tmp_path)
+    manifest = await backed_up(cluster, place)
+    going = follower(cluster, place, manifest)
+    place.remove(manifest.backup_id, manifests.MANIFEST)
+    with pytest.raises(NoBackup):
+        await going.step()
+    assert os.listdir(tmp_path) == []
 
 
 async def _chain_of(cluster: FakeCluster, place: FakePlace, count: int = 4) -> Manifest:
@@ -350,6 +611,18 @@ async def test_a_foreign_increment_is_refused(cluster: FakeCluster, place: FakeP
     place.data[_name(one, 2)] = place.data[_name(other, 2)]
     with pytest.raises(DamagedBackup, match=other.backup_id):
         await verify_chain(place, one.backup_id)
+
+
+@pytest.mark.parametrize("rows", [[b"key"], [1, 2], {"a": 1}])
+async def test_rows_that_are_none_are_told(
+    cluster: FakeCluster, place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any
+) -> None:
+    """Checksums are right: a wrong program has written them."""
+    monkeypatch.setattr("tests.support.backups.fake_cluster.encode_chunk", lambda flat: msgpack.packb(rows))
+    manifest = await backed_up(cluster, place)
+    await follower(cluster, place, manifest).step()
+    with pytest.raises(NoBackup, match="the rows of partition 0 of topic 'a'"):
+        await as_of(place, manifest, None, tmp_path)
 
 
 async def test_what_a_newer_version_has_written_is_refused(
