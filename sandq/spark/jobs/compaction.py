@@ -219,8 +219,8 @@ class _Run:
         elsewhere = next((path for path in found if not self._plain(path).startswith(f"{self._whole}/")), None)
         if elsewhere is not None:
             raise InvalidRequest(
-                f"{self._path}: its list names files of another place ({elsewhere}): name the archive by the path that it "
-                "is written by. A copy of an archive cannot be compacted"
+                f"{self._path}: its list names files of another place ({elsewhere}): name the archive by the path "
+                "that it is written by. A copy of an archive cannot be compacted"
             )
         return found
 
