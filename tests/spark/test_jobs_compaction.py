@@ -76,7 +76,7 @@ def test_a_run_that_is_cut_off_has_changed_nothing(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_day_later: Callable[[], None]
 ) -> None:
     """Before each thing that it does to the archive."""
-    place = tmp_path / "an archive"
+    place = tmp_path / "an [old] {archive}, 50%41"
     made(place)
     reader = archived(spark, str(place)).select("value")
     for method, times in (("status", 1), ("put", 3), ("move", 1)):

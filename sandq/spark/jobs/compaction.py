@@ -179,7 +179,7 @@ class _Run:
         rows = self._spark.read.schema(schema).parquet(*paths)
         ordered = rows.coalesce(1).sortWithinPartitions("partition", "offset")
         ordered.write.option("compression", "zstd").parquet(draft)
-        had, has = rows.count(), self._spark.read.schema(schema).parquet(draft).count()
+        had, has = rows.count(), self._spark.read.schema(schema).parquet(escaped(draft)).count()
         parts = [name for name in self._at.names(draft) if name.startswith("part-")]
         if had != has or len(parts) != 1:
             raise SandqError(f"{target}: it would have {has} of {had} rows, in {len(parts)} files; nothing has changed")
