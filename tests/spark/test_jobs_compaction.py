@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,17 @@ def frequent(spark: Any) -> Iterator[None]:
     spark.conf.unset("spark.sql.streaming.fileSink.log.compactInterval")
 
 
+@pytest.fixture
+def a_day_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have what compactions see of the clock be a day later, and a bit."""
+
+    def call() -> None:
+        now = time.time()
+        monkeypatch.setattr(compaction.time, "time", lambda: now + 86_500)
+
+    return call
+
+
 def files(place: Path) -> list[str]:
     return sorted(path.name for path in place.glob("topic=*/*/*.parquet"))
 
@@ -59,12 +72,14 @@ def made(place: Path) -> None:
         (log / f"{number}{'.compact' * whole}").write_text("\n".join(["v1", *listed]))
 
 
-def test_a_run_that_is_cut_off_has_changed_nothing(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_cut_off_has_changed_nothing(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_day_later: Callable[[], None]
+) -> None:
     """Before each thing that it does to the archive."""
-    place = tmp_path / "an archive"
+    place = tmp_path / "an [old] {archive}, 50%41"
     made(place)
     reader = archived(spark, str(place)).select("value")
-    for method, times in (("put", 2), ("move", 1), ("status", 1)):
+    for method, times in (("status", 1), ("put", 3), ("move", 1)):
         real = getattr(SparkDirectories, method)
         for before in range(times):
             steps = iter(range(before))
@@ -84,15 +99,114 @@ def test_a_run_that_is_cut_off_has_changed_nothing(spark: Any, tmp_path: Path, m
     assert values(rows) == values(reader) == [*range(10)], "also by the list of before"
     assert [tuple(row) for row in rows.select("topic", "date").distinct().collect()] == [("t", date(2030, 1, 1))]
     # What is left of all runs goes with a later one.
-    done = jobs.compact_archive(spark, str(place), keep=0)
-    assert (done.before, done.after) == (2, 2) and done.deleted == 4 + 2, "the old ones, and two that were moved"
+    a_day_later()
+    done = jobs.compact_archive(spark, str(place))
+    assert (done.before, done.after) == (2, 2) and done.deleted == 4 + 3, "the old ones, and three that were moved"
     assert len(files(place)) == 2 and not [*(place / "_compaction").glob("[0-9]*")]
     assert values(archived(spark, str(place))) == [*range(10)]
 
 
+def test_another_file_system(spark: Any, tmp_path: Path) -> None:
+    """Whatever is not this machine's is reached through Hadoop alone."""
+    made(tmp_path / "archive")
+    spark._jsc.hadoopConfiguration().set("fs.viewfs.mounttable.compaction.link./all", tmp_path.as_uri())
+    for one in (tmp_path / "archive" / "_spark_metadata").iterdir():
+        one.write_text(one.read_text().replace(tmp_path.as_uri(), "viewfs://compaction/all"))
+    place = "viewfs://compaction/all/archive"
+    done = jobs.compact_archive(spark, place)
+    assert (done.before, done.after) == (5, 2)
+    assert values(archived(spark, place)) == [*range(10)]
+
+
+def test_what_cannot_be_compacted(spark: Any, tmp_path: Path) -> None:
+    place, log = tmp_path / "archive", tmp_path / "archive" / "_spark_metadata"
+    made(place)
+    with pytest.raises(InvalidRequest, match="keep: 10m at least"):
+        jobs.compact_archive(spark, str(place), keep="9m")
+    # The list of a copy names the files of the other one, which would be deleted a day later.
+    shutil.copytree(place, tmp_path / "copy")
+    with pytest.raises(InvalidRequest, match="names files of another place"):
+        jobs.compact_archive(spark, str(tmp_path / "copy"))
+    # A list that is lost: what it lists would count for nothing.
+    (log / "4").rename(log / "5")
+    with pytest.raises(InvalidRequest, match="_spark_metadata/4: this list of files is not there"):
+        jobs.compact_archive(spark, str(place))
+    (log / "5").rename(log / "4")
+    # A file of another version.
+    file = next(place.glob("topic=t/*/part-1.parquet"))
+    table = parquet.read_table(file)
+    parquet.write_table(table.append_column("colour", pa.nulls(2, pa.string())), file)
+    with pytest.raises(SandqError, match="columns that this version does not know: colour"):
+        jobs.compact_archive(spark, str(place))
+    # One that is broken, and a session that leaves out what it cannot read.
+    file.write_bytes(b"PAR1" + b"x" * 100 + b"PAR1")
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        with pytest.raises(SandqError, match="compact"):
+            jobs.compact_archive(spark, str(place))
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+    parquet.write_table(table, file)
+    assert values(archived(spark, str(place))) == [*range(10)]
+
+
+def test_a_run_that_takes_too_long(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_day_later: Callable[[], None]
+) -> None:
+    """Another one deletes what it has written, which is listed nowhere: it lists it no more."""
+    place = tmp_path / "archive"
+    made(place)
+    merged = compaction._Run._merged
+
+    def slow(self: Any, *args: Any) -> Any:
+        found = merged(self, *args)
+        with monkeypatch.context() as patch:
+            patch.setattr(compaction._Run, "_replace", lambda *_: None)
+            a_day_later()
+            assert jobs.compact_archive(spark, str(place)).deleted == 1
+        return found
+
+    with monkeypatch.context() as patch, pytest.raises(Unavailable, match="it took too long"):
+        patch.setattr(compaction._Run, "_merged", slow)
+        jobs.compact_archive(spark, str(place))
+    assert values(archived(spark, str(place))) == [*range(10)]
+
+
+def test_a_replay_that_failed_comes_first(
+    spark: Any, node: Broker, tmp_path: Path, a_day_later: Callable[[], None]
+) -> None:
+    place, servers = tmp_path / "archive", [node.address]
+    made(place)
+    node.create_topic("keys", kind="compacted")
+    node.create_topic("again")
+
+    def replay(topic: str) -> int:
+        jobs.replay(spark, str(place), topic, servers=servers)
+        with node.client() as client:
+            return len(list(client.messages(topic).list()))
+
+    with pytest.raises(InvalidRequest, match="key"):
+        replay("keys")
+    assert replay("again") == 10
+    with pytest.raises(InvalidRequest, match=r"the replay replay-\w+ of these files has not ended"):
+        jobs.compact_archive(spark, str(place))
+    (note,) = (place / "_replays").glob("[!.]*")
+    note.unlink()
+    # What no list names changes nothing: it is what runs leave that were cut off, and goes at any time.
+    stray = place / "topic=t" / "date=2030-01-01" / "part-stray.parquet"
+    shutil.copy(stray.with_name("part-0.parquet"), stray)
+    assert replay("again") == 10
+    assert jobs.compact_archive(spark, str(place)).after == 2
+
+
 @pytest.mark.long
 def test_an_archive_that_is_written_to_meanwhile(
-    spark: Any, frequent: None, node: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any,
+    frequent: None,
+    node: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    a_day_later: Callable[[], None],
 ) -> None:
     node.create_topic("t")
     place = tmp_path / "archive"
@@ -134,7 +248,8 @@ def test_an_archive_that_is_written_to_meanwhile(
     assert values(archived(spark, str(place))) == [*range(count)]
     assert values(reader) == [*range(count - 2 * EACH)], "by the list of before"
     # What is left of all runs goes with a later one, and the archive goes on.
-    done = jobs.compact_archive(spark, str(place), keep=0)
+    a_day_later()
+    done = jobs.compact_archive(spark, str(place))
     assert done.before == done.after == len(files(place)) and done.deleted >= 4
     archive_more()
     rows = archived(spark, str(place))

@@ -86,6 +86,10 @@ def test_workers_load_pyspark_from_where_it_is_installed(spark: Any, monkeypatch
     with spark_home(is_local=True) as home:
         assert home is None
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "/another/python")  # which runs what plans a source
+    with spark_home(is_local=True) as home:
+        assert home is None
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON")
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     with spark_home(is_local=True) as home, home_in_environment(home):
         assert home is None and os.environ["SPARK_HOME"] == "/opt/spark"

@@ -179,8 +179,12 @@ def _has_news(at: Directories, path: str, options: Mapping[str, str]) -> bool:
 
 
 def _position(at: Directories, path: str, number: int) -> Positions:
-    """Where a micro-batch ends, by the checkpoint."""
-    return Positions.parse(json.loads(at.text(f"{path}/{CHECKPOINT}/offsets/{number}").splitlines()[-1]))
+    """Where a micro-batch ends, by the checkpoint. InvalidRequest when it does not say."""
+    place = f"{path}/{CHECKPOINT}/offsets/{number}"
+    try:
+        return Positions.parse(json.loads(at.text(place).splitlines()[-1]))
+    except (ValueError, IndexError):
+        raise InvalidRequest(f"{place}: it is broken; the archive cannot go on by this checkpoint") from None
 
 
 def _check_path(at: Directories, path: str) -> None:

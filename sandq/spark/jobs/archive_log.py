@@ -38,6 +38,16 @@ def last_compact(names: Iterable[str]) -> str | None:
     return f"{max(numbers)}{COMPACT}" if numbers else None
 
 
+def current_lists(names: Iterable[str]) -> list[str]:
+    """The names of the lists that together have every file that counts, as they must be among the names of the
+    directory: the last list of all, and one for each micro-batch after it."""
+    there = [*names]
+    last = last_compact(there)
+    after = -1 if last is None else int(last.removesuffix(COMPACT))
+    newest = max((int(name) for name in there if name.isdecimal()), default=after)
+    return [*([] if last is None else [last]), *(str(number) for number in range(after + 1, newest + 1))]
+
+
 def parse_list(text: str, what: str) -> list[ListedFile]:
     """The files of a list. InvalidRequest when it is none that this version knows."""
     version, *lines = text.splitlines() or [""]

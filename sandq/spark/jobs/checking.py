@@ -127,12 +127,17 @@ def own_session(spark: SparkSession, settings: Mapping[str, str]) -> SparkSessio
     own.conf.set("spark.sql.caseSensitive", "false")
     own.conf.set("spark.sql.files.ignoreCorruptFiles", "false")
     own.conf.set("spark.sql.files.ignoreMissingFiles", "false")
+    set_all(own, settings)
+    return own
+
+
+def set_all(own: SparkSession, settings: Mapping[str, str]) -> None:
+    """Settings of a session; an empty one is none."""
     for name, value in settings.items():
         if value:
             own.conf.set(name, value)
         else:
             own.conf.unset(name)
-    return own
 
 
 def _counts(origin: Origin, made: Messages) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class SparkDirectories:
         if system.getScheme() == "file":
             _put_local(Path(system.makeQualified(place).toUri().getPath()), text)
             return
+        system.mkdirs(place.getParent())  # not all file systems do that for a file
         managers = self._jvm.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
         stream = managers.create(place.getParent(), system.getConf()).createAtomic(place, True)
         try:

@@ -7,8 +7,9 @@ A rate caps how many come due in a second: those above it come later, in their o
 them, so that one task sorts and sends what is sent at a rate.
 
 Running it again sends nothing twice, as with the job schedule: its write id follows from the files of the days and
-topics that are asked for, and from the rest of what is asked for. Files that the job archive adds to one of these days
-make it another job, and what was sent is sent again: end with a day that is over (`until`).
+topics that are asked for, and from the rest of what is asked for. Files that the job archive adds to one of these days,
+or a compaction puts together, make it another job, and what was sent is sent again: end with a day that is over
+(`until`). While it has not ended well the archive is not compacted (`replay_notes`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, Instant, format_instant, instant_ms
 from sandq.spark.jobs.archive import archived
 from sandq.spark.jobs.calling import CLIENT_NAME
+from sandq.spark.jobs.directories import SparkDirectories
 from sandq.spark.jobs.session import failure
 from sandq.spark.option_texts import SERVERS
 from sandq.sync import connect
@@ -155,28 +157,39 @@ def _run(
 ) -> tuple[str, int, int | None, int | None, tuple[str, ...]]:
     from pyspark.sql import functions as F
 
-    from sandq.spark.jobs.checking import own_session
+    from sandq.spark.jobs.checking import own_session, set_all
     from sandq.spark.jobs.files import cutting, find_files, write_id_of
+    from sandq.spark.jobs.replay_notes import noted
     from sandq.spark.jobs.session import active
 
     with connect(*servers, name=CLIENT_NAME) as client:
         topic_kind = client.admin.topic(topic).kind
     taken = [name for name, kinds in TAKERS.items() if topic_kind in kinds]
-    files = [file for file in find_files(spark, [path]) if is_asked(file.path, asked)]
-    name = write_id or write_id_of(topic, files, {"replay": repr(asked)}, job="replay")
     # Each attempt must have the same rows in the same Spark partitions.
-    own = own_session(spark, {**cutting(files), "spark.sql.adaptive.enabled": "false"})
-    rows = timed(chosen(archived(own, path), asked), asked)
+    own = own_session(spark, {"spark.sql.adaptive.enabled": "false"})
+    frame = archived(own, path)
+    counting = files_of(frame)
+    files = [file for file in find_files(spark, [path]) if file.path in counting and is_asked(file.path, asked)]
+    name = write_id or write_id_of(topic, files, {"replay": repr(asked)}, job="replay")
+    set_all(own, cutting(files))
+    rows = timed(chosen(frame, asked), asked)
     ranked = [F.count(name).alias(name) for name in TAKERS]
     counted = rows.agg(F.count("*"), F.min("due_ms"), F.max("due_ms"), *ranked).collect()[0]
     if not dry and counted[0]:
         sent = rows.withColumn("deliver_at", F.timestamp_millis("due_ms"))
         options = {SERVERS: ",".join(servers) or DEFAULT_SERVER, "topic": topic, "writeId": name}
         columns = ("key", "value", "raw_headers", "ttl_ms", "deliver_at", *taken)
-        with active(own):
+        with noted(SparkDirectories(spark), path, name, [file.path for file in files]), active(own):
             sent.select(*columns).write.format("sandq").mode("append").options(**options).save()
     left_out = tuple(rank for rank in TAKERS if counted[rank] and rank not in taken)
     return name, counted[0], counted[1], counted[2], left_out
+
+
+def files_of(archive: DataFrame) -> set[str]:
+    """The files of an archive that count, as `find_files` names them: what runs that were cut off left is not among
+    them, nor what a compaction has put out of use and is deleted some day."""
+    java: Any = archive.sparkSession._jvm
+    return {str(java.org.apache.hadoop.fs.Path(java.java.net.URI(uri)).toString()) for uri in archive.inputFiles()}
 
 
 def is_asked(file: str, asked: Replayed) -> bool:

@@ -101,7 +101,8 @@ def spark_home(*, is_local: bool) -> Iterator[Path | None]:
     import pyspark
 
     installed = Path(pyspark.__file__).parent
-    if not is_local or _HOME in os.environ or os.environ.get("PYSPARK_PYTHON") != sys.executable:
+    pythons = {os.environ.get("PYSPARK_PYTHON"), os.environ.get("PYSPARK_DRIVER_PYTHON", sys.executable)}
+    if not is_local or _HOME in os.environ or pythons != {sys.executable}:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="sandq-spark-") as place:

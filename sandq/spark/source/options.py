@@ -249,6 +249,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     )
     if _names_word(found.ending, EARLIEST):
         texts.mistakes.append("endingOffsets: nothing ends at 'earliest'")
+    texts.mistakes += _not_read(found)
     texts.mistakes += _of_neither(found)
     _SOURCE.refuse(texts.mistakes)
     return found
@@ -267,6 +268,25 @@ def _extra(texts: OptionTexts) -> Extra:
 
 def _has_rank(only: tuple[str, ...]) -> bool:
     return not {"priority", "tenant"}.isdisjoint(only)
+
+
+def _not_read(found: SourceOptions) -> list[str]:
+    """Places that are named and not read: the one that was meant would be read from its beginning."""
+    if found.topics == Topics():
+        return []
+    sides = (("starting", found.starting), ("ending", found.ending))
+    named = [
+        (f"{side}{what}", topic, partition)
+        for side, bound in sides
+        for what, by_topic in (("Offsets", bound.offsets), ("OffsetsByTimestamp", bound.instants_ms))
+        for topic, places in by_topic.items()
+        for partition in places
+    ]
+    return [
+        f"{name}: topic {topic!r}, partition {partition} is not among what is read: {found.topics}"
+        for name, topic, partition in named
+        if not found.topics.wants(topic, partition)
+    ][:1]
 
 
 def _of_neither(found: SourceOptions) -> list[str]:

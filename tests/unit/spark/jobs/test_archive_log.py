@@ -8,7 +8,7 @@ import random
 import pytest
 
 from sandq.errors import InvalidRequest
-from sandq.spark.jobs.archive_log import ListedFile, bins, last_compact, list_text, parse_list, with_bins
+from sandq.spark.jobs.archive_log import ListedFile, bins, current_lists, last_compact, list_text, parse_list, with_bins
 
 
 def listed(path: str, size: int) -> ListedFile:
@@ -33,6 +33,13 @@ def test_a_list_is_what_spark_writes() -> None:
 def test_which_list_is_the_last_of_all() -> None:
     assert last_compact(["8", "9.compact", "19.compact", "20", ".19.compact.crc", ".19.compact.draft"]) == "19.compact"
     assert last_compact(["0", "1", ".0.crc"]) is None
+
+
+def test_which_lists_have_all_that_counts() -> None:
+    assert current_lists(["8", "9.compact", "10", "19.compact", "20", "21", ".21.crc"]) == ["19.compact", "20", "21"]
+    assert current_lists(["18", "9.compact", "19.compact"]) == ["19.compact"]
+    assert current_lists(["0", "2"]) == ["0", "1", "2"], "also one that is not there"
+    assert current_lists([".19.compact.draft", "_x"]) == []
 
 
 def test_small_files_of_a_directory_become_one() -> None:

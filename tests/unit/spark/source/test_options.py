@@ -133,6 +133,14 @@ def test_columns() -> None:
         ({"sandq.bootstrap.server": "a"}, ["did you mean sandq.bootstrap.servers?"]),
         ({"kafka.bootstrap.servers": "a"}, ["sandq.bootstrap.servers", "Kafka"]),
         ({"subscibe": "a"}, ["did you mean subscribe?"]),
+        (
+            {"startingOffsets": '{"order": {"0": "latest"}}'},
+            ["topic 'order', partition 0 is not among"],
+        ),
+        (
+            {"assign": '{"a": [0]}', "endingOffsetsByTimestamp": '{"a": {"1": "2030-01-01T00:00:00Z"}}'},
+            ["endingOffsetsByTimestamp: topic 'a', partition 1 is not among what is read: a [0]"],
+        ),
         ({"startingOffset": "earliest"}, ["did you mean startingOffsets?"]),
         ({"sandq.minPartitions": "3"}, ["did you mean minPartitions?"]),
         ({"servers": "a"}, ["did you mean sandq.bootstrap.servers?"]),
