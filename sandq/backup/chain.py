@@ -20,6 +20,7 @@ import msgpack
 
 from sandq.backup.manifest import Manifest, PartitionPart
 from sandq.model.errors import InvalidName, InvalidRequest
+from sandq.model.limits import DEFAULT
 from sandq.model.names import check_name
 
 FORMAT: Final = 1
@@ -228,6 +229,8 @@ def _summary(found: Any) -> Summary:
     if type(plain["topics_at"]) is not int or not OF_MANIFEST <= plain["topics_at"] <= plain["number"]:
         raise ValueError("where its topics stand")
     topics = None if found["topics"] is None else tuple(map(_topic, found["topics"]))
+    if topics is not None and len({topic.name for topic in topics}) < len(topics):
+        raise ValueError("two topics of one name")
     windows = tuple(_window(Window(*fields), plain["number"]) for fields in found["windows"])
     bases = {}
     for topic, document in found["bases"]:
@@ -241,7 +244,9 @@ def _topic(found: Mapping[str, Any]) -> Topic:
     topic = Topic(**found)
     check_name("topic", topic.name)
     _check_numbers(topic.number, topic.partitions, topic.initial_partitions, topic.replicas, topic.created_ms)
-    if type(topic.kind) is not str or type(topic.settings) is not dict:
+    # More partitions than a topic may have would be looked at one by one.
+    is_possible = 1 <= topic.partitions <= DEFAULT.partitions_per_topic
+    if not is_possible or type(topic.kind) is not str or type(topic.settings) is not dict:
         raise ValueError(f"topic {topic.name}")
     return topic
 

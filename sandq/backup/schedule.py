@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 RETRY_S: Final = 300.0
 """After one that failed, at most."""
+FINISH_ATTEMPTS: Final = 3
+"""At the last increment of a backup, when the next one is there."""
 UNFINISHED_MS: Final = 86_400_000
 """One that was never finished, and is older than that, is nobody's any more."""
 
@@ -137,8 +139,15 @@ class BackupSchedule:
 
     async def _finish(self, keeper: ChainKeeper) -> None:
         """Another backup is there: up to its end the one before it can be had, so that there is no hole between."""
-        with suppress(NotFound, Conflict):
-            await keeper.once()
+        for _ in range(FINISH_ATTEMPTS):
+            try:
+                if await keeper.once() is not None:
+                    return
+            except NotFound:
+                return
+            except Conflict as error:
+                self._tell("increment failed", {"error": str(error)})
+            await anyio.sleep(RETRY_INCREMENT_S)
 
     async def _look(self) -> None:
         """What there is says when the next one is due."""

@@ -195,6 +195,38 @@ async def test_full_backups_and_increments_leave_no_hole(
     assert "sandq_backup_increment_failures 0" in (tmp_path / "status.prom").read_text()
 
 
+async def test_the_last_increment_of_a_backup_is_tried_again(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to it there is no hole before the next one."""
+    cluster, place = FakeCluster(), FakePlace()
+    client: Any = cluster
+    cluster.make("a")
+    monkeypatch.setattr(create.time, "time_ns", lambda: now_ms() * 1_000_000)
+    first = await create_backup(client, place, follow=True)
+    going = BackupSchedule(client, place, 60, 3, increments_s=10, now_ms=now_ms)
+    make, catalog, failing = schedule.create_backup, cluster.catalog, []
+
+    async def made(*args: Any, **options: Any) -> Any:
+        cluster.put("a", "x")
+        found = await make(*args, **options)
+        failing.extend([1, 1])
+        return found
+
+    async def refused() -> Any:
+        if failing:
+            failing.pop()
+            raise Unavailable("for a moment")
+        return await catalog()
+
+    monkeypatch.setattr(schedule, "create_backup", made)
+    monkeypatch.setattr(cluster, "catalog", refused)
+    await going.run(1)
+    one, other = await list_backups(place)
+    assert one.backup_id == first.backup_id and other.manifest is not None and not failing
+    assert one.spans[-1][1] >= max(part.time_ms for part in other.manifest.parts)
+
+
 async def test_logs_are_kept_while_a_partition_takes_long(autojump_clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a first backup, and when a partition is read anew: nodes forget who is not heard of for five minutes."""
     cluster, place = FakeCluster(), FakePlace()

@@ -661,6 +661,25 @@ def test_windows_that_are_over_are_bounded() -> None:
     assert len(kept) == chain.ENDED_MOST + 1 and window in kept and min(one.to_ms for one in kept if one.last) == 3
 
 
+@pytest.mark.parametrize(
+    ("change", "words"), [({"partitions": 1 << 50}, "topic a"), ({"partitions": 0}, "topic a"), ({}, "of one name")]
+)
+async def test_topics_that_cannot_be_are_refused(
+    cluster: FakeCluster, place: FakePlace, change: dict[str, Any], words: str
+) -> None:
+    """Who lists backups would count their partitions without an end."""
+    manifest = await _chain_of(cluster, place, 1)
+    summary, _ = increments.read_summary(place, manifest.backup_id, 0, None)
+    assert summary.topics is not None
+    topic = dataclasses.replace(summary.topics[0], **change)
+    forged = dataclasses.replace(summary, topics=(topic, summary.topics[0]))
+    increments.IncrementWriter(place, manifest.backup_id, 0, None).end(forged)
+    (listed,) = await list_backups(place)
+    assert words in (listed.problem or "")
+    with pytest.raises(DamagedBackup, match=words):
+        find_moment(place, manifest, None, None, None)
+
+
 @pytest.mark.parametrize("at_ms", [0, 1_800_000_000_123, (1 << 48) - 1])
 def test_times_are_shown(at_ms: int) -> None:
     assert chain.shown_time(at_ms).endswith(("Z", "ms"))
