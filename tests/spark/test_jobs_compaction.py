@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
@@ -40,8 +39,8 @@ def a_day_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Have what compactions see of the clock be a day later, and a bit."""
 
     def call() -> None:
-        now = time.time()
-        monkeypatch.setattr(compaction.time, "time", lambda: now + 86_500)
+        later_ms = compaction.now_ms() + 86_500_000
+        monkeypatch.setattr(compaction, "now_ms", lambda: later_ms)
 
     return call
 
@@ -172,9 +171,7 @@ def test_a_run_that_takes_too_long(
     assert values(archived(spark, str(place))) == [*range(10)]
 
 
-def test_a_replay_that_failed_comes_first(
-    spark: Any, node: Broker, tmp_path: Path, a_day_later: Callable[[], None]
-) -> None:
+def test_a_replay_that_failed_comes_first(spark: Any, node: Broker, tmp_path: Path) -> None:
     place, servers = tmp_path / "archive", [node.address]
     made(place)
     node.create_topic("keys", kind="compacted")
