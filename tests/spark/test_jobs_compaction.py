@@ -102,8 +102,15 @@ def test_a_run_that_is_cut_off_has_changed_nothing(
                 patch.setattr(SparkDirectories, method, cut)
                 jobs.compact_archive(spark, str(place))
     assert values(archived(spark, str(place))) == [*range(10)]
-    done = jobs.compact_archive(spark, str(place))
+    synced = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+        done = jobs.compact_archive(spark, str(place))
     assert (done.before, done.after, done.deleted) == (5, 2, 0)
+    new = json.loads((place / "_spark_metadata" / "3.compact").read_text().splitlines()[1])["path"].rpartition("/")[2]
+    (compacted,) = place.glob(f"topic=t/*/{new}")
+    listed = (place / "_spark_metadata" / "3.compact").stat().st_ino
+    assert synced.index(compacted.stat().st_ino) < synced.index(listed), "rows are on the disk before they count"
     rows = archived(spark, str(place))
     assert values(rows) == values(reader) == [*range(10)], "also by the list of before"
     assert [tuple(row) for row in rows.select("topic", "date").distinct().collect()] == [("t", date(2030, 1, 1))]
