@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import time
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
@@ -22,7 +25,9 @@ from sandq.spark.jobs.directories import SparkDirectories
 from sandq.spark.source.columns import schema
 from sandq.spark.source.options import Extra
 from sandq.testing import Broker
+from tests.support.paths import ROOT
 from tests.support.spark.session_helpers import fill, values
+from tests.support.waiting import wait_until
 
 EACH = 20
 
@@ -40,8 +45,8 @@ def a_day_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Have what compactions see of the clock be a day later, and a bit."""
 
     def call() -> None:
-        now = time.time()
-        monkeypatch.setattr(compaction.time, "time", lambda: now + 86_500)
+        later_ms = compaction.now_ms() + 86_500_000
+        monkeypatch.setattr(compaction, "now_ms", lambda: later_ms)
 
     return call
 
@@ -54,15 +59,19 @@ class CutOff(Exception):
     """Instead of the end of the process."""
 
 
-def made(place: Path) -> None:
-    """An archive of five micro-batches with two rows each, as Spark leaves one that lists all files at every second."""
+def made(place: Path, each: int = 2, width: int = 0) -> None:
+    """An archive of five micro-batches with so many rows each, as Spark leaves one that lists all files at every
+    second."""
     fields = [field for field in schema(Extra(headers=True, raw=True, rank=True)) if field.name != "topic"]
     day, log = place / "topic=t" / "date=2030-01-01", place / "_spark_metadata"
     day.mkdir(parents=True)
     log.mkdir()
     lines = []
     for number in range(5):
-        rows = [{"value": b"%d" % (2 * number + row), "partition": 0, "offset": f"{row}"} for row in range(2)]
+        rows = [
+            {"value": b"%d" % (each * number + row) + b" " * width, "partition": 0, "offset": f"{row:05}"}
+            for row in range(each)
+        ]
         file = day / f"part-{number}.parquet"
         parquet.write_table(pa.Table.from_pylist(rows, pa.schema(fields)), file)
         told = {"path": file.as_uri(), "size": file.stat().st_size, "isDir": False, "modificationTime": 5}
@@ -93,8 +102,15 @@ def test_a_run_that_is_cut_off_has_changed_nothing(
                 patch.setattr(SparkDirectories, method, cut)
                 jobs.compact_archive(spark, str(place))
     assert values(archived(spark, str(place))) == [*range(10)]
-    done = jobs.compact_archive(spark, str(place))
+    synced = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+        done = jobs.compact_archive(spark, str(place))
     assert (done.before, done.after, done.deleted) == (5, 2, 0)
+    new = json.loads((place / "_spark_metadata" / "3.compact").read_text().splitlines()[1])["path"].rpartition("/")[2]
+    (compacted,) = place.glob(f"topic=t/*/{new}")
+    listed = (place / "_spark_metadata" / "3.compact").stat().st_ino
+    assert synced.index(compacted.stat().st_ino) < synced.index(listed), "rows are on the disk before they count"
     rows = archived(spark, str(place))
     assert values(rows) == values(reader) == [*range(10)], "also by the list of before"
     assert [tuple(row) for row in rows.select("topic", "date").distinct().collect()] == [("t", date(2030, 1, 1))]
@@ -172,9 +188,7 @@ def test_a_run_that_takes_too_long(
     assert values(archived(spark, str(place))) == [*range(10)]
 
 
-def test_a_replay_that_failed_comes_first(
-    spark: Any, node: Broker, tmp_path: Path, a_day_later: Callable[[], None]
-) -> None:
+def test_a_replay_that_failed_comes_first(spark: Any, node: Broker, tmp_path: Path) -> None:
     place, servers = tmp_path / "archive", [node.address]
     made(place)
     node.create_topic("keys", kind="compacted")
@@ -185,6 +199,8 @@ def test_a_replay_that_failed_comes_first(
         with node.client() as client:
             return len(list(client.messages(topic).list()))
 
+    with pytest.raises(InvalidRequest, match="there is no file to read"):
+        jobs.replay(spark, str(tmp_path / "none"), "again", servers=servers)
     with pytest.raises(InvalidRequest, match="key"):
         replay("keys")
     assert replay("again") == 10
@@ -197,6 +213,35 @@ def test_a_replay_that_failed_comes_first(
     shutil.copy(stray.with_name("part-0.parquet"), stray)
     assert replay("again") == 10
     assert jobs.compact_archive(spark, str(place)).after == 2
+
+
+@pytest.mark.long
+def test_a_replay_that_is_killed(spark: Any, node: Broker, tmp_path: Path) -> None:
+    """In the middle of it, with all its processes: it is finished by the next one, and nothing is put together before
+    that."""
+    place, each = tmp_path / "archive", 8000
+    made(place, each, width=1000)
+    node.create_topic("t")
+    command = [sys.executable, "-m", "sandctl", "--server", node.address, "pipeline", "replay", str(place), "t"]
+    with node.client() as client:
+
+        def stored() -> int:
+            return sum(int(row["messages"]) for row in client.admin.stats("t"))
+
+        with subprocess.Popen(
+            [*command, "--master", "local[1]"], cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True
+        ) as job:
+            try:
+                wait_until(lambda: stored() or job.poll() is not None)
+            finally:
+                os.killpg(job.pid, signal.SIGKILL)
+        assert 0 < stored() < 5 * each, "it was to be in the middle"
+    with pytest.raises(InvalidRequest, match="has not ended"):
+        jobs.compact_archive(spark, str(place))
+    jobs.replay(spark, str(place), "t", servers=[node.address])
+    assert sorted(int(message.value or b"") for message in node.messages("t")) == [*range(5 * each)]
+    assert jobs.compact_archive(spark, str(place)).after == 2
+    assert values(archived(spark, str(place))) == [*range(5 * each)]
 
 
 @pytest.mark.long

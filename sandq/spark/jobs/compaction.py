@@ -106,6 +106,11 @@ def compact_archive(
         raise failure(error, "compact") from error
 
 
+def now_ms() -> int:
+    """By this machine's clock."""
+    return time.time_ns() // 1_000_000
+
+
 class _Run:
     def __init__(self, spark: SparkSession, path: str, target_bytes: int, keep_ms: int) -> None:
         from sandq.spark.jobs.checking import own_session
@@ -118,7 +123,7 @@ class _Run:
         self._target_bytes = target_bytes
         self._keep_ms = keep_ms
         self._at = SparkDirectories(spark)
-        self._name = f"{int(time.time() * 1000):013d}-{secrets.token_hex(4)}"
+        self._name = f"{now_ms():013d}-{secrets.token_hex(4)}"
 
     def run(self, began_s: float) -> CompactionSummary:
         names = self._at.names(f"{self._path}/{FILES}")
@@ -227,7 +232,7 @@ class _Run:
     def _clean(self, listed: set[str]) -> int:
         """Delete what earlier runs left, of so long ago: drafts, and files that are not listed (any more)."""
         deleted = 0
-        until_ms = time.time() * 1000 - self._keep_ms
+        until_ms = now_ms() - self._keep_ms
         names = self._at.names(f"{self._path}/{NOTES}")
         for note in sorted(name for name in names if name.endswith(".json") and name[0].isdecimal()):
             if self._at.status(f"{self._path}/{NOTES}/{note}").getModificationTime() > until_ms:

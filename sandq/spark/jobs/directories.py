@@ -85,10 +85,16 @@ class SparkDirectories:
             raise
 
     def move(self, path: str, to: str) -> None:
-        """Give a file a name that nobody has, in another directory of the file system. OSError when it has one."""
+        """Give a file a name that nobody has, in another directory of the file system, and have it there after a crash,
+        too. OSError when it has one."""
         system, place = self._found(path)
-        if not system.rename(place, self._found(to)[1]):
+        target = self._found(to)[1]
+        if not system.rename(place, target):
             raise OSError(f"{path} cannot be renamed to {to}")
+        if system.getScheme() == "file":  # others have it when it is closed
+            found = Path(system.makeQualified(target).toUri().getPath())
+            _sync(found)
+            _sync(found.parent)
 
     def delete(self, path: str) -> bool:
         """A file, or a directory with all in it; whether it was there."""
@@ -110,3 +116,13 @@ def _put_local(path: Path, text: str) -> None:
     # Hadoop's checksum is of the old one; it does without.
     path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     draft.replace(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a directory, on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sandq.client.positions import shift_ms
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import InvalidRequest, Unavailable
 from sandq.model.names import TAKERS
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, Instant, format_instant, instant_ms
@@ -167,9 +167,12 @@ def _run(
     taken = [name for name, kinds in TAKERS.items() if topic_kind in kinds]
     # Each attempt must have the same rows in the same Spark partitions.
     own = own_session(spark, {"spark.sql.adaptive.enabled": "false"})
+    there = {file.path: file for file in find_files(spark, [path])}
     frame = archived(own, path)
-    counting = files_of(frame)
-    files = [file for file in find_files(spark, [path]) if file.path in counting and is_asked(file.path, asked)]
+    counting = sorted(file for file in files_of(frame) if is_asked(file, asked))
+    if not there.keys() >= set(counting):
+        raise Unavailable(f"{path}: it was written to at the same moment; nothing was sent, run it again")
+    files = [there[file] for file in counting]
     name = write_id or write_id_of(topic, files, {"replay": repr(asked)}, job="replay")
     set_all(own, cutting(files))
     rows = timed(chosen(frame, asked), asked)
