@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -36,11 +37,11 @@ MIB = 1 << 20
     metavar="DURATION",
     default="1d",
     show_default=True,
-    help="For how long files that do not count any more stay, for those who read them yet.",
+    help="For how long files that do not count any more stay, for those who read them yet; 10m at least.",
 )
 @spark_options
 @common_options
-def compact(path: str, target_mib: int, keep: int, master: str | None, conf: Mapping[str, str]) -> None:
+def compact(path: str, target_mib: int, keep: timedelta, master: str | None, conf: Mapping[str, str]) -> None:
     """Put small files of the archive DIR together, by topic and day. Who reads it meanwhile notices nothing, and a run
     that is cut off has changed nothing. Files of the last few micro-batches are left for later.
 
