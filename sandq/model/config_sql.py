@@ -27,7 +27,7 @@ class SqlSection(schema.Section):
     """Of a query, from its arrival to its last row."""
     rows: Annotated[int, schema.integer(1, 100_000_000)] = 1_000_000
     """That a query reads of the cluster, and that it answers, each."""
-    bytes: Annotated[int, schema.size(_MIB, 16 * _GIB)] = 256 * _MIB
+    bytes: Annotated[int, schema.size(_MIB, 16 * _GIB)] = 128 * _MIB
     """Of these rows in memory."""
-    memory_bytes: Annotated[int, schema.size(16 * _MIB, 16 * _GIB)] = 256 * _MIB
+    memory_bytes: Annotated[int, schema.size(16 * _MIB, 16 * _GIB)] = 128 * _MIB
     """For sorting, joining and grouping of a query, beside its rows."""

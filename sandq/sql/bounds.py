@@ -139,6 +139,8 @@ def _add(found: Bounds, part: exp.Expr, column_of: Callable[[exp.Expr], str | No
         column, values = equal
         found._at(column).among([value for value in values if value is not None])
         return True
+    if isinstance(part, exp.Escape) and part.expression.name == "\\":
+        part = part.this
     if isinstance(part, exp.Like):
         column = column_of(_bare(part.this))
         if column is None or part.args.get("negate") or not isinstance(part.expression, exp.Literal):

@@ -14,6 +14,8 @@ STATEMENT_NODES: Final = 20_000
 """Parts of a statement once it is parsed; each costs time before anything is asked."""
 NESTING: Final = 30
 """Brackets within brackets."""
+VALUE_BYTES: Final = 64 * 1024
+"""Of a variable."""
 IDS: Final = 1000
 """Messages or keys that one query names."""
 
@@ -24,11 +26,11 @@ class Budget:
 
     scan_rows: int = 1_000_000
     """Rows that are fetched from the cluster."""
-    scan_bytes: int = 256 * MIB
+    scan_bytes: int = 128 * MIB
     """Bytes of these, as columns in memory."""
     result_rows: int = 1_000_000
-    result_bytes: int = 256 * MIB
-    memory_bytes: int = 256 * MIB
+    result_bytes: int = 128 * MIB
+    memory_bytes: int = 128 * MIB
     """What joins, sorts and groups may hold."""
     seconds: float = 30.0
     """From the statement to its last row; `max_execution_time` may shorten it."""

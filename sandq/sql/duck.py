@@ -38,11 +38,15 @@ class Duck:
             "threads": "1",
             "memory_limit": f"{max(budget.memory_bytes >> 20, 16)}MiB",
             "temp_directory": "",
+            "error_on_division_by_zero": "false",
+            "ieee_floating_point_ops": "false",
+            "python_enable_replacements": "false",
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
             "allow_community_extensions": "false",
         }
         self._database = duckdb.connect(":memory:", config=config)
+        self._database.execute("SET TimeZone = 'UTC'")
         for name, value in (("enable_external_access", False), ("lock_configuration", True)):
             self._database.execute(f"SET {name} = {str(value).lower()}")
 
@@ -65,6 +69,11 @@ class Duck:
             raise _told(error) from None
         finally:
             self._clean(reader, tables)
+
+    def schema(self, query: str, tables: Mapping[str, Any]) -> Any:
+        """The columns (pyarrow.Schema) of the result of a query over these tables, of which no row is looked at.
+        SqlError."""
+        return self.run(f"SELECT * FROM ({query}) LIMIT 0", tables).schema
 
     def _clean(self, reader: Any, tables: Mapping[str, Any]) -> None:
         """Let go of rows; where that fails, nobody uses this database again."""

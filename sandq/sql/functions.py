@@ -10,8 +10,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from sqlglot import exp
+from sqlglot.dialects import DuckDB
 
-from sandq.sql.errors import UNKNOWN_FUNCTION, SqlError
+from sandq.sql.budget import STATEMENT_BYTES, STATEMENT_NODES
+from sandq.sql.errors import TOO_LARGE, UNKNOWN_FUNCTION, SqlError
+from sandq.sql.schema import TABLES, Kind
 
 _ALLOWED_NAMES: Final = """
 Abs Acos And AnyValue ArgMax ArgMin Ascii Asin Atan Atan2 Avg BitLength BitwiseAndAgg BitwiseCount BitwiseOrAgg
@@ -20,7 +23,7 @@ Corr Cos Cot Count CountIf CovarPop CovarSamp CumeDist Date DateAdd DateDiff Dat
 DatetimeDiff Day Dayname DayOfMonth DayOfWeek DayOfWeekIso DayOfYear Degrees DenseRank Elt EndsWith Exists Exp
 Extract FirstValue Floor FromBase64 Greatest GroupConcat Hex Hour If Initcap IsInf IsNan IsNullValue JSONArray
 JSONArrayAgg JSONArrayContains JSONExtract JSONExtractScalar JSONKeys JSONObject JSONObjectAgg JSONFormat
-JSONType Lag LastDay LastValue Lead Least Left Length Levenshtein Ln Log LogicalAnd LogicalOr Lower LowerHex MD5
+JSONType Lag LastDay LastValue Lead Least Left Length Ln Log LogicalAnd LogicalOr Lower LowerHex MD5
 MD5Digest Max Median Min Minute Month Monthname Mode NthValue Ntile Nullif NumberToStr Or Pad ParseJSON
 PercentRank PercentileCont PercentileDisc Pi Pow Quantile Quarter Radians Rand Rank RegexpCount RegexpExtract
 RegexpFullMatch RegexpILike RegexpInstr RegexpLike RegexpReplace RegexpSubstr Repeat Replace Reverse Right Round
@@ -70,12 +73,19 @@ def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
     if isinstance(node, exp.Collate):
         inner: exp.Expr = node.this
         return inner
+    if isinstance(node, exp.Like) and not isinstance(node.parent, exp.Escape):
+        return exp.Escape(this=exp.Like(**node.args), expression=exp.Literal.string("\\"))
     if isinstance(node, exp.Introducer):
         text: exp.Expr = node.expression
         return text
+    if isinstance(node, exp.Bracket):
+        raise unknown("[]")
     if isinstance(node, exp.IntDiv):
-        quotient = exp.Div(this=exp.paren(node.this.copy()), expression=exp.paren(node.expression.copy()))
-        return exp.cast(exp.func("TRUNC", exp.cast(quotient, "DOUBLE"), dialect="duckdb"), "BIGINT")
+        # What is copied here is copied again for each such operator around it.
+        divisor = exp.Nullif(this=node.expression, expression=exp.Literal.number(0))
+        quotient = exp.Div(this=exp.paren(node.this, copy=False), expression=divisor)
+        whole = _call("trunc", exp.cast(quotient, "DOUBLE", copy=False))
+        return exp.cast(whole, "BIGINT", copy=False)
     if isinstance(node, exp.Lambda):  # `json->'$.n'` as an argument
         if len(node.expressions) == 1 and isinstance(node.this, exp.Literal) and node.this.is_string:
             return _call("json_extract", exp.column(node.expressions[0].name), node.this)
@@ -120,6 +130,29 @@ def _with_numbers(node: exp.Expr) -> exp.Expr:
 def _json_extract(node: exp.Expr, facts: Facts) -> exp.Expr:
     name = "json_extract_string" if isinstance(node, exp.JSONExtractScalar) else "json_extract"
     return _call(name, node.this, node.expression)
+
+
+class _Bounded(DuckDB.Generator):  # type: ignore[misc]  # it is Any to mypy
+    """Some operators say their parts twice: a few of them within each other are more than any memory holds."""
+
+    parts = 0
+
+    def sql(self, *asked: Any, **options: Any) -> str:
+        self.parts += 1
+        text: str = super().sql(*asked, **options)
+        if self.parts > PARTS or len(text) > TEXT_CHARS:
+            raise SqlError(TOO_LARGE, "the statement has operators or functions that make it too large: say it in less")
+        return text
+
+
+PARTS: Final = 3 * STATEMENT_NODES
+TEXT_CHARS: Final = 4 * STATEMENT_BYTES
+
+
+def duckdb_text(tree: exp.Expr) -> str:
+    """A tree in DuckDB's SQL. SqlError: it becomes too large."""
+    text: str = _Bounded(dialect="duckdb", identify=True, comments=False).generate(tree)
+    return text
 
 
 def unknown(name: str) -> SqlError:
@@ -176,7 +209,8 @@ def _anonymous(node: exp.Anonymous, facts: Facts) -> exp.Expr:
 
 
 def _call(name: str, *arguments: Any) -> exp.Expr:
-    return exp.Anonymous(this=name, expressions=[argument.copy() for argument in arguments])
+    """A call of DuckDB's, of parts that nothing else has."""
+    return exp.Anonymous(this=name, expressions=list(arguments))
 
 
 def _seconds_of(time: Any) -> exp.Expr:
@@ -207,6 +241,43 @@ def _of_times(node: exp.Expr, facts: Facts) -> exp.Expr:
     return node
 
 
+_LONG: Final = 65_536
+"""Characters that a function may make of few."""
+
+
+def _long(node: exp.Expr, facts: Facts) -> exp.Expr:
+    """What makes long texts of short ones, which take memory that DuckDB does not count."""
+    of = node.this if isinstance(node, (exp.Repeat, exp.Pad)) else None
+    count = node.this if isinstance(node, exp.Space) else node.args.get("times", node.expression)
+    is_known = isinstance(count, exp.Literal) and count.name.isdigit() and int(count.name) <= _LONG
+    if not is_known or (of is not None and of.find(exp.Repeat, exp.Pad, exp.Space) is not None):
+        raise SqlError(
+            UNKNOWN_FUNCTION,
+            f"FUNCTION {type(node).__name__.upper()} is called with a number of at most {_LONG:,} alone",
+        )
+    return node
+
+
+_BYTES: Final = frozenset(
+    column.name for table in TABLES.values() for column in table.columns if column.kind is Kind.BYTES
+)
+
+
+def _length(node: exp.Expr) -> exp.Expr:
+    """Bytes of a text, or of bytes."""
+    of = node.this
+    is_bytes = of.name.lower() in _BYTES if isinstance(of, exp.Column) else isinstance(of, (exp.Unhex, exp.FromBase64))
+    in_bytes = isinstance(node, exp.ByteLength) or node.args.get("binary")
+    return _call("octet_length" if is_bytes else "strlen" if in_bytes else "length", of)
+
+
+def _timestamp_diff(node: exp.Expr, facts: Facts) -> exp.Expr:
+    """How many whole units lie between two times."""
+    _of_times(node, facts)
+    unit = exp.Literal.string(node.text("unit").lower() or "day")
+    return _call("date_sub", unit, *[exp.cast(part.copy(), "TIMESTAMP") for part in (node.expression, node.this)])
+
+
 def _from_unixtime(node: exp.Expr, facts: Facts) -> exp.Expr:
     return _time_of(node.this)
 
@@ -221,6 +292,9 @@ def _time_of(seconds: Any) -> exp.Expr:
 _TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expr]]] = {
     "SubstringIndex": lambda node, facts: _substring_index(node.this, node.args["delimiter"], node.args["count"]),
     **dict.fromkeys(_OF_TIMES_NAMES.split(), _of_times),
+    "TimestampDiff": _timestamp_diff,
+    **dict.fromkeys(("Repeat", "Space", "Pad"), _long),
+    **dict.fromkeys(("Length", "ByteLength"), lambda node, facts: _length(node)),
     "Upper": lambda node, facts: _call("upper", exp.cast(node.this.copy(), "VARCHAR")),
     "Lower": lambda node, facts: _call("lower", exp.cast(node.this.copy(), "VARCHAR")),
     "JSONExtract": _json_extract,
@@ -241,7 +315,7 @@ _NAMED: Final[dict[str, Callable[..., exp.Expr]]] = {
         this=exp.paren(_call("microsecond", time)), expression=exp.Literal.number(1_000_000)
     ),
     "CHARACTER_LENGTH": lambda text: _call("length", text),
-    "OCTET_LENGTH": lambda text: _call("octet_length", text),
+    "OCTET_LENGTH": lambda text: _length(exp.ByteLength(this=text)),
     "LOCATE": lambda part, text: _call("instr", text, part),
     "INSTR": lambda text, part: _call("instr", text, part),
     "MID": lambda text, start, count: _call("substring", text, start, count),
@@ -254,10 +328,16 @@ _NAMED: Final[dict[str, Callable[..., exp.Expr]]] = {
 }
 
 
-def _substring_index(text: Any, by: Any, count: Any) -> exp.Expr:
-    parts = f"string_split({text.sql('duckdb')}, {by.sql('duckdb')})"
-    number = count.sql("duckdb")
-    cut = f"CASE WHEN {number} >= 0 THEN {parts}[1:{number}] ELSE {parts}[{number}:] END"
-    import sqlglot
+_CUTS: Final = 3
 
-    return sqlglot.parse_one(f"array_to_string({cut}, {by.sql('duckdb')})", read="duckdb")
+
+def _substring_index(text: Any, by: Any, count: Any) -> exp.Expr:
+    number = f"-{count.this.name}" if isinstance(count, exp.Neg) else count.name
+    if not (isinstance(by, exp.Literal) and by.is_string and number.lstrip("-").isdigit()):
+        raise SqlError(UNKNOWN_FUNCTION, "FUNCTION SUBSTRING_INDEX is called with a text and a number alone")
+    last = number.startswith("-")
+    cut = exp.Slice(this=exp.Literal.number(number if last else 1), expression=None if last else count)
+    if len(list(text.find_all(exp.Bracket))) > _CUTS:  # DuckDB's parser takes twice as long for each
+        raise SqlError(UNKNOWN_FUNCTION, f"FUNCTION SUBSTRING_INDEX is called within itself {_CUTS} times at most")
+    parts = exp.Bracket(this=_call("string_split", text, by.copy()), expressions=[cut])
+    return _call("array_to_string", parts, by)

@@ -56,7 +56,7 @@ def columns_of(piece: Piece, topic: str, partition: int, names: Sequence[str]) -
     whole = spans == [(0, batch.count)]
     count = sum(stop - first for first, stop in spans)
     _check(piece, batch.count)
-    made = _Maker(piece, batch, spans, whole, count)
+    made = _Maker(piece, batch, spans, whole, count, not {"value", "text"}.isdisjoint(names))
     found: dict[str, Any] = {}
     for name in names:
         if name == "topic":
@@ -71,12 +71,15 @@ def columns_of(piece: Piece, topic: str, partition: int, names: Sequence[str]) -
 class _Maker:
     """Makes one column of a piece after another."""
 
-    def __init__(self, piece: Piece, batch: Batch, spans: list[Span], whole: bool, count: int) -> None:
+    def __init__(
+        self, piece: Piece, batch: Batch, spans: list[Span], whole: bool, count: int, keeps_values: bool
+    ) -> None:
         self._piece = piece
         self._batch = batch
         self._spans = spans
         self._whole = whole
         self._count = count
+        self._keeps_values = keeps_values
 
     def _cells(self, column: int) -> Any:
         """A column of the batch, nulls when it is not there."""
@@ -86,12 +89,17 @@ class _Maker:
             return pa.nulls(self._count, kind)
         validity, offsets, data = self._batch.buffers(column)
         bits = None if validity is None else pa.py_buffer(validity)
-        buffers = [pa.py_buffer(data)] if is_int else [pa.py_buffer(offsets), pa.py_buffer(data)]
+        parts: list[Any]
+        if not self._keeps_values:  # or a few bytes would hold the whole batch in memory
+            parts = [bytes(data)] if is_int else [bytes(offsets), bytes(data)]
+        else:
+            parts = [data] if is_int else [offsets, data]
+        buffers = [pa.py_buffer(part) for part in parts]
         array = pa.Array.from_buffers(kind, self._batch.count, [bits, *buffers])
         if self._whole:
             return array
-        parts = [array.slice(first, stop - first) for first, stop in self._spans]
-        return pa.concat_arrays(parts) if parts else array.slice(0, 0)
+        chosen = [array.slice(first, stop - first) for first, stop in self._spans]
+        return pa.concat_arrays(chosen) if chosen else array.slice(0, 0)
 
     def _value(self) -> Any:
         return self._cells(Column.VALUE)

@@ -11,10 +11,12 @@ from sqlglot import exp
 from sandq.sql.bounds import Bounds, Evaluate, bounds_of
 from sandq.sql.catalog import CATALOG, Catalog
 from sandq.sql.errors import NO_DATABASE, SYNTAX, UNKNOWN_DATABASE, UNKNOWN_TABLE, SqlError
+from sandq.sql.functions import duckdb_text
 from sandq.sql.scan import Scan, is_exact
 from sandq.sql.schema import DATABASES, INFORMATION_SCHEMA, TABLES, Column, Table
 from sandq.sql.statement import not_supported
 
+_JOINS: Final = ("", "INNER", "CROSS", "OUTER", "STRAIGHT_JOIN")
 TABLES_MAX: Final = 16
 """Tables that one query names."""
 _ORDERED: Final = ("deliver_at", "offset")
@@ -34,7 +36,7 @@ class Planned:
         """DuckDB's SQL. It is asked for once."""
         for node, name, columns in self.replaced:
             node.replace(_subquery(node, name, columns))
-        return self.query.sql("duckdb", identify=True)
+        return duckdb_text(self.query)
 
     def columns_alone(self) -> list[tuple[str, Column]] | None:
         """The columns of the result, by their names, where the rows of the one scan are the result: it brings just what
@@ -42,7 +44,7 @@ class Planned:
         select = self.query
         if len(self.replaced) != 1 or not isinstance(select, exp.Select) or len(self.scans) != 1:
             return None
-        scan = self.scans["t0"]
+        (scan,) = self.scans.values()
         if scan.by_name != "id" or scan.table.name != "messages" or not is_exact(scan):
             return None
         if set(scan.bounds.columns) - {"topic", "id"} or any(select.args.get(name) for name in _MAKING):
@@ -74,14 +76,24 @@ def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Cata
     for kind in (exp.Lateral, exp.Unnest, exp.TableSample, exp.MatchRecognize, exp.Pivot):
         if tree.find(kind) is not None:
             raise not_supported(kind.__name__.upper())
+    is_star = any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star))
+    for join in tree.find_all(exp.Join):
+        method = join.method.upper()
+        if join.kind.upper() not in _JOINS or method not in ("", "NATURAL"):
+            raise not_supported(f"{method or join.kind} JOIN")
+        if join.kind.upper() == "STRAIGHT_JOIN":
+            join.set("kind", None)
+        is_star |= method == "NATURAL"  # by all columns that both have
     planned = Planned(tree, {}, {}, [])
     names = {node.name.lower() for node in tree.find_all(exp.Identifier)}
-    is_star = any(not isinstance(star.parent, exp.Count) for star in tree.find_all(exp.Star))
+    own = "t"
+    while any(name.startswith(own) and name[len(own) :].isdigit() for name in names):
+        own += "_"  # a name of the query's own, which would stand for the rows
     resolved = [(table, _resolve(table, database, catalog)) for table in tables]
     _strip_databases(tree, tables)
     known = {id(node): table for node, table in resolved}
     for number, (node, table) in enumerate(resolved):
-        name = f"t{number}"
+        name = f"{own}{number}"
         if isinstance(table, Table):
             scan = _scan(tree, node, table, names, is_star, evaluate, known)
             planned.scans[name] = scan
@@ -96,14 +108,23 @@ def plan(tree: exp.Expr, database: str | None, evaluate: Evaluate, catalog: Cata
 
 
 def _is_cte(table: exp.Table) -> bool:
+    """Whether a name is that of a WITH, as far as it is in sight: of the parts of one WITH, those before it."""
     if table.db:
         return False
+    child: Any = table
     ancestor: Any = table.parent
     while ancestor is not None:
-        found = ancestor.args.get("with_") or ancestor.args.get("with")
-        if found is not None and any(cte.alias.lower() == table.name.lower() for cte in found.expressions):
+        found: list[Any] = []
+        if isinstance(ancestor, exp.With):
+            place = next(place for place, part in enumerate(ancestor.expressions) if part is child)
+            found = ancestor.expressions[: place + bool(ancestor.args.get("recursive"))]
+        else:
+            known = ancestor.args.get("with_")
+            if known is not None and known is not child:
+                found = known.expressions
+        if any(part.alias.lower() == table.name.lower() for part in found):
             return True
-        ancestor = ancestor.parent
+        child, ancestor = ancestor, ancestor.parent
     return False
 
 
@@ -189,7 +210,7 @@ def _scan(
     order = select.args.get("order")
     if order is None:
         return Scan(table, bounds, fetched, limit)
-    if _is_by_time(order, column_of) and table.name in ("messages", "task"):
+    if _is_by_time(select, order, column_of) and table.name in ("messages", "task"):
         return Scan(table, bounds, fetched, limit, is_ordered=True)
     return scan
 
@@ -242,10 +263,14 @@ def _limit(tree: exp.Expr, select: exp.Select, tables: int) -> int | None:
     return sum(int(row.name) for row in rows)
 
 
-def _is_by_time(order: exp.Expr, column_of: Callable[[exp.Expr], str | None]) -> bool:
+def _is_by_time(select: exp.Select, order: exp.Expr, column_of: Callable[[exp.Expr], str | None]) -> bool:
     """Whether rows are wanted in the order in which messages are stored."""
     ordered = order.expressions
-    return len(ordered) == 1 and not ordered[0].args.get("desc") and column_of(ordered[0].this) in _ORDERED
+    name = column_of(ordered[0].this)
+    if len(ordered) != 1 or ordered[0].args.get("desc") or name not in _ORDERED:
+        return False
+    # A column of the result goes before one of the table of that name.
+    return all(column_of(part.this) == name for part in select.expressions if part.alias.lower() == name)
 
 
 def _subquery(node: exp.Expr, name: str, columns: list[Column] | None) -> exp.Expr:

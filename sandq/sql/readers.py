@@ -32,7 +32,7 @@ from sandq.sql.pages import (
     texts,
     texts_array,
 )
-from sandq.sql.scan import FEW, Scan, is_id
+from sandq.sql.scan import Scan, is_id
 from sandq.sql.schema import Column, Kind, Table
 
 AT_ONCE: Final = 8
@@ -91,8 +91,7 @@ async def _messages_of(client: Client, topic: str, scan: Scan, limit: int | None
     if scan.by_page:
         return await _pages(client, topic, scan, limit, held)
     states = scan.bounds.of("state").values
-    is_few = limit is not None and limit <= FEW
-    if is_few or (states is not None and "delayed" not in states):
+    if scan.is_few or (states is not None and "delayed" not in states):
         return await _listed(client, topic, scan, limit, held)
     return await _listed_then_pages(client, topic, scan, limit, held)
 
@@ -149,7 +148,8 @@ async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, hel
     if end is not None and start >= end:
         return empty(scan.table, scan.needed)
     from_ms = offset_model.deliver_ms(start)
-    # An offset within a millisecond is no bound of a listing, which knows whole ones.
+    # An offset within a millisecond is no bound of a listing, which knows whole ones: the rest is left out here.
+    is_within = any(start[6:]) or (end is not None and any(end[6:]))
     until_ms = TIME_MAX_MS if end is None else min(offset_model.deliver_ms(end) + bool(any(end[6:])), TIME_MAX_MS)
     prefixes = [
         None if prefix is None else prefix.encode() for prefix in (_prefix(of("key")), _prefix(of("unique_key")))
@@ -164,11 +164,13 @@ async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, hel
         for state in chosen:
             after, rows = None, 0
             while most is None or rows < most:
-                count = PAGE_MAX if most is None else min(most - rows, PAGE_MAX)
+                count = PAGE_MAX if most is None or is_within else min(most - rows, PAGE_MAX)
                 request = List(
                     topic, partition, state, from_ms, until_ms, prefixes[0], count, after, values, prefixes[1]
                 )
                 maps, after = page(await call_leader(cluster, request), _map)
+                if is_within:
+                    maps = [row for row in maps if start <= _offset(row) and (end is None or _offset(row) < end)]
                 found.append(_of_maps(scan, topic, partition, maps, held))
                 rows += len(maps)
                 if after is None:
@@ -186,6 +188,13 @@ async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, hel
             if rows >= limit:
                 break
     return pa.concat_tables(tables) if tables else empty(scan.table, scan.needed)
+
+
+def _offset(row: Mapping[str, Any]) -> bytes:
+    found = row.get("offset")
+    if not isinstance(found, bytes):
+        raise ProtocolError("message map: an offset is expected")
+    return found
 
 
 def _map(row: object) -> Mapping[str, Any]:
@@ -287,9 +296,11 @@ def _stretch(scan: Scan) -> tuple[bytes, bytes | None]:
     low = min(texts) if texts else bound.low if is_id(bound.low) else None
     high = max(texts) if texts else bound.high if is_id(bound.high) else None
     if low is not None:
-        start = max(start, offset_model.from_text(low))
+        first = offset_model.from_text(low)
+        start = max(start, offset_model.behind(first) if bound.low_open and not texts else first)
     if high is not None:
-        stop = offset_model.behind(offset_model.from_text(high))
+        last = offset_model.from_text(high)
+        stop = last if bound.high_open and not texts else offset_model.behind(last)
         end = stop if end is None else min(end, stop)
     return start, end
 
@@ -595,7 +606,12 @@ async def _forecast(client: Client, scan: Scan, held: Held) -> Any:
             count = _COUNT
             if until is not None:
                 now_ms = (await client.admin.forecast(topic, unit, 1)).now_ms
-                count = max(1, min(_MOST, (until - now_ms) // _UNITS_MS[unit] + 2))
+                count = max(1, (until - now_ms) // _UNITS_MS[unit] + 2)
+                if count > _MOST:
+                    raise SqlError(
+                        TOO_BIG_SELECT,
+                        f"the forecast has at most {_MOST:,} rows of a {unit}: bound starts_at, or take a longer unit",
+                    )
             found = await client.admin.forecast(topic, unit, count)
             messages, scheduled = dict(found.buckets), dict(found.scheduled)
             rows += [

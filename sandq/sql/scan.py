@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from sandq.model.offsets import TEXT_CHARS
+from sandq.protocol.requests_messages import LISTED_STATES
 from sandq.sql.bounds import Bound, Bounds
 from sandq.sql.errors import TOO_BIG_SELECT, SqlError
 from sandq.sql.pages import COLUMNS as OF_PAGES
@@ -59,10 +60,14 @@ class Scan:
         return next((name for name in ("id", "unique_key") if self.bounds.of(name).values is not None), None)
 
     @property
+    def is_few(self) -> bool:
+        """Whether so few messages are enough that they are asked for one by one. (Offsets bound pages, not lists.)"""
+        return self.limit is not None and self.limit <= FEW and "offset" not in self.bounds.columns
+
+    @property
     def by_page(self) -> bool:
         """Whether messages are read as columns, a page of the log at a time."""
-        few = self.limit is not None and self.limit <= FEW
-        return not few and self.bounds.of("state").values is None and OF_PAGES.issuperset(self.needed)
+        return not self.is_few and self.bounds.of("state").values is None and OF_PAGES.issuperset(self.needed)
 
     def request(self) -> str:
         """How it is asked for, for people."""
@@ -124,11 +129,21 @@ def is_exact(scan: Scan) -> bool:
     for name, bound in scan.bounds.columns.items():
         if name not in of_table or bound.prefix is not None:
             return False
-        if name in ("topic", "partition", "state", "group") and bound.is_range:
+        if name not in ("offset", "deliver_at") and bound.is_range:
             return False
-        if name == "state" and (bound.values is None or len(bound.values) != 1):
+        several = bound.values is not None and len(bound.values) > 1
+        # Of several times or offsets the cluster is asked for all that lie between them.
+        if several and (name in ("offset", "deliver_at", "state") or (name, scan.table.name) == ("partition", "keys")):
+            return False
+        if name == "state" and not set(bound.values or ()) <= _ASKED_STATES:
+            return False
+        if name == "offset" and not all(is_id(end) for end in (*(bound.values or ()), bound.low, bound.high) if end):
             return False
     return True
+
+
+_ASKED_STATES: Final = frozenset(LISTED_STATES)
+"""By which messages are listed; what is dead for a group is found among all."""
 
 
 def is_id(text: object) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
+import anyio.to_thread
 from sqlglot import exp
 
 from sandq.client import Client
 from sandq.model.errors import SandqError
 from sandq.sql import readers
-from sandq.sql.budget import Budget, Held
+from sandq.sql.budget import VALUE_BYTES, Budget, Held
 from sandq.sql.duck import Duck, Ducks, in_thread
 from sandq.sql.errors import (
     INTERRUPTED,
@@ -29,12 +30,14 @@ from sandq.sql.errors import (
     SqlError,
     as_sql,
 )
-from sandq.sql.functions import Facts, replace_functions
+from sandq.sql.functions import Facts, duckdb_text, replace_functions
 from sandq.sql.plan import Planned, plan
 from sandq.sql.schema import DATABASES, SANDQ
 from sandq.sql.show import LIKE_COLUMN, described, rows_of, shown
 from sandq.sql.statement import not_supported, parse
 from sandq.sql.variables import MAX_TIME, VERSION, Variables
+
+T = TypeVar("T")
 
 _CAST: Final = {"TIME": "epoch_us(CAST({} AS TIMESTAMP))", "INT": "CAST({} AS BIGINT)", "BIGINT": "CAST({} AS BIGINT)"}
 """How a value is looked at that a column of that kind is compared with."""
@@ -104,15 +107,18 @@ class Session:
     async def run(self, text: str) -> Answer:
         """Answer a statement. SqlError: why not; it ends by its deadline, by `kill`, or when the caller is
         cancelled."""
-        self._is_killed = False
-        tree = parse(text)
+        tree = await _parsed(text)
         if tree is None:
             return Answer()
-        seconds = self._seconds(tree)
+        return await self._within(self._seconds(tree), lambda: self._answer(tree))
+
+    async def _within(self, seconds: float, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something for so long at most, unless it is killed sooner."""
+        self._is_killed = False
         with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
             self._scope = scope
             try:
-                return await self._answer(tree)
+                return await work()
             except SandqError as error:
                 raise as_sql(error) from None
             except RecursionError:
@@ -129,21 +135,24 @@ class Session:
 
     async def columns(self, text: str) -> Any:
         """The columns (pyarrow.Schema) that a statement has; None where it has none, or its parameters decide.
-        SqlError: it cannot be answered whatever these are."""
-        tree = parse(text)
+        SqlError: it cannot be answered whatever these are, or not in its time."""
+        tree = await _parsed(text)
         if not isinstance(tree, exp.Query):
             return None
-        try:
+
+        async def work() -> Any:
             async with self._ducks.one() as duck:
-                planned = self._planned(replace_functions(self._with_variables(_named(tree)), self._facts()), duck)
+                planned = await self._plan(tree, duck)
                 tables = dict(planned.catalog)
                 tables |= {name: readers.empty(scan.table, scan.needed) for name, scan in planned.scans.items()}
-                table = await in_thread(duck, partial(duck.run, planned.text(), tables))
+                return await in_thread(duck, lambda: duck.schema(planned.text(), tables))
+
+        try:
+            return await self._within(self._seconds(tree), work)
         except SqlError as error:
-            if error.number in (UNKNOWN_TABLE, UNKNOWN_DATABASE, UNKNOWN_FUNCTION, NO_DATABASE):
+            if error.number in _WHATEVER_ITS_PARAMETERS:
                 raise
             return None
-        return table.schema
 
     def _seconds(self, tree: exp.Expr) -> float:
         seconds = self.variables.seconds(self._budget)
@@ -203,10 +212,8 @@ class Session:
         return Facts(self._now(), self.database, self._user, VERSION, self._connection)
 
     async def _query(self, tree: exp.Expr) -> Any:
-        tree = _named(tree)
-        tree = replace_functions(self._with_variables(tree), self._facts())
         async with self._ducks.one() as duck:
-            planned = self._planned(tree, duck)
+            planned = await self._plan(tree, duck)
             for scan in planned.scans.values():
                 scan.check(allow_full=self.variables.allows_full_scan)
             held = Held(self._budget)
@@ -215,20 +222,31 @@ class Session:
                 tables[name] = await readers.read(self._client, scan, held)
             alone = planned.columns_alone()
             if alone is not None:
-                return readers.as_they_are(tables["t0"], alone)
-            return await in_thread(duck, partial(duck.run, planned.text(), tables))
+                (table,) = tables.values()
+                return readers.as_they_are(table, alone)
+            return await in_thread(duck, lambda: duck.run(planned.text(), tables))
+
+    async def _plan(self, tree: exp.Expr, duck: Duck) -> Planned:
+        """The plan of a query, made in a thread: a bound may take its time to be evaluated."""
+
+        def work() -> Planned:
+            return self._planned(replace_functions(self._with_variables(_named(tree)), self._facts()), duck)
+
+        return await in_thread(duck, work)
 
     def _planned(self, tree: exp.Expr, duck: Duck) -> Planned:
         def evaluate(part: exp.Expr, kind: str) -> Any:
-            text = part.sql("duckdb", identify=True)
-            if isinstance(part, exp.Literal) and kind not in _CAST:
-                return part.name if part.is_string else _number(part.name)
+            text = duckdb_text(part)
+            if isinstance(part, exp.Literal) and part.is_string and kind not in _CAST:
+                return part.name
             try:
-                (value,) = duck.values([_CAST.get(kind, "{}").format(text)])
+                value, is_null = duck.values([_CAST.get(kind, "{}").format(text), f"({text}) IS NULL"])
             except SqlError as error:
                 raise ValueError(error.message) from None
-            if value is not None and kind not in _CAST and not isinstance(value, str):
-                raise ValueError("a column of text is compared with a number")
+            if is_null:
+                return None
+            if not isinstance(value, int if kind in _CAST else str):  # infinity is no number of microseconds
+                raise ValueError("it is compared with what bounds nothing")
             return value
 
         return plan(tree, self.database, evaluate)
@@ -252,9 +270,8 @@ class Session:
             return described(target, self.database)
         if not isinstance(target, exp.Query):
             raise SqlError(SYNTAX, "DESCRIBE: a table, or a SELECT is expected")
-        found = replace_functions(self._with_variables(target), self._facts())
         async with self._ducks.one() as duck:
-            planned = self._planned(found, duck)
+            planned = await self._plan(target, duck)
         rows: list[tuple[Any, ...]] = []
         for number, (_, scan) in enumerate(planned.scans.items(), 1):
             pushed = "; ".join(f"{name} {text}" for name, text in scan.pushed().items())
@@ -294,7 +311,7 @@ class Session:
         if query.find(exp.Subquery, exp.Query) not in (None, query):
             raise not_supported("a query within SHOW")
         async with self._ducks.one() as duck:
-            text = query.sql("duckdb", identify=True)
+            text = duckdb_text(query)
             return await in_thread(duck, partial(duck.run, text, {"shown": table}))
 
     # -------------------------------------------------------------------------------------------------- SET
@@ -312,9 +329,10 @@ class Session:
             left, right = assignment.left, assignment.expression
             value = await self._value(right)
             if isinstance(left, exp.Parameter):
-                self.variables.own[left.name.lower()[:64]] = value
-                if len(self.variables.own) > _OWN_MOST:
+                name = left.name.lower()[:64]
+                if name not in self.variables.own and len(self.variables.own) >= _OWN_MOST:
                     raise SqlError(WRONG_VALUE, f"at most {_OWN_MOST} variables of one's own are kept")
+                self.variables.own[name] = value
                 continue
             if isinstance(left, exp.SessionParameter) and left.text("kind").lower() in ("global", "persist"):
                 raise SqlError(READ_ONLY, "only variables of the session are set: SET SESSION ...")
@@ -324,6 +342,8 @@ class Session:
         if isinstance(part, (exp.Column, exp.Var)):
             return part.name
         if isinstance(part, exp.Literal):
+            if len(part.name) > VALUE_BYTES // 4:
+                raise SqlError(WRONG_VALUE, f"a variable has at most {VALUE_BYTES:,} bytes")
             return part.name if part.is_string else _number(part.name)
         if isinstance(part, exp.Boolean):
             return int(part.this)
@@ -331,9 +351,20 @@ class Session:
             return None
         query = exp.select(exp.alias_(part.copy(), "value"))
         table = await self._query(query)
+        if table.nbytes > VALUE_BYTES:
+            raise SqlError(WRONG_VALUE, f"a variable has at most {VALUE_BYTES:,} bytes")
         return table.column(0)[0].as_py()
 
 
+async def _parsed(text: str) -> exp.Expr | None:
+    """A statement; a long one is parsed in a thread, so that others get their turn."""
+    return parse(text) if len(text) < _LONG else await anyio.to_thread.run_sync(parse, text)
+
+
+_LONG: Final = 2000
+_WHATEVER_ITS_PARAMETERS: Final = (
+    *(UNKNOWN_TABLE, UNKNOWN_DATABASE, UNKNOWN_FUNCTION, NO_DATABASE, INTERRUPTED, TIMED_OUT),
+)
 _OWN_MOST: Final = 100
 
 

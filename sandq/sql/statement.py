@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-import sqlglot
 from sqlglot import exp
+from sqlglot.dialects import MySQL
 from sqlglot.errors import SqlglotError
 
 from sandq.sql.budget import NESTING, STATEMENT_BYTES, STATEMENT_NODES
@@ -37,7 +37,7 @@ def parse(text: str) -> exp.Expr | None:
         raise SqlError(TOO_LARGE, f"the statement nests more than {NESTING} deep, or has too many brackets")
     first = _first_word(text)
     try:
-        found = [one for one in sqlglot.parse(text, read="mysql") if not isinstance(one, (type(None), exp.Semicolon))]
+        found = [one for one in _parsed(text) if not isinstance(one, (type(None), exp.Semicolon))]
     except (SqlglotError, RecursionError, ValueError) as error:
         if first in _WRITING_WORDS:
             raise SqlError(READ_ONLY, _INSTEAD) from None
@@ -58,6 +58,33 @@ def parse(text: str) -> exp.Expr | None:
     if count > STATEMENT_NODES:
         raise SqlError(TOO_LARGE, f"the statement has {count:,} parts; at most {STATEMENT_NODES:,} are taken")
     return tree
+
+
+class _Bounded(MySQL.Parser):  # type: ignore[misc]  # it is Any to mypy
+    """It tries some things twice, and what is within them, too: a few within each other take longer than anybody
+    waits."""
+
+    steps = 0
+    most = 0
+
+    def _advance(self, times: int = 1) -> None:
+        self.steps += 1
+        if self.steps > self.most:
+            raise SqlError(TOO_LARGE, "the statement nests too deep: say it in less")
+        super()._advance(times)
+
+
+_STEPS: Final = 100
+"""Of the parser, for each word or sign of a statement; one or two are common."""
+
+
+def _parsed(text: str) -> list[exp.Expr | None]:
+    dialect = MySQL()
+    tokens = dialect.tokenize(text)
+    parser = _Bounded(dialect=dialect)
+    parser.most = _STEPS * (len(tokens) + 10)
+    found: list[exp.Expr | None] = parser.parse(tokens, text)
+    return found
 
 
 def not_supported(what: str) -> SqlError:

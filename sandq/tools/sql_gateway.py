@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -60,6 +61,22 @@ def budget_of(section: SqlSection) -> Budget:
         seconds=section.timeout_ms / 1000,
         queries=section.queries,
     )
+
+
+def bound_memory(section: SqlSection) -> None:
+    """Have this process get no more memory than its limits add up to, with some to spare: what a function makes of its
+    arguments is counted by nobody else. Who asks for more gets an error; at worst this process ends, and no other."""
+    most = _BASE_BYTES + section.connections * _CONNECTION_BYTES
+    # Of a query: what it reads, that once more as DuckDB takes it, its result, and that again for who is slow to take.
+    most += section.queries * (4 * section.bytes + section.memory_bytes)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or most < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+_BASE_BYTES: Final = 3 << 29
+"""Of that, Arrow's allocator sets a GiB of addresses aside, of which it uses little."""
+_CONNECTION_BYTES: Final = 2 << 20
 
 
 def connecting(
@@ -173,6 +190,7 @@ def serve_gateway(
 
     try:
         open_files.raise_limit()
+        bound_memory(config.sql)
         anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
         log.info("stopped")
     finally:

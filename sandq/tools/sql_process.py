@@ -7,16 +7,21 @@ The line: {"servers": [...], "listeners": [descriptors], "sql": section, "tls": 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import socket
 import sys
 import threading
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
+
+END_S: Final = 3.0
+"""For what runs to end, once its node has."""
 
 
 def main() -> None:
@@ -35,7 +40,7 @@ def main() -> None:
     from sandq.server.collector import collect_rarely
     from sandq.server.http.nodes_tls import nodes_tls
     from sandq.tls.certificates import Certificates
-    from sandq.tools.sql_gateway import connecting, serve_sql
+    from sandq.tools.sql_gateway import bound_memory, connecting, serve_sql
 
     logs.set_up(said["log_format"], said["log_level"], "sql")
     log = structlog.get_logger("sandq.sql")
@@ -46,13 +51,20 @@ def main() -> None:
     speaks = None if settings is None or settings.sql == OFF else certificates
     sockets = [socket.socket(fileno=number) for number in said["listeners"]]
 
+    ended = threading.Event()
+    bound_memory(section)
+
     async def run() -> None:
         stop = anyio.Event()
         token = anyio.lowlevel.current_token()
 
         def until_the_node_ends() -> None:
             sys.stdin.buffer.read()
-            anyio.from_thread.run_sync(stop.set, token=token)
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                anyio.from_thread.run_sync(stop.set, token=token)
+            # A query that cannot be interrupted must not keep the port, which the next node needs.
+            if not ended.wait(END_S):
+                os._exit(1)
 
         threading.Thread(target=until_the_node_ends, daemon=True).start()
 
@@ -76,6 +88,7 @@ def main() -> None:
 
     arguments: dict[str, Any] = {"backend": "asyncio", "backend_options": {"use_uvloop": True}}
     anyio.run(run, **arguments)
+    ended.set()
     logs.finish()
 
 

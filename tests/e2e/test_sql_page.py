@@ -134,7 +134,7 @@ def test_limits_are_as_they_are_told() -> None:
         budget.scan_bytes,
         budget.memory_bytes,
     )
-    assert (section.rows, section.bytes, section.timeout_ms) == (1_000_000, 256 << 20, 30_000)
+    assert (section.rows, section.bytes, section.timeout_ms) == (1_000_000, 128 << 20, 30_000)
     assert (section.queries, section.connections) == (budget.queries, 100) == (4, 100)
     told = (
         f"a statement: {STATEMENT_BYTES >> 10} KiB, {STATEMENT_NODES:,} parts, brackets {NESTING} deep, "

@@ -51,9 +51,13 @@ PACKET_BYTES: Final = STATEMENT_BYTES * 4 + 4096
 """The largest packet that is taken: a statement, in UTF-8."""
 STATEMENTS: Final = 100
 """Prepared statements of one connection."""
+PREPARED_CHARS: Final = 2 * STATEMENT_BYTES
+"""Of these, together."""
 LONG_DATA_BYTES: Final = STATEMENT_BYTES
 """Parameters of a statement that come beforehand, together."""
 PASSWORD_BYTES: Final = 16 * 1024
+GREETING_BYTES: Final = 64 * 1024
+"""A packet of who has not said yet who it is."""
 HELLO_S: Final = 10.0
 """For a client to say who it is."""
 SEND_S: Final = 60.0
@@ -178,7 +182,7 @@ class Connection:
         nonce = _nonce()
         can = packets.SERVER_CAN | (Can.SSL if self._settings.tls is not None else Can(0))
         await self._send([packets.greeting(self.number, nonce, VERSION, can)])
-        hello = packets.read_hello(await self._packet())
+        hello = packets.read_hello(await self._packet(GREETING_BYTES))
         if hello.wants_tls:
             if self._settings.tls is None:
                 raise SqlError(TLS_REQUIRED, "this server speaks no TLS (docs/sql.md)")
@@ -186,7 +190,7 @@ class Connection:
                 self._stream, server_side=True, ssl_context=self._settings.tls(), standard_compatible=False
             )
             self._stream = self._tls
-            hello = packets.read_hello(await self._packet())
+            hello = packets.read_hello(await self._packet(GREETING_BYTES))
             if hello.wants_tls:
                 raise Malformed("TLS within TLS")
         elif self._settings.needs_tls:
@@ -198,7 +202,7 @@ class Connection:
         auth = hello.auth
         if hello.plugin != packets.CACHING_SHA2 and hello.plugin is not None:
             await self._send([packets.auth_switch(nonce)])
-            auth = await self._packet()
+            auth = await self._packet(PASSWORD_BYTES)
         if auth in (b"", b"\0"):
             return None
         if self._tls is None:
@@ -255,14 +259,14 @@ class Connection:
 
     async def _answer(self, session: Session, text: str) -> Any:
         """The rows of a statement, as they are sent; None: there are none to send."""
-        answer = await self._while_here(lambda: session.run(text))
+        answer: Answer = await self._while_here(lambda: session.run(text))
         if answer.kill is not None:
             self._kill(*answer.kill)
         return None if answer.table is None else rows.shortened(answer.table)
 
-    async def _while_here(self, work: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _while_here(self, work: Callable[[], Awaitable[Any]]) -> Any:
         """Do something as long as the client is there. Left: it has gone."""
-        found: list[Answer] = []
+        found: list[Any] = []
         failed: list[SqlError] = []
         gone = False
         async with anyio.create_task_group() as tasks:
@@ -345,7 +349,7 @@ class Connection:
 
     async def _field_list(self, session: Session, data: bytes) -> None:
         table = _text(Reader(data).until_null()).replace("`", "")
-        answer = await session.run(f"SELECT * FROM `{table}` LIMIT 0")
+        answer: Answer = await self._while_here(lambda: session.run(f"SELECT * FROM `{table}` LIMIT 0"))
         columns = rows.columns_of(rows.shortened(answer.table).schema)
         await self._send([*[column.definition() + b"\xfb" for column in columns], packets.eof()])
 
@@ -354,6 +358,11 @@ class Connection:
     async def _prepare(self, session: Session, data: bytes) -> None:
         if len(self._statements) >= STATEMENTS:
             raise SqlError(TOO_MANY_STATEMENTS, f"more than {STATEMENTS} prepared statements: close some")
+        held = sum(statement.chars for statement in self._statements.values())
+        if held and held + len(data) > PREPARED_CHARS:
+            raise SqlError(
+                TOO_MANY_STATEMENTS, f"prepared statements of more than {PREPARED_CHARS:,} characters: close some"
+            )
         self._last_statement += 1
         statement = Statement(self._last_statement, parts_of(_text(data)))
         columns = await self._columns(session, statement)
@@ -369,7 +378,8 @@ class Connection:
 
     async def _columns(self, session: Session, statement: Statement) -> list[rows.WireColumn]:
         """The columns of a statement before it has its parameters; none where these decide."""
-        schema = await session.columns(_joined(statement, [None] * statement.parameters))
+        text = _joined(statement, [None] * statement.parameters)
+        schema = await self._while_here(lambda: session.columns(text))
         return [] if schema is None else rows.columns_of(schema)
 
     def _statement(self, reader: Reader) -> Statement:

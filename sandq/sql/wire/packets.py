@@ -323,6 +323,11 @@ class Statement:
     long_data: dict[int, bytearray] = field(default_factory=dict)
 
     @property
+    def chars(self) -> int:
+        """How long it is."""
+        return sum(map(len, self.parts))
+
+    @property
     def parameters(self) -> int:
         """How many it has."""
         return len(self.parts) - 1

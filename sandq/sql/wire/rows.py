@@ -16,6 +16,8 @@ from sandq.sql.wire.packets import BINARY, UTF8MB4, Type, column, lenenc
 
 ROWS_AT_ONCE: Final = 1000
 """Rows that are encoded together, before others get their turn."""
+BYTES_AT_ONCE: Final = 4 << 20
+"""As well."""
 _NULL: Final = b"\xfb"
 _LENGTHS: Final = [bytes((length,)) for length in range(251)]
 
@@ -97,7 +99,17 @@ def binary_rows(table: Any) -> Iterator[list[bytes]]:
 def _batches(table: Any) -> Iterator[Any]:
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         if batch.num_rows:
-            yield batch
+            yield from _pieces(batch)
+
+
+def _pieces(batch: Any) -> Iterator[Any]:
+    """Its rows, not too many bytes at a time: encoded, each is there twice more."""
+    if batch.num_rows == 1 or batch.nbytes <= BYTES_AT_ONCE:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _pieces(batch.slice(0, middle))
+    yield from _pieces(batch.slice(middle))
 
 
 def _texts(array: Any) -> list[bytes]:

@@ -17,7 +17,7 @@ from sandq.sql import Budget, Ducks, Session, SqlError
 from sandq.sql.bounds import Bounds
 from sandq.sql.budget import Held
 from sandq.sql.duck import Duck
-from sandq.sql.errors import TOO_BIG_SELECT, UNKNOWN_COLUMN, UNKNOWN_TABLE
+from sandq.sql.errors import NOT_SUPPORTED, TIMED_OUT, TOO_BIG_SELECT, UNKNOWN_COLUMN, UNKNOWN_TABLE
 from sandq.sql.readers import read
 from sandq.sql.scan import Scan
 from sandq.sql.schema import MESSAGES
@@ -189,6 +189,17 @@ async def test_what_is_asked_of_the_cluster_is_never_less_than_where_says(kind: 
                 for row in found.to_pylist():
                     expected = same[row["id"]]
                     assert {name: row[name] for name in expected} == expected, (kind, seed, asked)
+            if chance.random() < 0.7:
+                continue
+            most = chance.choice([1, 3, 7])
+            few = (await bench.session.run(f"{asked} LIMIT {most}")).table["id"].to_pylist()
+            assert len(few) == min(most, found.num_rows) and set(few) <= set(found["id"].to_pylist()), asked
+            timed = await bench.session.run(f"{asked} ORDER BY deliver_at LIMIT {most}")
+            ordered = duck.run(
+                f'SELECT deliver_at FROM "m" WHERE {where} ORDER BY deliver_at LIMIT {most}', {"m": everything}
+            )["deliver_at"].to_pylist()
+            same_times = dict(zip(everything["id"].to_pylist(), everything["deliver_at"].to_pylist(), strict=True))
+            assert [same_times[id] for id in timed.table["id"].to_pylist()] == ordered, (kind, seed, asked)
 
 
 async def test_limits_are_enough_only_where_nothing_else_is_asked() -> None:
@@ -212,6 +223,155 @@ async def test_limits_are_enough_only_where_nothing_else_is_asked() -> None:
             "SELECT id FROM (SELECT * FROM messages WHERE topic = 't') m LIMIT 1",
         ):
             assert (await bench.refused(query)).number == TOO_BIG_SELECT, query
+
+
+async def test_a_limit_is_of_the_rows_that_are_asked_for_and_of_no_others() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t", delete_on_ack=False)
+        for number in range(30):  # all of one millisecond
+            await bench.client.produce("t", b"%d" % number, delay="1h")
+        await bench.client.produce("t", b"later", delay="2h")
+        await bench.client.produce("t", b"last", delay="3h")
+        offsets = await bench.column("SELECT `offset` FROM messages WHERE topic = 't' ORDER BY `offset` LIMIT 50")
+        of_t = "FROM messages WHERE topic = 't' AND"
+        for wanted in ("id", "id, state"):
+            after = f"SELECT {wanted} {of_t} `offset` > '{offsets[19]}' ORDER BY `offset` LIMIT 5"
+            assert await bench.column(after) == offsets[20:25]
+            before = f"SELECT {wanted} {of_t} `offset` < '{offsets[3]}' LIMIT 5"
+            assert sorted(await bench.column(before)) == offsets[:3]
+            between = f"SELECT {wanted} {of_t} `offset` BETWEEN '{offsets[4]}' AND '{offsets[6]}' LIMIT 9"
+            assert sorted(await bench.column(between)) == offsets[4:7]
+        await bench.session.run("SET sandq_allow_full_scan = 1")
+        assert await bench.column(f"SELECT id {of_t} id > '{offsets[29]}' LIMIT 1") == [offsets[30]]
+        times = "'2030-01-01 01:00:00', '2030-01-01 03:00:00'"
+        assert len(await bench.column(f"SELECT id {of_t} deliver_at IN ({times}) LIMIT 31")) == 31
+        both = f"SELECT * {of_t} id = '{offsets[3]}' AND id > '{offsets[4]}'"
+        assert await bench.rows(both) == []
+        flipped = "SELECT -UNIX_TIMESTAMP(deliver_at) AS deliver_at, text FROM messages WHERE topic = 't'"
+        assert [row["text"] for row in await bench.rows(f"{flipped} ORDER BY deliver_at LIMIT 2")] == ["last", "later"]
+
+
+async def test_a_dead_message_is_found_among_those_that_are_not() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t", delete_on_ack=False)
+        for number in range(9):
+            await bench.client.produce("t", b"%d" % number)
+        leases = bench.client.leases("t", "g")
+        taken = await leases.take(9)
+        await leases.dead([taken[8]])
+        await bench.session.run("SET sandq_allow_full_scan = 1")
+        states = await bench.column("SELECT state FROM messages WHERE topic = 't' AND state = 'dead' LIMIT 1")
+        assert states == ["dead"]
+
+
+async def test_names_of_with_mean_what_they_mean_in_mysql() -> None:
+    async with benched() as bench:
+        await filled(bench, count=10)
+        bounded = "SELECT id, topic FROM messages WHERE topic = 't' AND deliver_at >= NOW()"
+        assert await bench.column(f"WITH messages AS ({bounded}) SELECT COUNT(*) FROM messages") == [10]
+        assert await bench.column(f"WITH t0 AS (SELECT 'x' AS topic) SELECT COUNT(*) FROM ({bounded}) m") == [10]
+        assert await bench.column(f"WITH a AS ({bounded}), b AS (SELECT * FROM a) SELECT COUNT(*) FROM b") == [10]
+        for name in ("duckdb_columns", "duckdb_settings", "sqlite_master", "pragma_database_list"):
+            for query in (
+                f"WITH {name} AS (SELECT * FROM {name}) SELECT * FROM {name}",
+                f"WITH a AS (SELECT * FROM {name}), {name} AS (SELECT 1) SELECT * FROM a",
+            ):
+                assert (await bench.refused(query)).number == UNKNOWN_TABLE, query
+
+
+async def test_joins_bound_a_table_only_by_what_is_true_of_its_rows() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("a", partitions=2)
+        await bench.client.admin.create_topic("b")
+        left = "SELECT topics.topic FROM topics LEFT JOIN partitions p ON topics.topic = p.topic AND topics.topic = 'a'"
+        assert sorted(set(await bench.column(left))) == ["a", "b"]
+        assert await bench.column("SELECT COUNT(*) FROM topics STRAIGHT_JOIN partitions USING (topic)") == [3]
+        # By all columns that both have, also those that the query does not name: topic, messages, bytes and more.
+        assert await bench.column("SELECT COUNT(*) FROM topics NATURAL JOIN partitions") == [3]
+        for kind in ("ANTI", "SEMI", "ASOF"):
+            query = f"SELECT topics.topic FROM topics {kind} JOIN nodes ON topics.topic = 'a'"
+            assert (await bench.refused(query)).number == NOT_SUPPORTED, kind
+
+
+async def test_what_is_compared_with_another_kind_bounds_nothing_or_is_refused() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("kv", kind="compacted")
+        await bench.client.kv("kv").put("5", b"x")
+        await bench.session.run("SET sandq_allow_full_scan = 1")
+        assert await bench.column("SELECT `key` FROM `keys` WHERE topic = 'kv' AND `key` = 5") == ["5"]
+        await bench.client.admin.create_topic("t")
+        await bench.client.produce("t", b"x", delay="1h")
+        for bound in ("deliver_at < 'infinity'", "deliver_at > '-infinity'", "deliver_at > CAST('2030-01-01' AS DATE)"):
+            assert await bench.column(f"SELECT COUNT(*) FROM messages WHERE topic = 't' AND {bound}") == [1], bound
+
+
+async def test_functions_answer_as_mysql_does() -> None:
+    async with benched() as bench:
+        for expression, value in (
+            ("LENGTH('köln')", 5),
+            ("CHAR_LENGTH('köln')", 4),
+            ("OCTET_LENGTH('köln')", 5),
+            (r"'axb' LIKE 'a\_b'", False),
+            (r"'a_b' LIKE 'a\_b'", True),
+            ("'a|b' LIKE 'a||b' ESCAPE '|'", True),
+            ("1 / 0", None),
+            ("1 % 0", None),
+            ("1 DIV 0", None),
+            ("7 DIV 2", 3),
+            ("TIMESTAMPDIFF(HOUR, '2030-01-01 10:59:00', '2030-01-01 11:01:00')", 0),
+            ("TIMESTAMPDIFF(DAY, '2030-01-03', '2030-01-01')", -2),
+            ("SUBSTRING_INDEX('a.b.c', '.', 2)", "a.b"),
+            ("SUBSTRING_INDEX(SUBSTRING_INDEX('a.b.c', '.', 2), '.', -1)", "b"),
+        ):
+            assert await bench.column(f"SELECT {expression}") == [value], expression
+        found = await bench.column(r"SHOW TABLES LIKE 'dead\_letters'")
+        assert found == ["dead_letters"]
+
+
+async def test_a_statement_that_becomes_too_large_is_refused_at_once() -> None:
+    async with benched() as bench:
+        for query in (
+            "SELECT " + "CHAR(" * 28 + "1" + ")" * 28,
+            "SELECT " + "GREATEST(" * 28 + "1" + ", 2)" * 28,
+            "SELECT " + "SUBSTRING_INDEX(" * 28 + "'a'" + ", '.', 1)" * 28,
+            "SELECT " + "LOCATE('a', " * 28 + "'b'" + ", 1)" * 28,
+            "SELECT " + " XOR ".join("1" * 60),
+            "SELECT REPEAT('a', 4000000000)",
+            "SELECT REPEAT(REPEAT('a', 60000), 60000)",
+            "SELECT LEVENSHTEIN('a', 'b')",
+            "SET @a = 'x'; SET @b = @a",
+            "SET @a = CONCAT(REPEAT('x', 60000), REPEAT('x', 60000))",
+        ):
+            await bench.refused(query)
+        for number in range(100):
+            await bench.session.run(f"SET @v{number} = 1")
+        await bench.session.run("SET @v7 = 2")
+        await bench.refused("SET @more = 1")
+        assert len(bench.session.variables.own) == 100
+
+
+async def test_the_columns_of_a_statement_are_told_within_its_time() -> None:
+    async with benched() as bench:
+        schema = await bench.session.columns("SELECT id, size + 1 AS more FROM messages WHERE topic = NULL LIMIT 1")
+        assert schema.names == ["id", "more"]
+        await bench.session.run("SET max_execution_time = 300")
+        endless = "WITH RECURSIVE x AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM x WHERE n > 0) SELECT COUNT(*) FROM x"
+        with pytest.raises(SqlError) as caught:
+            await bench.session.run(endless)
+        assert caught.value.number == TIMED_OUT
+        try:
+            await bench.session.columns(endless)  # it ends, whether it needs its rows or not
+        except SqlError as error:
+            assert error.number == TIMED_OUT
+
+
+async def test_a_forecast_is_told_whole_or_not_at_all() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t")
+        await bench.client.produce("t", b"x", delay="5h")
+        of = "SELECT SUM(messages) FROM forecast WHERE topic = 't' AND starts_at < NOW() + INTERVAL 1 DAY"
+        assert await bench.column(of) == [1]
+        assert (await bench.refused(f"{of} AND unit = 'second'")).number == TOO_BIG_SELECT
 
 
 async def test_what_would_read_everything_is_refused_unless_it_is_allowed() -> None:

@@ -22,6 +22,7 @@ import sandq.testing
 from sandq.client import connect_with
 from sandq.client.options import Options
 from sandq.sql import Budget
+from sandq.sql.budget import STATEMENT_BYTES
 from sandq.sql.wire import packets
 from sandq.sql.wire.connection import STATEMENTS
 from sandq.sql.wire.server import Server
@@ -309,6 +310,46 @@ async def test_connections_and_prepared_statements_have_limits() -> None:
                 return caught.value.args[0], too_many.value.args[0]
 
         assert await in_thread(work) == (1040, 1461)
+
+
+async def test_prepared_statements_have_a_size_together() -> None:
+    async with served() as sql:
+
+        def work() -> list[int]:
+            with sql.connect() as connection:
+                text, numbers = f"SELECT '{'x' * (STATEMENT_BYTES - 100)}'", []
+                for _ in range(3):
+                    connection._execute_command(packets.Command.STMT_PREPARE, text)
+                    try:
+                        for _ in range(3):
+                            connection._read_packet()
+                    except pymysql.Error as error:
+                        numbers.append(error.args[0])
+                connection.ping(reconnect=False)
+                return numbers
+
+        assert await in_thread(work) == [1461]
+
+
+async def test_who_leaves_while_a_statement_is_prepared_takes_it_with_them() -> None:
+    async with served(Budget(queries=1)) as sql:
+        leaving = await in_thread(lambda: pymysql.connect(host="127.0.0.1", port=sql.port, user="ada"))
+        holding = anyio.Event()
+        free = anyio.Event()
+
+        async def hold_the_one_place() -> None:
+            async with sql.server._ducks.one():
+                holding.set()
+                await free.wait()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold_the_one_place)
+            await holding.wait()
+            await in_thread(lambda: leaving._execute_command(packets.Command.STMT_PREPARE, "SELECT 1"))
+            await until_holds(lambda: any(one.doing == "Query" for one in sql.server._everybody()))
+            leaving._force_close()
+            await until_holds(lambda: not sql.server._everybody())
+            free.set()
 
 
 async def test_packets_that_are_none_end_the_connection_alone() -> None:

@@ -133,3 +133,9 @@ def test_large_payloads_go_in_parts() -> None:
     assert data[:5] == b"\x01\0\0\xfea"
     assert data[5:9] == b"\xff\xff\xff\xff"
     assert data[9 + 0xFFFFFF :] == b"\0\0\0\0" + b"\x01\0\0\x01b"
+
+
+def test_rows_are_encoded_by_their_bytes_too() -> None:
+    table = pa.table({"value": [b"x" * (rows.BYTES_AT_ONCE // 4)] * 10 + [b"y" * (2 * rows.BYTES_AT_ONCE)]})
+    pieces = [len(payloads) for payloads in rows.text_rows(table)]
+    assert sum(pieces) == 11 and max(pieces) <= 4
