@@ -45,6 +45,8 @@ Row = Mapping[str, Any]
 
 async def read(client: Client, scan: Scan, held: Held) -> Any:
     """The rows of a scan (pyarrow.Table with its needed columns); there may be others that WHERE is not true of."""
+    if any(bound.values == () for bound in scan.bounds.columns.values()):  # a comparison with NULL
+        return empty(scan.table, scan.needed)
     if scan.table.name == "task":
         return await _tasks(client, scan, held)
     return await _READERS[scan.table.name](client, scan, held)
@@ -258,7 +260,10 @@ async def _pages(client: Client, topic: str, scan: Scan, limit: int | None, held
 
     async def of_partition(partition: int) -> list[Any]:
         found: list[Any] = []
-        rows, cursor = 0, start
+        # The bound may be an offset of another partition, which this one has no place of.
+        rows, cursor = 0, offset_model.of_partition(start, partition)
+        if offset_model.unpack(cursor).partition != partition:
+            return found  # nothing of it comes behind the last offset there is
         while limit is None or rows < limit:
             reply = await client.page(
                 topic,
@@ -297,12 +302,20 @@ def _stretch(scan: Scan) -> tuple[bytes, bytes | None]:
     high = max(texts) if texts else bound.high if is_id(bound.high) else None
     if low is not None:
         first = offset_model.from_text(low)
-        start = max(start, offset_model.behind(first) if bound.low_open and not texts else first)
+        start = max(start, _behind(first) if bound.low_open and not texts else first)
     if high is not None:
         last = offset_model.from_text(high)
-        stop = last if bound.high_open and not texts else offset_model.behind(last)
+        stop = last if bound.high_open and not texts else _behind(last)
         end = stop if end is None else min(end, stop)
     return start, end
+
+
+def _behind(offset: bytes) -> bytes:
+    """The place behind an offset; of the last one, itself: there is no message of that time."""
+    try:
+        return offset_model.behind(offset)
+    except InvalidRequest:
+        return offset
 
 
 def span_of(bound: Bound) -> tuple[int | None, int | None]:

@@ -38,7 +38,7 @@ def parse(text: str) -> exp.Expr | None:
     first = _first_word(text)
     try:
         found = [one for one in _parsed(text) if not isinstance(one, (type(None), exp.Semicolon))]
-    except (SqlglotError, RecursionError, ValueError) as error:
+    except (SqlglotError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
         if first in _WRITING_WORDS:
             raise SqlError(READ_ONLY, _INSTEAD) from None
         raise SqlError(SYNTAX, f"You have an error in your SQL syntax: {_where(error)}") from None

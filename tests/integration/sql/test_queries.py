@@ -17,7 +17,7 @@ from sandq.sql import Budget, Ducks, Session, SqlError
 from sandq.sql.bounds import Bounds
 from sandq.sql.budget import Held
 from sandq.sql.duck import Duck
-from sandq.sql.errors import NOT_SUPPORTED, TIMED_OUT, TOO_BIG_SELECT, UNKNOWN_COLUMN, UNKNOWN_TABLE
+from sandq.sql.errors import NOT_SUPPORTED, SYNTAX, TIMED_OUT, TOO_BIG_SELECT, UNKNOWN_COLUMN, UNKNOWN_TABLE
 from sandq.sql.readers import read
 from sandq.sql.scan import Scan
 from sandq.sql.schema import MESSAGES
@@ -303,6 +303,35 @@ async def test_what_is_compared_with_another_kind_bounds_nothing_or_is_refused()
         await bench.client.produce("t", b"x", delay="1h")
         for bound in ("deliver_at < 'infinity'", "deliver_at > '-infinity'", "deliver_at > CAST('2030-01-01' AS DATE)"):
             assert await bench.column(f"SELECT COUNT(*) FROM messages WHERE topic = 't' AND {bound}") == [1], bound
+
+
+async def test_an_offset_of_one_partition_bounds_the_others() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t", partitions=3)
+        at = NOW.replace(tzinfo=datetime.UTC) + datetime.timedelta(hours=1)
+        await bench.client.produce_many("t", [{"value": b"%d" % number, "deliver_at": at} for number in range(30)])
+        of_t = "SELECT `offset` FROM messages WHERE topic = 't'"
+        offsets = await bench.column(f"{of_t} ORDER BY `offset` LIMIT 50")
+        assert len(offsets) == 30
+        for place in (0, 7, 8, 9, 28, 29):
+            for comparison, expected in ((">", offsets[place + 1 :]), (">=", offsets[place:])):
+                asked = f"{of_t} AND `offset` {comparison} '{offsets[place]}'"
+                assert sorted(await bench.column(asked)) == expected, (place, comparison)
+                assert await bench.column(f"{asked} ORDER BY `offset` LIMIT 4") == expected[:4]
+            assert sorted(await bench.column(f"{of_t} AND `offset` < '{offsets[place]}'")) == offsets[:place]
+            assert await bench.column(f"{of_t} AND `offset` = '{offsets[place]}'") == [offsets[place]]
+
+
+async def test_what_can_be_true_of_nothing_is_nothing() -> None:
+    async with benched() as bench:
+        await bench.client.admin.create_topic("t")
+        for query in (
+            "SELECT id FROM leases WHERE topic = 't' AND deliver_at = NULL",
+            "SELECT id FROM dead_letters WHERE topic = 't' AND dead_at IN (NULL)",
+            "SELECT id FROM messages WHERE topic = 't' AND `offset` > '7ZZZZZZZZZZZZZZZZZZZZZZZZZ' LIMIT 1",
+        ):
+            assert await bench.rows(query) == [], query
+        assert (await bench.refused("SHOW CREATE")).number == SYNTAX
 
 
 async def test_functions_answer_as_mysql_does() -> None:
