@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pyspark
@@ -18,6 +18,7 @@ import pytest
 import sandq
 from sandq.testing import Broker
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.long
@@ -100,6 +101,31 @@ print("EXECUTORS", len({directory for _, directory in found}))
 
 """.replace("ROWS", str(ROWS))
 
+SPECULATIVE = """
+import pathlib, sys, time
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+
+address, marker = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+
+def values(part):
+    # Each attempt at the last Spark partition stands still near its end until the other one is there as well.
+    context = TaskContext.get()
+    is_last = context.partitionId() == 3
+    mine, other = ("second", "first") if context.attemptNumber() else ("first", "second")
+    for place, number in enumerate(part):
+        yield (str(number).ljust(2000),)
+        if is_last and place == 4900:
+            pathlib.Path(marker, mine).touch()
+            while not pathlib.Path(marker, other).exists():
+                time.sleep(0.01)
+
+numbers = spark.sparkContext.parallelize(range(ROWS), 4)
+frame = spark.createDataFrame(numbers.mapPartitions(values), "value string")
+frame.write.format("sandq").mode("append").options(topic="t").option("sandq.bootstrap.servers", address).save()
+""".replace("ROWS", str(ROWS))
+
 
 def environment(**more: str) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(sandq.__file__).parents[1]), "PYSPARK_PYTHON": sys.executable, **more}
@@ -145,9 +171,7 @@ def test_a_driver_is_killed_between_a_write_and_its_commit(node: Broker, tmp_pat
 
 @pytest.mark.parametrize("way", ["py-files", "archives"])
 def test_an_executor_is_killed_during_a_write(node: Broker, tmp_path: Path, way: str) -> None:
-    """Its task is run again by another one; and the package comes to all of them with the program.
-
-    (Spark runs no task twice at a time on one machine; `test_partition_sender` has two attempts at work at once.)"""
+    """Its task is run again by another one; and the package comes to all of them with the program."""
     node.create_topic("t", partitions=2)
     package = tmp_path / "parts"
     package.mkdir()
@@ -186,4 +210,57 @@ def test_an_executor_is_killed_during_a_write(node: Broker, tmp_path: Path, way:
     assert "EXECUTORS 2" in done.stdout
     files = next(line for line in done.stdout.splitlines() if line.startswith("FILES")).split()[1:]
     assert all(("sandq.zip" if way == "py-files" else "parts/") in file for file in files), files
+    assert numbers(node) == [*range(ROWS)]
+
+
+def test_a_slow_task_is_run_twice_at_once(node: Broker, tmp_path: Path) -> None:
+    """By speculation, on two workers: for Spark each is a machine, by its loopback address. Neither attempt ends before
+    both are at work. (`test_partition_sender` has the races of two attempts, by seeds.)"""
+    node.create_topic("t", partitions=2)
+    program, marker = tmp_path / "program.py", tmp_path / "attempts"
+    marker.mkdir()
+    program.write_text(SPECULATIVE)
+    home = Path(pyspark.__file__).parent
+    environ = environment(SPARK_HOME=str(home), SPARK_LOCAL_IP="127.0.0.1")
+    master, ui = free_port(), "--webui-port"
+    deploy = "org.apache.spark.deploy"
+    address = f"spark://127.0.0.1:{master}"
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.cores": "2",
+        "spark.executor.memory": "512m",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    }
+    log = tmp_path / "log"
+    with log.open("wb") as said, ExitStack() as stack:
+
+        def start(kind: str, *arguments: str) -> None:
+            command = [str(home / "bin" / "spark-class"), f"{deploy}.{kind}", *arguments]
+            where = {**environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+            process = subprocess.Popen(command, env=where, cwd=tmp_path, stdout=said, stderr=said)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+
+        start("master.Master", "--host", "127.0.0.1", "--port", str(master), ui, "0")
+        for worker in ("127.0.0.2", "127.0.0.3"):
+            place = tmp_path / worker
+            room = ("--cores", "2", "--memory", "1g", "--work-dir", str(place))
+            start("worker.Worker", "--host", worker, *room, ui, "0", address)
+        submit = [str(Path(sys.executable).parent / "spark-submit"), "--master", address, "--driver-memory", "512m"]
+        options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        done = subprocess.run(
+            [*submit, *options, str(program), node.address, str(marker)],
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    assert done.returncode == 0, done.stderr[-4000:] + log.read_text()[-2000:]
+    assert sorted(path.name for path in marker.iterdir()) == ["first", "second"]
     assert numbers(node) == [*range(ROWS)]
