@@ -25,6 +25,7 @@ level  since    what it adds
 15     v0.3.0   identities with rights and quotas, and roles
 16     v0.3.0   topics that are restored from a backup
 17     v0.3.0   logs that are read for backups, and LOG_PINNED, by which all replicas keep them (ADR 45)
+18     v0.3.0   SKIP, by which an operator leaves out an entry that cannot be applied (ADR 46)
 =====  =======  ===========================================================
 """
 
@@ -48,7 +49,7 @@ class Levels(NamedTuple):
 
 FIRST_LEVEL: Final = 1
 """The level of a new cluster, and of data in which none is written."""
-KNOWN: Final = Levels(lowest=1, highest=17)
+KNOWN: Final = Levels(lowest=1, highest=18)
 """What this version knows."""
 RANKED_LEVEL: Final = 7
 """From which on there are topics of the kinds priority and fair."""
@@ -78,5 +79,7 @@ RESTORE_LEVEL: Final = 16
 """From which on topics are restored from backups."""
 LOG_READS_LEVEL: Final = 17
 """From which on logs of partitions are read for backups."""
+SKIP_LEVEL: Final = 18
+"""First level at which an entry that cannot be applied may be skipped."""
 KEY_LIMIT_LEVEL: Final = 7
 """From which on topics and groups may have `max_in_flight_per_key`."""

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sandq.model import offsets
 from sandq.model.batch import Column
-from sandq.model.features import KNOWN, LOG_READS_LEVEL
+from sandq.model.features import KNOWN, SKIP_LEVEL
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.dedup import expiring_rows
@@ -80,7 +80,7 @@ class Bed(RuleBasedStateMachine):
         budget: int | None,
         evicts: bool,
     ) -> None:
-        assert KNOWN.highest == LOG_READS_LEVEL > SLICES, "what is newer is the metadata's, or backups'"
+        assert KNOWN.highest == SKIP_LEVEL > SLICES, "newer levels change nothing in how entries are applied"
         self.budget = budget
         """So many messages an entry that settles leases writes again, from the level `BUDGET` on; None: any number."""
         self.highest = highest
