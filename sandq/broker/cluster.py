@@ -21,8 +21,9 @@ from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.peers.directory import PeerDirectory
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.this_node import ThisNode
-from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.metadata import commands as m

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from hashlib import sha256
+from typing import Any, ClassVar, Final
 
 import msgpack
 
@@ -19,6 +20,7 @@ from sandq.model.features import (
     GROUP_LIMIT_LEVEL,
     IDENTITIES_LEVEL,
     PUSH_LEVEL,
+    SKIP_LEVEL,
 )
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.nack_ends import MAX_SNOOZES
@@ -26,6 +28,7 @@ from sandq.model.names import AUTO_CREATED
 from sandq.model.topic_limits import level_of
 
 ENTRY_VERSION = 1
+DIGEST_BYTES: Final = 16
 
 
 class _Command:
@@ -47,6 +50,11 @@ class _Command:
     def needed_level(self) -> int:
         """The same, of this very command."""
         return self.feature_level
+
+    def digest(self) -> bytes:
+        """Return a hash that is the same whenever the same command is proposed again."""
+        command: Any = self
+        return sha256(msgpack.packb((command.type, *_fields(command)))).digest()[:DIGEST_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +253,23 @@ class DeleteRole(_Command):
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped(_Command):
+    """Stand where a command stood that could not be applied and that an operator skipped (ADR 46)."""
+
+    type: ClassVar[int] = 18
+    feature_level: ClassVar[int] = SKIP_LEVEL
+    skip_id: bytes
+    """Names the operator's decision, 16 bytes."""
+    command_digest: bytes
+    """`digest()` of the skipped command: it is refused when it is sent again. Empty if it cannot be decoded."""
+
+    @classmethod
+    def of(cls, skip_id: bytes, command: Command) -> Skipped:
+        """Make what takes the place of a command."""
+        return command if isinstance(command, Skipped) else cls(skip_id, command.digest())
+
+
 Command = (
     RegisterNode
     | CreateTopic
@@ -263,6 +288,7 @@ Command = (
     | DeleteIdentity
     | PutRole
     | DeleteRole
+    | Skipped
 )
 _CLASSES: dict[int, type[Any]] = {c.type: c for c in Command.__args__}
 

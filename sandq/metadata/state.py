@@ -9,7 +9,8 @@ Rows (relative to the metadata store), values msgpack. PERSISTED::
     "p" group u64   [topic, partition, [first member, ...], [member, ...], [former member, ...], epoch, settled]
     "r" name        [grant, ...] of a role
     "s"             [version=1, applied_index, next_topic, next_group, next_incarnation, cluster uuid | nil,
-                     [node id, ...] that all is spread evenly over, feature level]
+                     [node id, ...] that all is spread evenly over, feature level,
+                     [[skip id, digest], ...] of skipped commands (left out: none)]
     "t" name        [number, kind, initial_partitions, replicas, settings, created_ms, settings it was created with,
                      its owner (left out: nobody)]
     "x" node id     [incarnation, [store uuid, ...]] of a node that was removed
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -46,6 +47,8 @@ STATE_KEY = b"s"
 _VERSION = 1
 FIRST_GROUP = 1
 """Raft group 0 is the metadata group itself."""
+SKIPS_KEPT: Final = 64
+"""Skipped commands that are remembered; the oldest is forgotten first."""
 
 Put = Callable[[bytes, bytes | None], None]
 
@@ -78,6 +81,10 @@ class MetadataState:
         """The nodes that all partitions are spread evenly over."""
         self.places: dict[int, tuple[str, int]] = {}
         """Raft group -> topic and partition."""
+        self.skips: dict[bytes, bytes] = {}
+        """Digest of the last command skipped by each of an operator's decisions, by their ids (ADR 46)."""
+        self.results: list[Any] = []
+        """Results of the entry that is being applied: their number says where an error came."""
         self._next_topic = 1
         self.next_group = FIRST_GROUP
         """No raft group has this number, or a higher one, yet."""
@@ -120,24 +127,27 @@ class MetadataState:
         self._next_topic, self.next_group, self._next_incarnation, self.cluster_uuid, balanced = rest[:5]
         self.balanced = tuple(balanced)
         self.feature_level = rest[5] if len(rest) > 5 else FIRST_LEVEL
+        self.skips = dict(rest[6]) if len(rest) > 6 else {}
         check_level(self.feature_level, known)
 
     def write_state(self, put: Put) -> None:
         counters = (self._next_topic, self.next_group, self._next_incarnation)
         rest = (self.cluster_uuid, self.balanced, self.feature_level)
-        put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, *rest)))
+        skips = (list(self.skips.items()),) if self.skips else ()
+        put(STATE_KEY, msgpack.packb((_VERSION, self.applied_index, *counters, *rest, *skips)))
 
     def apply(self, index: int, entry: c.Entry, put: Put) -> list[Any]:
         """One result a command: what it made or changed, or the SandqError that refused it."""
         if index <= self.applied_index:
             return []
-        results: list[Any] = []
+        self.results = results = []
         for command in entry.commands:
             try:
                 results.append(self._apply(command, entry.now_ms, put))
             except (NotFound, Conflict, InvalidRequest, QuotaExceeded) as refusal:
                 results.append(refusal)
         self.applied_index = index
+        self.results = []
         return results
 
     def _apply(self, command: c.Command, now_ms: int, put: Put) -> Any:
@@ -179,6 +189,11 @@ class MetadataState:
                 return self._put_role(command, put)
             case c.DeleteRole():
                 return self._delete_role(command, put)
+            case c.Skipped():
+                self.skips[command.skip_id] = command.command_digest
+                for oldest in list(self.skips)[:-SKIPS_KEPT]:
+                    del self.skips[oldest]
+                raise Conflict("this request was skipped by an operator, because it could not be applied")
 
     # -- nodes ----------------------------------------------------------------------------------------------------
 

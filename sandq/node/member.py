@@ -123,6 +123,7 @@ def make_member(parts: Parts, discovery: Discovery) -> Member:
         restores=parts.restores,
         log_reads=parts.log_reads,
         usage=usage,
+        shut_replicas=parts.shut_replicas,
         outside=lambda *frame: joining.on_frame(*frame) or bootstrap.on_frame(*frame),
         on_stream=parts.snapshots.receive,
         changed=changed,

@@ -34,6 +34,7 @@ from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
+from sandq.broker.health.shut_replicas import ShutReplicas, send_by
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.metadata_progress import MetadataProgress
@@ -43,7 +44,8 @@ from sandq.broker.peers.secret import Secrets
 from sandq.broker.peers.this_node import ThisNode
 from sandq.broker.replication.applier import Published
 from sandq.broker.replication.inbox import Inbox
-from sandq.broker.replication.node_log import METADATA_GROUP, Hooks, NodeLog
+from sandq.broker.replication.node_log import Hooks, NodeLog
+from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import CLOSE_S, Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.signals import Signal
@@ -190,6 +192,7 @@ async def _running(
                 on_applied=stats.applied,
                 on_written=stats.store_write.observe,
                 on_digest=lambda view: digests.on_view(view),
+                on_shut=lambda host: shut_replicas.note(host),
             ),
         )
         if first_start:
@@ -227,7 +230,21 @@ async def _running(
                 barrier = MetadataBarrier(node_log, links.send)
                 sweeper = StoreSweeper(node_log, runner, nursery)
                 rate = config.storage.snapshot_rate
-                snapshots = Snapshots(node_log, runner, rate, links.open_stream, sweeper.sweep_soon)
+                shut_replicas = ShutReplicas(
+                    own=own.node,
+                    node_log=node_log,
+                    runner=runner,
+                    send_all=send_by(links),
+                    up=lambda: links.up,
+                )
+                snapshots = Snapshots(
+                    node_log,
+                    runner,
+                    rate,
+                    links.open_stream,
+                    sweeper.sweep_soon,
+                    shut_replicas.members_to_restore,
+                )
                 auto_create = AutoCreate(config.auto_create_topics)
                 catalog = Catalog(node_log, clock, timers, routes, barrier, progress, auto_create)
                 digests = ReplicaDigests(node_log, catalog, links.send, links.reachable, scrub_rate)
@@ -311,12 +328,14 @@ async def _running(
                     LatenessSlo(config.slo, stats, clock, files),
                     _authenticator(config, node_log, catalog, clock),
                     watch,
+                    shut_replicas,
                 )
                 await nursery.start(runner.run)
                 nursery.start_soon(timers.run)
                 nursery.start_soon(health.run)
                 nursery.start_soon(scrubber.run)
                 nursery.start_soon(digests.run)
+                nursery.start_soon(shut_replicas.run)
                 async with serve(parts, gate) as serving:
                     yield serving
                 await _checkpoint(runner, node_log, config.shutdown_grace_ms / 1000)

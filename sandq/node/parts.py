@@ -20,6 +20,7 @@ from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
+from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.peers.links import PeerLinks
@@ -100,3 +101,4 @@ class Parts:
     slo: LatenessSlo
     authenticator: Authenticator
     watch: LoopWatch | None
+    shut_replicas: ShutReplicas

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import sha256
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import msgpack
 
 from sandq.model.errors import Corruption, StartupError
-from sandq.model.features import FIRST_LEVEL, RESTORE_LEVEL
+from sandq.model.features import FIRST_LEVEL, RESTORE_LEVEL, SKIP_LEVEL
 from sandq.model.group_limits import GROUP_LIMITS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.nack_ends import MAX_SNOOZES
@@ -37,6 +38,7 @@ from sandq.partition.levels import (
 )
 
 ENTRY_VERSION = 1
+DIGEST_BYTES: Final = 16
 
 
 class CommandType(IntEnum):
@@ -81,6 +83,7 @@ class CommandType(IntEnum):
     RESTORE_BEGIN = 50
     RESTORE_ROWS = 51
     RESTORE_END = 52
+    SKIPPED = 60
 
 
 What = list[list[Any]] | None
@@ -129,6 +132,14 @@ class Command:
     def parse(cls, fields: Sequence[Any]) -> Self:
         return cls(*fields)
 
+    def digest(self) -> bytes:
+        """Return a hash that is the same whenever the same command is proposed again."""
+        return _digest(self.type, *self.fields())
+
+
+def _digest(*fields: Any) -> bytes:
+    return sha256(msgpack.packb(fields)).digest()[:DIGEST_BYTES]
+
 
 @dataclass(frozen=True, slots=True)
 class Append(Command):
@@ -153,6 +164,10 @@ class Append(Command):
     def numbers(self) -> tuple[int, int, int]:
         """Producer id, epoch and number: they name the batch, however often it was sent."""
         return self.producer_id, self.epoch, number_of(self.sequence)
+
+    def digest(self) -> bytes:
+        """As of every command; a batch that is sent again, and says so, has the same one."""
+        return _digest(self.type, *self.numbers, self.batch)
 
 
 class Grant(NamedTuple):
@@ -643,6 +658,33 @@ class RestoreEnd(Command):
     feature_level: ClassVar[int] = RESTORE_LEVEL
     restore_id: str
     chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped(Command):
+    """Stand where a command stood that no replica could apply and that an operator skipped (ADR 46)."""
+
+    type: ClassVar[int] = CommandType.SKIPPED
+    feature_level: ClassVar[int] = SKIP_LEVEL
+    skip_id: bytes
+    """Names the operator's decision, 16 bytes."""
+    command_digest: bytes
+    """`digest()` of the skipped command: the leader refuses it when it is sent again. Empty if it cannot be decoded."""
+    producer_id: int = 0
+    """Of a skipped `Append`: its producer, epoch and sequence, and the checksum of its batch. 0: there is none."""
+    epoch: int = 0
+    sequence: int = 0
+    batch_crc: int = 0
+
+    @classmethod
+    def of(cls, skip_id: bytes, command: Command) -> Skipped:
+        """Make what takes the place of a command."""
+        if isinstance(command, Skipped):
+            return command
+        if not isinstance(command, Append) or not command.producer_id:
+            return cls(skip_id, command.digest())
+        numbers = command.producer_id, command.epoch, command.sequence
+        return cls(skip_id, command.digest(), *numbers, int.from_bytes(command.batch[4:8], "little"))
 
 
 ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules | PlanSchedules

@@ -12,7 +12,7 @@ Invariants (the first three carry the promise "never skipped, never early, never
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from sandq.model.names import RESTORING
 from sandq.partition import clock_reset, rows
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import ClockResets
+from sandq.partition.dedup.answers import skipped
 from sandq.partition.dedup.expiring_rows import ExpiringRows
 from sandq.partition.dedup.producers import Producers
 from sandq.partition.dedup.unique_keys import UniqueKeys
@@ -59,6 +60,7 @@ from sandq.partition.restore import restoring
 from sandq.partition.restore.restoring import RestoreState
 from sandq.partition.schedules.schedule_table import ScheduleTable
 from sandq.partition.shared_state import NOT_YET, SharedState
+from sandq.partition.skips import Skips, refusal
 from sandq.partition.view import View
 
 _STATE_VERSION = 1
@@ -125,6 +127,8 @@ class Status:
     """What is to be sent to other partitions; None: nothing."""
     restore: RestoreState | None = None
     """How far the partition is restored from a backup; None: it is not being."""
+    skipped: Collection[Any] = frozenset()
+    """Digests of the commands that an operator skipped last: they are refused when they come again (ADR 46)."""
 
 
 class TimerPartition:
@@ -144,6 +148,9 @@ class TimerPartition:
         """None: nothing is restored here, or it is over."""
         self.successor: TimerPartition | None = None
         """What the rows of a backup have become: it takes the place of this one after the entry."""
+        self.skips = Skips()
+        self.results: list[Result] = []
+        """Results of the commands of the entry that is being applied: their number says where an error came."""
         self._look_aheads = look_aheads
         self.shared = shared = SharedState(settings)
         if shared.rank is not None:
@@ -216,9 +223,10 @@ class TimerPartition:
 
     def _later_state(self) -> tuple[Any, ...]:
         """What versions of older feature levels do not know, as far as there is any: they must be able to read it."""
-        if self.index_base or self.restore is not None:
+        if self.index_base or self.restore is not None or self.skips:
             others = self.shared.level, self.resets.state, self.schedules.state(), self.outbox.state()
-            return *others, self.index_base, self.restore
+            restored = self.index_base, self.restore
+            return (*others, *restored, self.skips.state()) if self.skips else (*others, *restored)
         if self.outbox.was_used:
             return self.shared.level, self.resets.state, self.schedules.state(), self.outbox.state()
         if self.schedules.count:
@@ -241,6 +249,7 @@ class TimerPartition:
             if len(later) > 4:
                 self.index_base = later[4]
                 self.restore = None if later[5] is None else RestoreState.load(later[5])
+                self.skips.load(later[6] if len(later) > 6 else ())
             if self.is_filling:
                 self.shared.now_ms = self.shared.stamp_ms = self.now_ms
                 self.shared.configure(stored)
@@ -302,6 +311,7 @@ class TimerPartition:
             self.schedules.next_ms,
             self.schedules.planned_to,
             self.outbox.status(),
+            skipped=self.skips.digests,
         )
 
     def _closed_status(self) -> Status:
@@ -321,6 +331,7 @@ class TimerPartition:
             level=shared.level,
             clock_epoch=self.clock_epoch,
             restore=self.restore,
+            skipped=self.skips.digests,
         )
 
     @property
@@ -390,6 +401,7 @@ class TimerPartition:
             self._advance(stamp_ms, view)
         place = grants = 0
         results: list[Result] = []
+        self.results = results
         targets = _targets(entry.commands)
         if targets:
             self.pending.look_ahead(targets, view)
@@ -439,6 +451,7 @@ class TimerPartition:
             self._forwarding.settle(self.now_ms, view)
         self._group_state.waiting.store_parted(view)
         self.applied_index = raft_index
+        self.results = []
         return results
 
     def needs_no_disk(self, entry: c.Entry) -> bool:
@@ -461,12 +474,14 @@ class TimerPartition:
         self.floor_ms = max(self.floor_ms, self.now_ms)
         self.shared.stamp_ms = stamp_ms
         results: list[Result] = []
+        self.results = results
         for command in entry.commands:
             try:
                 results.append(self._while_closed(raft_index, command, view))
             except (NotFound, InvalidRequest, Conflict, Unavailable) as refusal:
                 results.append(refusal)
         self.applied_index = raft_index
+        self.results = []
         return results
 
     def _while_closed(self, raft_index: int, command: c.Command, view: View) -> Result:
@@ -488,6 +503,8 @@ class TimerPartition:
                     self.limits.configure(view)
                     self._trim_schedule.note_settled(self.now_ms)
                 return None
+            case c.Skipped():
+                return self._skip(raft_index, 0, command, view)
             case c.Clock() | c.Touch():
                 return None
         self.check_open()
@@ -521,6 +538,7 @@ class TimerPartition:
             restored.index_base += restored.applied_index
             restored.applied_index = raft_index
             restored.restore = state._replace(is_whole=True)
+            restored.skips = self.skips
             restored.settle_restored(self, view)
         except Exception as error:
             # Whatever the rows are, every replica comes to the same end: the partition stays shut.
@@ -596,7 +614,7 @@ class TimerPartition:
                 if self.resets.state is None:
                     self._advance(stamp_ms, view)  # what follows in this entry goes by its own time again
                 return self.resets.state is not None or (self._upkeep_ms() or self.now_ms + 1) <= self.now_ms, used
-            case c.TakeDigest() | c.RaiseLevel() | c.Configure():
+            case c.TakeDigest() | c.RaiseLevel() | c.Configure() | c.Skipped():
                 return self._other(index, place, command, view), 0
             case c.Clock() | c.Touch():
                 return None, 0
@@ -686,7 +704,17 @@ class TimerPartition:
                 for group in self.groups.by_id.values() if self.shared.rank is not None else ():
                     group.note_change()  # what held its tenants up may not any more
                 self._trim_schedule.note_settled(now_ms)
+            case c.Skipped():
+                return self._skip(index, place, command, view)
         return None
+
+    def _skip(self, index: int, place: int, command: c.Skipped, view: View) -> Result:
+        """Do nothing but remember what was skipped, and use up the number of a producer's batch."""
+        self.skips.note(command)
+        if command.producer_id and not self.is_closed:
+            answer = skipped(command, index, place, self.now_ms, self.floor_ms)
+            self.producers.skipped(command, answer, self.now_ms, view)
+        return refusal()
 
     def _schedule(self, index: int, place: int, command: c.ScheduleCommand, view: View) -> list[Result]:
         results = self.schedules.apply(command, index, place, self.floor_ms, view)

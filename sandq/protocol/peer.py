@@ -60,6 +60,10 @@ class PeerFrame(IntEnum):
     from feature level 16 on."""
     RESTORE_TOLD = 51
     """[the number, [group, ...]]: these."""
+    SHUT = 60
+    """[[group, index of the entry that could not be applied | nil, last entry in the rows, whether the sender leads the
+    group, step, error], ...]: all shut replicas of the sender (ADR 46). To all nodes, when that changes and when a link
+    is made, from feature level 18 on."""
     LOG_PINNED = 52
     """[group, reader, index]: whoever this is reads the log of a partition that the sender leads, and has it up to this
     entry: keep what stands behind it, within bounds. To all members, from feature level 17 on."""

@@ -5,11 +5,12 @@ groups of a node in passes: take in what arrived, tick what is dirty, write one 
 what was written. See docs/architecture.md.
 """
 
-from sandq.raft.group import Group, ProposalFailed
+from sandq.raft.group import Group, ProposalFailed, Proposed
 from sandq.raft.group_commit import Committed, GroupCommit
 from sandq.raft.journal import GroupJournal
 from sandq.raft.members import Members
 from sandq.raft.read_index import ReadDone
+from sandq.raft.skip import Skip
 
 __all__ = [
     "Committed",
@@ -18,5 +19,7 @@ __all__ = [
     "GroupJournal",
     "Members",
     "ProposalFailed",
+    "Proposed",
     "ReadDone",
+    "Skip",
 ]

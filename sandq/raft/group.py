@@ -20,6 +20,7 @@ from sandq.raft.journal import GroupJournal
 from sandq.raft.members import Members
 from sandq.raft.message_filter import MessageFilter
 from sandq.raft.read_index import ReadDone, ReadIndex
+from sandq.raft.skip import Skip
 from sandq.raft.transport import GroupTransport
 
 ROUND_S = 0.5
@@ -27,6 +28,7 @@ ROUND_S = 0.5
 Less than the shortest election time-out: what a new voter still lacks must not cost the group its leader."""
 _REGULAR = bytes([wire.REGULAR])
 _MEMBERSHIP = bytes([wire.MEMBERSHIP])
+_SKIP = bytes([wire.SKIP])
 
 
 class ProposalFailed(enum.Enum):
@@ -247,6 +249,10 @@ class Group:
         """One step: a learner comes, is promoted (once it has caught up) or goes; a voter goes, but not the leader. Who
         ceases to lead meanwhile is told at once."""
         self._core._applyCommand(_MEMBERSHIP + members.encode(), _Waiter(done, settles=False))
+
+    def propose_skip(self, skip: Skip, done: Proposed) -> None:
+        """Append in the next tick that an entry is replaced."""
+        self._core._applyCommand(_SKIP + skip.encode(), _Waiter(done, settles=False))
 
     def read_index(self, done: ReadDone) -> None:
         """`done(index)` once it is certain that nothing was acknowledged above that index before this call;

@@ -23,6 +23,7 @@ from sandq.raft.core import HEARTBEAT_S
 from sandq.raft.group import Group
 from sandq.raft.heartbeat_coalescing import HeartbeatCoalescing
 from sandq.raft.journal import GroupJournal
+from sandq.raft.skip import Skip
 from sandq.storage.wal import Record
 
 log = structlog.get_logger("sandq.raft")
@@ -41,7 +42,9 @@ class Committed:
     group: int
     index: int
     command: bytes
-    """Empty for Raft's own entries."""
+    """Empty for Raft's own entries. Of an entry that was skipped: its replacement."""
+    skip: Skip | None = None
+    """Set if the entry is a SKIP."""
 
 
 class GroupCommit:
@@ -307,6 +310,23 @@ class GroupCommit:
         ready: list[Committed] = []
         held: list[Committed] = []
         for entry in self._committed:
-            (ready if entry.index <= groups[entry.group].journal.durable else held).append(entry)
+            group = groups[entry.group]
+            if entry.index > group.journal.durable:
+                held.append(entry)
+            elif not group.journal.skips:
+                ready.append(entry)
+            else:
+                self._take_decided(group, entry, ready, held)
         self._committed = held
         return ready
+
+    def _take_decided(self, group: Group, entry: Committed, ready: list[Committed], held: list[Committed]) -> None:
+        """Hold an entry while it is undecided whether it, or one before it, is skipped; replace it if it is."""
+        journal, committed = group.journal, group.commit_index
+        undecided = journal.undecided(committed)
+        if undecided is not None and undecided <= entry.index:
+            held.append(entry)
+            return
+        command = journal.replacement(entry.index, committed)
+        skip = journal.skips.get(entry.index)
+        ready.append(Committed(entry.group, entry.index, entry.command if command is None else command, skip))

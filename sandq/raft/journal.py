@@ -8,7 +8,8 @@ import msgpack
 from pysyncobj.journal import Journal
 
 from sandq.raft.members import Members
-from sandq.raft.wire import MEMBERSHIP, NO_OP
+from sandq.raft.skip import Skip
+from sandq.raft.wire import MEMBERSHIP, NO_OP, SKIP
 from sandq.storage.wal import Kind, Record, RecoveredGroup
 from sandq.storage.wal_restart import restart_at
 
@@ -48,6 +49,8 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         self._commit_index = 1
         self._changes: list[tuple[int, Members]] = [(0, members)]
         """(index, configuration from there on), rising; the first holds at the first entry."""
+        self.skips: dict[int, Skip] = {}
+        """SKIP entries of the log, by their own index, rising."""
         self.size_bytes = 0
         """Of the commands kept."""
         for command, index, _ in self:
@@ -138,6 +141,23 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         place = index - self[0][1]
         return self[place][2] if 0 <= place < len(self) else None
 
+    def replacement(self, index: int, committed: int) -> bytes | None:
+        """Return the command to apply instead of the entry at `index`: that of the last SKIP of it up to `committed`.
+
+        None if there is no such SKIP."""
+        found = [skip.replacement for at, skip in self.skips.items() if at <= committed and self._replaces(skip, index)]
+        return found[-1] if found else None
+
+    def undecided(self, committed: int) -> int | None:
+        """Return the index of the first entry that a SKIP above `committed` replaces, None if there is none.
+
+        Nothing from that entry on may be applied until the SKIP is committed or truncated: a version that can apply the
+        entry must not, if the group decides to skip it."""
+        return min([skip.index for at, skip in self.skips.items() if at > committed], default=None)
+
+    def _replaces(self, skip: Skip, index: int) -> bool:
+        return skip.index == index and self.term_at(index) in (skip.term, None)
+
     def bytes_above(self, index: int) -> int:
         """Bytes of the commands that are kept above `index`. It looks at each of them."""
         return sum([len(command) for command, _, _ in self[max(0, index + 1 - self.first_index) :]])
@@ -163,6 +183,8 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         self.size_bytes += len(command)
         if command[0] == MEMBERSHIP:
             self._changes.append((index, Members.decode(command[1:])))
+        elif command[0] == SKIP:
+            self.skips[index] = Skip.decode(command[1:])
 
     # -- PySyncObj's port -----------------------------------------------------------------------------------------
 
@@ -182,6 +204,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
             del self[entryFrom:]
             while self._changes[-1][0] >= first:
                 self._changes.pop()
+            self.skips = {at: skip for at, skip in self.skips.items() if at < first}
             self.durable = min(self.durable, first - 1)
 
     def deleteEntriesTo(self, entryTo: int) -> None:
@@ -192,6 +215,7 @@ class GroupJournal(list[LogEntry], Journal):  # type: ignore[misc]
         self.size_bytes -= len(command) - len(_NO_OP)
         self[0] = _NO_OP, first, term
         self._changes = [(0, self.members_at(first)), *[change for change in self._changes if change[0] > first]]
+        self.skips = {at: skip for at, skip in self.skips.items() if at > first}
         self._base(first, self[0][2])
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:

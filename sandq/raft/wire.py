@@ -29,12 +29,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from sandq.raft.members import Members
+from sandq.raft.skip import Skip
 
 APPEND, ACK, ALIVE, ALIVE_ACK, VOTE_REQUEST, VOTE, PRE_VOTE_REQUEST, PRE_VOTE, TIMEOUT_NOW, BEATS, BEAT_ACKS = range(11)
 BEAT_NUMBERS = 5
 """Of each group in BEATS and BEAT_ACKS."""
 REGULAR, NO_OP, MEMBERSHIP = 0, 1, 2
 """First byte of a command in the log. PERSISTED (PySyncObj's numbers)."""
+SKIP = 16
+"""The same, of an entry that replaces an earlier one (`raft.skip`), from feature level 18 on. PERSISTED."""
+_KINDS = (REGULAR, NO_OP, MEMBERSHIP, SKIP)
 NUMBERS_MOST = (1 << 63) - 1
 _FIELDS: dict[int, tuple[type, ...]] = {
     APPEND: (int, int, int, int, tuple, int),
@@ -94,7 +98,9 @@ def _check_entries(previous: int, entries: Sequence[Any]) -> None:
         command, at, term = entry
         if type(command) is not bytes or not command or at != index or type(term) is not int:
             raise ValueError(f"entry {index} of an append is none")
-        if command[0] > MEMBERSHIP:
+        if command[0] not in _KINDS:
             raise ValueError(f"entry {index} of an append has type {command[0]}")
         if command[0] == MEMBERSHIP:
             Members.decode(command[1:])
+        elif command[0] == SKIP and Skip.decode(command[1:]).index >= index:
+            raise ValueError(f"entry {index} of an append replaces one that does not come before it")

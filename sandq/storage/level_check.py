@@ -54,10 +54,14 @@ def remove_logs(directory: Path) -> None:
             os.unlink(directory / name)
 
 
-def _damaged(path: Path, why: str, offset: int | None = None) -> Corruption:
+class StoresDamaged(Corruption):
+    """A file of the stores is damaged: no row of any group can be trusted."""
+
+
+def _damaged(path: Path, why: str, offset: int | None = None) -> StoresDamaged:
     where = "" if offset is None else f" at byte {offset}"
     details: dict[str, object] = {"file": str(path)} if offset is None else {"file": str(path), "offset": offset}
-    return Corruption(f"{path} is damaged{where}: {why}", **details)
+    return StoresDamaged(f"{path} is damaged{where}: {why}", **details)
 
 
 def check_directory(directory: Path) -> bool:
@@ -150,7 +154,7 @@ def write_mark(directory: Path, last: tuple[str, int] = ("", 0)) -> tuple[str, i
 # tables
 
 
-def find_damaged_table(directory: Path) -> Corruption | None:
+def find_damaged_table(directory: Path) -> StoresDamaged | None:
     """Read every block of every table; the first that is damaged, as an error naming file and byte."""
     for name in sorted(os.listdir(directory)):
         if is_table(name):

@@ -224,9 +224,10 @@ class LevelStores:
         message = f"cannot {operation} {self.path}: {text}"
         return StorageFailed(message, operation=operation, file=str(self.path), errno=code)
 
-    def _corrupt(self, error: Exception) -> Corruption:
+    def _corrupt(self, error: Exception) -> level_check.StoresDamaged:
         found = level_check.find_damaged_table(self.path)
-        return found or Corruption(f"the stores in {self.path} are damaged: {_text(error)}", file=str(self.path))
+        text = f"the stores in {self.path} are damaged: {_text(error)}"
+        return found or level_check.StoresDamaged(text, file=str(self.path))
 
     def _read_error(self, error: plyvel.Error) -> SandqError:
         if isinstance(error, plyvel.CorruptionError):

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.model.config import NodeConfig
 from sandq.model.errors import InvalidRequest, StartupError
 from sandq.model.members import node_of

@@ -14,7 +14,8 @@ import trio.testing
 
 from sandq.broker.controller.cluster_controller import FAILED_S
 from sandq.broker.replication.applier import Applier
-from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.metadata import commands as m
 from sandq.metadata.records import REMOVING
 from sandq.model.errors import Conflict, SandqError

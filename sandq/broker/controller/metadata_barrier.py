@@ -15,7 +15,8 @@ from typing import Any
 
 import trio
 
-from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.model.errors import SandqError, Unavailable
 from sandq.protocol.peer import PeerFrame
 from sandq.raft import ReadDone

@@ -21,9 +21,9 @@ from sandq.broker.delivery.partition_leader import PartitionLeader
 from sandq.broker.delivery.schedule_firing import ScheduleFiring
 from sandq.broker.delivery.sending_acks import place_of
 from sandq.broker.peers.metadata_progress import MetadataProgress
-from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
-from sandq.broker.replication.replica import MetadataView
+from sandq.broker.replication.replica import METADATA_GROUP, MetadataView
 from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.store_compaction import StoreCompaction, StoreSweeper
 from sandq.broker.snapshots.snapshots import Snapshots

@@ -17,7 +17,8 @@ from sandq.broker.controller.metadata_barrier import ANSWER_S
 from sandq.broker.peers.handshake import PeerIdentity
 from sandq.broker.peers.links import PeerLinks
 from sandq.broker.peers.this_node import ThisNode
-from sandq.broker.replication.node_log import METADATA_GROUP, NodeLog
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.gossip import tags

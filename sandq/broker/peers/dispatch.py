@@ -21,6 +21,7 @@ from sandq.broker.controller.metadata_barrier import MetadataBarrier
 from sandq.broker.delivery.limit_shares import LimitShares
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.broker.health.replica_digests import ReplicaDigests
+from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.health.sick_peers import SickPeers
 from sandq.broker.owner_usage import OwnerUsage
 from sandq.broker.peers.handshake import Peer
@@ -64,6 +65,7 @@ class PeerDispatch:
         restores: WholeRestores,
         log_reads: LogReads,
         usage: OwnerUsage,
+        shut_replicas: ShutReplicas,
         outside: Handler,
         on_stream: Callable[[str, PeerStream], Awaitable[None]],
         changed: Signal,
@@ -83,6 +85,7 @@ class PeerDispatch:
         self._restores = restores
         self._log_reads = log_reads
         self._usage = usage
+        self._shut_replicas = shut_replicas
         self._outside = outside
         self._on_stream = on_stream
         self._changed = changed
@@ -95,6 +98,7 @@ class PeerDispatch:
             self._clocks.up(node)
             self._routes.up(node)
             self._progress.tell(node)
+            self._shut_replicas.up(node)
         self._changed.set()
 
     def down(self, node: str) -> None:
@@ -104,6 +108,7 @@ class PeerDispatch:
         self._routes.down(node)
         self._progress.down(node)
         self._sick_peers.forget(node)
+        self._shut_replicas.down(node)
         self._changed.set()
 
     def takes_more(self) -> bool:
@@ -156,6 +161,8 @@ class PeerDispatch:
             return self._log_reads.on_frame(node, body)
         elif kind == PeerFrame.USAGE:
             return self._usage.on_frame(node, body)
+        elif kind == PeerFrame.SHUT:
+            return self._shut_replicas.on_frame(node, body)
         else:
             return False
         return True

@@ -16,8 +16,9 @@ from itertools import chain, takewhile
 from typing import Any, Final
 
 from sandq.broker.replication.replica import Replica
-from sandq.model.errors import Conflict, InvalidRequest, NotFound, OutOfSequence, Unavailable
-from sandq.storage.stores import Stores, StoresSnapshot
+from sandq.broker.replication.shut import STOPS_NODE, Step
+from sandq.raft import Skip
+from sandq.storage.stores import Change, Stores, StoresSnapshot
 
 WRITE_ENTRIES: Final = 64
 WRITE_BYTES: Final = 64 << 10
@@ -54,6 +55,8 @@ class Apply:
     index: int
     command: bytes
     wanted: bool
+    skip: Skip | None = None
+    """Set if the entry is a SKIP of an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class Published:
     applied_bytes: int = 0
     """Of the entries that were applied."""
     views: Sequence[DigestView] = ()
+    shut: Sequence[tuple[int, Replica]] = ()
+    """Groups whose replicas here were shut in this run."""
 
 
 @dataclass(slots=True)
@@ -141,6 +146,8 @@ class Applier:
         """Questions that are being answered."""
         self._until_s = 0.0
         """How long what is being done goes on at least; inf: it does not give way."""
+        self._shut: list[tuple[int, Replica]] = []
+        """Replicas that were shut and of which the loop has yet to be told, by group."""
 
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
         """Apply in order, hand rows over if there is much, and publish."""
@@ -158,7 +165,12 @@ class Applier:
     def _is_quick(self, run: _Run, task: Apply | Ask) -> bool:
         if not isinstance(task, Apply) or run.entries == HERE_ENTRIES or run.size + len(task.command) > HERE_BYTES:
             return False
-        return task.replica.needs_no_disk(task.command)
+        if task.replica.failure is not None or task.skip is not None:
+            return False
+        try:
+            return task.replica.needs_no_disk(task.command)
+        except Exception:
+            return False  # the apply thread meets the same error, and shuts the replica
 
     def _run(self, tasks: Iterable[Apply | Ask], run: _Run) -> None:
         self._runs.append(run)
@@ -190,15 +202,23 @@ class Applier:
         # While it gives way others may write what is unwritten: no rows of half an entry.
         self._unwritten.pop(task.group, None)
         self._until_s = math.inf if run.is_here else time.perf_counter() + SLICE_S
-        self._half_bytes += len(task.command)
-        outcome = task.replica.apply(task.index, task.command, task.wanted)
-        run.group = None
+        size = len(task.command)
+        run.entries += 1
+        run.size += size  # also what is discarded: the loop counts what is handed over until it is told
+        if task.replica.failure is not None:
+            run.group = None
+            return
+        self._half_bytes += size
+        try:
+            outcome = task.replica.apply(task.index, task.command, task.wanted, task.skip)
+        except Exception as error:
+            self._shut_replica(task.group, task.replica, Step.APPLY, error, index=task.index)
+            return
+        finally:
+            run.group = None
+            self._half_bytes -= size
         # A question among the tasks may write what is unwritten, and still the loop must learn what changed.
         run.changed[task.group] = run.untold[task.group] = self._unwritten[task.group] = task.replica
-        size = len(task.command)
-        self._half_bytes -= size
-        run.entries += 1
-        run.size += size
         self._entries += 1
         self._bytes += size
         if task.wanted:
@@ -207,6 +227,19 @@ class Applier:
             run.views += self._views(task)
         if len(self._runs) == 1 and not run.is_here:
             self._after_entry()
+
+    def _shut_replica(
+        self, group: int, replica: Replica, step: Step, error: Exception, *, index: int | None = None
+    ) -> None:
+        """Shut one replica at its rows, and let all others go on. Raises what is not about this replica."""
+        if isinstance(error, STOPS_NODE):
+            raise error
+        replica.shut(step, error, index=replica.applied_index if index is None else index)
+        self._unwritten.pop(group, None)
+        for run in self._runs:
+            run.changed.pop(group, None)
+            run.untold.pop(group, None)
+        self._shut.append((group, replica))
 
     def give_way(self) -> None:
         """Do what other groups have to do, if the entry that is being applied, or the question of a group, has taken
@@ -217,11 +250,7 @@ class Applier:
         others = iter(self.beside())
         if (first := next(others, None)) is not None:
             self._tell(self._runs[-1])
-            try:
-                self.run(chain([first], others))
-            except (NotFound, InvalidRequest, Conflict, OutOfSequence, Unavailable) as error:
-                # Raised by another entry as a whole, which is a fault: not the answer to a command of this one.
-                raise RuntimeError(f"an entry could not be applied: {error!r}") from error
+            self.run(chain([first], others))
         ended_s = time.perf_counter()
         self._until_s = ended_s + max(SLICE_S, (ended_s - began_s) / SHARE)
 
@@ -230,10 +259,17 @@ class Applier:
         came of those of its group before it with that: no answer comes before the results that it rests on."""
         half = run.group if run.group in run.untold else None
         later = () if half is None else (half, None)
-        statuses = {group: replica.status() for group, replica in run.untold.items() if group != half}
+        statuses = {}
+        for group, replica in list(run.untold.items()):
+            if group != half:
+                try:
+                    statuses[group] = replica.status()
+                except Exception as error:
+                    self._shut_replica(group, replica, Step.STATUS, error)
         results = [result for result in run.results if result[0] != half]
         answers = [(ask.answered, value) for ask, value in run.answers if half is None or ask.group not in later]
-        self._publish(Published(results, statuses, answers, run.size, run.views))
+        shut, self._shut = self._shut, []
+        self._publish(Published(results, statuses, answers, run.size, run.views, shut))
         run.untold = {group: replica for group, replica in run.untold.items() if group == half}
         run.results = [result for result in run.results if result[0] == half]
         run.answers = [(ask, value) for ask, value in run.answers if half is not None and ask.group in later]
@@ -242,6 +278,9 @@ class Applier:
     def rest(self) -> None:
         """Nothing has come for a moment: write what is left."""
         self.write()
+        if self._shut:
+            shut, self._shut = self._shut, []
+            self._publish(Published([], {}, [], shut=shut))
 
     def _is_much(self, changed: Iterable[Replica]) -> bool:
         """Whether rows are to be written before anything else is applied."""
@@ -257,11 +296,18 @@ class Applier:
         numbers = list(replica.digests_asked)
         replica.digests_asked.clear()
         self.write()
+        if replica.failure is not None:
+            return []
         return [DigestView(task.group, task.index, n, replica.store, self._stores.snapshot()) for n in numbers]
 
     def write(self) -> None:
         """Hand over every change of the entries applied so far, with their applied indices, to be written together."""
-        changes = list(chain.from_iterable([replica.drain() for replica in self._unwritten.values()]))
+        changes: list[Change] = []
+        for group, replica in list(self._unwritten.items()):
+            try:
+                changes += replica.drain()
+            except Exception as error:
+                self._shut_replica(group, replica, Step.DRAIN, error)
         self._unwritten.clear()
         self._entries = self._bytes = 0
         if changes:

@@ -19,7 +19,7 @@ from sandq.broker.memory_budget import LOGS_SHARE, PRODUCERS_SHARE, ROWS_SHARE, 
 from sandq.broker.replication.applier import Applier, Apply, DigestView, Published
 from sandq.broker.replication.journals import open_journal
 from sandq.broker.replication.raft_group import PASS_WORK, Backlog, RaftGroup
-from sandq.broker.replication.replica import MetadataReplica, PartitionReplica, Replica
+from sandq.broker.replication.replica import METADATA_GROUP, MetadataReplica, PartitionReplica, Replica
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, Corruption, SandqError, StorageFailed, Unavailable
@@ -37,11 +37,12 @@ from sandq.storage.stores import Stores, StoresSnapshot
 from sandq.storage.wal import SEGMENT_BYTES, Record, Wal
 from sandq.storage.write_behind import WriteBehindStores
 
-METADATA_GROUP = 0
 PINNED_SEGMENTS = 1
 """A tail that keeps more full segments than this is appended again ..."""
 COPY_BYTES = 1 << 20
 """... unless it is larger than this."""
+SHUT_LOG_BYTES: Final = 16 << 20
+"""Log that a replica takes, at most, while it is shut: what it takes beyond its rows stays until it opens again."""
 UNAPPLIED_WORK = 2 * PASS_WORK
 """With so much proposed and not yet applied, a group proposes no more: what waits to be proposed has turns, what was
 proposed has its order."""
@@ -81,6 +82,8 @@ class Hooks:
     """See `WriteBehindStores`."""
     on_digest: Callable[[DigestView], None] = lambda view: view.rows.close()
     """Given what a digest was asked of."""
+    on_shut: Callable[[RaftGroup], None] = lambda host: None
+    """Told of each replica that could not apply an entry, or whose rows could not be read."""
 
 
 NO_HOOKS: Final = Hooks()
@@ -144,6 +147,7 @@ class NodeLog:
         self._levels = levels
         self._on_leads = hooks.on_leads
         self._on_digest = hooks.on_digest
+        self._on_shut = hooks.on_shut
         self._reason_to_wait = hooks.reason_to_wait
         self._checkpoint_mark = self._applied_mark = self.wal.mark
         self._segment_bytes = segment_bytes
@@ -261,14 +265,17 @@ class NodeLog:
             raise ValueError(f"raft group {number} is not installed here")
         replica = load(pointer.store)
         found = self._recovered.pop(number, None)
-        if replica.applied_index and not pointer.snapshot_index and (found is None or not found.entries):
-            raise Corruption(
-                f"raft group {number} has applied entry {replica.applied_index}, and the WAL holds none of its entries"
-            )
+        applied = replica.applied_index
+        if applied and not pointer.snapshot_index and (found is None or not found.entries):
+            raise Corruption(f"raft group {number} has applied entry {applied}, and the WAL holds none of its entries")
+        journal = open_journal(self.group_commit.records, pointer, found, applied)
+        if replica.failure is not None:
+            applied = max(applied, journal.first_index)  # rows that cannot be read may not even say how far they are
         host = RaftGroup(
             number,
             member_id(self.node_id, pointer.incarnation),
-            open_journal(self.group_commit.records, pointer, found, replica.applied_index),
+            journal,
+            applied,
             replica,
             encode,
             self.group_commit,
@@ -282,6 +289,8 @@ class NodeLog:
         )
         self.hosts[number] = host
         self._loads[number] = load
+        if host.shut is not None:
+            self._on_shut(host)
         if not host.group.term and self.own(Members(pointer.voters[:1])):
             host.group.campaign_soon()  # the first of a new group's members is meant to lead it
         return host
@@ -329,21 +338,33 @@ class NodeLog:
             raise Unavailable(f"group {host.number} needs no snapshot of {index} (any more)")
         self.group_commit.remove(host.group)
 
+    def suspend_shut(self, host: RaftGroup) -> None:
+        """Stop a group whose replica is shut, to open that again from its rows (between passes). Raises Unavailable
+        if it has been opened or closed meanwhile."""
+        if self.hosts.get(host.number) is not host or host.shut is None:
+            raise Unavailable(f"group {host.number} is not shut (any more)")
+        self.group_commit.remove(host.group)
+
     def reopen(self, host: RaftGroup, replica: Replica, status: Any) -> None:
         """Go on with a suspended group from this state, which its pointer names (between passes)."""
         pointer = self.pointers.get(host.number)
         if self.hosts.get(host.number) is not host or pointer is None:
             return  # its topic was deleted meanwhile
         old = host.group
+        journal = open_journal(self.group_commit.records, pointer, old.journal.recovered(), replica.applied_index)
         host.group = self.group_commit.add(
             host.number,
             old.member,
-            open_journal(self.group_commit.records, pointer, old.journal.recovered(), replica.applied_index),
-            applied=replica.applied_index,
+            journal,
+            applied=replica.applied_index
+            if replica.failure is None
+            else max(replica.applied_index, journal.first_index),
             before_tick=host.flush,
             settles=host.number == METADATA_GROUP,
         )
         host.replace(replica, status)
+        if host.shut is not None:
+            self._on_shut(host)
 
     def uninstall(self, groups: Sequence[int], metadata_index: int = 0) -> None:
         """Drop the pointers of closed groups, durably: their rows and log are garbage from now on. Blocks.
@@ -404,13 +425,19 @@ class NodeLog:
         return tasks
 
     def _tasks(self, committed: Sequence[Committed]) -> list[Apply]:
-        tasks = [self.hosts[c.group].task(c.index, c.command) for c in committed if c.group in self.hosts]
+        hosts = [(self.hosts[c.group], c) for c in committed if c.group in self.hosts]
+        tasks = [host.task(c.index, c.command, c.skip) for host, c in hosts if host.shut is None]
+        for host, entry in hosts:
+            if host.shut is not None:
+                host.discard(entry.index, entry.skip)
         self._applying += sum([len(task.command) for task in tasks])
         return tasks
 
     def _takes_entries(self, group: int) -> bool:
         """Whether a follower's replica is to be sent more: what it has is applied, and written, fast enough."""
         host = self.hosts.get(group)
+        if host is not None and host.shut is not None:
+            return host.group.journal.size_bytes < SHUT_LOG_BYTES
         fits = host is None or self.stores.takes(store_prefix(host.replica.store))
         return fits and self._applying < self.limits.apply_backlog_bytes
 
@@ -483,6 +510,11 @@ class NodeLog:
         for number, index, results in published.results:
             if number in self.hosts:
                 self.hosts[number].applied(index, results)
+        for number, replica in published.shut:
+            found = self.hosts.get(number)
+            if found is not None and found.replica is replica:
+                found.shut_off()
+                self._on_shut(found)
         for answered, value in published.answers:
             answered(value)
         for view in published.views:

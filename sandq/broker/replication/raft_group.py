@@ -16,11 +16,21 @@ from sandq.broker.replication.fair_queue import FairQueue
 from sandq.broker.replication.log_pin import LogPin
 from sandq.broker.replication.reader_pins import ReaderPins
 from sandq.broker.replication.replica import Replica
-from sandq.model.errors import DiskFull, NotLeader, Overloaded, SandqError, StorageFailed, TimedOut, Unavailable
+from sandq.broker.replication.shut import ApplyFailure, Step
+from sandq.model.errors import (
+    Conflict,
+    DiskFull,
+    NotLeader,
+    Overloaded,
+    SandqError,
+    StorageFailed,
+    TimedOut,
+    Unavailable,
+)
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
-from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, ReadDone
+from sandq.raft import Group, GroupCommit, GroupJournal, Members, ProposalFailed, Proposed, ReadDone, Skip
 
 log = structlog.get_logger("sandq.replication")
 
@@ -93,6 +103,7 @@ class RaftGroup:
         number: int,
         member: str,
         journal: GroupJournal,
+        applied: int,
         replica: Replica,
         encode: Callable[[Sequence[Any]], bytes],
         group_commit: GroupCommit,
@@ -113,6 +124,10 @@ class RaftGroup:
         self.what = what
         self.replica = replica
         self.status: Any = replica.status()
+        self.shut: ApplyFailure | None = replica.failure
+        """Why the replica here is shut: nothing is applied, and nothing but members and SKIPs is proposed (ADR 46)."""
+        self.reopens = False
+        """The group has committed a SKIP of an entry that the shut replica has not applied: it may be opened again."""
         self._on_status: list[Callable[[], None]] = []
         self._on_ready: list[Callable[[bool], None]] = []
         self._on_flush: list[Callable[[], None]] = []
@@ -155,7 +170,7 @@ class RaftGroup:
         self._expiring = (0, 0, 0)
         """What has no higher number, index or count was there when it was looked last."""
         self.group: Group = group_commit.add(
-            number, member, journal, applied=replica.applied_index, before_tick=self.flush, settles=settles
+            number, member, journal, applied=applied, before_tick=self.flush, settles=settles
         )
 
     def listen(
@@ -185,7 +200,8 @@ class RaftGroup:
         """It leads, and whatever was acknowledged before is applied. A node that cannot write any more still answers
         for what nobody else can: others will lead the groups that they are members of."""
         group = self.group
-        leads = group.is_leader and self.stalled is None and (self.failed is None or group.is_only_voter)
+        leads = group.is_leader and self.stalled is None and self.shut is None
+        leads = leads and (self.failed is None or group.is_only_voter)
         return leads and bool(self.status.applied_index >= group.term_start)
 
     @property
@@ -219,7 +235,17 @@ class RaftGroup:
     async def change_members(self, members: Members) -> None:
         """One step (see `Group.change_members`), and wait until it is committed. Raises NotLeader; Unavailable when it
         may not be made now; StorageFailed; TimedOut."""
-        self.check_ready()
+        await self._propose_own(partial(self.group.change_members, members))
+
+    async def propose_skip(self, skip: Skip) -> None:
+        """Replace an entry that could not be applied, and wait until that is committed. Raises NotLeader;
+        StorageFailed; TimedOut."""
+        await self._propose_own(partial(self.group.propose_skip, skip))
+
+    async def _propose_own(self, propose: Callable[[Proposed], None]) -> None:
+        """Propose what is decided by the log alone: a shut leader may do that, too."""
+        if self.shut is None or not self.group.is_leader:
+            self.check_ready()
         if self.failed is not None:
             raise self.failed  # an only voter still answers reads
         outcome: list[ProposalFailed | None] = []
@@ -229,7 +255,7 @@ class RaftGroup:
             outcome.append(failure)
             finished.set()
 
-        self.group.change_members(members, done)
+        propose(done)
         self._group_commit.mark(self.group)
         self._changers.add(finished)
         try:
@@ -243,7 +269,7 @@ class RaftGroup:
         if outcome[0] is ProposalFailed.REFUSED:
             raise Unavailable("the members cannot be changed now: the change before is not finished")
         if outcome[0] is not None:
-            raise TimedOut("leadership was lost while the members changed: the outcome is unknown")
+            raise TimedOut("leadership was lost meanwhile: the outcome is unknown")
 
     def needed_from(self, lag_bytes: int) -> int:
         """The first entry of the log that some member has yet to get from here: of a log of up to `lag_bytes`, and of
@@ -285,6 +311,8 @@ class RaftGroup:
         if self._closed is not None:
             raise self._closed
         if not self.ready:
+            if self.shut is not None and self.group.is_leader:
+                raise Unavailable(self.shut.reason)
             if self.stalled is not None and self.group.is_leader:
                 raise Stalled(self.stalled)
             raise self.not_leader()
@@ -326,6 +354,11 @@ class RaftGroup:
             raise _not_taken(reason)
         if (level := command.needed_level) > FIRST_LEVEL:
             self._check_level(level)
+        if self.status.skipped and command.digest() in self.status.skipped:
+            raise Conflict(
+                f"an operator skipped this very request in {self.what}, because no replica could apply it: nothing was "
+                "done, and sending it again cannot help"
+            )
         backlog = self._backlog
         if backlog.no_room is not None and command.needs_space:
             raise DiskFull(backlog.no_room)
@@ -410,6 +443,8 @@ class RaftGroup:
         while self.status.applied_index < index:
             if self._stands is not None:
                 raise self._stands
+            if self.shut is not None:
+                raise Unavailable(self.shut.reason)
             if self.stalled is not None:
                 raise Stalled(self.stalled)
             await self.changed()
@@ -434,8 +469,9 @@ class RaftGroup:
         await changed.wait()
 
     def replace(self, replica: Replica, status: Any) -> None:
-        """Go on with another state of the same group: that of a snapshot."""
+        """Go on with another state of the same group: that of a snapshot, or what a shut replica has stored."""
         self.replica, self.status = replica, status
+        self.shut, self.reopens = replica.failure, False
         unknown = TimedOut("the group was installed anew: the outcome is unknown")
         self._drop(self._proposals, unknown)
         self._drop(self._in_flight, unknown)
@@ -498,9 +534,42 @@ class RaftGroup:
         else:
             self._answer_all(requests, TimedOut("leadership was lost meanwhile: the outcome is unknown"))
 
-    def task(self, index: int, command: bytes) -> Apply:
+    def task(self, index: int, command: bytes, skip: Skip | None = None) -> Apply:
         """What the apply thread is to do with a committed entry."""
-        return Apply(self.number, self.replica, index, command, index in self._in_flight)
+        return Apply(self.number, self.replica, index, command, index in self._in_flight, skip)
+
+    def shut_off(self) -> None:
+        """The replica is shut (`Replica.failure`). What was proposed may be applied later, by this node or another one,
+        so that its outcome is unknown; what was not is refused."""
+        self.shut = failure = self.replica.failure
+        assert failure is not None
+        try:
+            self.status = self.replica.status()
+        except Exception as error:  # the state that cannot be summed up is the very reason
+            log.error("the last state of a shut replica is shown", group=self.number, error=repr(error))
+        self._answer_all(self._pending.take_all(), Unavailable(f"nothing was done: {failure.reason}"))
+        unknown = TimedOut(f"the outcome is unknown: {failure.reason}")
+        self._drop(self._proposals, unknown)
+        self._drop(self._in_flight, unknown)
+        self.group.reads.fail()
+        self._note_skips()
+        self.look()
+        self.notify_status()
+
+    def discard(self, index: int, skip: Skip | None) -> None:
+        """A committed entry is not applied, as the replica is shut: it will be once that opens again."""
+        self._in_flight.pop(index, None)
+        if skip is not None:
+            self._note_skips()
+            self.look()
+
+    def _note_skips(self) -> None:
+        """Note whether the group has decided to skip an entry that the replica's rows do not have. One that it has is
+        no reason: only a snapshot helps then."""
+        group, stored = self.group, self.replica.applied_index
+        decided = [skip.index for at, skip in group.journal.skips.items() if at <= group.commit_index]
+        failure = self.shut
+        self.reopens = failure is not None and failure.step is not Step.SKIPPED and max(decided, default=0) > stored
 
     def applied(self, index: int, results: list[Any]) -> None:
         if verbose.is_on():

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, TypeVar
 
+import structlog
+
+from sandq.broker.replication.shut import (
+    STOPS_NODE,
+    AppliedSkipped,
+    ApplyFailure,
+    LogGap,
+    Step,
+    UnknownLevel,
+    described,
+)
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import IdentityRecord, NodeRecord, Partition, RemovedNode, Topic
 from sandq.metadata.state import MetadataState, check_level
+from sandq.model.errors import StartupError, Unavailable
 from sandq.model.features import KNOWN, Levels
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.piece import LeasedPieces
-from sandq.partition import commands
+from sandq.partition import commands, rows
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
 from sandq.partition.kv.key_table import KeyTable
@@ -22,11 +34,16 @@ from sandq.partition.log.pieces import MessageReader
 from sandq.partition.queries import PartitionQueries
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import Bounds, Change, Row, View
+from sandq.raft import Skip
 from sandq.storage.keys import store_prefix
 from sandq.storage.stores import Stores
 
 T = TypeVar("T")
 
+log = structlog.get_logger("sandq.replication")
+
+METADATA_GROUP: Final = 0
+"""Number of the Raft group that holds the metadata."""
 SCAN_BYTES = 1 << 40
 FIRST_INDEX = 1
 """What a log begins with is nothing to be applied."""
@@ -59,6 +76,30 @@ class StoreRows:
         return self._stores.vacant([(prefix + start, prefix + stop) for start, stop in ranges])
 
 
+class NoRows:
+    """The rows of a replica that is shut: nobody reads what it stored."""
+
+    def get(self, key: bytes) -> bytes | None:
+        return None
+
+    def scan(self, start: bytes, stop: bytes, *, limit: int, max_bytes: int, reverse: bool = False) -> list[Row]:
+        return []
+
+    def vacant(self, ranges: Sequence[Bounds]) -> list[bool]:
+        return [True] * len(ranges)
+
+
+def _stored_index(stored: StoreRows) -> int:
+    """Return the applied index of rows that make no partition; 0 if not even that can be read."""
+    try:
+        index = rows.unpack(stored.get(rows.STATE_KEY) or b"")[1]
+    except STOPS_NODE:
+        raise
+    except Exception:
+        return 0
+    return index if type(index) is int and index >= 0 else 0
+
+
 class Replica(Protocol):
     """Everything but `applied_index` belongs to who applies: the apply thread, or the loop while that does nothing."""
 
@@ -73,8 +114,18 @@ class Replica(Protocol):
     @property
     def applied_index(self) -> int: ...
 
-    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
-        """Results of a committed entry, one a command. `wanted`: somebody here waits for them."""
+    @property
+    def failure(self) -> ApplyFailure | None:
+        """Why the replica is shut; None if it is not. For any thread."""
+        ...
+
+    def shut(self, step: Step, error: BaseException, *, index: int | None) -> None:
+        """Apply nothing more, and forget what is not in the rows yet (ADR 46)."""
+        ...
+
+    def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
+        """Results of a committed entry, one a command. `wanted`: somebody here waits for them. `skip`: set if the entry
+        is a SKIP."""
         ...
 
     def needs_no_disk(self, command: bytes) -> bool:
@@ -132,19 +183,42 @@ class PartitionReplica:
         """`group`: the number of the partition's Raft group. `look_aheads`: all of the node. `give_way`: see
         `Applier.give_way`."""
         self.store = store
+        self.failure: ApplyFailure | None = None
         self._group = group
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
         self._reader = MessageReader()
-        self.machine = MACHINES[kind].load(partition, settings, self._view, look_aheads)
-        if give_way is not None:
-            self.machine.shared.give_way = give_way
-        self._queries = PartitionQueries(self.machine, self._view)
+        self._partition, self._kind = partition, kind
+        self._give_way = give_way
+        self._rows_index = 0
+        """Raft index of the last entry whose changes are in the rows."""
+        try:
+            self._run(MACHINES[kind].load(partition, settings, self._view, look_aheads))
+            self._rows_index = self._machine.applied_index
+        except Exception as error:
+            if isinstance(error, STOPS_NODE):
+                raise
+            self._rows_index = _stored_index(self._rows)
+            self.shut(Step.LOAD, error, index=None)
         self._decoded: tuple[bytes, commands.Entry] | None = None
         """The entry that was looked at last, until it is applied."""
         self.is_half_way = False
         """An entry is being applied, and has given way: who looks now must not take what it has granted so far for all
         that came of it (apply thread)."""
+
+    def _run(self, machine: TimerPartition) -> None:
+        """Go on with this state machine."""
+        self._machine = machine
+        if self._give_way is not None:
+            machine.shared.give_way = self._give_way
+        self._queries = PartitionQueries(machine, self._view)
+
+    @property
+    def machine(self) -> TimerPartition:
+        """The state machine. Raises Unavailable if the replica is shut: half of an entry may be in it."""
+        if self.failure is not None:
+            raise Unavailable(self.failure.reason)
+        return self._machine
 
     @property
     def queries(self) -> PartitionQueries:
@@ -155,27 +229,63 @@ class PartitionReplica:
 
     @property
     def applied_index(self) -> int:
-        return self.machine.applied_index
+        return self._machine.applied_index if self.failure is None else self._rows_index
 
     @property
     def digests_asked(self) -> list[int]:
-        return self.machine.digests_asked
+        return self._machine.digests_asked
 
-    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
-        if index > max(self.machine.applied_index, FIRST_INDEX) + 1:
-            raise RuntimeError(f"entry {index} of raft group {self._group} comes behind {self.machine.applied_index}")
+    def shut(self, step: Step, error: BaseException, *, index: int | None) -> None:
+        command = kind = None
+        if step is Step.APPLY and self._decoded is not None:
+            commands_of = self._decoded[1].commands
+            command = len(self._machine.results)
+            kind = type(commands_of[command]).__name__ if command < len(commands_of) else None
+        self.failure = failure = ApplyFailure.of(
+            error,
+            group=self._group,
+            step=Step.SKIPPED if isinstance(error, AppliedSkipped) else step,
+            index=index,
+            rows_index=self._rows_index,
+            command=command,
+            kind=kind,
+        )
+        log.error(
+            "a replica is shut: it could not apply an entry",
+            group=self._group,
+            partition=self._partition,
+            step=failure.step.value,
+            index=index,
+            rows_index=self._rows_index,
+            commands=None if self._decoded is None else described(self._decoded[1].commands, command),
+            error=failure.error,
+            remedy="see docs/operations.md, shut partitions; the other partitions of this node go on",
+            trace=failure.trace,
+        )
+        self._decoded = None
+        self.is_half_way = False
+        # The state is half of something, and may be large: what is left tells the status of an empty partition.
+        self._view = View(NoRows())
+        self._run(MACHINES[self._kind](self._partition, {}))
+
+    def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
+        machine = self._machine
+        if index > max(machine.applied_index, FIRST_INDEX) + 1:
+            raise LogGap(f"entry {index} of raft group {self._group} comes behind {machine.applied_index}")
         if not command:
-            self.machine.applied_index = max(self.machine.applied_index, index)
+            if skip is not None and index > machine.applied_index and not machine.skips.knows(skip.skip_id):
+                raise AppliedSkipped(skip.index)
+            machine.applied_index = max(machine.applied_index, index)
             return []
-        entry, self._decoded = self._entry(command), None
-        totals = self.machine.shared.totals
+        entry = self._entry(command)
+        totals = machine.shared.totals
         counted = totals.counted() if not wanted else None
         self.is_half_way = True
-        results = self.machine.apply(index, entry, self._view)
+        results = machine.apply(index, entry, self._view)
         self.is_half_way = False
-        if self.machine.successor is not None:
-            self.machine = self.machine.successor
-            self._queries = PartitionQueries(self.machine, self._view)
+        self._decoded = None
+        if machine.successor is not None:
+            self._run(machine.successor)
         for at, (command_of, result) in enumerate(zip(entry.commands, results, strict=True)):
             if isinstance(command_of, commands.Lease) and isinstance(result, list):
                 if wanted:
@@ -190,11 +300,12 @@ class PartitionReplica:
 
     def _entry(self, command: bytes) -> commands.Entry:
         if self._decoded is None or self._decoded[0] is not command:
+            self._decoded = None
             self._decoded = command, commands.Entry.decode(command)
         return self._decoded[1]
 
     def needs_no_disk(self, command: bytes) -> bool:
-        return bool(command) and self.machine.needs_no_disk(self._entry(command))
+        return bool(command) and self._machine.needs_no_disk(self._entry(command))
 
     @property
     def unwritten(self) -> int:
@@ -205,11 +316,17 @@ class PartitionReplica:
         return self._view.bytes
 
     def drain(self) -> list[Change]:
-        self.machine.write_state(self._view)
-        return self._view.drain(self._rows.prefix)
+        if self.failure is not None:
+            return []
+        self._machine.write_state(self._view)
+        changes = self._view.drain(self._rows.prefix)
+        self._rows_index = self._machine.applied_index
+        return changes
 
     def status(self) -> Any:
-        return self.machine.status(self._view)
+        """As `Replica.status`; of a replica that is shut, that of an empty partition."""
+        status = self._machine.status(self._view)
+        return status if self.failure is None else replace(status, applied_index=self._rows_index)
 
     def take_garbage(self) -> list[tuple[bytes, bytes]]:
         """Absolute keys between which rows were deleted, for a compaction (apply thread)."""
@@ -303,35 +420,86 @@ class PartitionReplica:
 
 class MetadataReplica:
     def __init__(self, stores: Stores, store: int, levels: Levels = KNOWN) -> None:
-        """Raises StartupError when the state is of none of these feature levels."""
+        """Raises StartupError when the state is of none of these feature levels; what cannot be read of it ends the
+        start, as a node without metadata knows nothing to serve."""
         self.store = store
+        self.failure: ApplyFailure | None = None
         self.digests_asked: list[int] = []
         self._prefix = store_prefix(store)
-        stop = store_prefix(store + 1)
-        found = stores.scan(self._prefix, stop, limit=SCAN_BYTES, max_bytes=SCAN_BYTES)
         self._changes: dict[bytes, bytes | None] = {}
-        self.state = MetadataState.load([(key[len(self._prefix) :], value) for key, value in found], levels)
+        self._stores = stores
+        self.state = self._stored(levels)
         self._levels = levels
+        self._rows_index = self.state.applied_index
+        """Raft index of the last entry whose changes are in the rows."""
+        self._entry: metadata_commands.Entry | None = None
+        """The entry that is being applied."""
+        self._undrained: list[tuple[int, metadata_commands.Entry]] = []
+        """Entries whose changes are not in the rows yet: few and small."""
+
+    def _stored(self, levels: Levels) -> MetadataState:
+        """Return the state that the rows hold."""
+        stop = store_prefix(self.store + 1)
+        found = self._stores.scan(self._prefix, stop, limit=SCAN_BYTES, max_bytes=SCAN_BYTES)
+        return MetadataState.load([(key[len(self._prefix) :], value) for key, value in found], levels)
 
     @property
     def applied_index(self) -> int:
-        return self.state.applied_index
+        return self.state.applied_index if self.failure is None else self._rows_index
 
-    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+    def shut(self, step: Step, error: BaseException, *, index: int | None) -> None:
+        command: int | None = None
+        found: Sequence[metadata_commands.Command] = ()
+        if step is Step.APPLY and self._entry is not None:
+            command, found = len(self.state.results), self._entry.commands
+        self.failure = failure = ApplyFailure.of(
+            error,
+            group=METADATA_GROUP,
+            step=Step.SKIPPED if isinstance(error, AppliedSkipped) else step,
+            index=index,
+            rows_index=self._rows_index,
+            command=command,
+            kind=type(found[command]).__name__ if command is not None and command < len(found) else None,
+        )
+        self._changes.clear()
+        # The node goes on by the state before the entry; what was applied of that is dropped.
+        self.state, undrained, self._undrained = self._stored(self._levels), self._undrained, []
+        for at, entry in undrained:
+            self.state.apply(at, entry, lambda key, value: None)
+        log.error(
+            "the metadata is shut on this node: it could not apply an entry",
+            step=failure.step.value,
+            index=index,
+            rows_index=self._rows_index,
+            commands=described(found, command),
+            error=failure.error,
+            remedy="see docs/operations.md, shut partitions; partitions go on by the last state",
+            trace=failure.trace,
+        )
+
+    def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
         if not command:
+            if skip is not None and index > self.state.applied_index and skip.skip_id not in self.state.skips:
+                raise AppliedSkipped(skip.index)
             self.state.applied_index = max(self.state.applied_index, index)
             return []
-        entry = metadata_commands.Entry.decode(command)
+        self._entry = None
+        self._entry = entry = metadata_commands.Entry.decode(command)
         self.check(entry)
-        return self.state.apply(index, entry, self._put)
+        results = self.state.apply(index, entry, self._put)
+        self._undrained.append((index, entry))
+        return results
 
     def needs_no_disk(self, command: bytes) -> bool:
         return False  # what is told of it grows with the cluster
 
     def check(self, entry: metadata_commands.Entry) -> None:
-        """Raises StartupError for an entry of the log from which on this version cannot read it."""
+        """Raises UnknownLevel for an entry of the log from which on this version cannot read it."""
         if entry.raised_to:
-            check_level(entry.raised_to, self._levels)
+            try:
+                check_level(entry.raised_to, self._levels)
+            except StartupError as error:
+                raise UnknownLevel(error.message, **error.details) from error
 
     def _put(self, key: bytes, value: bytes | None) -> None:
         self._changes[self._prefix + key] = value
@@ -345,12 +513,17 @@ class MetadataReplica:
         return sum([len(value or b"") for value in self._changes.values()])
 
     def drain(self) -> list[Change]:
+        if self.failure is not None:
+            return []
         self.state.write_state(self._put)
         changes = list(self._changes.items())
         self._changes.clear()
+        self._rows_index = self.state.applied_index
+        self._undrained.clear()
         return changes
 
     def status(self) -> Any:
+        """As `Replica.status`. While it is shut the state is that before the entry, and its index says so."""
         state = self.state
         return MetadataView(
             state.applied_index,
@@ -365,6 +538,7 @@ class MetadataReplica:
             dict(state.pushes),
             dict(state.identities),
             dict(state.roles),
+            frozenset(state.skips.values()) - {b""},
         )
 
 
@@ -388,6 +562,8 @@ class MetadataView:
     """By principal."""
     roles: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Grants of roles that somebody made, by name."""
+    skipped: frozenset[bytes] = frozenset()
+    """Digests of the commands that an operator skipped last: they are refused when they come again (ADR 46)."""
 
     def partition(self, group: int) -> Partition | None:
         """That a group is of; None: there is none (any more)."""

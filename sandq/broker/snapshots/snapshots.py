@@ -10,7 +10,7 @@ goes on from there.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -89,9 +89,11 @@ class Snapshots:
         bytes_per_s: int,
         open_stream: OpenStream,
         on_garbage: Callable[[], None],
+        shut_members: Callable[[RaftGroup], Sequence[str]] = lambda host: (),
     ) -> None:
         """`open_stream(node)`: a connection for bulk. `on_garbage`: called when a store is needed no more, the old one
-        of a group or one that was given up."""
+        of a group or one that was given up. `shut_members(host)`: members whose replicas are shut and that a snapshot
+        of this node's replica opens again."""
         self.sent = self.installed = self.outrun = 0
         self._node_log = node_log
         self._runner = runner
@@ -100,6 +102,7 @@ class Snapshots:
         node_log.memory.measure("snapshots", SNAPSHOTS_SHARE, self._chunk_bytes)
         self._open_stream = open_stream
         self._on_garbage = on_garbage
+        self._shut_members = shut_members
         self._sending: set[tuple[int, str]] = set()
         self._outrun: dict[tuple[int, str], int] = {}
         """Group and member -> how many snapshots for it were outrun in a row."""
@@ -113,12 +116,16 @@ class Snapshots:
 
     # -- sending --------------------------------------------------------------------------------------------------
 
+    def _needing(self, host: RaftGroup) -> list[str]:
+        """As `needing`, and members whose replicas are shut."""
+        return sorted({*needing(host), *self._shut_members(host)})
+
     async def run(self) -> None:
         """Send to whoever needs one, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 for number, host in list(self._node_log.hosts.items()):
-                    for member in needing(host):
+                    for member in self._needing(host):
                         if (number, member) not in self._sending:
                             self._sending.add((number, member))
                             nursery.start_soon(self._send, host, member)
@@ -131,7 +138,7 @@ class Snapshots:
         for number, member in list(self._outrun):
             host = self._node_log.hosts.get(number)
             # Who needs a snapshot may still have all that was committed a round ago, and count as not behind.
-            if host is None or not (member in needing(host) or _is_behind(host, member)):
+            if host is None or not (member in self._needing(host) or _is_behind(host, member)):
                 del self._outrun[number, member]
 
     async def _send(self, host: RaftGroup, member: str) -> None:
@@ -141,7 +148,7 @@ class Snapshots:
         pin = LogPin(host.status.applied_index, pin_bytes(outrun), scope.cancel)
         try:
             async with self._outlet.slots:
-                if member not in needing(host):
+                if member not in self._needing(host):
                     return
                 pin.index = host.status.applied_index
                 host.pins[member] = pin

@@ -19,13 +19,15 @@ from sandq.model.sequence import chain_of
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.log.message_log import Stored, moment_of, placed_each
+from sandq.partition.skips import refusal
 from sandq.partition.view import View
 
 ANSWER_IDS = FIXED.answer_ids
-WHOLE, EACH, EACH_BUT, UNKNOWN, TOLD = range(5)
+WHOLE, EACH, EACH_BUT, UNKNOWN, TOLD, SKIPPED = range(6)
 """The batch is one row; each message has a row; the same, but for ids in a row; the same, and these ids are too many
-to be kept. The last, from the level `UPDATES` on: each has a row, but for ids in a row, which has what was told of
-unique keys that were taken, too; without it there was nothing of both."""
+to be kept. TOLD, from the level `UPDATES` on: each has a row, but for ids in a row, which has what was told of
+unique keys that were taken, too; without it there was nothing of both. SKIPPED: an operator skipped the batch, and
+nothing of it is stored."""
 WITH_ROW = (EACH_BUT, TOLD)
 """Those that may have one."""
 _LAYOUT = struct.Struct(">BQIQQI")
@@ -93,6 +95,8 @@ def recall(answer: Answer, command: c.Append, partition: int, view: View) -> tup
             f"producer {producer_id} stored another batch as number {number} of epoch {epoch}, or others before it; "
             "nothing was stored now. A producer id is of one producer, and a batch sent again is sent as it was"
         )
+    if answer.how == SKIPPED:
+        raise refusal()
     if answer.how == WHOLE:
         header = peek(command.batch)
         moment_ms = moment_of(header, answer.now_ms, answer.floor_ms)
@@ -147,4 +151,13 @@ def _with_told(
 
 
 def _crc(command: c.Append) -> int:
-    return int.from_bytes(command.batch[4:8], "little") ^ chain_of(command.sequence)
+    return _chained(int.from_bytes(command.batch[4:8], "little"), command.sequence)
+
+
+def _chained(batch_crc: int, sequence: int) -> int:
+    return batch_crc ^ chain_of(sequence)
+
+
+def skipped(command: c.Skipped, index: int, place: int, now_ms: int, floor_ms: int) -> Answer:
+    """Return what to keep of the answer to a batch that was skipped."""
+    return Answer(SKIPPED, index, place, now_ms, floor_ms, _chained(command.batch_crc, command.sequence))

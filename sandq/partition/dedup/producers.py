@@ -40,10 +40,18 @@ from typing import Any
 from sandq.model.errors import InvalidRequest, OutOfSequence, ProducerFenced
 from sandq.model.limits import FIXED
 from sandq.model.outbox import is_reserved
-from sandq.model.sequence import is_resent
+from sandq.model.sequence import is_resent, number_of
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.dedup.answers import ANSWER_BYTES, WITH_ROW, already_stored, recall, remember, unpack
+from sandq.partition.dedup.answers import (
+    ANSWER_BYTES,
+    WITH_ROW,
+    Answer,
+    already_stored,
+    recall,
+    remember,
+    unpack,
+)
 from sandq.partition.levels import OUTBOX
 from sandq.partition.log.message_log import Stored
 from sandq.partition.shared_state import SharedState
@@ -196,7 +204,21 @@ class Producers:
     ) -> None:
         """A batch was stored, and that is its answer; `index`, `place`, `now_ms` and `floor_ms` are those of
         `MessageLog.append`, and its delays count from `stamp_ms`."""
-        producer_id, epoch, number = command.numbers
+        producer = self._next(command.numbers, view)
+        answer = remember(command, stored, self._partition, index, place, stamp_ms, floor_ms, view)
+        self._keep(command.numbers, producer, answer, now_ms)
+
+    def skipped(self, command: c.Skipped, answer: Answer, now_ms: int, view: View) -> None:
+        """Use up the number of a batch that was skipped, if it was the next one: those behind it may be stored."""
+        _, epoch, number = numbers = command.producer_id, command.epoch, number_of(command.sequence)
+        producer = self._find(command.producer_id)
+        last = producer.number if producer is not None and producer.epoch == epoch else 0
+        if number == last + 1 and (producer is None or epoch >= producer.epoch):
+            self._keep(numbers, self._next(numbers, view), answer, now_ms)
+
+    def _next(self, numbers: tuple[int, int, int], view: View) -> Producer:
+        """Return what is remembered of a producer, with room for the answer to its next batch."""
+        producer_id, epoch, _ = numbers
         producer = self._known.pop(producer_id, None) or self._partitions.get(producer_id)
         if producer is None:
             producer = Producer(epoch, is_partition=self._is_partition(producer_id))
@@ -208,7 +230,10 @@ class Producers:
         elif producer.kept == ANSWERS:
             _drop_rows(producer_id, producer, 1, view)
             producer.answers = producer.answers[ANSWER_BYTES:]
-        answer = remember(command, stored, self._partition, index, place, stamp_ms, floor_ms, view)
+        return producer
+
+    def _keep(self, numbers: tuple[int, int, int], producer: Producer, answer: Answer, now_ms: int) -> None:
+        producer_id, _, number = numbers
         producer.answers += answer.pack()
         producer.number, producer.used_ms = number, now_ms
         (self._partitions if producer.is_partition else self._known)[producer_id] = producer

@@ -18,8 +18,8 @@ import msgpack
 
 from sandq.broker.broker import Broker
 from sandq.broker.health.node_health import NodeHealth
-from sandq.broker.replication.node_log import METADATA_GROUP
 from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.server import logs
 from sandq.server.client_stats import ClientStats
 from sandq.server.debug.loop_watch import LoopWatch

@@ -14,8 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from sandq.broker.replication.node_log import METADATA_GROUP
-from sandq.broker.replication.replica import MetadataReplica
+from sandq.broker.replication.replica import METADATA_GROUP, MetadataReplica
 from sandq.metadata.commands import Entry
 from sandq.metadata.state import check_level
 from sandq.model.errors import SandqError, StartupError

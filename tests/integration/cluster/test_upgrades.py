@@ -9,7 +9,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.broker.replication.node_log import METADATA_GROUP
+from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.metadata.commands import Balance
 from sandq.model.errors import Conflict, DuplicateKey, StartupError, TooLate
 from sandq.model.features import KNOWN, Levels

@@ -14,8 +14,8 @@ import trio
 from sandq.broker.controller.rebalancer import Rebalancer
 from sandq.broker.controller.reconciler import Reconciler
 from sandq.broker.controller.reports import Reports
-from sandq.broker.replication.node_log import METADATA_GROUP
 from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import Runner
 from sandq.broker.replication.store_compaction import StoreSweeper
 from sandq.broker.snapshots.snapshots import _Store

@@ -26,12 +26,14 @@ from sandq.broker.replication.applier import (
     Published,
 )
 from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.replication.shut import ApplyFailure, LogGap, Step
 from sandq.model import offsets
 from sandq.model.batch import Column, encode
 from sandq.model.errors import NotFound
 from sandq.model.settings import parse_settings
 from sandq.partition import commands as c
 from sandq.partition.view import Change
+from sandq.raft import Skip
 from sandq.storage.stores import MemoryStores
 
 T = 1_800_000_000_000
@@ -43,12 +45,17 @@ class Counter:
     def __init__(self, number: int) -> None:
         self.store = number
         self.digests_asked: list[int] = []
-        self.applied_index = 0
+        self.applied_index = self.rows_index = 0
+        self.failure: ApplyFailure | None = None
         self._rows: dict[bytes, bytes] = {}
         self.half_way: Callable[[], None] = tuple
         """Called in the middle of an entry."""
 
-    def apply(self, index: int, command: bytes, wanted: bool) -> list[Any]:
+    def shut(self, step: Step, error: BaseException, *, index: int | None) -> None:
+        rows_index = self.rows_index
+        self.failure = ApplyFailure.of(error, group=self.store, step=step, index=index, rows_index=rows_index)
+
+    def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
         self.half_way()
         self.applied_index = index
         self._rows.update({b"%d %d %d" % (self.store, index, at): command[:1] for at in range(len(command))})
@@ -67,6 +74,7 @@ class Counter:
 
     def drain(self) -> list[Change]:
         rows, self._rows = self._rows, {}
+        self.rows_index = self.applied_index
         return [*rows.items(), (b"%d applied" % self.store, b"%d" % self.applied_index)]
 
     def status(self) -> int:
@@ -115,7 +123,7 @@ def test_so_are_large_ones_and_such_as_change_much(bed: Bed) -> None:
     assert bed.written() == 0
     bed.applier.run([Apply(0, bed.replicas[0], 2, b"x", True)])
     assert bed.written() == 2
-    bed.replicas[1].apply = lambda index, command, wanted: []  # type: ignore[method-assign]
+    bed.replicas[1].apply = lambda index, command, wanted, skip=None: []  # type: ignore[method-assign]
     bed.applier.run([Apply(1, bed.replicas[1], 1, b"x" * WRITE_BYTES, True)])
     assert bed.stores.get(b"1 applied") is not None
 
@@ -317,7 +325,7 @@ def test_replica_says_that_an_entry_of_it_is_half_done() -> None:
     assert said and all(said) and not replica.is_half_way
 
 
-def test_an_entry_that_cannot_be_applied_is_no_answer_to_one_that_gives_way(
+def test_an_entry_that_fails_inside_another_shuts_its_own_replica_only(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(applier, "SLICE_S", 0.0)
@@ -328,8 +336,11 @@ def test_an_entry_that_cannot_be_applied_is_no_answer_to_one_that_gives_way(
 
     long.half_way, other.half_way = bed.applier.give_way, fail
     bed.applier.beside = lambda: [bed.entry(1)]
-    with pytest.raises(RuntimeError, match="a fault of the state machine"):
-        bed.applier.run([bed.entry(0)])
+    bed.applier.run([bed.entry(0)])
+    assert long.failure is None and other.failure is not None
+    assert (other.failure.index, other.failure.error) == (1, "NotFound: a fault of the state machine")
+    assert [told.results for told in bed.told if told.results] == [[(0, 1, [1])]]
+    assert [group for told in bed.told for group, _ in told.shut] == [1]
 
 
 def test_who_must_not_wait_applies_and_tells_and_leaves_the_rows_to_the_thread(bed: Bed) -> None:
@@ -383,6 +394,6 @@ def test_an_entry_that_one_is_missing_before_ends_the_thread() -> None:
     replica = PartitionReplica(MemoryStores(), 0, 7, 0, parse_settings({}).record())
     entry = c.Entry(T, (c.Append(encode({Column.VALUE: [b"a"]})),)).encode()
     replica.apply(2, entry, True)
-    with pytest.raises(RuntimeError, match="entry 4 of raft group 7 comes behind 2"):
+    with pytest.raises(LogGap, match="entry 4 of raft group 7 comes behind 2"):
         replica.apply(4, entry, True)
     assert replica.apply(2, b"", True) == [] and replica.applied_index == 2

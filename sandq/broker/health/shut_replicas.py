@@ -1,0 +1,210 @@
+"""Know which replicas are shut, on all nodes, and open those of this node again when that is possible (ADR 46).
+
+Every node tells all others which of its replicas are shut: when that changes, and all of it when a connection is made.
+A leader sends a snapshot to a member whose replica is shut. A shut leader hands over to a voter that is not. A replica
+whose group has committed a SKIP of its entry is loaded from its rows again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import structlog
+import trio
+
+from sandq.broker.peers.links import PeerLinks
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.runner import Runner
+from sandq.broker.replication.shut import ApplyFailure
+from sandq.model.errors import SandqError
+from sandq.model.features import FIRST_LEVEL, SKIP_LEVEL
+from sandq.model.members import node_of
+from sandq.protocol.peer import PeerFrame
+
+log = structlog.get_logger("sandq.replication")
+
+LOOK_S: Final = 1.0
+"""Interval at which a shut leader tries to hand over, while there is one."""
+REPORTS_MOST: Final = 1000
+"""Replicas that a node reports at most."""
+ERROR_CHARS: Final = 500
+"""Maximum length of an error in a report; the rest is cut."""
+
+
+class ShutReport(NamedTuple):
+    """A shut replica, as nodes tell each other; in this order in the frame."""
+
+    group: int
+    index: int | None
+    """Raft index of the entry that could not be applied; None if the rows could not be read."""
+    rows_index: int
+    """Raft index of the last entry whose changes the replica has stored."""
+    leads: bool
+    """The node leads the group, and so takes the decision to skip the entry."""
+    step: str
+    """The step that failed: a `shut.Step`."""
+    error: str
+
+
+_TYPES: Final = ((int,), (int, type(None)), (int,), (bool,), (str,), (str,))
+
+
+def send_by(links: PeerLinks) -> Callable[[str | None, Any], None]:
+    """Send SHUT frames over links, to one node or (None) to all."""
+
+    def send(node: str | None, rows: Any) -> None:
+        for each in [node] if node is not None else list(links.up):
+            links.send(each, PeerFrame.SHUT, rows)
+
+    return send
+
+
+class ShutReplicas:
+    """Shut replicas of this node and of the others."""
+
+    def __init__(
+        self,
+        *,
+        own: str,
+        node_log: NodeLog,
+        runner: Runner,
+        send_all: Callable[[str | None, Any], None],
+        up: Callable[[], Collection[str]],
+    ) -> None:
+        """`own`: this node. `send_all(node, reports)`: send a SHUT frame to one node, or (None) to all. `up()`: nodes
+        that there is a link with."""
+        self._own = own
+        self._node_log = node_log
+        self._runner = runner
+        self._send_all = send_all
+        self._up = up
+        self._changed = trio.Event()
+        """Set by whatever may matter to `run`; renewed by each of its rounds."""
+        self._told: tuple[ShutReport, ...] = ()
+        """The reports that were sent to all last."""
+        self._heard: dict[str, tuple[ShutReport, ...]] = {}
+        """What other nodes reported last."""
+
+    # -- what is known --------------------------------------------------------------------------------------------
+
+    def of_node(self, node: str) -> tuple[ShutReport, ...]:
+        """Return the shut replicas of a node."""
+        return self._reports() if node == self._own else self._heard.get(node, ())
+
+    def all(self) -> list[tuple[str, ShutReport]]:
+        """Return all shut replicas that are known here, with their nodes."""
+        found = [(self._own, report) for report in self._reports()]
+        return found + [(node, report) for node, reports in sorted(self._heard.items()) for report in reports]
+
+    def nodes_of(self, group: int) -> dict[str, ShutReport]:
+        """Return the nodes whose replica of a group is shut."""
+        return {node: report for node, report in self.all() if report.group == group}
+
+    def members_to_restore(self, host: RaftGroup) -> list[str]:
+        """Return the members that a snapshot from this node opens: it leads, and has applied their entry."""
+        if not self._heard or not host.ready:
+            return []
+        applied, nodes = host.status.applied_index, self.nodes_of(host.number)
+        voters, learners = host.members
+        return [
+            member
+            for member in (*voters, *learners)
+            if (report := nodes.get(node_of(member))) is not None and (report.index or report.rows_index) <= applied
+        ]
+
+    def _reports(self) -> tuple[ShutReport, ...]:
+        found = [_report(host, host.shut) for host in list(self._node_log.hosts.values()) if host.shut is not None]
+        return tuple(found[:REPORTS_MOST])
+
+    # -- what nodes tell each other -------------------------------------------------------------------------------
+
+    def note(self, host: RaftGroup) -> None:
+        """A replica of this node is shut, or its group decided something about it."""
+        self._changed.set()
+
+    def up(self, node: str) -> None:
+        """There is a link with a node."""
+        if self._is_known:
+            self._send_all(node, _rows(self._reports()))
+
+    def down(self, node: str) -> None:
+        """There is no link with a node any more: what it reported may have changed."""
+        self._heard.pop(node, None)
+
+    def on_frame(self, node: str, body: Any) -> bool:
+        """Take what a node reports of itself; False if it is no report."""
+        if not isinstance(body, tuple) or len(body) > REPORTS_MOST:
+            return False
+        reports = []
+        for row in body:
+            if not isinstance(row, tuple) or len(row) != len(_TYPES):
+                return False
+            if any([type(field) not in types for field, types in zip(row, _TYPES, strict=True)]):
+                return False
+            reports.append(ShutReport(*row[:-1], row[-1][:ERROR_CHARS]))
+        self._heard[node] = tuple(reports)
+        self._changed.set()
+        return True
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether all nodes know the frame."""
+        return (self._node_log.feature_level or FIRST_LEVEL) >= SKIP_LEVEL
+
+    # -- what is done ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Tell the others, hand over and open again, until cancelled."""
+        while True:
+            changed = self._changed = trio.Event()
+            shut = [host for host in list(self._node_log.hosts.values()) if host.shut is not None]
+            for host in shut:
+                if host.reopens:
+                    await self._reopen(host)
+                elif host.group.is_leader:
+                    self._hand_over(host)
+            reports = self._reports()
+            if reports != self._told and self._is_known:
+                self._told = reports
+                self._send_all(None, _rows(reports))
+            with trio.move_on_after(LOOK_S if shut else math.inf):
+                await changed.wait()
+
+    def _hand_over(self, host: RaftGroup) -> None:
+        """Let a voter lead whose replica is not shut, if there is one that has all of the log."""
+        shut, up = self.nodes_of(host.number), self._up()
+        group = host.group
+        fit = [v for v in group.members.voters if v != group.member and node_of(v) in up and node_of(v) not in shut]
+        if fit and group.transfer(max(fit, key=group.match_index)):
+            self._node_log.group_commit.mark(group)
+
+    async def _reopen(self, host: RaftGroup) -> None:
+        """Load a shut replica from its rows again: its group has decided to skip the entry."""
+        node_log, runner = self._node_log, self._runner
+        try:
+            await runner.between_passes(partial(node_log.suspend_shut, host))
+        except SandqError as error:
+            log.info("a shut replica is not opened again", group=host.number, reason=error.message)
+            return
+        state = host.replica, host.status
+        try:
+            state = await runner.ask(partial(node_log.load, host.number, host.replica.store))
+        except SandqError as error:
+            log.error("a shut replica cannot be opened again", group=host.number, error=error.message)
+        await runner.between_passes(partial(node_log.reopen, host, *state))
+        log.warning("a shut replica is open again: its group skipped the entry", group=host.number)
+
+
+def _rows(reports: Iterable[ShutReport]) -> tuple[tuple[Any, ...], ...]:
+    return tuple([tuple(report) for report in reports])
+
+
+def _report(host: RaftGroup, failure: ApplyFailure) -> ShutReport:
+    step = failure.step.value
+    return ShutReport(
+        host.number, failure.index, failure.rows_index, host.group.is_leader, step, failure.error[:ERROR_CHARS]
+    )

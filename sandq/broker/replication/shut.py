@@ -1,0 +1,156 @@
+"""Describe a replica that is shut because it could not apply an entry (ADR 46).
+
+A shut replica applies nothing more and answers with the reason. It still votes and takes entries, within bounds. It
+opens again at the next start, from a snapshot, or when its group commits a SKIP of an entry that it has not applied.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final
+
+from sandq.model.errors import ClosedError, Corruption, StartupError, StorageFailed
+from sandq.storage.level_check import StoresDamaged
+
+ERROR_CHARS: Final = 500
+"""Maximum length of an error's text that is kept and shown."""
+TRACEBACK_CHARS: Final = 8000
+"""Maximum length of the traceback that is logged."""
+DESCRIBED_CHARS: Final = 2000
+"""Maximum length of a command's description."""
+SHOWN_BYTES, SHOWN_ITEMS = 32, 8
+"""Bytes of a value, and items of a list, that a description shows at most."""
+
+
+class LogGap(Exception):
+    """An entry was to be applied before the one that comes before it: this node's own code is at fault."""
+
+
+class AppliedSkipped(Exception):
+    """The group has skipped an entry that this replica has applied: its state is not that of the others."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"entry {index} is skipped by the group, and this replica has applied it")
+
+
+class UnknownLevel(StartupError):
+    """The metadata is of a feature level that this version does not know."""
+
+
+STOPS_NODE: Final = (StorageFailed, ClosedError, StoresDamaged, LogGap, UnknownLevel)
+"""Errors that are not about one group's entries or rows: the node stops, as it cannot do its work."""
+
+
+class Step(StrEnum):
+    """The step that failed."""
+
+    LOAD = "load"
+    """The replica's rows could not be read when it was opened."""
+    DECODE = "decode"
+    """The entry's bytes could not be read."""
+    APPLY = "apply"
+    """A command of the entry raised an error that is not a refusal."""
+    STATUS = "status"
+    """The state behind the entry could not be summed up."""
+    DRAIN = "drain"
+    """The changed rows could not be encoded."""
+    SKIPPED = "skipped"
+    """The group decided to skip an entry that this replica has applied: only a snapshot opens it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFailure:
+    """Why a replica is shut, and where."""
+
+    group: int
+    step: Step
+    index: int | None
+    """Raft index of the entry that failed; None if the rows could not be read."""
+    rows_index: int
+    """Raft index of the last entry whose changes are in the rows."""
+    error: str
+    """Class and text of the error, at most `ERROR_CHARS`."""
+    command: int | None = None
+    """Position, in its entry, of the command that failed; None if that is not known."""
+    kind: str | None = None
+    """Class name of that command."""
+    trace: str = field(default="", compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        error: BaseException,
+        *,
+        group: int,
+        step: Step,
+        index: int | None,
+        rows_index: int,
+        command: int | None = None,
+        kind: str | None = None,
+    ) -> ApplyFailure:
+        """Describe an error that was caught."""
+        if step is Step.APPLY and isinstance(error, Corruption) and command is None:
+            step = Step.DECODE
+        text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+        trace = "".join(traceback.format_exception(error, limit=-20))[-TRACEBACK_CHARS:]
+        return cls(group, step, index, rows_index, text, command, kind, trace)
+
+    @property
+    def where(self) -> str:
+        """The entry and command that failed, in words."""
+        if self.index is None:
+            return "its rows"
+        found = f"entry {self.index}"
+        if self.command is not None:
+            found += f", command {self.command}"
+        return f"{found} ({self.kind})" if self.kind else found
+
+    @property
+    def reason(self) -> str:
+        """The error that clients get."""
+        return (
+            f"this replica is shut: it could not {_VERBS[self.step]} {self.where}: {self.error}. An operator must look "
+            "at it: `sandctl partition shut` lists what is shut and what to do"
+        )
+
+
+_VERBS: Final = {
+    Step.LOAD: "read",
+    Step.DECODE: "decode",
+    Step.APPLY: "apply",
+    Step.STATUS: "go on behind",
+    Step.DRAIN: "store",
+    Step.SKIPPED: "go on with",
+}
+
+
+def describe(command: Any) -> str:
+    """Return a command's class and fields for a person: long values are cut, and bytes are shown by their length."""
+    parts = [f"{each.name}={_shown(getattr(command, each.name))}" for each in fields(command)]
+    return f"{type(command).__name__}({', '.join(parts)})"[:DESCRIBED_CHARS]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.hex() if len(value) <= SHOWN_BYTES else f"<{len(value)} bytes>"
+    if isinstance(value, list | tuple):
+        shown = [_shown(item) for item in value[:SHOWN_ITEMS]]
+        return f"[{', '.join(shown)}{', ...' if len(value) > SHOWN_ITEMS else ''}]"
+    if isinstance(value, dict):
+        return (
+            "{" + ", ".join([f"{key!r:.40}: {_shown(item)}" for key, item in list(value.items())[:SHOWN_ITEMS]]) + "}"
+        )
+    return f"{value!r:.200}"
+
+
+def described(command_list: Sequence[Any], failed: int | None) -> str:
+    """Return the classes of an entry's commands, and all of the one that failed."""
+    counts = Counter([type(command).__name__ for command in command_list])
+    text = ", ".join([f"{count} {name}" for name, count in counts.items()])
+    if failed is not None and failed < len(command_list):
+        text += f"; failed: {describe(command_list[failed])}"
+    return text

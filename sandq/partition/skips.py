@@ -1,0 +1,53 @@
+"""Remember which commands of a partition were skipped, so that they are refused when they come again (ADR 46)."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from sandq.model.errors import Conflict
+from sandq.partition import commands as c
+
+SKIPS_KEPT: Final = 64
+"""Skipped commands that a partition remembers; the oldest is forgotten first."""
+
+
+class Skips:
+    """The last skipped commands: part of the replicated state."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[bytes, bytes], ...] = ()
+        """(skip id, digest of the command), oldest first."""
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def note(self, command: c.Skipped) -> None:
+        """Remember a command that an applied entry skips."""
+        kept = command.skip_id, command.command_digest
+        if kept not in self._kept:
+            self._kept = (*self._kept, kept)[-SKIPS_KEPT:]
+
+    def state(self) -> Any:
+        """Return what the state row has of it."""
+        return self._kept
+
+    def load(self, state: Any) -> None:
+        """Take what `state` returned."""
+        self._kept = tuple([(skip_id, digest) for skip_id, digest in state])
+
+    def knows(self, skip_id: bytes) -> bool:
+        """Return whether an applied entry has skipped commands by this decision."""
+        return any([kept[0] == skip_id for kept in self._kept])
+
+    @property
+    def digests(self) -> frozenset[bytes]:
+        """Digests of the commands that are refused."""
+        return frozenset([digest for _, digest in self._kept if digest])
+
+
+def refusal() -> Conflict:
+    """Return the answer to a command that was skipped."""
+    return Conflict(
+        "this request was skipped by an operator, because no replica could apply it: nothing was done, and sending the "
+        "same again cannot help"
+    )

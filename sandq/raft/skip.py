@@ -1,0 +1,44 @@
+"""Define SKIP, the log entry that replaces an earlier one that cannot be applied (ADR 46)."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import Final
+
+import msgpack
+
+from sandq.model.errors import Corruption
+
+SKIP_ID_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The decision to apply `replacement` instead of the entry at `index`. PERSISTED: the order of the fields."""
+
+    index: int
+    """Index of the entry that is replaced."""
+    term: int
+    """Term of that entry."""
+    skip_id: bytes
+    """Random bytes that name this decision; the replacement carries them, so that its rows tell that it was applied."""
+    replacement: bytes
+    """The command to apply instead, as the state machine encodes its entries."""
+
+    def encode(self) -> bytes:
+        """Return the entry's bytes behind its kind."""
+        body: bytes = msgpack.packb(astuple(self))
+        return body
+
+    @classmethod
+    def decode(cls, data: bytes) -> Skip:
+        """Raises Corruption."""
+        try:
+            index, term, skip_id, replacement = msgpack.unpackb(data)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise Corruption(f"a SKIP entry cannot be read: {error!r}") from error
+        skip = cls(index, term, skip_id, replacement)
+        types = [type(field) for field in astuple(skip)]
+        if types != [int, int, bytes, bytes] or len(skip_id) != SKIP_ID_BYTES or not replacement:
+            raise Corruption(f"a SKIP entry has fields that none has: {skip!r:.200}")
+        return skip
