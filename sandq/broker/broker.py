@@ -171,6 +171,9 @@ class Broker:
         led = self.catalog.led(topic)
         if not led:
             opened = self.topic(topic)
+            shut = [leader.host.shut for leader in opened.partitions.values() if leader.host.is_shut_leader]
+            if shut and shut[0] is not None:
+                raise Unavailable(f"topic {topic!r}: {shut[0].reason}")
             hints = (self.catalog.leader(opened, partition) for partition in range(len(opened.record.partitions)))
             leader = next((node for node in hints if node is not None and node != self.node_log.node_id), None)
             hint = {"node_id": leader} if leader is not None else {}

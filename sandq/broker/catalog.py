@@ -75,7 +75,8 @@ class Catalog:
         self._routes = routes
 
     async def until_ready(self, hosts: Sequence[RaftGroup]) -> None:
-        while not all(host.ready for host in hosts):
+        """Wait until this node may answer for all of these groups, but for those whose replicas are shut."""
+        while not all(host.ready or host.shut is not None for host in hosts):
             if self._node_log.failed is not None:
                 raise self._node_log.failed
             await trio.sleep(READY_POLL_S)
@@ -87,6 +88,8 @@ class Catalog:
 
     async def catch_up(self) -> None:
         """Wait until this node has done everything that metadata acknowledged before this call. Raises Unavailable."""
+        if (shut := self._node_log.metadata.shut) is not None:
+            raise Unavailable(f"what there is at present is not known here: the metadata is shut: {shut.reason}")
         await self._progress.until(await self._barrier.index())
 
     # -- asking ---------------------------------------------------------------------------------------------------
@@ -195,7 +198,11 @@ class Catalog:
         """A replica runs here from now on."""
         self.by_group[delivery.host.number] = delivery
         self._led.pop(name, None)
-        delivery.host.listen(on_ready=partial(self._on_ready, name, delivery))
+        host = delivery.host
+        host.listen(
+            on_ready=partial(self._on_ready, name, delivery),
+            on_route=lambda here: self._routes.led(host.number, host.group.term, here),
+        )
         delivery.host.look()
 
     def closed(self, delivery: PartitionLeader) -> None:
@@ -222,9 +229,7 @@ class Catalog:
 
     def _on_ready(self, name: str, delivery: PartitionLeader, ready: bool) -> None:
         """This node begins, or ceases, to lead a partition."""
-        host = delivery.host
         self._led.pop(name, None)
-        self._routes.led(host.number, host.group.term, ready)
         opened = self.topics.get(name)
         if opened is None or opened.partitions.get(delivery.partition) is not delivery:
             return

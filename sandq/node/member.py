@@ -141,7 +141,9 @@ def make_member(parts: Parts, discovery: Discovery) -> Member:
         changed=changed,
         on_joined=discovery.refresh_tags,
     )
-    rebalancer = Rebalancer(node_log, catalog, broker.up, parts.health.may_lead, reports.tell_settled)
+    rebalancer = Rebalancer(
+        node_log, catalog, broker.up, parts.health.may_lead, reports.tell_settled, parts.shut_replicas.is_shut
+    )
     return Member(directory, dispatch, rebalancer, cluster, usage)
 
 

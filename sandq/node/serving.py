@@ -11,6 +11,7 @@ import trio
 import sandq
 from sandq.broker.access.first_token import give_first_token
 from sandq.broker.access.identities import Identities
+from sandq.broker.health.entry_skips import EntrySkips
 from sandq.broker.peers.secret import follow_secrets
 from sandq.membership.discovery import Discovery
 from sandq.model.config import NodeConfig
@@ -150,6 +151,14 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             logins,
             Identities(broker.administration, lambda: broker.metadata),
             overview,
+            parts.shut_replicas,
+            EntrySkips(
+                own=this_node.name,
+                node_log=parts.node_log,
+                catalog=broker.catalog,
+                shut_replicas=parts.shut_replicas,
+                up=broker.up,
+            ),
             lambda: parts.gateway_keys.current,
             config.exposed,
             audit=audit,

@@ -127,6 +127,7 @@ class Type(IntEnum):
     FINALIZE = 60
     LOG_LEVEL = 61
     DEBUG_DUMP = 62
+    ENTRY_SKIP = 63
     KV_GET = 64
     KV_SCAN = 65
     KV_WATCH = 66

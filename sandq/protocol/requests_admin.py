@@ -1,6 +1,7 @@
 """Requests about topics, groups and the cluster.
 
-GROUP_* are about the partitions that the node asked leads: a client asks all leaders. TOPIC_CREATE, TOPIC_ENSURE,
+GROUP_* are about the partitions that the node asked leads: a client asks all leaders. ENTRY_SKIP is for the node that
+leads one partition. TOPIC_CREATE, TOPIC_ENSURE,
 TOPIC_DELETE, TOPIC_UPDATE, GROUP_LIMIT, GROUP_PUSH, NODE_CHANGE, TRANSFER, REBUILD and FINALIZE are for the node that
 leads the metadata group: another one names it.
 """
@@ -23,6 +24,8 @@ ACCEPT: Final = "accept"
 DRAIN: Final = "drain"
 UNDRAIN: Final = "undrain"
 REMOVE: Final = "remove"
+ENTRY_COMMANDS: Final = 1 << 20
+"""Commands of a log entry that a request names at most."""
 
 
 def _check_id(value: Any) -> str | None:
@@ -243,6 +246,27 @@ class Finalize(Request, type=Type.FINALIZE):
     """Come to the highest feature level that all nodes know, for good. `dry_run`: only say which that is."""
 
     dry_run: bool
+
+
+def _check_positions(positions: Sequence[Any]) -> str | None:
+    if not 1 <= len(positions) <= ENTRY_COMMANDS:
+        return f"1..{ENTRY_COMMANDS} positions are allowed, not {len(positions)}"
+    if not all([type(at) is int and 0 <= at < ENTRY_COMMANDS for at in positions]):
+        return f"expected positions of commands, ints from 0 to {ENTRY_COMMANDS - 1}"
+    return None
+
+
+class EntrySkip(Request, type=Type.ENTRY_SKIP):
+    """Skip the entry that shut a partition (ADR 46). For the node that leads it; any other names that one. `topic`:
+    None is the metadata. `entry`: its index; None: of the one that shut it. `commands`: positions in it; None: all.
+    `dry_run`: only say what it is. `force`: also if a replica that may have applied it cannot be reached."""
+
+    topic: str | None
+    partition: Partition
+    entry: int | None
+    commands: Annotated[Sequence[int], _check_positions] | None
+    dry_run: bool
+    force: bool
 
 
 class ClockReset(Request, type=Type.CLOCK_RESET):

@@ -10,12 +10,14 @@ from typing import Any, Final
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.access.identities import Identities
 from sandq.broker.broker import Broker
+from sandq.broker.health.entry_skips import EntrySkips
 from sandq.broker.health.node_health import NodeHealth
 from sandq.broker.health.replica_digests import ReplicaDigests
 from sandq.broker.health.scrubber import Scrubber
+from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.broker.memory_budget import MemoryBudget
 from sandq.broker.owner_usage import OwnerUsage
-from sandq.broker.replication.replica import MetadataView
+from sandq.broker.replication.replica import METADATA_GROUP, MetadataView
 from sandq.broker.slo import LatenessSlo
 from sandq.broker.turns import Turn
 from sandq.gossip import tags
@@ -103,6 +105,8 @@ class ServerInfo:
     logins: Logins
     identities: Identities
     overview: Overview
+    shut_replicas: ShutReplicas
+    entry_skips: EntrySkips
     gateway_keys: Callable[[], Sequence[bytes]] = tuple
     """Any of these proves to this node that a client is a gateway."""
     exposed: Sequence[str] = ()
@@ -181,6 +185,7 @@ class ServerInfo:
             "damage": self.scrubber.damage,
             "floors_ahead": floors_ahead,
             "different": [] if waiting is not None else self._different(access),
+            "shut": [] if waiting is not None else self.shut(access),
             "memory": self._memory(),
         }
 
@@ -214,6 +219,19 @@ class ServerInfo:
             for (topic, at), nodes in found
             if access is None or access.sees(topic)
         ]
+
+    def shut(self, access: Access | None) -> list[dict[str, Any]]:
+        """Return the replicas that are shut on any node, as far as this one knows. `access`: of the caller; topics on
+        which it has no right are left out."""
+        places = self.broker.metadata.places
+        found = []
+        for node, report in self.shut_replicas.all():
+            topic, at = (None, 0) if report.group == METADATA_GROUP else places.get(report.group, ("", 0))
+            if topic == "" or (access is not None and topic is not None and not access.sees(topic)):
+                continue
+            named = {"topic": topic, "partition": at, "node": node, "index": report.index}
+            found.append({**named, "leads": report.leads, "step": report.step, "error": report.error})
+        return found
 
     def _other_zone_data(self, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         """Nodes by whose zone data a schedule may fire at other times than by this node's."""

@@ -87,10 +87,12 @@ class Rebalancer:
         up: Callable[[], Collection[str]],
         may_lead: Callable[[str], bool],
         settled: Settled,
+        is_shut: Callable[[int, str], bool] = lambda group, node: False,
     ) -> None:
         """`up`: the nodes that can be reached, this one included. `may_lead`: whether leadership may be given to a
-        node."""
+        node. `is_shut(group, node)`: whether the node's replica of a group is shut: it would hand over again."""
         self._may_lead = may_lead
+        self._is_shut = is_shut
         self._node_log = node_log
         self._catalog = catalog
         self._up = up
@@ -128,7 +130,7 @@ class Rebalancer:
         found = {}
         async for number in _in_turns(self._catalog.led_here):
             host, wanted = self._node_log.hosts.get(number), self._catalog.view.partition(number)
-            if host is None or wanted is None or not host.works:
+            if host is None or wanted is None or not (host.works or host.is_shut_leader):
                 continue
             led = self._led.get(number)
             if led is None or led.host is not host:
@@ -160,7 +162,8 @@ class Rebalancer:
         up = self._up()
         learning = sum(any(node_of(learner) in up for learner in led.host.members.learners) for led in odd)
         async for led in _in_turns(odd):
-            if led.busy or not led.host.works or not led.is_fresh or led.host.group.is_changing:
+            acts = led.host.works or led.host.is_shut_leader
+            if led.busy or not acts or not led.is_fresh or led.host.group.is_changing:
                 continue
             if news(led.wanted, led.host.members) is not None:
                 led.busy = True
@@ -180,7 +183,7 @@ class Rebalancer:
         able = [
             node_of(member)
             for member in wanted.members
-            if node_of(member) in up and self._may_lead(node_of(member)) and group.has_caught_up(member)
+            if node_of(member) in up and self._takes(led, node_of(member)) and group.has_caught_up(member)
         ]
         return next_step(wanted.members, members, group.member, caught_up, up, able)
 
@@ -200,7 +203,7 @@ class Rebalancer:
         may be another by now."""
         host, wanted = led.host, led.wanted
         try:
-            await host.read()
+            await host.confirm_leadership()
             whole = news(wanted, host.members)
             if whole is not None and not host.group.is_changing:
                 self._settled([(host.number, wanted.epoch, whole)])
@@ -223,11 +226,15 @@ class Rebalancer:
             if first in led.host.members.voters and node_of(first) in up:
                 self._hand_over(led, first, nursery)
 
+    def _takes(self, led: _Led, node: str) -> bool:
+        """Whether leadership of a group may be given to a node."""
+        return self._may_lead(node) and not self._is_shut(led.host.number, node)
+
     def _hand_over(self, led: _Led, member: str, nursery: trio.Nursery) -> None:
         node = node_of(member)
         if led.leaving or self._leaving >= LEADERS_AT_ONCE or trio.current_time() < led.not_before_s:
             return
-        if self._may_lead(node) and led.host.group.has_caught_up(member):
+        if self._takes(led, node) and led.host.group.has_caught_up(member):
             led.leaving = True
             self._leaving += 1
             nursery.start_soon(self._give, led, node)

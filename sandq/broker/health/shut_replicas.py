@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import astuple, dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import structlog
 import trio
@@ -35,7 +36,8 @@ ERROR_CHARS: Final = 500
 """Maximum length of an error in a report; the rest is cut."""
 
 
-class ShutReport(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ShutReport:
     """A shut replica, as nodes tell each other; in this order in the frame."""
 
     group: int
@@ -104,6 +106,10 @@ class ShutReplicas:
         """Return the nodes whose replica of a group is shut."""
         return {node: report for node, report in self.all() if report.group == group}
 
+    def is_shut(self, group: int, node: str) -> bool:
+        """Return whether a node's replica of a group is shut, as far as is known here."""
+        return any([report.group == group for report in self.of_node(node)])
+
     def members_to_restore(self, host: RaftGroup) -> list[str]:
         """Return the members that a snapshot from this node opens: it leads, and has applied their entry."""
         if not self._heard or not host.ready:
@@ -145,7 +151,8 @@ class ShutReplicas:
                 return False
             if any([type(field) not in types for field, types in zip(row, _TYPES, strict=True)]):
                 return False
-            reports.append(ShutReport(*row[:-1], row[-1][:ERROR_CHARS]))
+            group, index, rows_index, leads, step, error = row
+            reports.append(ShutReport(group, index, rows_index, leads, step, error[:ERROR_CHARS]))
         self._heard[node] = tuple(reports)
         self._changed.set()
         return True
@@ -200,7 +207,7 @@ class ShutReplicas:
 
 
 def _rows(reports: Iterable[ShutReport]) -> tuple[tuple[Any, ...], ...]:
-    return tuple([tuple(report) for report in reports])
+    return tuple([astuple(report) for report in reports])
 
 
 def _report(host: RaftGroup, failure: ApplyFailure) -> ShutReport:

@@ -234,7 +234,7 @@ class Applier:
         """Shut one replica at its rows, and let all others go on. Raises what is not about this replica."""
         if isinstance(error, STOPS_NODE):
             raise error
-        replica.shut(step, error, index=replica.applied_index if index is None else index)
+        replica.shut(step, error, index=index)
         self._unwritten.pop(group, None)
         for run in self._runs:
             run.changed.pop(group, None)

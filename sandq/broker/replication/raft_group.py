@@ -131,7 +131,8 @@ class RaftGroup:
         self._on_status: list[Callable[[], None]] = []
         self._on_ready: list[Callable[[bool], None]] = []
         self._on_flush: list[Callable[[], None]] = []
-        self._was_ready = False
+        self._on_route: list[Callable[[bool], None]] = []
+        self._was_ready = self._was_route = False
         self._leaving = False
         self._readers: list[trio.Event] = []
         self._changers: set[trio.Event] = set()
@@ -179,10 +180,14 @@ class RaftGroup:
         on_status: Callable[[], None] | None = None,
         on_ready: Callable[[bool], None] | None = None,
         on_flush: Callable[[], None] | None = None,
+        on_route: Callable[[bool], None] | None = None,
     ) -> None:
         """Call these from now on, on the loop: `on_status` after each change of `status`; `on_ready(ready)` when this
         node begins to lead the group and may answer for it, and when it ceases to; `on_flush` before something is
-        proposed: what is submitted then is written and synced with it."""
+        proposed: what is submitted then is written and synced with it; `on_route(here)` when requests are to come to
+        this node from now on, and when they are not, before `on_ready`."""
+        if on_route is not None:
+            self._on_route.append(on_route)
         if on_status is not None:
             self._on_status.append(on_status)
         if on_ready is not None:
@@ -203,6 +208,11 @@ class RaftGroup:
         leads = group.is_leader and self.stalled is None and self.shut is None
         leads = leads and (self.failed is None or group.is_only_voter)
         return leads and bool(self.status.applied_index >= group.term_start)
+
+    @property
+    def is_shut_leader(self) -> bool:
+        """It leads and is shut: it takes requests only to say why they fail, and proposes members and SKIPs."""
+        return self.shut is not None and self.group.is_leader and self.failed is None and self._closed is None
 
     @property
     def works(self) -> bool:
@@ -244,7 +254,7 @@ class RaftGroup:
 
     async def _propose_own(self, propose: Callable[[Proposed], None]) -> None:
         """Propose what is decided by the log alone: a shut leader may do that, too."""
-        if self.shut is None or not self.group.is_leader:
+        if not self.is_shut_leader:
             self.check_ready()
         if self.failed is not None:
             raise self.failed  # an only voter still answers reads
@@ -301,6 +311,11 @@ class RaftGroup:
         for changed in readers:
             changed.set()
         ready = self.ready and self._closed is None
+        route = ready or self.is_shut_leader
+        if route != self._was_route:
+            self._was_route = route
+            for on_route in self._on_route:
+                on_route(route)
         if ready != self._was_ready:
             self._was_ready = ready
             for on_ready in self._on_ready:
@@ -415,6 +430,19 @@ class RaftGroup:
         self.group.read_index(confirmation.done)
         self._group_commit.mark(self.group)
         return confirmation
+
+    async def confirm_leadership(self) -> None:
+        """Wait until this node is known to have led when this was called. Raises NotLeader, Unavailable."""
+        if not self.is_shut_leader:
+            self.check_ready()
+        if self.group.is_only_voter:
+            return
+        confirmation = Confirmation()
+        self.group.read_index(confirmation.done)
+        self._group_commit.mark(self.group)
+        await confirmation.answered.wait()
+        if confirmation.index is None:
+            raise self.not_leader()
 
     def ask_index(self, done: ReadDone) -> None:
         """`done(index)`: everything that was acknowledged before this call stands up to there; `done(None)`: this node

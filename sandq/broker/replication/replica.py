@@ -24,6 +24,7 @@ from sandq.model.errors import StartupError, Unavailable
 from sandq.model.features import KNOWN, Levels
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.piece import LeasedPieces
+from sandq.model.settings import parse_settings
 from sandq.partition import commands, rows
 from sandq.partition.compacted import CompactedPartition
 from sandq.partition.groups.leases import Lease
@@ -119,8 +120,9 @@ class Replica(Protocol):
         """Why the replica is shut; None if it is not. For any thread."""
         ...
 
-    def shut(self, step: Step, error: BaseException, *, index: int | None) -> None:
-        """Apply nothing more, and forget what is not in the rows yet (ADR 46)."""
+    def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
+        """Apply nothing more, and forget what is not in the rows yet (ADR 46). `index`: of the entry that failed; None:
+        the last one that was applied, if any was since the rows were written."""
         ...
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
@@ -192,6 +194,8 @@ class PartitionReplica:
         self._give_way = give_way
         self._rows_index = 0
         """Raft index of the last entry whose changes are in the rows."""
+        self._last_index: int | None = None
+        """Raft index of the last entry with commands whose changes are not in the rows."""
         try:
             self._run(MACHINES[kind].load(partition, settings, self._view, look_aheads))
             self._rows_index = self._machine.applied_index
@@ -199,7 +203,7 @@ class PartitionReplica:
             if isinstance(error, STOPS_NODE):
                 raise
             self._rows_index = _stored_index(self._rows)
-            self.shut(Step.LOAD, error, index=None)
+            self.shut(Step.LOAD, error)
         self._decoded: tuple[bytes, commands.Entry] | None = None
         """The entry that was looked at last, until it is applied."""
         self.is_half_way = False
@@ -235,8 +239,9 @@ class PartitionReplica:
     def digests_asked(self) -> list[int]:
         return self._machine.digests_asked
 
-    def shut(self, step: Step, error: BaseException, *, index: int | None) -> None:
+    def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
         command = kind = None
+        index = self._last_index if index is None else index
         if step is Step.APPLY and self._decoded is not None:
             commands_of = self._decoded[1].commands
             command = len(self._machine.results)
@@ -266,7 +271,7 @@ class PartitionReplica:
         self.is_half_way = False
         # The state is half of something, and may be large: what is left tells the status of an empty partition.
         self._view = View(NoRows())
-        self._run(MACHINES[self._kind](self._partition, {}))
+        self._run(MACHINES[self._kind](self._partition, parse_settings({}).record()))
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
         machine = self._machine
@@ -282,6 +287,7 @@ class PartitionReplica:
         counted = totals.counted() if not wanted else None
         self.is_half_way = True
         results = machine.apply(index, entry, self._view)
+        self._last_index = index
         self.is_half_way = False
         self._decoded = None
         if machine.successor is not None:
@@ -320,7 +326,7 @@ class PartitionReplica:
             return []
         self._machine.write_state(self._view)
         changes = self._view.drain(self._rows.prefix)
-        self._rows_index = self._machine.applied_index
+        self._rows_index, self._last_index = self._machine.applied_index, None
         return changes
 
     def status(self) -> Any:
@@ -447,7 +453,8 @@ class MetadataReplica:
     def applied_index(self) -> int:
         return self.state.applied_index if self.failure is None else self._rows_index
 
-    def shut(self, step: Step, error: BaseException, *, index: int | None) -> None:
+    def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
+        index = self._undrained[-1][0] if index is None and self._undrained else index
         command: int | None = None
         found: Sequence[metadata_commands.Command] = ()
         if step is Step.APPLY and self._entry is not None:

@@ -55,6 +55,7 @@ from sandq.protocol.requests_admin import (
     ClusterClock,
     ClusterInfo,
     ClusterInit,
+    EntrySkip,
     Finalize,
     GroupDelete,
     GroupLimit,
@@ -539,6 +540,31 @@ class Admin(AccessAdmin, OverviewAdmin):
         """
         request = Rebuild(check_name("topic", topic), _partition(partition), check_name("node", node))
         await call(self._cluster, request, idempotent=False)
+
+    @timed_change
+    async def skip_entry(
+        self,
+        topic: str | None,
+        partition: int = 0,
+        *,
+        index: int | None = None,
+        commands: Sequence[int] | None = None,
+        dry_run: bool = False,
+        force: bool = False,
+        timeout: Duration | None = None,
+    ) -> dict[str, Any]:
+        """Skip the log entry that shut a partition, because no replica can apply it; its replicas open again then.
+
+        What is skipped is lost; whoever sent it has not had an answer. `topic`: None is the metadata. `index`: of the
+        entry; None, the one that shut the partition. `commands`: positions in the entry of what is skipped; None: all
+        of it. `dry_run`: only return what the entry holds: `index`, `error` and `commands`, a row for each. `force`:
+        also while a replica that may have applied the entry cannot be reached. Conflict when there is nothing to skip,
+        or such a replica; InvalidRequest when there is another entry. A TimedOut or ConnectionLost leaves open whether
+        it is skipped: `cluster()` tells (`shut`).
+        """
+        name = None if topic is None else check_name("topic", topic)
+        request = EntrySkip(name, _partition(partition), index, commands, dry_run, force)
+        return _map(await call(self._cluster, request, idempotent=dry_run))
 
     @timed_change
     async def finalize(self, *, dry_run: bool = False, timeout: Duration | None = None) -> tuple[int, int]:

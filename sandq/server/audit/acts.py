@@ -14,7 +14,7 @@ ACTS: Final = frozenset(
         *(Type.GROUP_SEEK, Type.GROUP_DELETE, Type.GROUP_UPDATE, Type.GROUP_PAUSE, Type.GROUP_LIMIT, Type.GROUP_PUSH),
         *(Type.HOLD, Type.DEAD_REDRIVE, Type.DEAD_PURGE),
         *(Type.CLUSTER_INIT, Type.CLUSTER_CLOCK, Type.NODE_CHANGE, Type.TRANSFER, Type.REBUILD, Type.CLOCK_RESET),
-        *(Type.FINALIZE, Type.LOG_LEVEL, Type.DEBUG_DUMP),
+        *(Type.FINALIZE, Type.LOG_LEVEL, Type.DEBUG_DUMP, Type.ENTRY_SKIP),
         *(Type.SCHEDULE_PUT, Type.SCHEDULE_CHANGE),
         *(Type.IDENTITY_PUT, Type.IDENTITY_DELETE, Type.ROLE_PUT, Type.ROLE_DELETE),
         *(Type.BACKUP_ACCESS, Type.BACKUP_BEGIN, Type.RESTORE_TOPIC, Type.RESTORE_BEGIN, Type.RESTORE_END),
@@ -27,7 +27,7 @@ FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCH
 _SHOWN: Final = frozenset(
     {
         *("topic", "name", "group", "partition", "node", "action", "kind", "partitions", "replicas", "paused"),
-        *("principal", "grants", "is_new", "level", "dry_run"),
+        *("principal", "grants", "is_new", "level", "dry_run", "entry", "commands", "force"),
     }
 )
 """Fields that say what a request is about."""

@@ -9,6 +9,7 @@ from sandq.protocol.requests_admin import (
     ClusterClock,
     ClusterInfo,
     ClusterInit,
+    EntrySkip,
     Finalize,
     NodeChange,
     Rebuild,
@@ -32,5 +33,6 @@ ROUTES = (
     answered(Finalize, lambda at, request: at.info.finalize(request.dry_run)),
     answered(NodeChange, lambda at, request: at.broker.administration.change_node(request, at.caller)),
     answered(Transfer, lambda at, request: at.broker.administration.transfer(request, at.caller)),
+    answered(EntrySkip, lambda at, request: at.info.entry_skips.skip(request)),
     answered(Rebuild, lambda at, request: at.broker.administration.rebuild(request, at.caller)),
 )

@@ -240,7 +240,7 @@ RULES: Final[Mapping[int, Rule]] = {
         kind: _whole(CLUSTER)
         for kind in (
             *(_T.CLUSTER_INIT, _T.NODE_CHANGE, _T.TRANSFER, _T.REBUILD, _T.CLOCK_RESET),
-            *(_T.FINALIZE, _T.LOG_LEVEL, _T.DEBUG_DUMP),
+            *(_T.FINALIZE, _T.LOG_LEVEL, _T.DEBUG_DUMP, _T.ENTRY_SKIP),
         )
     },
     **{

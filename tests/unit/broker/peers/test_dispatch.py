@@ -55,6 +55,9 @@ class Bed:
         restores: Any = SimpleNamespace(on_frame=lambda node, kind, body: self.heard.append("restores") or True)
         log_reads: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("log reads") or True)
         usage: Any = SimpleNamespace(on_frame=lambda node, body: self.heard.append("usage") or True)
+        shut: Any = SimpleNamespace(
+            on_frame=lambda node, body: self.heard.append("shut") or True, up=self.note("shut up"), down=self.note("")
+        )
         self.dispatch = PeerDispatch(
             node_log=node_log,
             links=links,
@@ -71,6 +74,7 @@ class Bed:
             restores=restores,
             log_reads=log_reads,
             usage=usage,
+            shut_replicas=shut,
             outside=self.outside,
             on_stream=self.note("stream"),
             changed=Signal(),
@@ -122,4 +126,6 @@ async def test_only_a_node_of_this_cluster_is_told_what_is_led_here() -> None:
         bed.dispatch.up(bed.peers[node])
     assert bed.heard == [] and bed.sent == []
     bed.dispatch.up(bed.peers["a"])
-    assert bed.heard == ["connected", "clocks up", "routes up"] and bed.sent == [("a", PeerFrame.FOLLOWED, 3)]
+    assert bed.heard == ["connected", "clocks up", "routes up", "shut up"] and bed.sent == [
+        ("a", PeerFrame.FOLLOWED, 3)
+    ]

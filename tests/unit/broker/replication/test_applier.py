@@ -51,7 +51,7 @@ class Counter:
         self.half_way: Callable[[], None] = tuple
         """Called in the middle of an entry."""
 
-    def shut(self, step: Step, error: BaseException, *, index: int | None) -> None:
+    def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
         rows_index = self.rows_index
         self.failure = ApplyFailure.of(error, group=self.store, step=step, index=index, rows_index=rows_index)
 

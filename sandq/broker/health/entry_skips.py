@@ -1,0 +1,203 @@
+"""Skip an entry that no replica of a group can apply, by an operator's decision (ADR 46)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+import structlog
+
+from sandq.broker.catalog import Catalog
+from sandq.broker.health.shut_replicas import ShutReplicas
+from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import METADATA_GROUP
+from sandq.broker.replication.shut import ApplyFailure, Step, describe
+from sandq.metadata import commands as metadata_commands
+from sandq.model.errors import Conflict, InvalidRequest, NotLeader, UnknownPartition
+from sandq.model.features import SKIP_LEVEL
+from sandq.model.members import node_of
+from sandq.partition import commands
+from sandq.protocol.requests_admin import EntrySkip
+from sandq.raft import Skip
+from sandq.raft.skip import SKIP_ID_BYTES
+from sandq.raft.wire import REGULAR
+
+log = structlog.get_logger("sandq.replication")
+
+SHOWN_COMMANDS: Final = 1000
+"""Commands of an entry that an answer describes at most."""
+
+
+class EntrySkips:
+    """Decides, for the shut leaders of this node, that an entry is applied without some of its commands."""
+
+    def __init__(
+        self,
+        *,
+        own: str,
+        node_log: NodeLog,
+        catalog: Catalog,
+        shut_replicas: ShutReplicas,
+        up: Callable[[], Collection[str]],
+    ) -> None:
+        """`own`: this node. `up()`: nodes that there is a link with."""
+        self._own = own
+        self._node_log = node_log
+        self._catalog = catalog
+        self._shut_replicas = shut_replicas
+        self._up = up
+
+    async def skip(self, request: EntrySkip) -> dict[str, Any]:
+        """Skip the entry that shut a partition, or only say what it is. Returns when that is committed: replicas open
+        then. Raises NotLeader; UnknownTopic, UnknownPartition; Conflict: there is nothing to skip, or a replica that
+        may have applied the entry; InvalidRequest: another entry or command is named than there is; TimedOut."""
+        self._node_log.check_level(SKIP_LEVEL)
+        host = self._host(request)
+        failure = host.shut
+        if failure is None or not host.is_shut_leader:
+            raise self._not_here(request, host)
+        index = self._index(host, failure, request)
+        self._check_others(host, index, force=request.force)
+        journal = host.group.journal
+        term = journal.term_at(index)
+        if term is None:
+            raise Conflict(f"entry {index} is not in the log any more; ask again in a moment")
+        stored = journal[index - journal.first_index][0]
+        if stored[0] != REGULAR:
+            raise Conflict(f"entry {index} is one of Raft's own: it cannot be skipped")
+        command = journal.replacement(index, host.group.commit_index) or stored[1:]
+        skip_id = secrets.token_bytes(SKIP_ID_BYTES)
+        replacement, described = _replacement(host.number, skip_id, command, request.commands, failure)
+        answer = {
+            "topic": request.topic,
+            "partition": request.partition,
+            "node": self._own,
+            "index": index,
+            "term": term,
+            "rows_index": failure.rows_index,
+            "error": failure.error,
+            "skipped": not request.dry_run,
+            "commands": described,
+        }
+        if not request.dry_run:
+            await host.propose_skip(Skip(index, term, skip_id, replacement))
+            log.warning(
+                "an operator skipped an entry",
+                group=host.number,
+                topic=request.topic,
+                partition=request.partition,
+                index=index,
+                commands=[row["text"] for row in described if row["skipped"]],
+            )
+        return answer
+
+    def _host(self, request: EntrySkip) -> RaftGroup:
+        if request.topic is None:
+            return self._node_log.metadata
+        view = self._catalog.view
+        topic = view.topics.get(request.topic)
+        if topic is None:
+            return self._catalog.partition(request.topic, request.partition).host  # raises the right error
+        if request.partition >= len(topic.partitions):
+            raise UnknownPartition(
+                f"topic {request.topic!r} has no partition {request.partition}; it has {len(topic.partitions)}"
+            )
+        group = topic.partitions[request.partition].group
+        found = self._node_log.hosts.get(group)
+        if found is None:
+            raise self._elsewhere(group, f"{_named(request)} is not on this node")
+        return found
+
+    def _not_here(self, request: EntrySkip, host: RaftGroup) -> Conflict | NotLeader:
+        if host.group.is_leader:
+            return Conflict(f"{_named(request)} is not shut: there is nothing to skip")
+        return self._elsewhere(host.number, f"{_named(request)} is not led by this node", host.group.leader)
+
+    def _elsewhere(self, group: int, text: str, leader: str | None = None) -> NotLeader:
+        shut = self._shut_replicas.nodes_of(group)
+        leading = leader or next((node for node, report in shut.items() if report.leads), None)
+        return NotLeader(text, group=group, **({"node_id": leading} if leading is not None else {}))
+
+    def _index(self, host: RaftGroup, failure: ApplyFailure, request: EntrySkip) -> int:
+        if failure.step is Step.SKIPPED:
+            raise Conflict(
+                f"{_named(request)}: this replica has applied an entry that its group skipped: no skip opens it, a "
+                "snapshot of another replica does"
+            )
+        if failure.index is None:
+            raise Conflict(
+                f"{_named(request)}: the rows of this replica cannot be read ({failure.error}): no entry is at fault. "
+                "Rebuild it from another replica (sandctl cluster rebuild), or restore the topic from a backup"
+            )
+        if host.reopens:
+            raise Conflict(f"{_named(request)}: the entry is skipped already; the replica is being opened again")
+        if request.entry is not None and request.entry != failure.index:
+            raise InvalidRequest(
+                f"entry: {_named(request)} is shut at entry {failure.index}, not {request.entry}; look again with "
+                "--dry-run"
+            )
+        return failure.index
+
+    def _check_others(self, host: RaftGroup, index: int, *, force: bool) -> None:
+        """Raises Conflict if another voter may have applied the entry: what it acknowledged would be lost."""
+        shut, up = self._shut_replicas.nodes_of(host.number), self._up()
+        for voter in host.members.voters:
+            node = node_of(voter)
+            if voter == host.group.member:
+                continue
+            report = shut.get(node)
+            if report is None and node in up:
+                raise Conflict(
+                    f"{node} has a replica that is not shut: it may have applied entry {index}, and is to lead. That "
+                    "happens by itself once it has all of the log; look again in a moment"
+                )
+            if report is not None and report.rows_index >= index:
+                raise Conflict(f"{node} has applied entry {index}: it is to lead, which happens by itself")
+            if report is None and not force:
+                raise Conflict(
+                    f"{node} cannot be reached: it may have applied entry {index}, and have acknowledged its requests. "
+                    "Bring it back, or skip with force if it is lost for good"
+                )
+
+
+def _named(request: EntrySkip) -> str:
+    return "the metadata" if request.topic is None else f"partition {request.partition} of topic {request.topic!r}"
+
+
+def _replacement(
+    group: int, skip_id: bytes, command: bytes, positions: Sequence[int] | None, failure: ApplyFailure
+) -> tuple[bytes, list[dict[str, Any]]]:
+    """Return the entry without the commands at these positions (None: without any), and its commands in words."""
+    module: Any = metadata_commands if group == METADATA_GROUP else commands
+    try:
+        entry = module.Entry.decode(command)
+    except Exception as error:
+        if positions is not None:
+            text = f"commands: the entry cannot be decoded, so it is skipped as a whole: {error}"
+            raise InvalidRequest(text) from None
+        nothing = module.Entry(0, (module.Skipped(skip_id, b""),)).encode()
+        row = {"position": 0, "kind": "?", "text": f"{len(command)} bytes that cannot be decoded: {error}"[:500]}
+        return nothing, [{**row, "failed": True, "skipped": True}]
+    count = len(entry.commands)
+    wrong = [at for at in positions or () if at >= count]
+    if wrong:
+        raise InvalidRequest(f"commands: the entry has commands 0 to {count - 1}, there is no {wrong[0]}")
+    chosen = set(range(count) if positions is None else positions)
+    kept = [module.Skipped.of(skip_id, one) if at in chosen else one for at, one in enumerate(entry.commands)]
+    if not any([isinstance(one, module.Skipped) and one.skip_id == skip_id for one in kept]):
+        raise InvalidRequest("commands: all of these are skipped already: name another one, or none to skip all")
+    rows = [
+        {
+            "position": at,
+            "kind": type(one).__name__,
+            "text": describe(one),
+            "failed": at == failure.command,
+            "skipped": at in chosen,
+        }
+        for at, one in enumerate(entry.commands[:SHOWN_COMMANDS])
+    ]
+    fields = {"clock_epoch": entry.clock_epoch} if module is commands else {}
+    replaced: bytes = module.Entry(entry.now_ms, tuple(kept), **fields).encode()
+    return replaced, rows

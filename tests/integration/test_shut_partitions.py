@@ -1,0 +1,106 @@
+"""An entry that cannot be applied shuts its partition, and nothing else, until it is skipped (ADR 46)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.shut import ApplyFailure
+from sandq.model.batch import Column, encode
+from sandq.model.errors import Conflict, InvalidRequest
+from sandq.node import Serving, run_node
+from sandq.protocol.frames import Type
+from tests.integration.conftest import Dial, until_risen
+from tests.support.nodes.planted import POISON, STEPS, Plan, planted
+from tests.support.nodes.raw_client import Frame, RawClient
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take, values
+from tests.support.waiting import until_holds
+
+
+def host_of(node: Serving, topic: str = "t") -> RaftGroup:
+    return node.broker.partition(topic, 0).host
+
+
+async def until_shut(node: Serving) -> ApplyFailure:
+    await until_holds(lambda: host_of(node).shut is not None)
+    failure = host_of(node).shut
+    assert failure is not None
+    return failure
+
+
+async def numbered(raw: RawClient, value: bytes, number: int) -> Frame:
+    """Send a batch of an idempotent producer."""
+    return await raw.call(Type.PRODUCE, "t", 0, 77, 1, number, 0, encode({Column.VALUE: [value]}))
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_poison_entry_on_one_node_shuts_its_partition_until_it_is_skipped(
+    tmp_path: Path, dial: Dial, step: str
+) -> None:
+    with planted(Plan(step)):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            await client.admin.create_topic("other")
+            await client.produce("t", b"before")
+            raw = await dial(node)
+            poisoned = await raw.produce(POISON)
+            assert poisoned[2] == "TIMED_OUT" or step in ("status", "drain"), "it may be applied later"
+            failure = await until_shut(node)
+            assert "Planted: planted at" in failure.error and failure.index is not None
+            await client.produce("other", b"goes on")
+            for refused in (await raw.produce(b"x"), await raw.call(Type.GROUP_LIST, "t")):
+                assert refused[2] == "UNAVAILABLE" and "this replica is shut" in refused[3], refused
+            info = await client.admin.cluster()
+            assert [(row["topic"], row["partition"], row["leads"]) for row in info["shut"]] == [("t", 0, True)]
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            failure = await until_shut(node)
+            await client.produce("other", b"goes on")
+            found = await client.admin.skip_entry("t", 0, dry_run=True)
+            assert found["index"] == failure.index and not found["skipped"]
+            with pytest.raises(InvalidRequest, match=f"is shut at entry {failure.index}, not 1"):
+                await client.admin.skip_entry("t", 0, index=1)
+            assert (await client.admin.skip_entry("t", 0, index=found["index"]))["skipped"]
+            await until_holds(lambda: host_of(node).shut is None and host_of(node).ready)
+            refused = await (await dial(node)).produce(POISON)
+            assert refused[2] == "CONFLICT" and "skipped" in refused[3], "it would shut the partition again"
+            with pytest.raises(Conflict, match="not shut"):
+                await client.admin.skip_entry("t", 0)
+            await client.produce("t", b"after")
+            async with client.subscribe("t", group="g") as subscription:
+                assert values(await take(subscription, 2)) == [b"before", b"after"]
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_holds(lambda: host_of(node).ready)
+            assert host_of(node).shut is None, "the decision is in the log and in the rows"
+
+
+async def test_entry_without_the_bug_is_applied_at_the_next_start(tmp_path: Path, dial: Dial) -> None:
+    """A version without the bug applies what shut the one before."""
+    with planted(Plan("first")):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            await (await dial(node)).produce(POISON)
+            await until_shut(node)
+    async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+        async with client.subscribe("t", group="g") as subscription:
+            assert values(await take(subscription, 1)) == [POISON]
+
+
+async def test_skip_of_an_idempotent_batch_uses_up_its_number(tmp_path: Path, dial: Dial) -> None:
+    with planted(Plan("first")):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            raw = await dial(node)
+            for number, value in ((1, b"a"), (2, POISON)):
+                await numbered(raw, value, number)
+            await until_shut(node)
+            await client.admin.skip_entry("t", 0)
+            await until_holds(lambda: host_of(node).ready)
+            again = await numbered(raw, POISON, 2)
+            assert again[2] == "CONFLICT" and "skipped" in again[3]
+            assert (await numbered(raw, b"b", 3))[0] == 0, "what comes behind it is stored"

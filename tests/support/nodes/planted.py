@@ -1,0 +1,97 @@
+"""Plant faults into the state machines of nodes in this process: an entry that holds a marker cannot be applied."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from sandq.broker.replication.replica import PartitionReplica
+from sandq.node import Serving
+from sandq.partition import commands as c
+from sandq.partition.view import View
+
+POISON = b"poison that no replica can apply"
+STEPS = ("decode", "apply", "first", "last", "status", "drain")
+"""Where a fault may be planted: before anything is done, at the first and behind the last write, ..."""
+
+
+class Planted(Exception):
+    """The planted fault."""
+
+
+class Plan:
+    """Where the fault is raised, and on which nodes; changed by the test."""
+
+    def __init__(self, step: str = "apply", nodes: Collection[Serving] | None = None, marker: bytes = POISON) -> None:
+        """`step`: "decode", "apply" (before anything is done), "first" or "last" write, "status" or "drain". `nodes`:
+        those whose replicas fail; None: all."""
+        self.step = step
+        self.marker = marker
+        self._stores = None if nodes is None else [id(node.broker.node_log.stores) for node in nodes]
+        self.raised = 0
+
+    def raises(self, step: str) -> None:
+        self.raised += 1
+        raise Planted(f"planted at {step}")
+
+    def hits(self, replica: PartitionReplica) -> bool:
+        return self._stores is None or id(replica._rows._stores) in self._stores
+
+
+@contextmanager
+def planted(plan: Plan) -> Iterator[Plan]:
+    """Let the entries that hold the plan's marker fail as it says."""
+    apply, drain, status = PartitionReplica.apply, PartitionReplica.drain, PartitionReplica.status
+    put, entry = View.put, PartitionReplica._entry
+    struck: set[int] = set()
+    """Replicas (by id) whose state is past the marked entry: their status, or drain, fails."""
+    current: list[PartitionReplica] = []
+
+    def planted_apply(self: PartitionReplica, index: int, command: bytes, wanted: bool, skip: Any = None) -> Any:
+        if plan.marker not in command or not plan.hits(self):
+            return apply(self, index, command, wanted, skip)
+        current.append(self)
+        try:
+            if plan.step == "apply":
+                self._entry(command)
+                plan.raises("apply")
+            results = apply(self, index, command, wanted, skip)
+            if plan.step == "last":
+                plan.raises("last")
+            struck.add(id(self))
+            return results
+        finally:
+            current.pop()
+
+    def planted_put(self: View, key: bytes, value: bytes) -> None:
+        put(self, key, value)
+        if current and plan.step == "first":
+            plan.raises("first")
+
+    def planted_entry(self: PartitionReplica, command: bytes) -> c.Entry:
+        if plan.step == "decode" and plan.marker in command and plan.hits(self):
+            plan.raises("decode")
+        return entry(self, command)
+
+    def planted_drain(self: PartitionReplica) -> Any:
+        if plan.step == "drain" and id(self) in struck and self.failure is None:
+            struck.discard(id(self))
+            plan.raises("drain")
+        return drain(self)
+
+    def planted_status(self: PartitionReplica) -> Any:
+        if plan.step == "status" and id(self) in struck and self.failure is None:
+            struck.discard(id(self))
+            plan.raises("status")
+        return status(self)
+
+    with (
+        patch.object(PartitionReplica, "apply", planted_apply),
+        patch.object(PartitionReplica, "drain", planted_drain),
+        patch.object(PartitionReplica, "status", planted_status),
+        patch.object(View, "put", planted_put),
+        patch.object(PartitionReplica, "_entry", planted_entry),
+    ):
+        yield plan
