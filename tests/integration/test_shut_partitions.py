@@ -85,9 +85,12 @@ async def test_entry_without_the_bug_is_applied_at_the_next_start(tmp_path: Path
             await client.admin.create_topic("t")
             await (await dial(node)).produce(POISON)
             await until_shut(node)
-    async with run_node(small_config(tmp_path)) as node, connected(node) as client:
-        async with client.subscribe("t", group="g") as subscription:
-            assert values(await take(subscription, 1)) == [POISON]
+    async with (
+        run_node(small_config(tmp_path)) as node,
+        connected(node) as client,
+        client.subscribe("t", group="g") as subscription,
+    ):
+        assert values(await take(subscription, 1)) == [POISON]
 
 
 async def test_skip_of_an_idempotent_batch_uses_up_its_number(tmp_path: Path, dial: Dial) -> None:

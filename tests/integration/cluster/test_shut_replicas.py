@@ -1,0 +1,137 @@
+"""Replicas that cannot apply an entry, in a cluster: the others go on, and all come to the same rows (ADR 46)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import trio
+
+import sandq
+from sandq.broker.health.shut_replicas import ShutReplicas
+from sandq.model.errors import Conflict, NotLeader
+from sandq.model.features import KNOWN
+from tests.integration.cluster.test_three_nodes import created
+from tests.support.nodes.planted import POISON, STEPS, Plan, planted
+from tests.support.nodes.raw_client import RawClient
+from tests.support.nodes.three import NAMES, ThreeNodes, compared, three_nodes
+from tests.support.nodes.working import take, values
+from tests.support.waiting import until_holds
+
+
+async def risen(nodes: ThreeNodes) -> None:
+    """All nodes know the highest feature level."""
+    for serving in nodes.running.values():
+        await until_holds(lambda serving=serving: serving.broker.node_log.feature_level == KNOWN.highest)  # type: ignore[misc]
+
+
+async def send(nodes: ThreeNodes, value: bytes) -> None:
+    """Send a message to the leader once; whether it is stored is looked at by the test."""
+    leader = await nodes.until_led()
+    raw = await RawClient.connect(nodes.client_ports[leader])
+    try:
+        await raw.produce(value)
+    finally:
+        await trio.aclose_forcefully(raw.stream)
+
+
+def shut(nodes: ThreeNodes) -> set[str]:
+    """The nodes whose replicas are shut."""
+    return {name for name in nodes.running if nodes.host(name).shut is not None}
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_replica_that_alone_fails_gets_a_snapshot_of_the_others(tmp_path: Path, step: str) -> None:
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await created(nodes, client)
+        await risen(nodes)
+        await client.produce("t", b"before")
+        leader = await nodes.until_led()
+        with planted(Plan(step, [nodes.running[leader]])) as plan:
+            await send(nodes, POISON)
+            await until_holds(lambda: plan.raised)
+            await until_holds(lambda: nodes.leader() not in (None, leader))
+            await client.produce("t", b"after")
+            await until_holds(lambda: not shut(nodes))
+            await nodes.until_even()
+            assert nodes.running[leader].broker.metadata_host.shut is None
+        assert await compared(nodes, same=True) == ()
+        async with client.subscribe("t", group="g") as subscription:
+            assert values(await take(subscription, 3)) == [b"before", POISON, b"after"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_replicas_that_all_fail_open_with_the_skip(tmp_path: Path, step: str) -> None:
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await created(nodes, client)
+        await client.admin.create_topic("other", replicas=3)
+        await risen(nodes)
+        await client.produce("t", b"before")
+        with planted(Plan(step)):
+            await send(nodes, POISON)
+            await until_holds(lambda: shut(nodes) == set(NAMES))
+            await client.produce("other", b"goes on")
+            await nodes.stop("node2")
+            await nodes.start("node2")
+            await until_holds(lambda: shut(nodes) == set(NAMES))
+            await until_skipped(nodes, client)
+            await client.produce("t", b"after")
+            await nodes.until_even()
+            assert await compared(nodes, same=True) == ()
+            await nodes.stop("node3")
+            await nodes.start("node3")
+            await nodes.until_even()
+            assert not shut(nodes)
+            async with client.subscribe("t", group="g") as subscription:
+                assert values(await take(subscription, 2)) == [b"before", b"after"]
+
+
+async def until_skipped(nodes: ThreeNodes, client: sandq.Client) -> None:
+    """Skip what shut "t", again where a replica blames another entry, until it is open everywhere."""
+    while shut(nodes):
+        try:
+            await client.admin.skip_entry("t", 0)
+        except (Conflict, NotLeader):
+            await trio.sleep(0.01)
+    await until_holds(lambda: nodes.leader() is not None)
+
+
+@contextmanager
+def without_handing_over() -> Iterator[None]:
+    """A shut leader goes on leading, although another replica is not shut."""
+    with patch.object(ShutReplicas, "_hand_over", lambda self, host: None):
+        yield
+
+
+async def test_skip_of_what_a_replica_has_applied_is_refused_and_if_forced_makes_that_one_anew(tmp_path: Path) -> None:
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await created(nodes, client)
+        await risen(nodes)
+        await client.produce("t", b"before")
+        await nodes.hand_over("node1")
+        failing = [nodes.running["node1"], nodes.running["node2"]]
+        with without_handing_over(), planted(Plan("first", failing)):
+            await send(nodes, POISON)
+            await until_holds(lambda: shut(nodes) == {"node1", "node2"})
+            failure = nodes.host("node1").shut
+            assert failure is not None and failure.index is not None
+            await until_holds(lambda: nodes.host("node3").status.applied_index >= failure.index)
+            with pytest.raises(Conflict, match="node3 has a replica that is not shut"):
+                await client.admin.skip_entry("t", 0)
+            await nodes.stop("node3")
+            await until_holds(lambda: "node3" not in nodes.running["node1"].broker.up())
+            with pytest.raises(Conflict, match="node3 cannot be reached: it may have applied"):
+                await client.admin.skip_entry("t", 0)
+            await client.admin.skip_entry("t", 0, force=True)
+            await until_holds(lambda: not shut(nodes) and nodes.leader() is not None)
+            await client.produce("t", b"after")
+            await nodes.start("node3")
+            await until_holds(lambda: "t" in nodes.running["node3"].broker.catalog.topics)
+            await nodes.until_even()
+            await until_holds(lambda: not shut(nodes))
+        assert await compared(nodes, same=True) == ()
+        async with client.subscribe("t", group="g") as subscription:
+            assert values(await take(subscription, 2)) == [b"before", b"after"]
