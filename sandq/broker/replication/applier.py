@@ -236,6 +236,8 @@ class Applier:
             raise error
         replica.shut(step, error, index=index)
         self._unwritten.pop(group, None)
+        if replica.unwritten:
+            self._unwritten[group] = replica  # it has gone back to the state before the entry, and keeps that
         for run in self._runs:
             run.changed.pop(group, None)
             run.untold.pop(group, None)
@@ -303,12 +305,12 @@ class Applier:
     def write(self) -> None:
         """Hand over every change of the entries applied so far, with their applied indices, to be written together."""
         changes: list[Change] = []
-        for group, replica in list(self._unwritten.items()):
+        unwritten, self._unwritten = self._unwritten, {}
+        for group, replica in unwritten.items():
             try:
                 changes += replica.drain()
             except Exception as error:
                 self._shut_replica(group, replica, Step.DRAIN, error)
-        self._unwritten.clear()
         self._entries = self._bytes = 0
         if changes:
             self._stores.write(changes)

@@ -468,11 +468,7 @@ class MetadataReplica:
             command=command,
             kind=type(found[command]).__name__ if command is not None and command < len(found) else None,
         )
-        self._changes.clear()
-        # The node goes on by the state before the entry; what was applied of that is dropped.
-        self.state, undrained, self._undrained = self._stored(self._levels), self._undrained, []
-        for at, entry in undrained:
-            self.state.apply(at, entry, lambda key, value: None)
+        self._rebuild([pair for pair in self._undrained if index is None or pair[0] < index])
         log.error(
             "the metadata is shut on this node: it could not apply an entry",
             step=failure.step.value,
@@ -483,6 +479,20 @@ class MetadataReplica:
             remedy="see docs/operations.md, shut partitions; partitions go on by the last state",
             trace=failure.trace,
         )
+
+    def _rebuild(self, undrained: Sequence[tuple[int, metadata_commands.Entry]]) -> None:
+        """Go back to the state before the entry that failed: the node goes on by it. Its rows are written once more, as
+        what was shown must not be taken back when the replica is opened again."""
+        self._changes.clear()
+        self._undrained = []
+        self.state = self._stored(self._levels)
+        try:
+            for at, entry in undrained:
+                self.state.apply(at, entry, self._put)
+        except Exception as error:
+            log.error("the metadata goes on by an older state, that of its rows", error=repr(error))
+            self._changes.clear()
+            self.state = self._stored(self._levels)
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
         if not command:
@@ -520,7 +530,7 @@ class MetadataReplica:
         return sum([len(value or b"") for value in self._changes.values()])
 
     def drain(self) -> list[Change]:
-        if self.failure is not None:
+        if self.failure is not None and not self._changes:
             return []
         self.state.write_state(self._put)
         changes = list(self._changes.items())
