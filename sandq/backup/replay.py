@@ -25,6 +25,7 @@ from sandq.backup.places import Directory, Place
 from sandq.backup.row_files import RowFiles
 from sandq.backup.verify import Blocks
 from sandq.broker.replication.replica import PartitionReplica
+from sandq.broker.replication.shut import STOPS_NODE
 from sandq.model.errors import Corruption, InvalidRequest, SandqError, StartupError, Unavailable
 from sandq.partition import rows
 from sandq.partition.commands import Entry
@@ -100,6 +101,8 @@ class PartitionReplay:
         if self._stores.get(store_prefix(self._store) + rows.STATE_KEY) is None:
             raise NoBackup(f"the rows of {self.wanted.shown} have no state among them")
         self._replica = PartitionReplica(self._stores, self._store, 0, number, {}, topic.kind, self._look_aheads)
+        if (failure := self._replica.failure) is not None:
+            raise NoBackup(f"the rows of {self.wanted.shown} cannot be read: {failure.error}")
         if self.index != part.index:
             raise NoBackup(f"the rows of {self.wanted.shown} are as of entry {self.index}, not {part.index}")
 
@@ -128,7 +131,15 @@ class PartitionReplay:
         if self.is_over:
             return False
         self.term = term
-        self.replica.apply(index, command, False)
+        try:
+            self.replica.apply(index, command, False)
+        except (SandqError, *STOPS_NODE):
+            raise
+        except Exception as error:
+            raise NoBackup(
+                f"entry {index} of {self.wanted.shown} cannot be applied: {type(error).__name__}: {error}; restore to "
+                "an earlier moment, or with a version that can apply it"
+            ) from error
         self.replica.digests_asked.clear()
         self._entries += 1
         replica = self.replica

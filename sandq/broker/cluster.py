@@ -27,7 +27,7 @@ from sandq.broker.replication.replica import METADATA_GROUP
 from sandq.broker.replication.runner import Runner
 from sandq.broker.signals import Signal
 from sandq.metadata import commands as m
-from sandq.model.errors import Conflict, SandqError, TimedOut, Unavailable
+from sandq.model.errors import Conflict, SandqError, TimedOut
 from sandq.storage import identity
 from sandq.storage.files import Files
 
@@ -142,7 +142,7 @@ class Cluster:
             try:
                 await self._form(metadata)
                 await self._controller.register(metadata)
-            except Unavailable as error:
+            except SandqError as error:
                 log.info("this node is registered later", error=error.message)
         self._takes_part = True
 

@@ -247,7 +247,9 @@ async def _running(
                 )
                 auto_create = AutoCreate(config.auto_create_topics)
                 catalog = Catalog(node_log, clock, timers, routes, barrier, progress, auto_create)
-                digests = ReplicaDigests(node_log, catalog, links.send, links.reachable, scrub_rate)
+                digests = ReplicaDigests(
+                    node_log, catalog, links.send, links.reachable, scrub_rate, shut_replicas.is_shut
+                )
                 limit_shares = LimitShares(own.node, catalog, links.send, clock, timers)
                 outbox = OutboxSender(own.node, catalog, runner, clock, links.send, links.room, nursery)
                 reconciler = Reconciler(

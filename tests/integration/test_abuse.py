@@ -453,6 +453,7 @@ ABUSES: dict[str, Abuse] = {
             (Type.TRANSFER, "t", 0, f"x{n}"),
             (Type.REBUILD, "t", 0, f"x{n}"),
             (Type.FINALIZE, bool(n % 2)),
+            (Type.ENTRY_SKIP, ("t", None)[n % 2], 0, None, None, bool(n % 3), True),
             (Type.LOG_LEVEL, (None, "info")[n % 2], 1000),
             (Type.CLOCK_RESET, "nobody", 0),
         ]
@@ -550,6 +551,7 @@ ABUSED: dict[Type, str] = {
     Type.TRANSFER: "what is for those who run it",
     Type.REBUILD: "what is for those who run it",
     Type.FINALIZE: "what is for those who run it",
+    Type.ENTRY_SKIP: "what is for those who run it",
     Type.LOG_LEVEL: "what is for those who run it",
     Type.DEBUG_DUMP: "dumps, never read",
     Type.CLOCK_RESET: "what is for those who run it",

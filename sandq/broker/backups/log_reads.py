@@ -73,7 +73,14 @@ class LogReads:
             return LogPart(why, applied, time_ms, 0, used, [])
         term_before = journal.term_at(after)
         assert term_before is not None
-        return LogPart(None, applied, time_ms, term_before, used, _entries(journal, after, applied, request.max_bytes))
+        return LogPart(
+            None,
+            applied,
+            time_ms,
+            term_before,
+            used,
+            _entries(journal, after, applied, request.max_bytes, host.group.commit_index),
+        )
 
     def _pin(self, host: RaftGroup, reader: str, index: int) -> None:
         host.reader_pins.put(reader, index)
@@ -106,13 +113,16 @@ def _gone(journal: GroupJournal, after: int, term: int | None, applied: int) -> 
     return None
 
 
-def _entries(journal: GroupJournal, after: int, last: int, max_bytes: int) -> list[Any]:
-    """Entries behind `after` up to `last`: so many bytes, or one that is larger."""
+def _entries(journal: GroupJournal, after: int, last: int, max_bytes: int, committed: int) -> list[Any]:
+    """Entries behind `after` up to `last`: so many bytes, or one that is larger. Of an entry that was skipped: what was
+    applied instead (ADR 46). `committed`: up to where the log is."""
     found: list[Any] = []
     size = 0
     start = after + 1 - journal.first_index
     for at in range(start, min(last + 1 - journal.first_index, start + ENTRIES_MOST)):
-        command, _, term = journal[at]
+        command, index, term = journal[at]
+        if journal.skips and (replacement := journal.replacement(index, committed)) is not None:
+            command = bytes([REGULAR]) + replacement
         size += len(command)
         if size > max_bytes and (found or not max_bytes):
             break

@@ -70,8 +70,11 @@ class ReplicaDigests:
         send: Send,
         up: Callable[[], Collection[str]],
         bytes_per_s: int,
+        is_shut: Callable[[int, str], bool] = lambda group, node: False,
     ) -> None:
-        """`up`: the nodes that can be reached, this one included. `bytes_per_s`: 0 reads and asks nothing."""
+        """`up`: the nodes that can be reached, this one included. `bytes_per_s`: 0 reads and asks nothing.
+        `is_shut(group, node)`: whether a replica of a group is shut: it answers nothing, and does not differ."""
+        self._is_shut = is_shut
         self._node_log = node_log
         self._catalog = catalog
         self._send_frame = send
@@ -119,7 +122,7 @@ class ReplicaDigests:
         try:
             await host.call(c.TakeDigest(number), BEHIND)
             with trio.move_on_after(ANSWER_S):
-                while host.ready and any(node not in comparison.answers for node in nodes & set(self._up())):
+                while host.ready and self._awaits(comparison):
                     with trio.move_on_after(LOOK_S):
                         await comparison.changed.wait()
                     comparison.changed = trio.Event()
@@ -129,6 +132,11 @@ class ReplicaDigests:
         finally:
             del self._open[number]
         return self._judge(comparison)
+
+    def _awaits(self, comparison: _Comparison) -> bool:
+        """Whether a node that can answer has not answered yet."""
+        asked = [node for node in comparison.nodes & set(self._up()) if not self._is_shut(comparison.group, node)]
+        return any(node not in comparison.answers for node in asked)
 
     def _judge(self, comparison: _Comparison) -> bool | None:
         found = {node: answer for node, answer in comparison.answers.items() if answer[1] is not None}

@@ -308,7 +308,7 @@ class NodeLog:
     def _readers(self) -> list[LookAhead]:
         """The cursors of the groups of all partitions (apply thread)."""
         replicas = [host.replica for host in list(self.hosts.values())]
-        partitions = [replica for replica in replicas if isinstance(replica, PartitionReplica)]
+        partitions = [one for one in replicas if isinstance(one, PartitionReplica) and one.failure is None]
         return [reader for partition in partitions for reader in partition.machine.groups.readers()]
 
     # -- snapshots ------------------------------------------------------------------------------------------------

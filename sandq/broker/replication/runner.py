@@ -16,9 +16,10 @@ import trio
 from sandq.broker.replication.applier import Apply, Ask
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import NodeLog
+from sandq.broker.replication.shut import STOPS_NODE
 from sandq.broker.replication.worker import FairWorker, Worker
 from sandq.broker.signals import Signal
-from sandq.model.errors import StorageFailed, Unavailable
+from sandq.model.errors import SandqError, StorageFailed, Unavailable
 from sandq.storage.wal import Record, WalFull
 
 T = TypeVar("T")
@@ -401,13 +402,15 @@ class Runner:
     ) -> T:
         """Run on the apply thread, after everything submitted so far, or what was for one group. `patient`: wait also
         while that stands still; otherwise it raises Unavailable then, and may run later. `late`: gets a result that
-        nobody waits for any more."""
+        nobody waits for any more. An unexpected error of a call for a group is raised as Unavailable: it is about that
+        group's rows, and no reason for this node to end."""
         if self._apply_ended is not None:
             raise self._apply_ended
         reply: _Reply[T] = _Reply(late)
         waiting = self._asking if patient else self._impatient
         waiting.add(reply)
-        self._apply.submit(Ask(lambda: outcome.capture(call), reply.settle, group))
+        asked = call if group is None else partial(_of_group, call, group)
+        self._apply.submit(Ask(lambda: outcome.capture(asked), reply.settle, group))
         try:
             return await reply.wait()
         finally:
@@ -491,6 +494,16 @@ class _Reply(Generic[T]):
             self._is_given_up = True
             raise
         return self._outcome.unwrap()
+
+
+def _of_group(call: Callable[[], T], group: int) -> T:
+    try:
+        return call()
+    except (SandqError, *STOPS_NODE):
+        raise
+    except Exception as error:
+        log.exception("a question about a group failed: its rows may be damaged", group=group)
+        raise Unavailable(f"this node cannot read what was asked for: {type(error).__name__}: {error}") from error
 
 
 def _call_all(calls: Iterable[Callable[[], None]]) -> None:

@@ -11,7 +11,7 @@ from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.broker.replication.runner import Runner
-from sandq.model.errors import StorageFailed
+from sandq.model.errors import StorageFailed, Unavailable
 from sandq.partition.state_machine import Status
 
 COMPACT_ROWS = 100_000
@@ -66,7 +66,7 @@ class StoreCompaction:
     async def _compact(self) -> None:
         replica = self._host.replica
         assert isinstance(replica, PartitionReplica)
-        with suppress(StorageFailed):
+        with suppress(StorageFailed, Unavailable):  # of a replica that is shut nothing is known
             for start, stop in await self._runner.ask(replica.take_garbage):
                 await self._runner.on_maintenance(partial(self._node_log.stores.compact, start, stop))
         self._is_working = False

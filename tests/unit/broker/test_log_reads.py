@@ -31,7 +31,7 @@ class Bed:
             journal.add(bytes([0]) + b"%d" % index if index != 4 else bytes([1]), index, 1 + index // 5)
         self.host: Any = SimpleNamespace(
             number=GROUP,
-            group=SimpleNamespace(journal=journal),
+            group=SimpleNamespace(journal=journal, commit_index=6),
             status=SimpleNamespace(applied_index=6),
             members=self.members,
             reader_pins=ReaderPins(lambda: 0.0),

@@ -152,6 +152,8 @@ EVERY: list[tuple[int, Any]] = [
     (Type.TRANSFER, requests_admin.Transfer("t", 4095, "node4")),
     (Type.REBUILD, requests_admin.Rebuild("t", 0, "node4")),
     (Type.FINALIZE, requests_admin.Finalize(True)),
+    (Type.ENTRY_SKIP, requests_admin.EntrySkip(None, 0, None, None, True, False)),
+    (Type.ENTRY_SKIP, requests_admin.EntrySkip("t", 4095, 7, [0, 3], False, True)),
     (Type.LOG_LEVEL, requests_debug.LogLevel(None, None)),
     (Type.LOG_LEVEL, requests_debug.LogLevel("debug", 86_400_000)),
     (Type.DEBUG_DUMP, requests_debug.DebugDump()),
