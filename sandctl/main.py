@@ -138,6 +138,11 @@ COMMANDS = {
         "cluster",
         "Look at the cluster, found it, drain and remove nodes, finalize upgrades; clocks.",
     ),
+    "partition": Later(
+        "sandctl.commands.partition",
+        "partition",
+        "Look at partitions that are shut by an entry, and skip that entry.",
+    ),
     "backup": Later(
         "sandctl.commands.backup",
         "backup",

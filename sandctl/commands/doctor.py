@@ -133,6 +133,10 @@ def _nodes(info: Mapping[str, Any]) -> Iterator[Finding]:
         found = f"all nodes know feature level {reachable}, and the cluster is at {level}"
         todo = "once nobody is to go back to the version before: sandctl cluster finalize"
         yield Finding("nodes", "warning", found, todo)
+    for one in info.get("shut") or ():
+        where = f"partition {one['partition']} of {one['topic']}" if one["topic"] else "the metadata"
+        what = f"the replica of {where} at {one['node']} is shut: {one['error']}"
+        yield Finding("partitions", "failed", what, "sandctl partition shut (docs/operations.md, Shut partitions)")
     for one in info.get("different") or ():
         where = f"partition {one['partition']} of {one['topic']}"
         nodes = ", ".join(one["nodes"])

@@ -192,6 +192,7 @@ class Admin(Wrapper[AsyncAdmin]):
     transfer = blocking(AsyncAdmin.transfer)
     rebuild = blocking(AsyncAdmin.rebuild)
     finalize = blocking(AsyncAdmin.finalize)
+    skip_entry = blocking(AsyncAdmin.skip_entry)
     log_level = blocking(AsyncAdmin.log_level)
     dump = blocking(AsyncAdmin.dump)
     whoami = blocking(AsyncAdmin.whoami)

@@ -397,6 +397,10 @@ class Cluster(Answer):
     moving: int = Field(description="Partitions that are on their way between nodes.")
     nodes: list[Node]
     others: list[dict[str, Any]] = Field(description=_OTHERS)
+    shut: list[dict[str, Any]] = Field(
+        description="Replicas on any node that are shut, as they could not apply an entry: `topic` (null: metadata), "
+        "`partition`, `node`, `index` of the entry, `leads`, `step`, `error`."
+    )
     memory: list[dict[str, Any]] = Field(
         description="Of the node that was asked: what each use of memory holds (`account`, `bytes`), and may (`limit`)."
     )

@@ -122,6 +122,11 @@ def _of_nodes(info: Mapping[str, Any]) -> Iterator[Found]:
             yield _finding("failed", "nodes", f"{name}: {said}{more}", todo)
     for port in info.get("exposed") or ():
         yield _finding("warning", "security", f"{name} is open to anybody: {port}", "see docs/security.md")
+    for one in info.get("shut") or ():
+        where = f"partition {one['partition']} of {one['topic']}" if one["topic"] else "the metadata"
+        what = f"the replica of {where} at {one['node']} is shut: {one['error']}"
+        about = {"topic": one["topic"]} if one["topic"] else {}
+        yield _finding("failed", "replicas", what, "sandctl partition shut", **about)
     for one in info.get("different") or ():
         where = f"partition {one['partition']} of {one['topic']} at {', '.join(one['nodes'])}"
         todo = f"sandctl cluster rebuild {one['topic']} {one['partition']} NODE"

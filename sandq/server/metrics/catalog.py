@@ -34,6 +34,7 @@ NODE: Final = (
     Metric("sandq_damage_found", GAUGE, (), "1: log or tables are not what was written."),
     Metric("sandq_scrubbed_bytes_total", COUNTER, (), "Bytes of log and tables that were read to be checked."),
     Metric("sandq_replicas_different", GAUGE, (), "Partitions led here whose replicas have not the same rows."),
+    Metric("sandq_replicas_shut", GAUGE, (), "Replicas here that are shut: they could not apply an entry."),
     Metric("sandq_replicas_compared_total", COUNTER, (), "Partitions led here whose replicas were found the same."),
     Metric("sandq_no_room", GAUGE, (), "1: the disk is nearly full, and no new messages are taken."),
     Metric("sandq_no_progress_seconds", GAUGE, ("work",), "For how long work that is under way has not got on."),

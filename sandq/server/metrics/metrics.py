@@ -322,6 +322,8 @@ class Metrics:
         told.value("sandq_damage_found", self._scrubber.damage is not None)
         told.value("sandq_scrubbed_bytes_total", self._scrubber.read_bytes)
         told.value("sandq_replicas_different", len(self._digests.different))
+        shut = sum([host.shut is not None for host in list(self._broker.node_log.hosts.values())])
+        told.value("sandq_replicas_shut", shut)
         told.value("sandq_replicas_compared_total", self._digests.compared)
         told.value("sandq_no_room", self._health.no_room is not None)
         for work, age_s in self._health.ages_s.items():

@@ -39,7 +39,7 @@ MANAGER = {
 OPERATOR = {
     *MANAGER,
     *(Type.CLUSTER_INIT, Type.NODE_CHANGE, Type.TRANSFER, Type.REBUILD, Type.CLOCK_RESET),
-    *(Type.FINALIZE, Type.LOG_LEVEL, Type.DEBUG_DUMP),
+    *(Type.FINALIZE, Type.LOG_LEVEL, Type.DEBUG_DUMP, Type.ENTRY_SKIP),
     *(Type.BACKUP_TOPICS, Type.BACKUP_BEGIN, Type.BACKUP_READ, Type.BACKUP_END, Type.BACKUP_LOG),
 }
 OF_ROLES: dict[str, set[Type]] = {
