@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Batch, Column, plain_single
-from sandq.model.batch_format import HEADER_BYTES, count_of, plain_bytes_of
+from sandq.model.batch_format import BODY_HEAD, CODEC_NONE, ENTRY, HEADER_BYTES, count_of, plain_bytes_of
 from sandq.model.errors import BELONGS_TO, InvalidRequest, InvalidTime, TooLarge
+from sandq.model.headers import headers_check
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import KeyPartitions, partition_for
@@ -66,16 +67,37 @@ MUCH_BYTES: Final = 2 << 20
 """Of a batch that takes long to check."""
 
 
+MUCH_HEADERS_BYTES: Final = 256 << 10
+"""Bytes of a batch with several columns, headers among them, that takes long to check."""
+
+
 def is_much(raw: bytes) -> bool:
     """Whether checking a batch takes so long that it is better done where nobody waits for it."""
     if len(raw) < HEADER_BYTES:
         return False
-    return len(raw) > MUCH_BYTES or count_of(raw) > MUCH_MESSAGES or plain_bytes_of(raw) > MUCH_BYTES
+    plain_bytes = plain_bytes_of(raw)
+    if len(raw) > MUCH_BYTES or count_of(raw) > MUCH_MESSAGES or plain_bytes > MUCH_BYTES:
+        return True
+    return plain_bytes > MUCH_HEADERS_BYTES and _may_have_much_headers(raw)
 
 
-def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place, own: TopicLimits | None = None) -> Checked:
-    """Check a batch that a producer sends to a partition. `own`: limits of the topic. Raises InvalidRequest, TooLarge,
-    InvalidTime."""
+def _may_have_much_headers(raw: bytes) -> bool:
+    """Whether the headers of a batch may take long to check. What is wrong with it is found by others."""
+    if raw[9] != CODEC_NONE or len(raw) < HEADER_BYTES + BODY_HEAD.size:
+        return True
+    columns, _ = BODY_HEAD.unpack_from(raw, HEADER_BYTES)
+    start = HEADER_BYTES + BODY_HEAD.size
+    if columns > len(Column) or len(raw) < start + columns * ENTRY.size:
+        return False
+    entries = [ENTRY.unpack_from(raw, start + at * ENTRY.size) for at in range(columns)]
+    return any([column == Column.HEADERS and size > MUCH_HEADERS_BYTES for column, _, _, size in entries])
+
+
+def check_batch(
+    raw: bytes, now_ms: int, limits: Limits, place: Place, own: TopicLimits | None = None, *, is_checked: bool = False
+) -> Checked:
+    """Check a batch that a producer sends to a partition. `own`: limits of the topic. `is_checked`: its headers were
+    checked, or stored by a version that did not check them. Raises InvalidRequest, TooLarge, InvalidTime."""
     value_bytes = None if place.compacted or place.is_by_tenant else plain_single(raw)
     if value_bytes is not None and value_bytes <= most_value_bytes(limits, own):
         return PLAIN_SINGLE
@@ -86,6 +108,8 @@ def check_batch(raw: bytes, now_ms: int, limits: Limits, place: Place, own: Topi
         raise TooLarge(f"a batch of {batch.count} messages; at most {limits.batch_messages} are taken")
     _check_columns(batch, place)
     _check_sizes(batch, limits, own)
+    if Column.HEADERS in batch.columns and not is_checked:
+        _check_headers(batch)
     _check_times(batch, now_ms, limits.delay_days, own)
     if Column.TTL_MS in batch.columns:
         _check_ttls(batch)
@@ -210,6 +234,18 @@ def _check_sizes(batch: Batch, limits: Limits, own: TopicLimits | None) -> None:
                         f"message {position} of the batch: {column.name.lower()} has {len(cell)} bytes, "
                         f"at most {most} are taken{by}"
                     )
+
+
+def _check_headers(batch: Batch) -> None:
+    """Check that every reader can show the headers. Equal cells, which are frequent, are checked once."""
+    cells = batch.bytes_column(Column.HEADERS) or ()
+    for cell in {*cells}:
+        if cell is None:
+            continue
+        try:
+            headers_check(cell)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"message {cells.index(cell)} of the batch: {error.message}") from None
 
 
 def check_not_far(delay_ms: int, delay_days: int, own: TopicLimits | None = None) -> None:

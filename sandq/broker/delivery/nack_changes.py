@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from sandq.model.errors import TooLarge
+from sandq.model.errors import InvalidRequest, TooLarge
+from sandq.model.headers import headers_check
 from sandq.model.limits import FIXED, Limits
 from sandq.partition.levels import BUDGET
 from sandq.protocol.requests import CHANGES, Nack
@@ -18,10 +19,10 @@ partition below the level `BUDGET`; from there on an entry has a budget for all 
 
 def with_columns(request: Nack, level: int, limits: Limits, check_ranked: Callable[[], None]) -> list[list[Any]]:
     """The items of a nack, with what they change of their messages by column. `level`: of the partition.
-    `check_ranked`: raises where messages have no priorities. Raises TooLarge."""
+    `check_ranked`: raises where messages have no priorities. Raises TooLarge, InvalidRequest."""
     most = limits.headers_bytes
     items, messages, header_bytes = [], 0, 0
-    for item in request.items:
+    for number, item in enumerate(request.items, 1):
         if len(item) > 5 and (changes := item[5]) is not None:
             named = _named(item[1])
             messages, header_bytes = messages + named, header_bytes + named * len(changes.get("headers", b""))
@@ -34,6 +35,11 @@ def with_columns(request: Nack, level: int, limits: Limits, check_ranked: Callab
                 check_ranked()
             if (size := len(changes.get("headers", b""))) > most:
                 raise TooLarge(f"headers: {size} bytes, {most} are allowed", limit="headers_bytes", maximum=most)
+            if size:
+                try:
+                    headers_check(changes["headers"])
+                except InvalidRequest as error:
+                    raise InvalidRequest(f"item {number}: {error.message}") from None
             item = [*item[:5], {CHANGES[name]: value for name, value in changes.items()}, *item[6:]]
         items.append(item)
     return items

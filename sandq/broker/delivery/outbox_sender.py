@@ -260,7 +260,9 @@ class OutboxSender:
             if leader.host.status.level < OUTBOX:
                 raise Unavailable("the partition is about to come to the cluster's feature level")
             name, partition = self._catalog.view.places[group]
-            checked = check_batch(batch, self._clock.now_ms(), _LIMITS, self._catalog.topics[name].places[partition])
+            place = self._catalog.topics[name].places[partition]
+            # A refusal here loses acked messages: those of earlier versions may have headers of any form.
+            checked = check_batch(batch, self._clock.now_ms(), _LIMITS, place, is_checked=True)
             command = c.Append(batch, producer_id, epoch, NUMBER, c.REJECT, checked.split)
             leader.host.submit(command, partial(_stored, done), size=len(batch), messages=checked.messages, line=BEHIND)
         except KeyError:

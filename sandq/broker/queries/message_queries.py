@@ -19,6 +19,7 @@ from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.turns import Turn
 from sandq.model import offsets
+from sandq.model.batch_format import Column
 from sandq.model.caller import Caller
 from sandq.model.errors import (
     Conflict,
@@ -30,6 +31,7 @@ from sandq.model.errors import (
     UnknownPartition,
 )
 from sandq.model.features import FIRST_LEVEL
+from sandq.model.headers import headers_check
 from sandq.model.members import incarnation_of, node_of
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, check_name
 from sandq.model.settings import parse_group_settings
@@ -167,7 +169,14 @@ class MessageQueries:
                 maximum=limits.batch_bytes,
                 size=total,
             )
-        return request.with_cells(), total
+        items = request.with_cells()
+        for position, item in enumerate(items):
+            if len(item) > 4 and (cell := item[4].get(Column.HEADERS)):
+                try:
+                    headers_check(cell)
+                except InvalidRequest as error:
+                    raise InvalidRequest(f"item {position}: {error.message}") from None
+        return items, total
 
     def _known(self, request: PartitionRequest, targets: Sequence[Target]) -> Sequence[Target]:
         """Names of messages as the cluster knows them: without tenants, below the level at which unique keys are

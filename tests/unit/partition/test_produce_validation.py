@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from sandq.model.batch import Column, encode
+from sandq.model.batch import Column, encode, headers_pack
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import Limits
 from sandq.model.partitioning import partition_for
-from sandq.partition.produce_validation import Place, check_batch
+from sandq.partition.produce_validation import Place, check_batch, is_much
+from tests.support.hostile_rows import HEADERS, NO_HEADERS
 
 NOW_MS = 1_800_000_000_000
 TIMER = Place(0, 1, ordered=False)
@@ -117,3 +118,31 @@ def test_the_message_that_is_wrong_is_named() -> None:
     with pytest.raises(InvalidRequest, match=r"^message 1 of the batch: its tenant default belongs to partition"):
         check(ACME, value=values, tenant=[b"acme.c", None, b"acme.c"])
     assert check(FAIR, value=values, tenant=[b"acme", None, b"b"]) == (3, False)
+
+
+@pytest.mark.parametrize("place", [TIMER, ORDERED, COMPACTED, PRIORITY, FAIR])
+@pytest.mark.parametrize("name", NO_HEADERS)
+def test_headers_that_are_no_map_are_refused_with_their_position(place: Place, name: str) -> None:
+    columns = {"value": [b"x"] * 3, "key": [KEY] * 3, "headers": [None, b"\x80", NO_HEADERS[name]]}
+    with pytest.raises(InvalidRequest, match=r"^message 2 of the batch: headers: "):
+        check(place, **columns)
+    cells = {Column[name.upper()]: found for name, found in columns.items()}
+    assert check_batch(encode(cells), NOW_MS, Limits(), place, is_checked=True).messages == 3
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_that_are_a_map_of_text_are_accepted(name: str) -> None:
+    assert check(TIMER, headers=[HEADERS[name]]) == (1, False)
+
+
+def test_a_batch_with_many_bytes_of_headers_takes_long_to_check() -> None:
+    cell = headers_pack({"a": "x" * 60_000})
+    few, many = [cell] + [None] * 9, [cell] * 10
+    values = [b"v" * 50_000] * 10
+    for compress in (False, True):
+        assert is_much(encode({Column.VALUE: [b""] * 10, Column.HEADERS: many}, compress=compress))
+    assert not is_much(encode({Column.VALUE: values, Column.HEADERS: few}))
+    assert not is_much(encode({Column.VALUE: values}))
+    damaged = bytearray(encode({Column.VALUE: values, Column.HEADERS: many}))
+    damaged[40] = 255
+    assert not is_much(bytes(damaged)) and not is_much(bytes(damaged[:50])) and not is_much(b"")

@@ -12,13 +12,14 @@ from sandq.model.errors import InvalidRequest, TooLarge
 from sandq.model.limits import Limits
 from sandq.partition.levels import BUDGET
 from sandq.protocol.requests import Nack
+from tests.support.hostile_rows import NO_HEADERS
 
 BASE = b"\0" * 16
 CHANGE = {"headers": b"\x80"}
 MANY = [
     [[5, None, None, None, True, CHANGE]] * 2,  # a whole lease may be as much as one may change
     [[5, [[BASE, 900]], None, None, True, CHANGE]] * 2,
-    [[5, [[BASE, b"\xff" * 40]], None, None, True, {"headers": b"x" * 60_000}]],
+    [[5, [[BASE, b"\xff" * 40]], None, None, True, {"headers": b"\x81\xa1a\xc5\xea\x60" + b"x" * 60_000}]],
 ]
 
 
@@ -54,3 +55,11 @@ def test_a_priority_is_for_topics_that_have_them() -> None:
     with_columns(Nack(1, 0, [[5, None, None, None, True, CHANGE]]), BUDGET, Limits(), refuse)
     with pytest.raises(InvalidRequest, match="no priorities"):
         with_columns(Nack(1, 0, [[5, None, None, None, True, {"priority": 1}]]), BUDGET, Limits(), refuse)
+
+
+def test_headers_that_are_no_map_are_refused() -> None:
+    for cell in NO_HEADERS.values():
+        if cell:
+            with pytest.raises(InvalidRequest, match=r"^item 1: headers: "):
+                items_of([[5, [[BASE, 1]], None, None, True, {"headers": cell}]])
+    assert items_of([[5, [[BASE, 1]], None, None, True, {"headers": b""}]])[0][5] == {Column.HEADERS: b""}
