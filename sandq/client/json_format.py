@@ -31,6 +31,7 @@ from sandq.client.consumer.message import Message
 from sandq.client.messages.stored_message import DeadLetter, Life, StoredMessage
 from sandq.model.errors import InvalidRequest
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
+from sandq.model.headers import headers_or_none
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
@@ -56,6 +57,7 @@ __all__ = [
     "entry_json",
     "group_limits_json",
     "group_limits_of_rows",
+    "headers_fields",
     "history_json",
     "key_fields",
     "message_json",
@@ -140,7 +142,12 @@ UNKNOWN_TOLD: Final = 20
 
 def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator[tuple[str, InvalidRequest]]:
     """Read field by field, and tell what is wrong."""
-    for name in heapq.nsmallest(UNKNOWN_TOLD, found.keys() - KNOWN - FROM_OTHERS):
+    if "headers_base64" in found:
+        text = (
+            "headers_base64: these headers are no map with text keys, and no broker takes such any more: leave them out"
+        )
+        yield "headers_base64", InvalidRequest(text)
+    for name in heapq.nsmallest(UNKNOWN_TOLD, found.keys() - KNOWN - FROM_OTHERS - {"headers_base64"}):
         meant = did_you_mean(name, KNOWN) or f" (this version knows {', '.join(sorted(KNOWN))})"
         yield name, InvalidRequest(f"{name}: no such field of a message{meant}")
     try:
@@ -255,7 +262,7 @@ def entry_json(entry: Entry, *, value: bool = True) -> dict[str, Any]:
     """A key of a compacted topic, and what it has; its value and headers are left out unless they are wanted."""
     return {
         **key_fields("key", entry.key),
-        **(value_fields(entry.value) | content_fields(None, entry.headers) if value else {}),
+        **(value_fields(entry.value) | content_fields(None, entry.headers_bytes) if value else {}),
         "version": entry.version,
         "expires_at": when(entry.expires_ms),
         "partition": entry.partition,
@@ -267,7 +274,7 @@ def change_json(change: Change) -> dict[str, Any]:
     return {
         **key_fields("key", change.key),
         **value_fields(change.value),
-        **content_fields(None, change.headers),
+        **content_fields(None, change.headers_bytes),
         "deleted": change.deleted,
         "version": change.version,
         "created_at": format_instant(change.created_ms),
@@ -358,7 +365,9 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
 
 def message_json(message: Message | LeasedMessage) -> dict[str, Any]:
     """A delivered message."""
-    record = value_fields(None if message.deleted else message.value) | content_fields(message.key, message.headers)
+    record = value_fields(None if message.deleted else message.value) | content_fields(
+        message.key, message.headers_bytes
+    )
     record |= rank_fields(message.priority, message.tenant)
     record |= {
         "deliver_at": format_instant(message.deliver_at_ms),
@@ -379,7 +388,7 @@ def stored_json(message: StoredMessage, *, value: bool) -> dict[str, Any]:
     """A stored message, wherever it is in its life."""
     return {
         **(value_fields(message.value) if value else {}),
-        **content_fields(message.key, message.headers),
+        **content_fields(message.key, message.headers_bytes),
         **key_fields("unique_key", message.unique_key),
         **rank_fields(message.priority, message.tenant),
         **({} if message.ttl_ms is None else {"ttl": format_duration(message.ttl_ms)}),
@@ -401,7 +410,7 @@ def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
     """A dead letter."""
     return {
         **(value_fields(letter.value) if value else {}),
-        **content_fields(letter.key, letter.headers),
+        **content_fields(letter.key, letter.headers_bytes),
         **key_fields("unique_key", letter.unique_key),
         **rank_fields(letter.priority, letter.tenant),
         "deliver_at": when(letter.deliver_at_ms),
@@ -478,9 +487,9 @@ def _readable(fields: Mapping[str, Any]) -> dict[str, Any]:
             record["ttl"] = None if value is None else format_duration(value)
         elif name.endswith("_ms"):
             record[name.removesuffix("_ms").removesuffix("_at") + "_at"] = when(value)
-        elif name == "headers":
-            record.update(content_fields(None, value))
-        elif name != "value":
+        elif name == "headers_bytes":
+            record.update(headers_fields(value))
+        elif name not in ("value", "headers"):  # `headers_bytes` says more
             record[name] = value
     return record
 
@@ -506,12 +515,19 @@ def key_fields(name: str, key: bytes | None) -> dict[str, Any]:
     return {f"{name}_base64": encoded(key)} if text is None else {name: text}
 
 
-def content_fields(key: bytes | None, headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Key and headers; those that are there."""
-    fields = key_fields("key", key)
-    if headers:
-        fields["headers"] = {name: _header(value) for name, value in headers.items()}
-    return fields
+def content_fields(key: bytes | None, headers: bytes | None) -> dict[str, Any]:
+    """Key and headers; those that are there. `headers`: as they are stored."""
+    return key_fields("key", key) | headers_fields(headers)
+
+
+def headers_fields(cell: bytes | None) -> dict[str, Any]:
+    """The stored headers as `headers`, or as `headers_base64` if no JSON object says the same; {} if there are none."""
+    if not cell:
+        return {}
+    headers = headers_or_none(cell)
+    if headers is None or any([_reads_as_bytes(value) for value in headers.values()]):
+        return {"headers_base64": encoded(cell)}
+    return {"headers": {name: _header(value) for name, value in headers.items()}} if headers else {}
 
 
 def rank_fields(priority: int, tenant: str | None) -> dict[str, Any]:
@@ -524,9 +540,20 @@ def rank_fields(priority: int, tenant: str | None) -> dict[str, Any]:
     return fields
 
 
+def _reads_as_bytes(value: Any) -> bool:
+    """Whether something in the value of a header is a map that looks like bytes in JSON."""
+    if isinstance(value, dict):
+        return value.keys() == {"base64"} or any([_reads_as_bytes(part) for part in value.values()])
+    return isinstance(value, list) and any([_reads_as_bytes(part) for part in value])
+
+
 def _header(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"base64": encoded(value)}
+    if isinstance(value, dict):
+        return {name: _header(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_header(part) for part in value]
     # JSON has no word for what is no number.
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

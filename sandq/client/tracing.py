@@ -69,7 +69,11 @@ class Tracing:
     @contextmanager
     def processing(self, message: Delivered, group: str | None = None) -> Iterator[None]:
         """A span for a message that is handled in the block; an exception that leaves it is told of."""
-        context, links = self._tied(message.headers)
+        try:
+            headers = message.headers
+        except InvalidRequest:
+            headers = {}  # stored by a version that accepted headers of any form
+        context, links = self._tied(headers)
         attributes = {
             **self._attributes(message.topic, "process"),
             "messaging.message.id": message.id,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
+from sandq.model.headers import headers_or_none
 from sandq.model.times import format_instant
 from sandq.model.webhooks import ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, sign
 
@@ -14,6 +17,8 @@ Headers = list[tuple[bytes, bytes]]
 PREFIX: Final = "sandq-"
 HEADER_PREFIX: Final = "sandq-header-"
 """Before the names of the message's own headers."""
+HEADERS_BASE64: Final = "sandq-headers-base64"
+"""Name of the header that carries the message's stored headers, if they are no map with text keys."""
 CONTENT_TYPE: Final = "content-type"
 OCTETS: Final = "application/octet-stream"
 HEADER_BYTES_MOST: Final = 12_288
@@ -41,7 +46,7 @@ class Pushed(Protocol):
     @property
     def key(self) -> bytes | None: ...
     @property
-    def headers(self) -> Any: ...
+    def headers_bytes(self) -> bytes | None: ...
     @property
     def deliver_at_ms(self) -> int: ...
     @property
@@ -58,13 +63,14 @@ def webhook_id(topic: str, partition: int, message_id: str) -> str:
 
 def headers_of(message: Pushed, group: str, secrets: Sequence[str], now_s: int, agent: str) -> Headers:
     """Return the headers of the request for one attempt, but for Host and Content-Length."""
-    own = message.headers
+    cell = message.headers_bytes
+    own = headers_or_none(cell or None)
     body = message.value or b""
     name = webhook_id(message.topic, message.partition, message.id)
     fixed = {
         "user-agent": agent,
         "accept-encoding": "identity",
-        CONTENT_TYPE: _content_type(own),
+        CONTENT_TYPE: _content_type(own or {}),
         ID_HEADER: name,
         TIMESTAMP_HEADER: str(now_s),
         SIGNATURE_HEADER: sign(secrets, name, now_s, body),
@@ -78,15 +84,18 @@ def headers_of(message: Pushed, group: str, secrets: Sequence[str], now_s: int, 
     if message.deleted:
         fixed["sandq-deleted"] = "true"
     found = [(key.encode("ascii"), value.encode("ascii")) for key, value in fixed.items()]
-    return found + _own_headers(message.key, own)
+    return found + _own_headers(message.key, own, cell)
 
 
-def _own_headers(key: bytes | None, own: dict[str, Any]) -> Headers:
-    """What users chose: the key, and the headers of the message, as far as there is room."""
+def _own_headers(key: bytes | None, own: dict[str, Any] | None, cell: bytes | None) -> Headers:
+    """Return the headers that users chose, as far as they fit: the key, and the headers of the message. `own`: None if
+    `cell`, the stored headers, is no map; it is sent in base64 then."""
     wanted = [] if key is None else [("sandq-key", quote(key, safe=_VALUE_SAFE.strip()))]
+    if own is None:
+        wanted.append((HEADERS_BASE64, b64encode(cell or b"").decode()))
     wanted += [
         (HEADER_PREFIX + quote(str(header).lower(), safe=_NAME_SAFE), encoded(value))
-        for header, value in own.items()
+        for header, value in (own or {}).items()
         if not (header.lower() == CONTENT_TYPE and _is_plain(value))
     ]
     found: Headers = []
@@ -107,12 +116,19 @@ def encoded(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, (dict, list)):
+        value = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_base64)
     data = value if isinstance(value, bytes) else str(value).encode(errors="replace")
     text = quote(data, safe=_VALUE_SAFE)
     # A server strips spaces at the ends.
     inner = text.strip(" ")
     start = len(text) - len(text.lstrip(" "))
     return text if inner == text else "%20" * start + inner + "%20" * (len(text) - len(inner) - start)
+
+
+def _base64(data: bytes) -> dict[str, str]:
+    """Return bytes inside a map or an array as JSON has them."""
+    return {"base64": b64encode(data).decode()}
 
 
 def _content_type(own: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ Values and keys are the buffers of the batches that came; offsets, ids and times
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sandq.model import offsets as offset_model
-from sandq.model.batch import Batch, Column, headers_unpack
+from sandq.model.batch import Batch, Column
 from sandq.model.batch_format import TYPE_INT64, TYPE_OF, pack_ints
 from sandq.model.errors import InvalidRequest, ProtocolError
+from sandq.model.headers import headers_or_none
 from sandq.model.offset_texts import CHARS, texts_of_column, texts_of_run, times_of_column
 from sandq.model.piece import Piece
 from sandq.sql.schema import Kind
@@ -244,11 +246,9 @@ def text_of(cell: bytes | None) -> str | None:
 
 
 def headers_text(cell: bytes | None) -> str:
-    """Packed headers as JSON; of what is no map with string keys, `{}`."""
-    try:
-        return json_text(headers_unpack(cell))
-    except InvalidRequest:
-        return "{}"
+    """Packed headers as a JSON object; base64 as a JSON string if no broker would accept them today."""
+    headers = headers_or_none(cell or None)
+    return json.dumps(base64.b64encode(cell or b"").decode()) if headers is None else json_text(headers)
 
 
 def json_text(value: Any) -> str:
@@ -277,8 +277,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
     if isinstance(value, bytes):
-        import base64
-
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -356,21 +356,13 @@ def _of_stored(one: StoredMessage, needed: Iterable[str]) -> Row:
         "key_bytes": lambda one: one.key,
         "unique_key": lambda one: text_of(one.unique_key),
         "text": lambda one: text_of(one.value),
-        "headers": lambda one: json_text(_headers(one)),
+        "headers": lambda one: headers_text(one.headers_bytes),
         "deliver_at": lambda one: time(one.deliver_at_ms),
         "created_at": lambda one: time(one.created_ms),
         "due_at": lambda one: time(one.due_ms),
         "moved_at": lambda one: time(one.moved_ms),
     }
     return {name: special[name](one) if name in special else getattr(one, name) for name in needed}
-
-
-def _headers(one: Any) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = one.headers
-    except InvalidRequest:
-        return {}
-    return found
 
 
 # --------------------------------------------------------------------------------------------- beside messages
@@ -414,7 +406,7 @@ def _of_dead(one: Any, needed: Iterable[str]) -> Row:
         "key_bytes": lambda one: one.key,
         "unique_key": lambda one: text_of(one.unique_key),
         "text": lambda one: text_of(one.value),
-        "headers": lambda one: json_text(_headers(one)),
+        "headers": lambda one: headers_text(one.headers_bytes),
         "deliver_at": lambda one: time(one.deliver_at_ms),
         "created_at": lambda one: time(one.created_ms),
         "dead_at": lambda one: time(one.dead_ms),
@@ -534,7 +526,7 @@ def _of_schedule(one: Any, needed: Iterable[str]) -> Row:
     special: dict[str, Callable[[Any], Any]] = {
         "key": lambda one: text_of(one.key),
         "text": lambda one: text_of(one.value),
-        "headers": lambda one: json_text(_headers(one)),
+        "headers": lambda one: headers_text(one.headers_bytes),
         "next_at": lambda one: time(one.next_ms),
         "fire_at": lambda one: time(one.fire_ms),
         "created_at": lambda one: time(one.created_ms),

@@ -83,7 +83,13 @@ _KEY_BYTES = Column("key_bytes", Kind.BYTES, "the key")
 _VALUE = Column("value", Kind.BYTES, "the value")
 _TEXT = Column("text", Kind.TEXT, "the value as text; NULL when it is no UTF-8")
 _JSON = Column("json", Kind.JSON, "the value as JSON; NULL when it is none", _json_of("text"), ("text",))
-_HEADERS_TEXT = Column("headers", Kind.JSON, "the headers, an object", _as_json("headers"), ("headers",))
+_HEADERS_TEXT = Column(
+    "headers",
+    Kind.JSON,
+    "the headers, an object; a string of base64 if they are no map",
+    _as_json("headers"),
+    ("headers",),
+)
 _DELIVER_AT = Column("deliver_at", Kind.TIME, "when it is due")
 _CREATED_AT = Column("created_at", Kind.TIME, "when it was stored")
 _UNIQUE_KEY = Column("unique_key", Kind.TEXT, "the unique key as text; NULL when it is no UTF-8, or there is none")

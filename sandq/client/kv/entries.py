@@ -131,8 +131,13 @@ class Change:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """A new dict each time; {} when there are none."""
+        """A new dict each time; {} when there are none. Raises InvalidRequest if `headers_bytes` is no map."""
         return headers_unpack(self._piece.headers(self._position))
+
+    @property
+    def headers_bytes(self) -> bytes | None:
+        """The headers as they are stored: msgpack; None when there are none."""
+        return self._piece.headers(self._position)
 
     @property
     def created_ms(self) -> int:

@@ -17,8 +17,8 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.request_batcher import Ask, Counter, RequestBatcher
 from sandq.client.transport.requests import call_leader, fresh_topic
 from sandq.model import offsets as offset_model
-from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
+from sandq.model.headers import headers_or_none
 from sandq.model.names import DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
@@ -332,7 +332,9 @@ class Messages:
             lease = None if token is None else offset_model.lease_text(group_number, partition, token)
             group["lease_token"] = lease
             group["lives"] = lives_of(group.get("lives") or (), group.get("history") or ())
-        shown |= {"topic": self.topic, "partition": partition, "headers": headers_unpack(found["headers"])}
+        cell = found["headers"]
+        shown |= {"headers": headers_or_none(cell) or {}, "headers_bytes": cell}
+        shown |= {"topic": self.topic, "partition": partition}
         return found | shown
 
     async def _partition(self, target: Target, tenant: str | None) -> int:

@@ -69,8 +69,13 @@ class StoredMessage:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """A new dict each time; {} when there are none."""
+        """A new dict each time; {} when there are none. Raises InvalidRequest if `headers_bytes` is no map."""
         return headers_unpack(self._headers)
+
+    @property
+    def headers_bytes(self) -> bytes | None:
+        """The headers as they are stored: msgpack; None when there are none."""
+        return self._headers
 
 
 class Attempt(NamedTuple):
@@ -183,8 +188,13 @@ class DeadLetter:
 
     @property
     def headers(self) -> dict[str, Any]:
-        """A new dict each time; {} when there are none."""
+        """A new dict each time; {} when there are none. Raises InvalidRequest if `headers_bytes` is no map."""
         return headers_unpack(self._headers)
+
+    @property
+    def headers_bytes(self) -> bytes | None:
+        """The headers as they are stored: msgpack; None when there are none."""
+        return self._headers
 
 
 class FetchedMessage(LogMessage[LogPiece]):

@@ -108,6 +108,11 @@ class Schedule:
         return headers_unpack(self._headers)
 
     @property
+    def headers_bytes(self) -> bytes | None:
+        """The headers as they are stored: msgpack; None when there are none."""
+        return self._headers
+
+    @property
     def id(self) -> str:
         """Its name, with the tenant behind it in a fair topic: what `list` takes as `after`."""
         return schedule_id(self.name, self.tenant)

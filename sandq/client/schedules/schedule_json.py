@@ -62,7 +62,7 @@ def schedule_json(schedule: Schedule, *, value: bool = True) -> dict[str, Any]:
         "name": schedule.name,
         **{name: told for name, told in settings.items() if told is not None},
         **(value_fields(schedule.value) if value else {}),
-        **content_fields(schedule.key, schedule.headers),
+        **content_fields(schedule.key, schedule.headers_bytes),
         **rank_fields(schedule.priority, schedule.tenant),
         "topic": schedule.topic,
         "partition": schedule.partition,

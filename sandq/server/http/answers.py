@@ -6,8 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sandq.server.http.bodies import HeaderValue
-
 
 class Answer(BaseModel):
     model_config = ConfigDict(extra="allow")
@@ -81,6 +79,7 @@ _KEY: Any = Field(default=None, description="When it is UTF-8 ...")
 _KEY_BASE64: Any = Field(default=None, description="... otherwise so.")
 _UNIQUE_KEY: Any = Field(default=None, description="When it has one that is UTF-8 ...")
 _HEADERS: Any = Field(default=None, description='When it has some; bytes are written as `{"base64": "aw=="}`.')
+_HEADERS_BASE64: Any = Field(default=None, description="The stored headers instead, if they are no map with text keys.")
 
 
 class Message(Answer):
@@ -93,7 +92,8 @@ class Message(Answer):
     value: str | None = Field(default=None, description="... otherwise in base64; null: the message deletes its key.")
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
-    headers: dict[str, HeaderValue] | None = _HEADERS
+    headers: dict[str, Any] | None = _HEADERS
+    headers_base64: str | None = _HEADERS_BASE64
     priority: int | None = Field(default=None, description="Unless it is 0.")
     tenant: str | None = Field(default=None, description="When it names one.")
 
@@ -113,7 +113,8 @@ class Entry(Answer):
     key_base64: str | None = _KEY_BASE64
     text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64.")
-    headers: dict[str, HeaderValue] | None = _HEADERS
+    headers: dict[str, Any] | None = _HEADERS
+    headers_base64: str | None = _HEADERS_BASE64
     version: str = _VERSION
     expires_at: str | None = Field(description="When its time is over; null: never.")
     partition: int
@@ -133,7 +134,8 @@ class Change(Answer):
     key_base64: str | None = _KEY_BASE64
     text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64; null: the key was deleted.")
-    headers: dict[str, HeaderValue] | None = _HEADERS
+    headers: dict[str, Any] | None = _HEADERS
+    headers_base64: str | None = _HEADERS_BASE64
     deleted: bool
     version: str = _VERSION
     created_at: str

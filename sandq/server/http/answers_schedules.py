@@ -39,6 +39,7 @@ class Schedule(Answer):
     key: str | None = None
     key_base64: str | None = None
     headers: dict[str, Any] | None = None
+    headers_base64: str | None = Field(default=None, description="Instead, if they are no map with text keys.")
     priority: int | None = Field(default=None, description="Unless it is 0.")
     tenant: str | None = Field(default=None, description="When it names one.")
     topic: str

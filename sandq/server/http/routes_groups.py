@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
+import anyio
 from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
@@ -19,11 +21,11 @@ from sandq.client.json_format import (
     when,
 )
 from sandq.model.access import Right
-from sandq.model.errors import InvalidRequest, LeaseLost, UnknownGroup
+from sandq.model.errors import InvalidRequest, LeaseLost, SandqError, UnknownGroup
 from sandq.model.times import duration_ms
 from sandq.server.http import answers, bodies
 from sandq.server.http.caller import authorize
-from sandq.server.http.event_streams import EVENTS, IN_FLIGHT_DEFAULT, Wanted, event_stream
+from sandq.server.http.event_streams import EVENTS, GIVE_BACK_S, IN_FLIGHT_DEFAULT, Wanted, event_stream
 from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.routes_messages import After, KeyPrefix
@@ -47,7 +49,7 @@ _COUNTS = ("lag", "ready", "leased", "waiting", "dead")
 )
 async def lease(request: Request, topic: TopicName, group: GroupName, body: bodies.LeaseIn | None = None) -> Found:
     """What is ready now; when that is nothing, what first becomes ready within `wait`. The group is made when it is
-    new. When the client goes away meanwhile, what was leased is given back.
+    new. If the client goes away meanwhile, or no answer can be made, the messages are given back.
     """
     asked = body or bodies.LeaseIn()
     leases = gateway_of(request).client.leases(topic, group)
@@ -62,7 +64,12 @@ async def lease(request: Request, topic: TopicName, group: GroupName, body: bodi
             partitions=asked.partitions,
         ),
     )
-    return {"messages": [message_json(message) for message in found], "without_leader": found.without_leader}
+    try:
+        return {"messages": [message_json(message) for message in found], "without_leader": found.without_leader}
+    except Exception:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(GIVE_BACK_S), suppress(SandqError):
+            await leases.give_back([message.held for message in found])
+        raise
 
 
 @router.get(

@@ -268,7 +268,7 @@ async def fetch(
     def shown(message: Any) -> Found:
         return {
             **value_fields(None if message.deleted else message.value),
-            **content_fields(message.key, message.headers),
+            **content_fields(message.key, message.headers_bytes),
             **rank_fields(message.priority, message.tenant),
             "deliver_at": when(message.deliver_at_ms),
             "offset": message.offset,

@@ -10,6 +10,7 @@ one place that says what they are.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -21,7 +22,7 @@ from sandq.model import offsets as offset_model
 from sandq.model.batch import Batch, Column
 from sandq.model.batch_format import TYPE_INT64, TYPE_OF, pack_ints
 from sandq.model.errors import InvalidRequest, ProtocolError
-from sandq.model.headers import headers_unpack
+from sandq.model.headers import headers_or_none
 from sandq.model.offset_texts import CHARS, texts_of_column, texts_of_run, times_of_column
 from sandq.model.piece import Piece
 from sandq.spark.source.options import PLAIN, Extra
@@ -288,11 +289,9 @@ def headers_array(cells: Sequence[bytes | None]) -> Any:
 
 
 def _pairs(cell: bytes) -> list[tuple[str, bytes | None]]:
-    """Of what is no map with string keys (no broker looks into headers) the bytes, under the name HEADERS_RAW."""
-    try:
-        return [(key, header_bytes(value)) for key, value in headers_unpack(cell).items()]
-    except (InvalidRequest, TypeError, ValueError):
-        return [(HEADERS_RAW, cell)]
+    """Return names and values; if no broker would accept the headers today, the bytes under the name HEADERS_RAW."""
+    headers = headers_or_none(cell or None)
+    return [(HEADERS_RAW, cell)] if headers is None else [(key, header_bytes(value)) for key, value in headers.items()]
 
 
 def header_bytes(value: object) -> bytes | None:
@@ -301,4 +300,9 @@ def header_bytes(value: object) -> bytes | None:
         return value
     if isinstance(value, str):
         return value.encode()
-    return json.dumps(value, ensure_ascii=False, default=repr).encode()
+    return json.dumps(value, ensure_ascii=False, default=_base64).encode()
+
+
+def _base64(data: bytes) -> dict[str, str]:
+    """Return bytes inside a map or an array as JSON has them."""
+    return {"base64": base64.b64encode(data).decode()}

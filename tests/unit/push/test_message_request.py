@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+from base64 import b64decode
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import h11
+import msgpack
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +24,7 @@ from sandq.push.message_request import (
     headers_of,
     webhook_id,
 )
+from tests.support.hostile_rows import HEADERS, NO_HEADERS
 
 SECRET = secret_text(bytes(24))
 NOW_S = 1_800_000_000
@@ -30,12 +35,18 @@ class FakeMessage:
     value: bytes = b"{}"
     key: bytes | None = None
     headers: dict[str, Any] = field(default_factory=dict)
+    cell: bytes | None = None
+    """The stored headers, if they are no map."""
     id: str = "06GH4X0000000000000000000G"
     topic: str = "orders.eu"
     partition: int = 3
     attempt: int = 2
     deliver_at_ms: int = NOW_S * 1000
     deleted: bool = False
+
+    @property
+    def headers_bytes(self) -> bytes | None:
+        return msgpack.packb(self.headers) if self.cell is None else self.cell
 
 
 def names(message: FakeMessage) -> dict[str, str]:
@@ -104,7 +115,14 @@ def test_one_header_and_their_number_are_bounded_too() -> None:
     assert "sandq-header-line" not in found and found["sandq-left-out"] == "38" and len(found) < 98
 
 
-values = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20)
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.binary(max_size=20)
+)
 
 
 @given(st.dictionaries(st.text(max_size=12), values, max_size=4), st.none() | st.binary(max_size=20))
@@ -119,3 +137,29 @@ def test_a_value_can_be_read_back(text: str) -> None:
     data = text.encode(errors="replace")
     assert unquote_to_bytes(encoded(text)) == data
     assert encoded(text) == encoded(text).strip()
+
+
+@pytest.mark.parametrize("name", NO_HEADERS)
+def test_headers_that_are_no_map_are_sent_in_base64(name: str) -> None:
+    cell = NO_HEADERS[name]
+    found = names(FakeMessage(cell=cell, key=b"k"))
+    assert not any(name.startswith("sandq-header-") for name in found) and found["sandq-key"] == "k"
+    if not cell:
+        assert "sandq-headers-base64" not in found
+    elif len(cell) > HEADER_MOST_BYTES:
+        assert found["sandq-left-out"] == "1"
+    else:
+        assert b64decode(found["sandq-headers-base64"]) == cell
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_hostile_headers_make_a_request_of_http(name: str) -> None:
+    found = headers_of(FakeMessage(cell=HEADERS[name]), "g", [SECRET], NOW_S, "sandq/1")
+    h11.Request(method="POST", target="/", headers=[(b"host", b"x"), *found])
+    assert all(re.fullmatch(rb"[ -~]*", value) for _, value in found)
+
+
+def test_maps_and_arrays_in_headers_are_sent_as_json() -> None:
+    found = names(FakeMessage(headers={"a": [1, "x", None, {"b": True}], "c": {"d": b"\xff"}}))
+    assert json.loads(found["sandq-header-a"]) == [1, "x", None, {"b": True}]
+    assert json.loads(found["sandq-header-c"]) == {"d": {"base64": "/w=="}}

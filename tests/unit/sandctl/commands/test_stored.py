@@ -114,6 +114,7 @@ BIOGRAPHY = {
     "due_ms": NOW_MS + HOUR_MS,
     "key": b"ada",
     "headers": {"a": 1},
+    "headers_bytes": b"\x81\xa1a\x01",
     "ttl_ms": 60_000,
     "unique_key": b"\xff\x00",
     "moves": 2,

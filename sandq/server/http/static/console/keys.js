@@ -63,7 +63,7 @@ export function keysTab(context, topic) {
         button("Change…", () => change(entry), writes), button("Delete…", () => drop(entry), { ...writes, kind: "danger" }),
         h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
       facts([["Version", entry.version], ["Expires", entry.expires_at ? `${instant(entry.expires_at)} (${ago(entry.expires_at)})` : "never"], ["Partition", entry.partition]]),
-      headersView(entry.headers), valueView(entry), commandLine(sandctl("kv get", [topic, word(entry)])),
+      headersView(entry), valueView(entry), commandLine(sandctl("kv get", [topic, word(entry)])),
     ]);
     detail.focus();
   }
@@ -75,7 +75,7 @@ export function keysTab(context, topic) {
     const lines = Object.entries(entry?.headers ?? {}).filter(([, one]) => typeof one !== "object").map(([header, one]) => `${header}=${one}`);
     act({
       title: entry ? "Change the key" : "Put a key", verb: "Put",
-      about: entry ? `Only if it still has the version ${entry.version}.` : "What it had is replaced.",
+      about: entry ? `Only if it still has the version ${entry.version}.${entry.headers_base64 ? " Its headers are no map, and are left out." : ""}` : "What it had is replaced.",
       fields: [
         ...(entry ? [] : [{ name: "key", label: "Key", required: true }]),
         { name: "value", label: "Value", kind: "textarea", rows: 8, value },

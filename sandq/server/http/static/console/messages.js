@@ -130,11 +130,19 @@ export function valueView(message) {
   return [h("div", { class: "row" }, segments, note, rest, save), box];
 }
 
-export function headersView(headers) {
-  const rows = Object.entries(headers ?? {});
+// The value of a header as text: bytes as base64, all else as JSON has it.
+function headerText(value) {
+  const isBytes = value !== null && typeof value === "object" && Object.keys(value).join() === "base64";
+  return isBytes ? `base64:${value.base64}` : JSON.stringify(value).replace(/^"|"$/g, "");
+}
+
+// `of`: a message, a dead letter, or a key. Headers that are no map are shown as they are stored.
+export function headersView(of) {
+  if (of.headers_base64) return h("p", {}, "Headers that are no map: ", h("span", { class: "mono" }, `base64:${cut(of.headers_base64, 2000)}`));
+  const rows = Object.entries(of.headers ?? {});
   if (!rows.length) return null;
   return h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Headers"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Header"), h("th", { scope: "col" }, "Value"))),
-    h("tbody", {}, rows.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, visible(name)), h("td", {}, visible(value !== null && typeof value === "object" ? `base64:${value.base64}` : JSON.stringify(value).replace(/^"|"$/g, ""))))))));
+    h("tbody", {}, rows.map(([name, value]) => h("tr", {}, h("th", { scope: "row" }, visible(name)), h("td", {}, visible(headerText(value))))))));
 }
 
 function messageView(context, topic, message, { name, by, tenant, again, list, close }) {
@@ -216,7 +224,7 @@ function messageView(context, topic, message, { name, by, tenant, again, list, c
         ["Moved", message.moves ? `${plural(message.moves, "time")}, last ${instant(message.moved_at)}` : null], ["Key", keyText(message) || null], ["Unique key", keyText(message, "unique_key") || null],
         ["Priority", message.priority], ["Tenant", message.tenant], ["Time to live", message.ttl], ["Partition", message.partition], ["Offset", message.offset],
       ]),
-      h("div", {}, headersView(message.headers) ?? h("p", { class: "dim" }, "No headers"))),
+      h("div", {}, headersView(message) ?? h("p", { class: "dim" }, "No headers"))),
     h("h3", {}, "Value"), valueView(message), h("h3", {}, "Why"), explained,
   ];
 }
