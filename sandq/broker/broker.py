@@ -48,6 +48,7 @@ from sandq.broker.replication.runner import Runner
 from sandq.broker.stats import NodeStats
 from sandq.broker.timers import Timers
 from sandq.model.batch import Column
+from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller
 from sandq.model.errors import (
     InvalidRequest,
@@ -81,6 +82,8 @@ SETTLED_WORK: Final = 4
 """... and to apply it costs so many times what bytes of a batch cost: an entry has 1,024 of them."""
 REQUEST_BYTES = 64
 """Roughly what a request takes until it is answered, beside what it brings."""
+ROW_WORK: Final = 64
+"""Cost to apply a message that has a row of its own, beside its bytes, in bytes of a batch that cost the same."""
 
 LISTS_AT_ONCE: Final = 4
 """Lists of groups that are made at once, for all clients: each may be 12 MB."""
@@ -216,8 +219,10 @@ class Broker:
         if request.producer_id and number_of(request.sequence) == 1:
             self._check_producers()
         command = c.Append(batch, request.producer_id, request.epoch, request.sequence, request.on_conflict, split)
-        size = len(batch) + REQUEST_BYTES * requests
-        delivery.host.submit(command, done, size=size, messages=messages, line=caller.line)
+        size = stored_bytes_of(batch) + REQUEST_BYTES * requests
+        # A message that has a row of its own costs as much as so many bytes, even if it is empty.
+        work = size + (ROW_WORK * messages if split else 0)
+        delivery.host.submit(command, done, size=size, work=work, messages=messages, line=caller.line)
 
     async def check_large(self, request: Produce) -> Checked:
         """Check a batch that takes long to check, one at a time, in a thread. Raises InvalidRequest, TooLarge."""

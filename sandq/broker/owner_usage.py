@@ -72,18 +72,21 @@ class OwnerUsage:
         self.held: Mapping[str, Held] = {}
         """Of all nodes, by owner, as far as it is bounded."""
 
-    def check(self, owner: str, is_pending: Callable[[], bool]) -> None:
-        """Raise QuotaExceeded while an owner has as much as it may. `is_pending`: whether what is to be stored is not
-        due yet."""
+    def check(self, owner: str, size: int | None, pending: Callable[[], int | None]) -> None:
+        """Raise QuotaExceeded if an owner would have more than it may. `size`: bytes that are to be stored; None if
+        nothing is. `pending`: how many messages that are not due yet would be new; 0 for those that exist and get a
+        later time, None if there are none."""
         quota = self._quotas.get(owner)
         if quota is None:
             return
         held = self.held.get(owner, NOTHING)
-        if quota.stored_bytes is not None and held.stored_bytes >= quota.stored_bytes:
-            raise _full(owner, "stored_bytes", held.stored_bytes, quota.stored_bytes)
-        most = quota.pending_messages
-        if most is not None and held.pending_messages >= most and is_pending():
-            raise _full(owner, "pending_messages", held.pending_messages, most)
+        most_bytes, most = quota.stored_bytes, quota.pending_messages
+        if most_bytes is not None and size is not None:
+            is_full = held.stored_bytes >= most_bytes
+            if is_full or held.stored_bytes + size > most_bytes:
+                raise _full(owner, "stored_bytes", held.stored_bytes, most_bytes, None if is_full else size)
+        if most is not None and (count := pending()) is not None and held.pending_messages + count > most:
+            raise _full(owner, "pending_messages", held.pending_messages, most, count)
 
     # -- adding up ------------------------------------------------------------------------------------------------
 
@@ -174,10 +177,12 @@ class OwnerUsage:
         return True
 
 
-def _full(owner: str, name: str, held: int, most: int) -> QuotaExceeded:
+def _full(owner: str, name: str, held: int, most: int, more: int | None) -> QuotaExceeded:
+    """Return the error of a full quota. `more`: what the request would add; None or 0 if that does not matter."""
+    too_many = f", this request adds {more:,}" if more else ""
     return QuotaExceeded(
-        f"topics of {owner} have {held:,} {_NAMES[name]}, and its quota is {most:,} ({name}): have messages consumed, "
-        "cancelled or purged, or have the quota raised",
+        f"topics of {owner} have {held:,} {_NAMES[name]}{too_many}, and its quota is {most:,} ({name}): have messages "
+        "consumed, cancelled or purged, or have the quota raised",
         quota=name,
         maximum=most,
         principal=owner,

@@ -158,6 +158,11 @@ def plain_bytes_of(raw: bytes) -> int:
     return int.from_bytes(raw[20:24], "little")
 
 
+def stored_bytes_of(raw: bytes) -> int:
+    """The bytes of a batch once it is decompressed, as its header says."""
+    return max(len(raw), HEADER_BYTES + plain_bytes_of(raw)) if len(raw) >= HEADER_BYTES else len(raw)
+
+
 def pack_ints(code: Literal["i", "q"], numbers: Sequence[int]) -> bytes:
     """Little-endian int32 or int64; struct.error when one does not fit. Measured: quicker than array's."""
     return struct.pack(f"<{len(numbers)}{code}", *numbers)

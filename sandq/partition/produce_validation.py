@@ -67,6 +67,10 @@ MUCH_BYTES: Final = 2 << 20
 """Of a batch that takes long to check."""
 
 
+RATIO_MOST: Final = 256
+"""Maximum size of the body of a compressed batch once decompressed, as a multiple of the size of the batch."""
+RATIO_FREE_BYTES: Final = 64 << 10
+"""Size of a decompressed body that any batch may have, whatever its ratio."""
 MUCH_HEADERS_BYTES: Final = 256 << 10
 """Bytes of a batch with several columns, headers among them, that takes long to check."""
 
@@ -103,6 +107,7 @@ def check_batch(
         return PLAIN_SINGLE
     if len(raw) > limits.batch_bytes:
         raise TooLarge(f"a batch of {len(raw)} bytes; at most {limits.batch_bytes} are taken: send it in parts")
+    _check_ratio(raw)
     batch = Batch.parse(raw, max_bytes=limits.batch_bytes)
     if batch.count > limits.batch_messages:
         raise TooLarge(f"a batch of {batch.count} messages; at most {limits.batch_messages} are taken")
@@ -123,6 +128,19 @@ def check_batch(
         _check_unique_keys(batch, place)
     split = not _EACH.isdisjoint(batch.columns) or (place.ordered and Column.KEY in batch.columns)
     return Checked(batch.count, split)
+
+
+def _check_ratio(raw: bytes) -> None:
+    """Refuse a batch that costs its sender nearly nothing, and the cluster much."""
+    plain_bytes = plain_bytes_of(raw) if len(raw) >= HEADER_BYTES else 0
+    most_bytes = max(RATIO_FREE_BYTES, RATIO_MOST * len(raw))
+    if plain_bytes > most_bytes:
+        raise TooLarge(
+            f"a batch of {len(raw)} bytes has {plain_bytes} when decompressed; at most {RATIO_MOST} times its size is "
+            f"taken beyond {RATIO_FREE_BYTES} bytes: send fewer messages at once, or do not compress them",
+            limit="batch_ratio",
+            maximum=most_bytes,
+        )
 
 
 def _check_columns(batch: Batch, place: Place) -> None:

@@ -225,6 +225,10 @@ class Connection:
         sent, self._sent = self._sent, trio.Event()
         sent.set()
 
+    def hold_request(self, size: int) -> None:
+        """Count bytes of a request beyond its frame; below 0 if it is answered."""
+        self._own.count(size)
+
     @property
     def waiting_bytes(self) -> int:
         """Of frames that are queued or being sent."""

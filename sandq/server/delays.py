@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sandq.model.batch import Batch, Column, plain_single
 from sandq.model.errors import QuotaExceeded, SandqError
@@ -31,17 +31,34 @@ def check_delay(principal: str, quota: Quota, delay_ms: int) -> None:
     raise refusal
 
 
-def delay_of_batch(raw: bytes, now_ms: int) -> int:
-    """Return how far ahead a batch sends messages, in ms; 0 for what is no batch, which is told elsewhere."""
+class Ahead(NamedTuple):
+    """How far ahead a batch sends messages."""
+
+    delay_ms: int
+    """The longest delay."""
+    messages: int | None
+    """Number of messages that are not due yet; None if there are none."""
+
+
+AT_ONCE: Final = Ahead(0, None)
+
+
+def ahead_of_batch(raw: bytes, now_ms: int) -> Ahead:
+    """Return how far ahead a batch sends messages. Bytes that are no batch send none: they are refused elsewhere."""
     if plain_single(raw) is not None:
-        return 0
+        return AT_ONCE
     try:
         batch = Batch.parse(raw)
     except SandqError:
-        return 0
+        return AT_ONCE
     if Column.DELIVER_MS not in batch.columns:
-        return 0
-    return max(batch.max_deliver_ms - (0 if batch.relative else now_ms), 0)
+        return AT_ONCE
+    origin_ms = 0 if batch.relative else now_ms
+    delay_ms = batch.max_deliver_ms - origin_ms
+    if delay_ms <= 0:
+        return AT_ONCE
+    times_ms = batch.int_column(Column.DELIVER_MS) or ()
+    return Ahead(delay_ms, sum([at_ms is not None and at_ms > origin_ms for at_ms in times_ms]))
 
 
 def delay_of_request(frame: Frame, now_ms: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from sandq.model import offsets
 from sandq.model.batch import TYPE_INT64, Batch, Column, encode, plain_single
-from sandq.model.batch_format import HEADER_BYTES, TYPE_OF
+from sandq.model.batch_format import HEADER_BYTES, TYPE_OF, count_of, stored_bytes_of
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.partition.log.message_log import Stored
 from sandq.partition.produce_validation import is_much
@@ -87,7 +87,7 @@ class ProduceCoalescer:
             done = self._done([frame[1]], [0])
             if is_much(asked.batch):
                 return self._produce_large(asked, done)
-            self._spend(ALONE_WORK + (len(asked.batch) >> 12))
+            self._spend(ALONE_WORK + (stored_bytes_of(asked.batch) >> 12) + _messages_work(asked.batch))
             self._produce(asked, 1, done)
             return None
         place, batch = (frame[2], frame[3]), frame[8]
@@ -174,6 +174,11 @@ class ProduceCoalescer:
                 self._reply(ids, encode_replies(_parts(result, ids, counts)))
 
         return done
+
+
+def _messages_work(raw: bytes) -> int:
+    """Return the work of the messages of a batch, beside its bytes."""
+    return count_of(raw) >> 6 if len(raw) >= HEADER_BYTES else 0
 
 
 def _is_small(frame: Frame) -> bool:

@@ -153,7 +153,7 @@ async def test_nothing_is_sent_further_ahead_than_it_may_be(strict: Serving, gre
 
 
 async def test_what_topics_of_an_owner_hold_is_bounded(strict: Serving, greet: Greet) -> None:
-    token = await give(strict, "app", "admin", stored_bytes=5000, pending_messages=5)
+    token = await give(strict, "app", "admin", stored_bytes=6000, pending_messages=5)
     raw, _ = await greet(strict, token)
     other, _ = await greet(strict, await give(strict, "other", "admin"))
     await raw.create("t")
@@ -165,7 +165,7 @@ async def test_what_topics_of_an_owner_hold_is_bounded(strict: Serving, greet: G
     assert refusal(await other.produce(b"v", deliver_ms=[at_ms])) == ("pending_messages", True)
     assert (await other.produce(b"v" * 5000))[0] == Type.REPLY
     await until_holds(lambda: usage.held["token:app"].stored_bytes >= 5000)
-    refused = await other.produce(b"v")
+    refused = await other.produce(b"v" * 2000)
     assert refusal(refused) == ("stored_bytes", True) and refused[5]["retry_after_ms"] == 1000
     assert (await other.produce(b"v" * 5000, topic="free", deliver_ms=[at_ms]))[0] == Type.REPLY
     await raw.call(Type.TOPIC_DELETE, "t")

@@ -14,6 +14,7 @@ from sandq.model.limits import FIXED, Limits
 from sandq.model.names import COMPACTED, FAIR, RANKED
 from sandq.model.outbox import route
 from sandq.model.partitioning import KeyPartitions, delimiter_of
+from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.produce_validation import Place, check_batch
 from sandq.protocol.requests import AckThen
@@ -48,7 +49,8 @@ def command_of(request: AckThen, catalog: Catalog, now_ms: int, limits: Limits) 
             fields[Column.TENANT] = tenant.encode()
         partition = _partition_of(fields, topic, own, request.partition)
         try:
-            _check(fields, at_ms, is_delay, now_ms, limits, place_of(topic, partition))
+            own_limits = limits_of(topic.name, topic.settings)
+            _check(fields, at_ms, is_delay, now_ms, limits, place_of(topic, partition), own_limits)
         except InvalidRequest as error:
             raise type(error)(f"message {number} for topic {topic.name!r}: {error.message}", **error.details) from None
         is_here = topic.number == own.number and partition == request.partition and topic.kind != COMPACTED
@@ -73,10 +75,16 @@ def _partition_of(fields: dict[int, Any], topic: Topic, own: Topic, sender: int)
 
 
 def _check(
-    fields: dict[int, Any], at_ms: int | None, is_delay: bool, now_ms: int, limits: Limits, place: Place
+    fields: dict[int, Any],
+    at_ms: int | None,
+    is_delay: bool,
+    now_ms: int,
+    limits: Limits,
+    place: Place,
+    own: TopicLimits | None,
 ) -> None:
-    """Refuse a message that could not be produced."""
+    """Refuse a message that could not be produced. `own`: limits of its topic."""
     columns: dict[int, Any] = {Column.VALUE: [None]} | {column: [cell] for column, cell in fields.items()}
     if at_ms is not None:
         columns[Column.DELIVER_MS] = [at_ms]
-    check_batch(encode(columns, relative=is_delay), now_ms, limits, place)
+    check_batch(encode(columns, relative=is_delay), now_ms, limits, place, own)

@@ -17,6 +17,7 @@ from sandq.broker.broker import Broker
 from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.batch import Batch, Column, peek
+from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller
 from sandq.model.errors import InvalidRequest, SandqError, TooLarge, Unavailable
 from sandq.model.headers import headers_pack, headers_unpack
@@ -257,9 +258,10 @@ def _checked(
 
 def _message(name: str, batch: bytes, now_ms: int, limits: Limits, place: Place, own: TopicLimits | None) -> Fields:
     """The message that a schedule sends. Raises InvalidRequest, TooLarge."""
-    if len(batch) > FIXED.schedule_bytes:
+    size = stored_bytes_of(batch)
+    if size > FIXED.schedule_bytes:
         raise TooLarge(
-            f"its message has {len(batch)} bytes, {FIXED.schedule_bytes} are allowed: it is stored once for each "
+            f"its message has {size} bytes, {FIXED.schedule_bytes} are allowed: it is stored once for each "
             "occurrence, so send a reference to what is large"
         )
     if peek(batch).count != 1:

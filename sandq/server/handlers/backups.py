@@ -95,6 +95,12 @@ async def _open(at: Context, request: RestoreOpen) -> Packed:
     return await _told(at, await at.broker.administration.open_topic(request, at.caller))
 
 
+async def _restore_rows(at: Context, request: RestoreRows) -> Any:
+    """Store rows of a restore. Raises QuotaExceeded if the owner of the topic has no room for them."""
+    at.check_stored(request.topic, len(request.data), lambda: None)
+    return await at.broker.backups.restore_rows(request, at.caller)
+
+
 async def _told(at: Context, record: Topic) -> Packed:
     return Packed((await at.info.topics.encoded(record, Turn()),))
 
@@ -108,7 +114,7 @@ ROUTES = (
     answered(BackupLog, lambda at, request: at.broker.backups.log(request, at.caller)),
     answered(RestoreTopic, _restore_topic),
     answered(RestoreBegin, lambda at, request: at.broker.backups.restore_begin(request, at.caller)),
-    answered(RestoreRows, lambda at, request: at.broker.backups.restore_rows(request, at.caller)),
+    answered(RestoreRows, _restore_rows),
     answered(RestoreEnd, lambda at, request: at.broker.backups.restore_end(request, at.caller)),
     answered(RestoreOpen, _open),
 )

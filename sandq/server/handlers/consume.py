@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
+from sandq.broker.replication.raft_group import Done
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.protocol.frames import Frame
 from sandq.protocol.requests import Ack, AckThen, Credit, Extend, Lease, Nack, Subscribe, Unsubscribe
@@ -19,7 +20,7 @@ S = TypeVar("S", Ack, Nack, Extend)
 
 def _settled(kind: type[S]) -> Route:
     """Settle leases: a request of many items as several, one behind the other, which are answered together."""
-    whole = submitted(kind, lambda at, request, done: at.broker.settle(request, at.caller, done)).handle
+    whole = submitted(kind, lambda at, request, done: _settle(at, request, done)).handle
 
     def handle(at: Context, frame: Frame) -> Awaitable[None] | None:
         items = frame[4] if len(frame) == 5 else None
@@ -39,12 +40,43 @@ def _settled(kind: type[S]) -> Route:
         for number, request in enumerate(parts):
             done = partial(answers.add, number)
             try:
-                at.broker.settle(request, at.caller, done)
+                _settle(at, request, done)
             except SandqError as error:
                 done(error)
             await turn.spend(PART_WORK // 4)
 
     return Route(kind, handle)
+
+
+def _settle(at: Context, request: Ack | Nack | Extend, done: Done) -> None:
+    """Settle leases. Raises QuotaExceeded for a nack that stores headers the owner of the topic has no room for."""
+    if isinstance(request, Nack) and at.info.usage is not None:
+        size = sum([len(item[5].get("headers", b"")) for item in request.items if len(item) > 5 and item[5]])
+        if size:
+            at.check_stored(at.topic_of(request.group_number), size, _none)
+    at.broker.settle(request, at.caller, done)
+
+
+def _ack_then(at: Context, request: AckThen, done: Done) -> None:
+    """Ack messages and send others. Raises QuotaExceeded if the owner of one of their topics has no room."""
+    if at.info.usage is None:
+        at.broker.ack_then(request, at.caller, done)
+        return
+    now_ms = at.broker.clock.now_ms()
+    sizes, pending = dict[str, int](), dict[str, int]()
+    for name, at_ms, is_delay, fields in request.messages:
+        topic = at.topic_of(request.group_number) if name is None else name
+        size = sum([len(cell) for cell in fields.values() if isinstance(cell, (bytes, str))])
+        sizes[topic] = sizes.get(topic, 0) + size
+        if at_ms is not None and at_ms > (0 if is_delay else now_ms):
+            pending[topic] = pending.get(topic, 0) + 1
+    for topic, size in sizes.items():
+        at.check_stored(topic, size, partial(pending.get, topic))
+    at.broker.ack_then(request, at.caller, done)
+
+
+def _none() -> None:
+    """Tell that no message that is not due yet is added."""
 
 
 class _Answers:
@@ -93,7 +125,7 @@ ROUTES = (
     handled(Credit, lambda at, request_id, request: at.subscriptions.add_credit(request)),
     handled(Lease, lambda at, request_id, request: at.subscriptions.lease(request_id, request)),
     _settled(Ack),
-    submitted(AckThen, lambda at, request, done: at.broker.ack_then(request, at.caller, done)),
+    submitted(AckThen, _ack_then),
     _settled(Nack),
     _settled(Extend),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sandq.broker.replication.raft_group import Done
 from sandq.protocol.requests_admin import DeadList, DeadPurge, DeadRedrive
 from sandq.protocol.requests_log import Fetch, Measure
 from sandq.protocol.requests_messages import Cancel, Forecast, Get, List, Move, Why
@@ -21,9 +22,18 @@ async def _measure(at: Context, request: Measure) -> tuple[Any, ...]:
     return (*extent, number, clock_epoch)
 
 
+def _move(at: Context, request: Move, done: Done) -> None:
+    """Move and update messages. Raises QuotaExceeded if the owner of the topic has no room for that."""
+    now_ms = at.broker.clock.now_ms()
+    times = [at_ms - (0 if relative else now_ms) for _, at_ms, relative, *_ in request.items if at_ms is not None]
+    is_later = any([delay_ms > 0 for delay_ms in times])
+    at.check_stored(request.topic, len(request.cells) or None, lambda: 0 if is_later else None)
+    at.queries.move(request, at.caller, done)
+
+
 ROUTES = (
     submitted(Cancel, lambda at, request, done: at.queries.cancel(request, at.caller, done)),
-    submitted(Move, lambda at, request, done: at.queries.move(request, at.caller, done)),
+    submitted(Move, _move),
     answered(Get, lambda at, request: at.queries.get(request, at.caller)),
     answered(Why, lambda at, request: at.queries.why(request, at.caller)),
     answered(List, lambda at, request: at.queries.page(request, at.caller)),

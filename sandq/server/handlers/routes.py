@@ -13,7 +13,8 @@ What is returned becomes the fields of the reply: None is none, a tuple several,
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
@@ -24,6 +25,7 @@ from sandq.broker.queries.kv_queries import KvQueries
 from sandq.broker.queries.message_queries import MessageQueries
 from sandq.broker.queries.schedule_queries import ScheduleQueries
 from sandq.broker.replication.raft_group import Done
+from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller
 from sandq.model.errors import QuotaExceeded, SandqError
 from sandq.model.piece import Piece
@@ -33,7 +35,7 @@ from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
 from sandq.protocol.requests import Produce
 from sandq.server.connection import Answer, Connection
-from sandq.server.delays import DELAYING, check_delay, delay_of_batch, delay_of_request
+from sandq.server.delays import AT_ONCE, DELAYING, Ahead, ahead_of_batch, check_delay, delay_of_request
 from sandq.server.entrance import Entrance
 from sandq.server.gateway_proof import GatewayProof
 from sandq.server.info import ServerInfo
@@ -121,23 +123,31 @@ class Context:
             quota = Quota.of(record.quota)
             check_delay(principal, quota, delay_of_request(frame, self.broker.clock.now_ms()))
 
-    def _count_produce(self, request: Produce, requests: int, delay_ms: int | None = None) -> None:
-        """Raises QuotaExceeded when who asks has no more, or whose topic it is. `delay_ms`: how far ahead the batch
-        sends; None: it is looked at here, if that matters."""
+    def check_stored(self, topic: str, size: int | None, pending: Callable[[], int | None]) -> None:
+        """Raise QuotaExceeded if the owner of a topic would have more than it may: see `OwnerUsage.check`."""
+        owner, usage = self._owner(topic), self.info.usage
+        if owner is not None and usage is not None:
+            usage.check(owner, size, pending)
+
+    def _count_produce(self, request: Produce, requests: int, known: Ahead | None = None) -> None:
+        """Raise QuotaExceeded if the caller, or the owner of the topic, has no more. `known`: how far ahead the batch
+        sends; None: it is computed here, if that matters."""
         quota, raw = self.quota, request.batch
 
-        def delay() -> int:
-            return delay_of_batch(raw, self.broker.clock.now_ms()) if delay_ms is None else delay_ms
+        def ahead() -> Ahead:
+            return ahead_of_batch(raw, self.broker.clock.now_ms()) if known is None else known
 
-        owner, usage = self._owner(request.topic), self.info.usage
-        if owner is not None and usage is not None:
-            usage.check(owner, lambda: delay() > 0)
+        self.check_stored(request.topic, stored_bytes_of(raw), lambda: ahead().messages)
         if quota is NO_QUOTA:
             return
         principal = self.caller.principal
         if quota.max_delay_ms is not None:
-            check_delay(principal, quota, delay())
-        self.info.quotas.take(principal, quota, requests, len(raw))
+            check_delay(principal, quota, ahead().delay_ms)
+        self.info.quotas.take(principal, quota, requests, stored_bytes_of(raw))
+
+    def topic_of(self, group: int) -> str:
+        """Return the name of the topic that a Raft group is of; empty if there is none."""
+        return self.broker.catalog.view.places.get(group, ("", 0))[0]
 
     def _owner(self, topic: str) -> str | None:
         """Who owns a topic, as far as it is open here."""
@@ -153,17 +163,38 @@ class Context:
             raise QuotaExceeded("not all of them at once")  # so they come one by one
         self.check_rate(request.topic, requests)
         self._count_produce(request, requests)
-        self.broker.produce(request, self.caller, done, requests=requests)
+        with self._held(request, done) as answer:
+            self.broker.produce(request, self.caller, answer, requests=requests)
 
     async def _produce_large(self, request: Produce, done: Done) -> None:
         self.check_rate(request.topic)
-        delay_ms = 0
+        ahead = AT_ONCE
         if self.quota.max_delay_ms is not None or self._owner(request.topic) is not None:
             # It takes long, and others are not to wait for that.
-            delay_ms = await trio.to_thread.run_sync(delay_of_batch, request.batch, self.broker.clock.now_ms())
-        self._count_produce(request, 1, delay_ms)
-        checked = await self.broker.check_large(request)
-        self.broker.produce(request, self.caller, done, checked=checked)
+            ahead = await trio.to_thread.run_sync(ahead_of_batch, request.batch, self.broker.clock.now_ms())
+        self._count_produce(request, 1, ahead)
+        with self._held(request, done) as answer:
+            checked = await self.broker.check_large(request)
+            self.broker.produce(request, self.caller, answer, checked=checked)
+
+    @contextmanager
+    def _held(self, request: Produce, done: Done) -> Iterator[Done]:
+        """Count the bytes that a compressed batch has beyond its frame, until it is refused or answered."""
+        more = stored_bytes_of(request.batch) - len(request.batch)
+        if not more:
+            yield done
+            return
+
+        def answer(result: Any) -> None:
+            self.connection.hold_request(-more)
+            done(result)
+
+        self.connection.hold_request(more)
+        try:
+            yield answer
+        except BaseException:
+            self.connection.hold_request(-more)
+            raise
 
     def _spend(self, work: int) -> None:
         self.connection.turn.left -= work

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sandq.model.batch_format import stored_bytes_of
 from sandq.protocol.requests_schedules import (
     ScheduleChange,
     ScheduleGet,
@@ -9,10 +12,18 @@ from sandq.protocol.requests_schedules import (
     SchedulePreview,
     SchedulePut,
 )
-from sandq.server.handlers.routes import answered
+from sandq.server.handlers.routes import Context, answered
+
+
+async def _put(at: Context, request: SchedulePut) -> list[dict[str, Any]]:
+    """Make or change schedules. Raises QuotaExceeded if the owner of the topic has no room for that."""
+    batches = [item[3] for item in request.items]
+    at.check_stored(request.topic, sum(map(stored_bytes_of, batches)), lambda: 0)
+    return await at.schedules.put(request, at.caller)
+
 
 ROUTES = (
-    answered(SchedulePut, lambda at, request: at.schedules.put(request, at.caller)),
+    answered(SchedulePut, _put),
     answered(ScheduleChange, lambda at, request: at.schedules.change(request, at.caller)),
     answered(ScheduleGet, lambda at, request: at.schedules.get(request, at.caller)),
     answered(ScheduleList, lambda at, request: at.schedules.page(request, at.caller)),

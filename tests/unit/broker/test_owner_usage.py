@@ -15,8 +15,8 @@ from sandq.model.errors import QuotaExceeded
 from sandq.protocol.peer import PeerFrame
 
 
-def no(what: str = "") -> Callable[[], bool]:
-    return lambda: False
+def no(what: str = "") -> Callable[[], int | None]:
+    return lambda: None
 
 
 class Bed:
@@ -63,25 +63,25 @@ async def test_nothing_is_told_while_nobody_is_bounded() -> None:
     bed.topic("c", "bob", (1000, 9))
     await bed.usage.look()
     assert bed.sent == [] and bed.usage.held == {}
-    bed.usage.check("bob", no())
+    bed.usage.check("bob", 0, no())
 
 
 async def test_what_others_lead_counts_until_they_are_silent(autojump_clock: MockClock) -> None:
     bed = Bed(ada={"stored_bytes": 100, "pending_messages": 5})
     bed.topic("a", "ada", (30, 1))
     await bed.usage.look()
-    bed.usage.check("ada", lambda: True)
+    bed.usage.check("ada", 0, lambda: 1)
     assert bed.usage.on_frame("n2", (("ada", 40, 4), ("eve", 1, 1)))
-    bed.usage.check("ada", no())
+    bed.usage.check("ada", 0, no())
     with pytest.raises(QuotaExceeded) as refused:
-        bed.usage.check("ada", lambda: True)
+        bed.usage.check("ada", 0, lambda: 1)
     assert (refused.value.details["quota"], refused.value.details["maximum"]) == ("pending_messages", 5)
     bed.usage.on_frame("n3", (("ada", 30, 0),))
     with pytest.raises(QuotaExceeded) as refused:
-        bed.usage.check("ada", no())
+        bed.usage.check("ada", 0, no())
     assert refused.value.details["quota"] == "stored_bytes" and refused.value.retriable
     bed.usage.on_frame("n3", ())
-    bed.usage.check("ada", no())
+    bed.usage.check("ada", 0, no())
     await trio.sleep(STALE_S)
     await bed.usage.look()
     assert bed.usage.held == {"ada": Held(30, 1)}
@@ -99,8 +99,8 @@ async def test_a_quota_that_is_taken_away_bounds_nothing() -> None:
     bed.topic("a", "ada", (30, 1))
     await bed.usage.look()
     with pytest.raises(QuotaExceeded):
-        bed.usage.check("ada", no())
+        bed.usage.check("ada", 0, no())
     bed.catalog.view = SimpleNamespace(identities={})
     await bed.usage.look()
-    bed.usage.check("ada", no())
+    bed.usage.check("ada", 0, no())
     assert bed.usage.held == {}

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from sandq.model.batch import Column, encode, headers_pack
+from sandq.model.batch_format import plain_bytes_of
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import Limits
 from sandq.model.partitioning import partition_for
-from sandq.partition.produce_validation import Place, check_batch, is_much
+from sandq.partition.produce_validation import RATIO_FREE_BYTES, RATIO_MOST, Place, check_batch, is_much
 from tests.support.hostile_rows import HEADERS, NO_HEADERS
 
 NOW_MS = 1_800_000_000_000
@@ -133,6 +134,19 @@ def test_headers_that_are_no_map_are_refused_with_their_position(place: Place, n
 @pytest.mark.parametrize("name", HEADERS)
 def test_headers_that_are_a_map_of_text_are_accepted(name: str) -> None:
     assert check(TIMER, headers=[HEADERS[name]]) == (1, False)
+
+
+def test_a_body_that_grows_too_much_when_decompressed_is_refused() -> None:
+    batch = encode({Column.VALUE: [b""] * 65_536, Column.TTL_MS: [10**9] * 65_536}, compress=True)
+    assert len(batch) < 200 and plain_bytes_of(batch) > 700_000
+    with pytest.raises(TooLarge, match=f"at most {RATIO_MOST} times its size") as refused:
+        check_batch(batch, NOW_MS, Limits(), TIMER)
+    assert refused.value.details["maximum"] == RATIO_FREE_BYTES
+    small = encode({Column.VALUE: [b""] * 5000, Column.TTL_MS: [10**9] * 5000}, compress=True)
+    assert plain_bytes_of(small) > RATIO_MOST * len(small)
+    assert check_batch(small, NOW_MS, Limits(), TIMER).messages == 5000
+    words = [b"order %d of customer %d" % (at * 7919, at % 97) for at in range(60_000)]
+    assert check_batch(encode({Column.VALUE: words}, compress=True), NOW_MS, Limits(), TIMER).messages == 60_000
 
 
 def test_a_batch_with_many_bytes_of_headers_takes_long_to_check() -> None:

@@ -8,7 +8,7 @@ from sandq.model.batch import Column, encode
 from sandq.model.errors import QuotaExceeded
 from sandq.model.quotas import NO_QUOTA, Quota
 from sandq.protocol.frames import Type
-from sandq.server.delays import check_delay, delay_of_batch, delay_of_request
+from sandq.server.delays import ahead_of_batch, check_delay, delay_of_request
 from sandq.server.quota_meters import QuotaMeters
 
 
@@ -183,11 +183,11 @@ NOW = 1_900_000_000_000
 
 def test_how_far_ahead_a_batch_sends() -> None:
     at = encode({Column.VALUE: [b"a", b"b"], Column.DELIVER_MS: [NOW + 5000, NOW + 70_000]})
-    assert delay_of_batch(at, NOW) == 70_000
+    assert ahead_of_batch(at, NOW) == (70_000, 2)
     after = encode({Column.VALUE: [b"a", b"b"], Column.DELIVER_MS: [5000, 0]}, relative=True)
-    assert delay_of_batch(after, NOW) == 5000
-    assert delay_of_batch(encode({Column.VALUE: [b"a"]}), NOW) == 0
-    assert delay_of_batch(b"nothing", NOW) == 0
+    assert ahead_of_batch(after, NOW) == (5000, 1)
+    assert ahead_of_batch(encode({Column.VALUE: [b"a"]}), NOW) == (0, None)
+    assert ahead_of_batch(b"nothing", NOW) == (0, None)
 
 
 @pytest.mark.parametrize(
