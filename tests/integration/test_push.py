@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from base64 import b64decode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,9 @@ from sandq.errors import InvalidSetting, UnknownTopic
 from sandq.model.features import KNOWN
 from sandq.node import Serving, run_node
 from sandq.push.circuit import THRESHOLD
+from tests.support.hostile_rows import HEADERS, NO_HEADERS, accept_any_headers
 from tests.support.nodes.hand_clock import HandClock
+from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.small_node import small_config
 from tests.support.nodes.working import connected
 from tests.support.push_receiver import Receiver, receiving
@@ -394,3 +397,31 @@ async def test_a_topic_that_is_deleted_takes_its_pushes_along(client: sandq.Clie
     await push(client, receiver)
     await receiver.until(2)
     assert [got.body for got in receiver.got] == [b"1", b"2"]
+
+
+async def test_messages_with_headers_of_any_bytes_are_pushed(
+    client: sandq.Client,
+    receiver: Receiver,
+    timed: Serving,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cells = [*NO_HEADERS.values(), *HEADERS.values()]
+    accept_any_headers(monkeypatch)
+    raw = await RawClient.connect(timed.client_port)
+    values = [b"%d" % number for number in range(len(cells))]
+    stored = await raw.produce(*values, headers=cells, key=values)
+    await trio.aclose_forcefully(raw.stream)
+    monkeypatch.undo()
+    assert stored[0] == 0
+    with caplog.at_level(logging.WARNING):
+        await push(client, receiver)
+        found = {got.body: got.headers for got in await receiver.until(len(cells))}
+        await until_settled(client, leased=0, ready=0, waiting=0, dead=0)
+    assert caplog.text == ""
+    for value, cell in zip(values, cells, strict=True):
+        encoded = found[value].get("sandq-headers-base64")
+        if cell in NO_HEADERS.values() and 0 < len(cell) < 6000:
+            assert encoded is not None and b64decode(encoded) == cell
+        else:
+            assert encoded is None

@@ -19,7 +19,7 @@ from sandq.node import Serving, run_node
 from sandq.protocol.frames import Type
 from sandq.protocol.requests_access import IdentityPut
 from tests.integration.conftest import until_risen
-from tests.support.nodes.raw_client import Frame, RawClient
+from tests.support.nodes.raw_client import Frame, RawClient, values_of
 from tests.support.nodes.small_node import small_config
 from tests.support.waiting import until_holds
 
@@ -170,3 +170,114 @@ async def test_what_topics_of_an_owner_hold_is_bounded(strict: Serving, greet: G
     assert (await other.produce(b"v" * 5000, topic="free", deliver_ms=[at_ms]))[0] == Type.REPLY
     await raw.call(Type.TOPIC_DELETE, "t")
     await until_holds(lambda: "token:app" not in usage.held)
+
+
+async def full(node: Serving, greet: Greet, **quota: int) -> tuple[RawClient, RawClient]:
+    """Return two connections: of the owner of topic "t", whose quota is used up, and of somebody without a quota, who
+    holds a lease there and has one message that is not due."""
+    raw, _ = await greet(node, await give(node, "app", "admin", stored_bytes=4000, pending_messages=2))
+    other, _ = await greet(node, await give(node, "other", "admin"))
+    await raw.create("t", max_message_bytes=2048, max_delay="1h")
+    await other.create("free")
+    assert (await other.produce(b"v"))[0] == Type.REPLY
+    assert (await other.subscribe())[0] == Type.REPLY
+    assert (await other.produce(b"a", b"b", deliver_ms=[node.broker.clock.now_ms() + 1_000_000] * 2))[0] == Type.REPLY
+    await until_holds(lambda: node.usage.held.get("token:app", NOTHING).pending_messages == 2)
+    change = {"stored_bytes": None, "pending_messages": None, **quota}
+    await node.identities.put(IdentityPut("token:app", False, {"quota": change}), NODE)
+    await until_holds(lambda: _quota_of(node) == quota)
+    return raw, other
+
+
+def _quota_of(node: Serving) -> dict[str, int]:
+    """Return the quota that topics of the owner are held to by now."""
+    known = node.usage._quotas.get("token:app")
+    return {} if known is None else known.record()
+
+
+async def test_every_request_that_stores_is_held_to_the_stored_bytes_of_the_owner(
+    strict: Serving, greet: Greet
+) -> None:
+    _, other = await full(strict, greet, stored_bytes=1)
+    pushed = await other.push()
+    group, partition, token = pushed[2:5]
+    id_ = (await other.call(Type.LIST, "t", 0, "delayed", 0, 2**48 - 1, None, 10, None, False))[2][0]["id"]
+    batch = encode({Column.VALUE: [b"x"]})
+    headers = {"headers": b"\x81\xa1a\x01"}
+    sent = [[None, None, False, {"value": b"x"}]]
+    for refused in (
+        await other.produce(b"x"),
+        await other.call(Type.ACK_THEN, group, partition, token, None, sent),
+        await other.call(Type.MOVE, "t", 0, [[[0, id_], None, False, None, {"value": 3}]], b"new"),
+        await other.call(Type.NACK, group, partition, [[token, None, None, None, True, headers]]),
+        await other.call(Type.SCHEDULE_PUT, "t", 0, [["s", None, {"every_ms": 60_000}, batch, None]]),
+        await other.call(Type.RESTORE_ROWS, "t", 0, "r", 0, b"rows"),
+    ):
+        assert refusal(refused) == ("stored_bytes", True)
+    elsewhere = [["free", None, False, {"value": b"x"}]]
+    assert (await other.call(Type.ACK_THEN, group, partition, token, None, elsewhere))[0] == Type.REPLY
+
+
+async def test_an_ack_that_sends_to_a_topic_of_an_owner_counts_there(strict: Serving, greet: Greet) -> None:
+    _, other = await full(strict, greet, stored_bytes=1)
+    await other.produce(b"x", topic="free")
+    assert (await other.call(Type.SUBSCRIBE, 2, "free", "g", "c", 10, None, "earliest", []))[0] == Type.REPLY
+    pushed = next(frame for frame in [await other.push(), await other.push()] if b"x" in values_of(frame))
+    sent = [["t", None, False, {"value": b"x"}]]
+    assert refusal(await other.call(Type.ACK_THEN, *pushed[2:5], None, sent)) == ("stored_bytes", True)
+    assert (await other.ack(pushed))[0] == Type.REPLY
+
+
+async def test_settling_without_storing_is_never_refused_by_a_full_quota(strict: Serving, greet: Greet) -> None:
+    _, other = await full(strict, greet, stored_bytes=1, pending_messages=0)
+    pushed = await other.push()
+    again = [[pushed[4], None, 0, "again", True]]
+    assert (await other.call(Type.NACK, pushed[2], pushed[3], again))[0] == Type.REPLY
+    assert (await other.ack(await other.push()))[0] == Type.REPLY
+
+
+async def test_messages_that_are_not_due_are_bounded_on_every_path(strict: Serving, greet: Greet) -> None:
+    _, other = await full(strict, greet, pending_messages=1)
+    pushed = await other.push()
+    group, partition, token = pushed[2:5]
+    rows = (await other.call(Type.LIST, "t", 0, "delayed", 0, 2**48 - 1, None, 10, None, False))[2]
+    target = [0, rows[0]["id"]]
+    sent = [[None, 60_000, True, {"value": b"x"}]]
+    later = {"from_ms": 0, "until_ms": 2**48 - 1, "dry_run": False, "shift_ms": 1000}
+    for refused in (
+        await other.produce(b"x", deliver_ms=[strict.broker.clock.now_ms() + 60_000]),
+        await other.call(Type.ACK_THEN, group, partition, token, None, sent),
+        await other.call(Type.MOVE, "t", 0, [[target, 60_000, True]], b""),
+        await other.call(Type.JOB_START, "t", 0, bytes(16), "move", later),
+        await other.call(
+            Type.SCHEDULE_PUT, "t", 0, [["s", None, {"every_ms": 60_000}, encode({Column.VALUE: [b"x"]}), None]]
+        ),
+    ):
+        assert refusal(refused) == ("pending_messages", True)
+    assert (await other.produce(b"x"))[0] == Type.REPLY, "it is due at once"
+    assert (await other.call(Type.MOVE, "t", 0, [[target, 0, True]], b""))[2] is not None, "the way out is open"
+    assert (await other.ack(pushed))[0] == Type.REPLY
+
+
+async def test_an_ack_that_sends_is_held_to_the_limits_of_each_topic(strict: Serving, greet: Greet) -> None:
+    _, other = await full(strict, greet)
+    pushed = await other.push()
+    ids = [*pushed[2:5], None]
+    large = await other.call(Type.ACK_THEN, *ids, [[None, None, False, {"value": b"y" * 3000}]])
+    assert large[2] == "TOO_LARGE" and "max_message_bytes" in large[3]
+    far = await other.call(Type.ACK_THEN, *ids, [["t", 7_200_000, True, {"value": b"y"}]])
+    assert far[2] == "INVALID_TIME" and "max_delay" in far[3]
+    assert (await other.call(Type.ACK_THEN, *ids, [["free", 7_200_000, True, {"value": b"y" * 3000}]]))[0] == Type.REPLY
+
+
+async def test_quotas_count_decompressed_bytes(strict: Serving, greet: Greet) -> None:
+    raw, _ = await greet(strict, await give(strict, "app", "admin", bytes_per_s=20_000, stored_bytes=50_000))
+    await raw.create("t")
+    packed = encode({Column.VALUE: [b"v" * 40_000]}, compress=True)
+    assert len(packed) < 200
+    assert (await raw.produce_batch(packed))[0] == Type.REPLY
+    assert refusal(await raw.produce_batch(packed)) == ("bytes_per_s", True)
+    other, _ = await greet(strict, await give(strict, "other", "admin"))
+    large = encode({Column.VALUE: [b"v" * 60_000]}, compress=True)
+    await until_holds(lambda: _quota_of(strict) != {})
+    assert refusal(await other.produce_batch(large)) == ("stored_bytes", True)

@@ -290,7 +290,7 @@ def headers_array(cells: Sequence[bytes | None]) -> Any:
 
 def _pairs(cell: bytes) -> list[tuple[str, bytes | None]]:
     """Return names and values; if no broker would accept the headers today, the bytes under the name HEADERS_RAW."""
-    headers = headers_or_none(cell or None)
+    headers = headers_or_none(cell)
     return [(HEADERS_RAW, cell)] if headers is None else [(key, header_bytes(value)) for key, value in headers.items()]
 
 

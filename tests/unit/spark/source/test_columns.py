@@ -23,6 +23,7 @@ from sandq.spark.source.columns import BATCH_BYTES, BATCH_ROWS, Rows, header_byt
 from sandq.spark.source.options import COLUMNS, PLAIN, Extra, parse_options
 from sandq.spark.source.planning import Task
 from sandq.spark.source.reading import read_pages
+from tests.support.hostile_rows import CELLS, HEADERS, NO_HEADERS
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MS = 1_700_000_000_000
@@ -276,3 +277,25 @@ def test_headers_that_are_no_map_are_given_as_they_are() -> None:
     (batch,) = read([piece], 0, extra=Extra(headers=True))
     found = [[tuple(pair.values()) for pair in row] for row in batch.column("headers").to_pylist()]
     assert found == [[("headers", cells[0])], [("a", b"1")], [("headers", cells[2])], [("headers", cells[3])]]
+
+
+def test_headers_of_any_bytes_make_a_row() -> None:
+    cells = [*NO_HEADERS.values(), *HEADERS.values()]
+    piece = Piece(BASE, None, MS, None, encode({Column.VALUE: [b""] * len(cells), Column.HEADERS: cells}))
+    (batch,) = read([piece], 0, extra=Extra(headers=True, raw=True))
+    assert batch.column("raw_headers").to_pylist() == cells
+    for cell, row in zip(cells, batch.column("headers").to_pylist(), strict=True):
+        found = [tuple(pair.values()) for pair in row]
+        assert found == ([("headers", cell)] if cell in NO_HEADERS.values() else as_pairs(cell))
+
+
+def as_pairs(cell: bytes) -> list[tuple[str, bytes | None]]:
+    return [(key, header_bytes(value)) for key, value in headers_unpack(cell).items()]
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_values_and_keys_of_any_bytes_are_read_as_they_are(name: str) -> None:
+    cell = CELLS[name]
+    piece = Piece(BASE, None, MS, None, encode({Column.VALUE: [cell], Column.KEY: [cell]}))
+    (batch,) = read([piece], 0)
+    assert (batch.column("value").to_pylist(), batch.column("key").to_pylist()) == ([cell], [cell])

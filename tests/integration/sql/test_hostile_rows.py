@@ -1,0 +1,94 @@
+"""Rows that SQL neither fails on nor changes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgpack
+import pytest
+
+import sandq
+from sandq.model.batch import Column, encode
+from sandq.node import Serving
+from sandq.protocol.frames import Type
+from sandq.sql import Budget, Ducks, Session
+from tests.integration.conftest import Dial
+from tests.support.hostile_rows import CELLS, HEADERS, NO_HEADERS, TEXTS, accept_any_headers
+
+CASES = [(cell, cell, None) for cell in CELLS.values()] + [
+    (b"%d" % number, b"key %d" % number, headers)
+    for number, headers in enumerate([*NO_HEADERS.values(), *HEADERS.values()])
+]
+"""Value, key and headers of each row."""
+
+
+@pytest.fixture
+async def session(api: sandq.Client) -> AsyncIterator[Session]:
+    ducks = Ducks(Budget())
+    yield Session(api, ducks, Budget())
+    ducks.close()
+
+
+async def rows(session: Session, text: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await session.run(text)).table.to_pylist()
+    return found
+
+
+def text_of(cell: bytes) -> str | None:
+    try:
+        return cell.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def check(found: list[dict[str, Any]]) -> None:
+    """Check that all rows are there, each with what was stored."""
+    by_key = {row["key_bytes"]: row for row in found}
+    assert by_key.keys() == {key for _, key, _ in CASES}
+    for value, key, headers in CASES:
+        row = by_key[key]
+        assert (row["key"], row["text"]) == (text_of(key), text_of(value))
+        shown = json.loads(row["headers"])
+        if not headers:
+            assert shown == {}
+        elif headers in NO_HEADERS.values():
+            assert base64.b64decode(shown) == headers
+        else:
+            assert shown.keys() == msgpack.unpackb(headers).keys()
+
+
+async def test_messages_and_dead_letters(
+    node: Serving, api: sandq.Client, dial: Dial, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept_any_headers(monkeypatch)
+    await api.admin.create_topic("t", delete_on_ack=False)
+    raw = await dial(node)
+    values, keys, headers = zip(*CASES, strict=True)
+    assert (await raw.produce(*values, key=keys, headers=headers))[0] == Type.REPLY
+    columns = "key_bytes, `key`, text, headers"
+    check(await rows(session, f"SELECT {columns} FROM messages WHERE topic = 't' LIMIT 100"))
+    check(await rows(session, f"SELECT {columns} FROM messages WHERE topic = 't' AND state = 'ready' LIMIT 100"))
+    leases = api.leases("t", "g")
+    taken = await leases.take(100)
+    errors = {one.id: TEXTS[number % len(TEXTS)] for number, one in enumerate(taken)}
+    for one in taken:
+        await leases.dead([one], error=errors[one.id])
+    found = await rows(session, f"SELECT id, error, history, {columns} FROM dead_letters WHERE topic = 't' LIMIT 100")
+    check(found)
+    assert {row["id"]: row["error"] for row in found} == errors
+    assert all(json.loads(row["history"])[-1]["error"] == row["error"] for row in found)
+
+
+async def test_keys(
+    node: Serving, api: sandq.Client, dial: Dial, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept_any_headers(monkeypatch)
+    await api.admin.create_topic("kv", kind="compacted")
+    raw = await dial(node)
+    values, keys, headers = zip(*CASES, strict=True)
+    columns = {Column.VALUE: values, Column.KEY: keys, Column.HEADERS: headers}
+    assert (await raw.produce_batch(encode(columns), "kv"))[0] == Type.REPLY
+    check(await rows(session, "SELECT key_bytes, `key`, text, headers FROM keys WHERE topic = 'kv' LIMIT 100"))
