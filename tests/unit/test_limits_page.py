@@ -14,8 +14,9 @@ from sandq.broker.replication import reader_pins
 from sandq.broker.snapshots import transfer
 from sandq.gossip import nodes, packets, streams
 from sandq.membership import intake
-from sandq.model import sources
+from sandq.model import headers, sources
 from sandq.model.limits import DEFAULT, FIXED, FixedLimits, Limits
+from sandq.partition import produce_validation
 from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
 from sandq.partition.jobs import jobs
 from sandq.partition.kv import key_table
@@ -97,6 +98,8 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             f"{bodies.MEMBERS_MAX} of one that is no value",
             f"{bodies.MESSAGES_MAX:,} messages",
         ),
+        "a compressed batch": (size(produce_validation.RATIO_FREE_BYTES), f"{produce_validation.RATIO_MOST} times"),
+        "headers of a message": (f"{headers.MAX_NESTED} maps", f"{headers.MAX_DEPTH} levels"),
         "room for an answer by HTTP": (f"{guards.ROOM_S:g} s",),
         "a page by HTTP": ("1,000 rows", size(lines.PAGE_BYTES)),
         "a stream by HTTP": (

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from sandq.model.batch import Column, encode
-from sandq.model.errors import QuotaExceeded
+from sandq.model.batch_format import stored_bytes_of
+from sandq.model.errors import QuotaExceeded, TooLarge
 from sandq.model.quotas import NO_QUOTA, Quota
 from sandq.protocol.frames import Type
+from sandq.protocol.requests import Produce
 from sandq.server.delays import ahead_of_batch, check_delay, delay_of_request
+from sandq.server.handlers.routes import Context
 from sandq.server.quota_meters import QuotaMeters
 
 
@@ -213,3 +219,27 @@ def test_who_may_send_no_further_is_told_not_to_try_again() -> None:
     with pytest.raises(QuotaExceeded) as refused:
         check_delay("token:a", Quota(max_delay_ms=1000), 1001)
     assert not refused.value.retriable
+
+
+# -- what a compressed batch takes until it is answered ----------------------------------------------------------------
+
+
+def test_a_compressed_batch_counts_with_its_decompressed_bytes_until_it_is_answered() -> None:
+    held: list[int] = []
+    context = Context.__new__(Context)
+    context.connection = SimpleNamespace(hold_request=held.append)  # type: ignore[assignment]
+    answers: list[Any] = []
+    packed = encode({Column.VALUE: [b"v" * 40_000]}, compress=True)
+    more = stored_bytes_of(packed) - len(packed)
+    request = Produce("t", 0, 0, 0, 0, 0, packed)
+    assert more > 39_000
+    with context._held(request, answers.append) as answer:
+        assert held == [more]
+    answer("stored")
+    assert (held, answers) == ([more, -more], ["stored"])
+    with pytest.raises(TooLarge), context._held(request, answers.append):
+        raise TooLarge("refused")
+    assert held == [more, -more] * 2 and answers == ["stored"]
+    plain = request._replace(batch=encode({Column.VALUE: [b"v"]}))
+    with context._held(plain, answers.append) as answer:
+        assert answer == answers.append and len(held) == 4
