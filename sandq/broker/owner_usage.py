@@ -72,6 +72,11 @@ class OwnerUsage:
         self.held: Mapping[str, Held] = {}
         """Of all nodes, by owner, as far as it is bounded."""
 
+    @property
+    def bounds_any(self) -> bool:
+        """Whether the quota of some owner bounds what its topics hold."""
+        return bool(self._quotas)
+
     def check(self, owner: str, size: int | None, pending: Callable[[], int | None]) -> None:
         """Raise QuotaExceeded if an owner would have more than it may. `size`: bytes that are to be stored; None if
         nothing is. `pending`: how many messages that are not due yet would be new; 0 for those that exist and get a
