@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 import sandq
+from sandq.broker.delivery import sending_acks
 from sandq.broker.delivery.outbox_sender import OutboxSender
 from sandq.errors import Conflict, InvalidRequest, LeaseLost, TooLarge, Unavailable, UnknownTopic
+from sandq.node import Serving
+from sandq.protocol.frames import Type
+from tests.integration.conftest import Dial
+from tests.support.hostile_rows import NO_HEADERS
 from tests.support.nodes.working import take
 from tests.support.waiting import until_answer
 
@@ -175,3 +180,28 @@ async def test_a_batch_and_what_its_ack_sends_are_one(api: sandq.Client) -> None
     assert await leases.ack(taken, then=[sandq.Outgoing(b"no", "next")]) == [taken[0].held]
     assert await leases.ack(taken[1:], then=[sandq.Outgoing(b"rest", "next")]) == []
     assert await values_of(api, "next", 3, group="again") == ["both", "last", "rest"]
+
+
+async def test_an_outbox_of_an_earlier_version_sends_headers_of_any_form(
+    node: Serving, dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal on their way would lose messages that were acknowledged."""
+    raw = await dial(node)
+    for topic in ("t", "other"):
+        await raw.create(topic)
+    await raw.produce(b"x")
+    await raw.subscribe()
+    pushed = await raw.push()
+    monkeypatch.setattr(sending_acks, "_check", lambda *arguments: None)
+    cells = [*NO_HEADERS.values()]
+    sent = [["other", None, False, {"value": b"%d" % at, "headers": cell}] for at, cell in enumerate(cells)]
+    assert (await raw.call(Type.ACK_THEN, *pushed[2:5], None, sent))[:1] == [Type.REPLY]
+
+    async def stored() -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = (await raw.call(Type.LIST, "other", 0, None, 0, 2**48 - 1, None, 100, None, True))[
+            2
+        ]
+        return rows
+
+    rows = await until_answer(stored, lambda rows: len(rows) == len(cells))
+    assert {row["value"]: row["headers"] for row in rows} == {b"%d" % at: cell for at, cell in enumerate(cells)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
+from urllib.parse import quote
 
 import msgpack
 import pytest
@@ -223,3 +224,31 @@ async def test_every_door_refuses_headers_that_are_no_map(web: Web, web_node: Se
     rows = (await web.get("/topics/t/messages", values="true"))["messages"]
     assert {row["text"] for row in rows} <= {"held", "later"}
     assert (await web.get("/topics/other/messages"))["messages"] == (await web.get("/topics/kv/keys"))["keys"] == []
+
+
+@pytest.mark.parametrize("consumer", TEXTS)
+async def test_consumer_ids_of_any_text_are_shown(web: Web, web_node: Serving, dial: Dial, consumer: str) -> None:
+    raw = await dial(web_node)
+    await web.post("/topics", {"name": "t"})
+    stored = await web.post("/topics/t", {"text": "x"})
+    assert (await raw.subscribe(consumer=consumer))[0] == Type.REPLY
+    await raw.push()
+    (group,) = (await web.get(f"/topics/t/messages/{stored['id']}/why"))["groups"]
+    assert group["consumer"] == consumer
+
+
+@pytest.mark.parametrize("name", [*CELLS])
+async def test_names_of_groups_and_tenants_are_plain(web: Web, web_node: Serving, dial: Dial, name: str) -> None:
+    raw = await dial(web_node)
+    await web.post("/topics", {"name": "t"})
+    await web.post("/topics", {"name": "fair", "kind": "fair"})
+    cell = CELLS[name]
+    refused = await raw.produce(b"x", topic="fair", tenant=[cell])
+    assert refused[0] == Type.ERROR and refused[2].startswith("INVALID"), refused
+    if cell.decode("utf-8", "ignore").encode() == cell:
+        refused = await raw.subscribe(group=cell.decode())
+        assert refused[0] == Type.ERROR and refused[2] == "INVALID_NAME", refused
+    group = quote(cell, safe="")
+    answer = await web.raw("POST", f"/topics/t/groups/{group}/lease", json={})
+    assert 400 <= answer.status_code < 500, answer.text
+    assert (await web.get("/topics/t/groups"))["groups"] == []
