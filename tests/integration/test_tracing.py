@@ -187,6 +187,24 @@ def test_what_a_message_has_for_a_trace_fails_no_handler(
     assert not [record for record in caplog.records if "aggage" in record.getMessage()]
 
 
+class Unreadable:
+    """A message whose headers an earlier version stored, and that are no map."""
+
+    topic, id, attempt = "t", "1", 1
+
+    @property
+    def headers(self) -> dict[str, Any]:
+        return headers_unpack(b"\xc1")
+
+
+@pytest.mark.parametrize("ties", [True, "parent"])
+def test_a_message_whose_headers_are_no_map_is_handled_in_a_span(spans: InMemorySpanExporter, ties: bool | str) -> None:
+    with processing(tracing_of(ties), Unreadable()):
+        pass
+    (span,) = spans.get_finished_spans()
+    assert not span.links and not span.parent
+
+
 def test_what_cannot_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="True, False, 'link' or 'parent' is expected, not 'all'"):
         tracing_of("all")
