@@ -211,6 +211,7 @@ async def test_every_request_that_stores_is_held_to_the_stored_bytes_of_the_owne
         await other.call(Type.MOVE, "t", 0, [[[0, id_], None, False, None, {"value": 3}]], b"new"),
         await other.call(Type.NACK, group, partition, [[token, None, None, None, True, headers]]),
         await other.call(Type.SCHEDULE_PUT, "t", 0, [["s", None, {"every_ms": 60_000}, batch, None]]),
+        await other.call(Type.SCHEDULE_CHANGE, "t", 0, "trigger", ["s"], bytes(16)),
         await other.call(Type.RESTORE_ROWS, "t", 0, "r", 0, b"rows"),
     ):
         assert refusal(refused) == ("stored_bytes", True)
