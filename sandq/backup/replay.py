@@ -25,7 +25,6 @@ from sandq.backup.places import Directory, Place
 from sandq.backup.row_files import RowFiles
 from sandq.backup.verify import Blocks
 from sandq.broker.replication.replica import PartitionReplica
-from sandq.broker.replication.shut import STOPS_NODE
 from sandq.model.errors import Corruption, InvalidRequest, SandqError, StartupError, Unavailable
 from sandq.partition import rows
 from sandq.partition.commands import Entry
@@ -133,7 +132,7 @@ class PartitionReplay:
         self.term = term
         try:
             self.replica.apply(index, command, False)
-        except (SandqError, *STOPS_NODE):
+        except SandqError:
             raise
         except Exception as error:
             raise NoBackup(

@@ -94,7 +94,9 @@ async def test_only_who_leads_still_reports_what_its_group_has_become() -> None:
         if answer is not None:
             raise answer
 
-    host: Any = SimpleNamespace(number=1, group=group, works=True, members=Members(("a#1", "b#1")), read=read)
+    host: Any = SimpleNamespace(
+        number=1, group=group, works=True, members=Members(("a#1", "b#1")), confirm_leadership=read
+    )
     node_log: Any = SimpleNamespace(hosts={1: host}, failed=None)
 
     async def catch_up() -> None:
