@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -21,6 +21,7 @@ from sandq.sql.errors import (
     UNKNOWN_FUNCTION,
     SqlError,
 )
+from sandq.sql.places import Places
 
 T = TypeVar("T")
 _AGAIN_S: Final = 0.05
@@ -115,12 +116,12 @@ class Ducks:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._idle: list[Duck] = []
-        self._places = anyio.Semaphore(budget.queries)
+        self._places = Places(budget.queries)
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[Duck]:
-        """A database of one's own; waits for one."""
-        async with self._places:
+    async def one(self, owner: Hashable = None) -> AsyncIterator[Duck]:
+        """Hold a database inside the block; wait until `owner`, the caller, may take one (`Places`)."""
+        async with self._places.one(owner):
             duck = self._idle.pop() if self._idle else await anyio.to_thread.run_sync(Duck, self._budget)
             try:
                 yield duck

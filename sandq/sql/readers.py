@@ -1,4 +1,4 @@
-"""Reading what a scan needs through the client, as Arrow's tables. All rights are judged by the nodes."""
+"""Read the rows that a scan needs, as Arrow's tables, by the rights of the caller (`caller_view`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any, Final
 import anyio
 import pyarrow as pa
 
-from sandq.client import Client, StoredMessage, cluster_of, offset_time_ms
-from sandq.client.admin import partition_rows
-from sandq.client.transport import call_leader
+from sandq.client import StoredMessage, offset_time_ms
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, UnknownGroup
 from sandq.model.names import COMPACTED, FAIR
@@ -20,6 +18,7 @@ from sandq.protocol.replies_messages import page
 from sandq.protocol.requests_messages import LISTED_STATES, PAGE_MAX, List
 from sandq.sql.bounds import Bound
 from sandq.sql.budget import IDS, Held
+from sandq.sql.caller_view import CallerView
 from sandq.sql.errors import TOO_BIG_SELECT, SqlError
 from sandq.sql.pages import (
     MovedMessages,
@@ -43,13 +42,13 @@ _BATCH_ROWS: Final = 5000
 Row = Mapping[str, Any]
 
 
-async def read(client: Client, scan: Scan, held: Held) -> Any:
+async def read(view: CallerView, scan: Scan, held: Held) -> Any:
     """The rows of a scan (pyarrow.Table with its needed columns); there may be others that WHERE is not true of."""
     if any(bound.values == () for bound in scan.bounds.columns.values()):  # a comparison with NULL
         return empty(scan.table, scan.needed)
     if scan.table.name == "task":
-        return await _tasks(client, scan, held)
-    return await _READERS[scan.table.name](client, scan, held)
+        return await _tasks(view, scan, held)
+    return await _READERS[scan.table.name](view, scan, held)
 
 
 def empty(table: Table, needed: Sequence[str]) -> Any:
@@ -71,64 +70,64 @@ def as_they_are(table: Any, columns: Sequence[tuple[str, Column]]) -> Any:
 # ------------------------------------------------------------------------------------------------ messages
 
 
-async def _messages(client: Client, scan: Scan, held: Held) -> Any:
+async def _messages(view: CallerView, scan: Scan, held: Held) -> Any:
     found: list[Any] = []
     rows = 0
-    for topic in await _topics(client, scan.bounds.of("topic")):
+    for topic in await _topics(view, scan.bounds.of("topic")):
         left = None if scan.limit is None or scan.is_ordered else scan.limit - rows
         if left is not None and left <= 0:
             break
-        table = await _messages_of(client, topic, scan, scan.limit if left is None else left, held)
+        table = await _messages_of(view, topic, scan, scan.limit if left is None else left, held)
         rows += table.num_rows
         found.append(table)
     return pa.concat_tables(found) if found else empty(scan.table, scan.needed)
 
 
-async def _messages_of(client: Client, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
+async def _messages_of(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
     named = scan.by_name
-    if named == "unique_key" and not await _unique_keys_tell(client, topic, scan):
+    if named == "unique_key" and not await _unique_keys_tell(view, topic, scan):
         named = None
     if named is not None:
-        return await _named(client, topic, scan, named, held)
+        return await _named(view, topic, scan, named, held)
     if scan.by_page:
-        return await _pages(client, topic, scan, limit, held)
+        return await _pages(view, topic, scan, limit, held)
     states = scan.bounds.of("state").values
     if scan.is_few or (states is not None and "delayed" not in states):
-        return await _listed(client, topic, scan, limit, held)
-    return await _listed_then_pages(client, topic, scan, limit, held)
+        return await _listed(view, topic, scan, limit, held)
+    return await _listed_then_pages(view, topic, scan, limit, held)
 
 
-async def _listed_then_pages(client: Client, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
+async def _listed_then_pages(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
     """Messages with their states: what is due is listed; what is not, by a second, is delayed, and read by the page."""
-    at_us = (_MARGIN_MS + (await client.admin.forecast(topic, "second", 1)).now_ms) * 1000
+    at_us = (_MARGIN_MS + (await view.forecast(topic, "second", 1)).now_ms) * 1000
     due, later = scan.within("deliver_at"), scan.within("deliver_at")
     due.bounds.columns["deliver_at"].below(at_us, True)
     later.bounds.columns["deliver_at"].above(at_us, False)
     try:
-        pages = await _pages(client, topic, later, limit, held)
+        pages = await _pages(view, topic, later, limit, held)
     except MovedMessages:  # how often they were is told message by message
-        return await _listed(client, topic, scan, limit, held)
-    return pa.concat_tables([await _listed(client, topic, due, limit, held), pages])
+        return await _listed(view, topic, scan, limit, held)
+    return pa.concat_tables([await _listed(view, topic, due, limit, held), pages])
 
 
 _MARGIN_MS: Final = 1000
 """What is due so soon may be, by the clock of the node that leads it."""
 
 
-async def _unique_keys_tell(client: Client, topic: str, scan: Scan) -> bool:
+async def _unique_keys_tell(view: CallerView, topic: str, scan: Scan) -> bool:
     """Whether a unique key names one message alone: in a fair topic, each tenant may have one."""
-    record = await client.admin.topic(topic)
+    record = await view.topic(topic)
     if record.kind == COMPACTED:
         return False
     return record.kind != FAIR or len(scan.bounds.of("tenant").values or ()) == 1
 
 
-async def _named(client: Client, topic: str, scan: Scan, column: str, held: Held) -> Any:
+async def _named(view: CallerView, topic: str, scan: Scan, column: str, held: Held) -> Any:
     wanted = scan.bounds.of(column).values or ()
     if len(wanted) > IDS:
         raise SqlError(TOO_BIG_SELECT, f"the query names {len(wanted):,} messages; at most {IDS:,} are looked up")
     (tenant,) = scan.bounds.of("tenant").values or (None,) if column == "unique_key" else (None,)
-    messages = client.messages(topic)
+    messages = view.messages(topic)
 
     async def get(name: Any) -> StoredMessage | None:
         try:
@@ -143,7 +142,7 @@ async def _named(client: Client, topic: str, scan: Scan, column: str, held: Held
     return _made(scan, [_of_stored(one, scan.needed) for one in found if one is not None], held)
 
 
-async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
+async def _listed(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
     """Messages with their states, a page of maps at a time, of several partitions at a time."""
     of = scan.bounds.of
     start, end = _stretch(scan)
@@ -159,7 +158,6 @@ async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, hel
     values = not {"value", "text"}.isdisjoint(scan.needed)
     states = of("state").values
     chosen = (None,) if states is None or not set(states) <= set(LISTED_STATES) else tuple(states)
-    cluster = cluster_of(client)
 
     async def of_partition(partition: int, most: int | None = limit) -> list[Any]:
         found: list[Any] = []
@@ -170,7 +168,7 @@ async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, hel
                 request = List(
                     topic, partition, state, from_ms, until_ms, prefixes[0], count, after, values, prefixes[1]
                 )
-                maps, after = page(await call_leader(cluster, request), _map)
+                maps, after = page(await view.ask_leader(request), _map)
                 if is_within:
                     maps = [row for row in maps if start <= _offset(row) and (end is None or _offset(row) < end)]
                 found.append(_of_maps(scan, topic, partition, maps, held))
@@ -179,7 +177,7 @@ async def _listed(client: Client, topic: str, scan: Scan, limit: int | None, hel
                     break
         return found
 
-    numbers = await _numbers(client, topic, of("partition"))
+    numbers = await _numbers(view, topic, of("partition"))
     if limit is None or scan.is_ordered:
         tables = [table for found in await _each(of_partition, numbers) for table in found]
     else:
@@ -205,9 +203,9 @@ def _map(row: object) -> Mapping[str, Any]:
     return row
 
 
-async def _numbers(client: Client, topic: str, bound: Bound) -> list[int]:
+async def _numbers(view: CallerView, topic: str, bound: Bound) -> list[int]:
     """The partitions of a topic that a query wants."""
-    record = await client.admin.topic(topic)
+    record = await view.topic(topic)
     return [row.partition for row in record.partitions if bound.values is None or row.partition in bound.values]
 
 
@@ -249,9 +247,9 @@ def _of_map(name: str, kind: Any, topic: str, partition: int, maps: Sequence[Map
     return pa.array([row.get(name, 0 if name == "priority" else None) for row in maps], kind)
 
 
-async def _pages(client: Client, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
+async def _pages(view: CallerView, topic: str, scan: Scan, limit: int | None, held: Held) -> Any:
     """Columns of the log, of several partitions at a time."""
-    numbers = await _numbers(client, topic, scan.bounds.of("partition"))
+    numbers = await _numbers(view, topic, scan.bounds.of("partition"))
     start, end = _stretch(scan)
     if end is not None and start >= end:
         return empty(scan.table, scan.needed)
@@ -265,13 +263,8 @@ async def _pages(client: Client, topic: str, scan: Scan, limit: int | None, held
         if offset_model.unpack(cursor).partition != partition:
             return found  # nothing of it comes behind the last offset there is
         while limit is None or rows < limit:
-            reply = await client.page(
-                topic,
-                partition,
-                offset_model.to_text(cursor),
-                None if end is None else offset_model.to_text(end),
-                pending=True,
-            )
+            stop = None if end is None else offset_model.to_text(end)
+            reply = await view.page(topic, partition, offset_model.to_text(cursor), stop)
             for piece in reply.pieces:
                 columns, count = columns_of(piece, topic, partition, names)
                 batch = _batch(columns, schema)
@@ -337,14 +330,14 @@ def span_of(bound: Bound) -> tuple[int | None, int | None]:
     return None if since is None else min(since, TIME_MAX_MS), until
 
 
-async def _tasks(client: Client, scan: Scan, held: Held) -> Any:
+async def _tasks(view: CallerView, scan: Scan, held: Held) -> Any:
     """What is scheduled: what is due is no task any more."""
     inner = scan.of_messages()
     bounds = inner.bounds
     if inner.by_name is None:
         bounds.columns["state"] = Bound(values=("delayed",))
     needed = tuple(dict.fromkeys([*inner.needed, "state"]))
-    table = await _messages(client, Scan(inner.table, bounds, needed, scan.limit, scan.is_ordered), held)
+    table = await _messages(view, Scan(inner.table, bounds, needed, scan.limit, scan.is_ordered), held)
     table = table.filter(pa.compute.equal(table["state"], "delayed"))
     names = {"topic": "queue", "moved_at": "last_retry", "headers": "metadata", "value": "payload"}
     return table.select(list(inner.needed)).rename_columns([names.get(name, name) for name in inner.needed])
@@ -368,7 +361,7 @@ def _of_stored(one: StoredMessage, needed: Iterable[str]) -> Row:
 # --------------------------------------------------------------------------------------------- beside messages
 
 
-async def _dead_letters(client: Client, scan: Scan, held: Held) -> Any:
+async def _dead_letters(view: CallerView, scan: Scan, held: Held) -> Any:
     of = scan.bounds.of
     since, until = span_of(of("dead_at"))
     reasons = of("reason").values
@@ -381,9 +374,12 @@ async def _dead_letters(client: Client, scan: Scan, held: Held) -> Any:
         "limit": scan.limit,
     }
     found = []
-    for topic in await _topics(client, of("topic")):
-        for group in await _groups_of(client, topic, of("group")):
-            rows = client.dead(topic, group).list(**options)
+    named = of("topic").values
+    for topic in await _topics(view, of("topic"), of("group")):
+        for group in await _groups_of(view, topic, of("group")):
+            if named is None and not view.may_read(topic, group):
+                continue  # of a topic that the statement does not name, only groups that the caller may read exist
+            rows = view.dead_letters(topic, group).list(**options)
             found.append(await _gathered(scan, _if_known(rows), lambda one: _of_dead(one, scan.needed), held))
     return pa.concat_tables(found) if found else empty(scan.table, scan.needed)
 
@@ -415,14 +411,14 @@ def _of_dead(one: Any, needed: Iterable[str]) -> Row:
     return {name: special[name](one) if name in special else getattr(one, name) for name in needed}
 
 
-async def _leases(client: Client, scan: Scan, held: Held) -> Any:
+async def _leases(view: CallerView, scan: Scan, held: Held) -> Any:
     """What is leased or waits; of each message every group that has it so."""
     of = scan.bounds.of
     since, until = span_of(of("deliver_at"))
     states = of("state").values
     rows: list[Row] = []
-    for topic in await _topics(client, of("topic")):
-        messages = client.messages(topic)
+    for topic in await _topics(view, of("topic")):
+        messages = view.messages(topic)
         ids: dict[str, None] = {}
         for state in ("leased", "waiting"):
             # A message's own state is that of one group: another one may have it otherwise.
@@ -436,7 +432,7 @@ async def _leases(client: Client, scan: Scan, held: Held) -> Any:
 
         async def why(id: str, topic: str = topic) -> dict[str, Any] | None:
             try:
-                return await client.messages(topic).why(id)
+                return await view.messages(topic).why(id)
             except NotFound:
                 return None
 
@@ -466,14 +462,14 @@ def _of_groups(found: Mapping[str, Any], wanted: Bound, states: tuple[Any, ...] 
     return rows
 
 
-async def _keys(client: Client, scan: Scan, held: Held) -> Any:
+async def _keys(view: CallerView, scan: Scan, held: Held) -> Any:
     of = scan.bounds.of
     key = of("key")
     found = []
-    records = {record.name: record for record in await client.admin.list_topics() if record.kind == COMPACTED}
+    records = {record.name: record for record in await view.topics() if record.kind == COMPACTED}
     wanted = of("topic").values
     for topic in records if wanted is None else wanted:
-        kv = client.kv(str(topic))
+        kv = view.keys(str(topic))
         if key.values is not None:
             if len(key.values) > IDS:
                 raise SqlError(TOO_BIG_SELECT, f"the query names {len(key.values):,} keys; at most {IDS:,} are read")
@@ -511,13 +507,13 @@ def _of_entry(topic: str, needed: Iterable[str], one: Any) -> Row:
     return {name: special[name](one) if name in special else getattr(one, name) for name in needed}
 
 
-async def _schedules(client: Client, scan: Scan, held: Held) -> Any:
+async def _schedules(view: CallerView, scan: Scan, held: Held) -> Any:
     wanted = scan.bounds.of("topic").values
-    kinds = {record.name: record.kind for record in await client.admin.list_topics()}
+    kinds = {record.name: record.kind for record in await view.topics()}
     topics = [name for name, kind in kinds.items() if kind != COMPACTED and (wanted is None or name in wanted)]
     found = []
     for topic in topics:
-        rows = client.schedules(topic).list(prefix=_prefix(scan.bounds.of("name")) or "")
+        rows = view.schedules(topic).list(prefix=_prefix(scan.bounds.of("name")) or "")
         found.append(await _gathered(scan, rows, lambda one: _of_schedule(one, scan.needed), held))
     return pa.concat_tables(found) if found else empty(scan.table, scan.needed)
 
@@ -535,12 +531,12 @@ def _of_schedule(one: Any, needed: Iterable[str]) -> Row:
     return {name: special[name](one) if name in special else getattr(one, name) for name in needed}
 
 
-async def _groups(client: Client, scan: Scan, held: Held) -> Any:
-    topics = await _topics(client, scan.bounds.of("topic"))
+async def _groups(view: CallerView, scan: Scan, held: Held) -> Any:
+    topics = await _topics(view, scan.bounds.of("topic"))
 
     async def of_topic(topic: str) -> list[Row]:
         groups: dict[str, dict[str, Any]] = {}
-        for row in await client.admin.groups(topic):
+        for row in await view.groups(topic):
             found = groups.setdefault(row["group"], {"topic": topic, "group": row["group"], "consumers": 0})
             for name in ("ready", "leased", "waiting", "dead", "lag"):
                 found[name] = found.get(name, 0) + row.get(name, 0)
@@ -557,10 +553,10 @@ async def _groups(client: Client, scan: Scan, held: Held) -> Any:
     return _made(scan, [row for rows in await _each(of_topic, topics) for row in rows], held)
 
 
-async def _topic_rows(client: Client, scan: Scan, held: Held) -> Any:
+async def _topic_rows(view: CallerView, scan: Scan, held: Held) -> Any:
     counted = ("messages", "delayed", "dead", "keys", "bytes")
     wanted = scan.bounds.of("topic").values
-    records = [one for one in await client.admin.list_topics() if wanted is None or one.name in wanted]
+    records = [one for one in await view.topics() if wanted is None or one.name in wanted]
 
     async def of_topic(record: Any) -> Row:
         row = {
@@ -573,18 +569,18 @@ async def _topic_rows(client: Client, scan: Scan, held: Held) -> Any:
         }
         if set(counted).isdisjoint(scan.needed):
             return row
-        stats = await client.admin.stats(record.name)
+        stats = await view.stats(record.name)
         is_whole = len(stats) == len(record.partitions)
         return row | {name: sum(one.get(name, 0) for one in stats) if is_whole else None for name in counted}
 
     return _made(scan, await _each(of_topic, records), held)
 
 
-async def _partitions(client: Client, scan: Scan, held: Held) -> Any:
-    topics = await _topics(client, scan.bounds.of("topic"))
+async def _partitions(view: CallerView, scan: Scan, held: Held) -> Any:
+    topics = await _topics(view, scan.bounds.of("topic"))
 
     async def of_topic(topic: str) -> list[dict[str, Any]]:
-        return await partition_rows(client.admin, topic)
+        return await view.partitions(topic)
 
     rows = [row for found in await _each(of_topic, topics) for row in found]
     return _made(
@@ -592,32 +588,32 @@ async def _partitions(client: Client, scan: Scan, held: Held) -> Any:
     )
 
 
-async def _nodes(client: Client, scan: Scan, held: Held) -> Any:
-    found = await client.admin.cluster()
+async def _nodes(view: CallerView, scan: Scan, held: Held) -> Any:
+    found = await view.cluster()
     leader = found.get("metadata_leader")
     rows = [row | {"metadata_leader": row.get("node") == leader} for row in found.get("nodes") or ()]
     return _made(scan, rows, held)
 
 
-async def _forecast(client: Client, scan: Scan, held: Held) -> Any:
+async def _forecast(view: CallerView, scan: Scan, held: Held) -> Any:
     of = scan.bounds.of
     units = of("unit").values
     _, until = span_of(of("starts_at"))
     rows: list[Row] = []
-    for topic in await _topics(client, of("topic")):
+    for topic in await _topics(view, of("topic")):
         for unit in ("minute",) if units is None else units:
             if unit not in _UNITS_MS:
                 continue
             count = _COUNT
             if until is not None:
-                now_ms = (await client.admin.forecast(topic, unit, 1)).now_ms
+                now_ms = (await view.forecast(topic, unit, 1)).now_ms
                 count = max(1, (until - now_ms) // _UNITS_MS[unit] + 2)
                 if count > _MOST:
                     raise SqlError(
                         TOO_BIG_SELECT,
                         f"the forecast has at most {_MOST:,} rows of a {unit}: bound starts_at, or take a longer unit",
                     )
-            found = await client.admin.forecast(topic, unit, count)
+            found = await view.forecast(topic, unit, count)
             messages, scheduled = dict(found.buckets), dict(found.scheduled)
             rows += [
                 {
@@ -637,14 +633,14 @@ _MOST: Final = 3600
 _UNITS_MS: Final = {"second": 1000, "minute": 60_000, "hour": 3_600_000}
 
 
-async def _queues(client: Client, scan: Scan, held: Held) -> Any:
+async def _queues(view: CallerView, scan: Scan, held: Held) -> Any:
     wanted = scan.bounds.of("id").values
-    records = [one for one in await client.admin.list_topics() if wanted is None or one.name in wanted]
+    records = [one for one in await view.topics() if wanted is None or one.name in wanted]
 
     async def of_topic(record: Any) -> Row:
         positions: dict[str, dict[int, str]] = {}
         if "positions" in scan.needed:
-            for row in await client.admin.groups(record.name):
+            for row in await view.groups(record.name):
                 positions.setdefault(row["group"], {})[row["partition"]] = row["cursor"]
         lease_ms = record.settings.get("lease_ms")
         deadline = None if lease_ms is None else lease_ms // 1000
@@ -653,7 +649,7 @@ async def _queues(client: Client, scan: Scan, held: Held) -> Any:
     return _made(scan, await _each(of_topic, records), held)
 
 
-_READERS: Final[Mapping[str, Callable[[Client, Scan, Held], Awaitable[Any]]]] = {
+_READERS: Final[Mapping[str, Callable[[CallerView, Scan, Held], Awaitable[Any]]]] = {
     "messages": _messages,
     "dead_letters": _dead_letters,
     "leases": _leases,
@@ -675,17 +671,18 @@ def time(ms: int | None) -> int | None:
     return None if ms is None else ms * 1000
 
 
-async def _topics(client: Client, bound: Bound) -> list[str]:
-    """Those that are named, or all that may be seen."""
+async def _topics(view: CallerView, bound: Bound, groups: Bound | None = None) -> list[str]:
+    """Return the topics that a statement names, or all that the caller may read: whole, or one of `groups` of them."""
     if bound.values is not None:
         return [str(name) for name in bound.values]
-    return [record.name for record in await client.admin.list_topics()]
+    named = None if groups is None or groups.values is None else [str(name) for name in groups.values]
+    return [record.name for record in await view.topics(named)]
 
 
-async def _groups_of(client: Client, topic: str, bound: Bound) -> list[str]:
+async def _groups_of(view: CallerView, topic: str, bound: Bound) -> list[str]:
     if bound.values is not None:
         return [str(name) for name in bound.values]
-    return sorted({str(row["group"]) for row in await client.admin.groups(topic)})
+    return sorted({str(row["group"]) for row in await view.groups(topic)})
 
 
 def _prefix(bound: Bound) -> str | None:

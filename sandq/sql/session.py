@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -16,6 +16,7 @@ from sandq.client import Client
 from sandq.model.errors import SandqError
 from sandq.sql import readers
 from sandq.sql.budget import VALUE_BYTES, Budget, Held
+from sandq.sql.caller_view import AskAccess, CallerView, access_from_cluster
 from sandq.sql.duck import Duck, Ducks, in_thread
 from sandq.sql.errors import (
     INTERRUPTED,
@@ -71,9 +72,15 @@ class Session:
         status: Callable[[], Sequence[tuple[str, str]]] = tuple,
         processes: Callable[[], Sequence[Sequence[Any]]] = tuple,
         now: Callable[[], datetime.datetime] = _now,
+        ask_access: AskAccess | None = None,
+        owner: Hashable = None,
     ) -> None:
-        """`status`: what SHOW STATUS tells; `processes`: the connections that SHOW PROCESSLIST does; `now`: UTC."""
+        """`status`: what SHOW STATUS tells; `processes`: the connections that SHOW PROCESSLIST does; `now`: UTC.
+        `ask_access`: returns what the caller may do; None: what the cluster says of the client itself. `owner`: the
+        caller, as `Places` tells callers apart."""
+        self._owner = owner
         self._client = client
+        self._ask_access = ask_access or access_from_cluster(client)
         self._ducks = ducks
         self._budget = budget
         self._user = user
@@ -141,7 +148,7 @@ class Session:
             return None
 
         async def work() -> Any:
-            async with self._ducks.one() as duck:
+            async with self._ducks.one(self._owner) as duck:
                 planned = await self._plan(tree, duck)
                 tables = dict(planned.catalog)
                 tables |= {name: readers.empty(scan.table, scan.needed) for name, scan in planned.scans.items()}
@@ -212,14 +219,16 @@ class Session:
         return Facts(self._now(), self.database, self._user, VERSION, self._connection)
 
     async def _query(self, tree: exp.Expr) -> Any:
-        async with self._ducks.one() as duck:
+        async with self._ducks.one(self._owner) as duck:
             planned = await self._plan(tree, duck)
             for scan in planned.scans.values():
                 scan.check(allow_full=self.variables.allows_full_scan)
             held = Held(self._budget)
             tables = dict(planned.catalog)
+            view = CallerView(self._client, await self._ask_access()) if planned.scans else None
             for name, scan in planned.scans.items():
-                tables[name] = await readers.read(self._client, scan, held)
+                assert view is not None
+                tables[name] = await readers.read(view, scan, held)
             alone = planned.columns_alone()
             if alone is not None:
                 (table,) = tables.values()
@@ -270,7 +279,7 @@ class Session:
             return described(target, self.database)
         if not isinstance(target, exp.Query):
             raise SqlError(SYNTAX, "DESCRIBE: a table, or a SELECT is expected")
-        async with self._ducks.one() as duck:
+        async with self._ducks.one(self._owner) as duck:
             planned = await self._plan(target, duck)
         rows: list[tuple[Any, ...]] = []
         for number, (_, scan) in enumerate(planned.scans.items(), 1):
@@ -310,7 +319,7 @@ class Session:
             query = query.where(replace_functions(condition.copy(), self._facts()))
         if query.find(exp.Subquery, exp.Query) not in (None, query):
             raise not_supported("a query within SHOW")
-        async with self._ducks.one() as duck:
+        async with self._ducks.one(self._owner) as duck:
             text = duckdb_text(query)
             return await in_thread(duck, partial(duck.run, text, {"shown": table}))
 

@@ -23,7 +23,9 @@ from sqlglot.errors import SqlglotError
 
 from sandq.client import Client
 from sandq.model.errors import SandqError
+from sandq.model.sources import source_of
 from sandq.sql.budget import STATEMENT_BYTES, Budget
+from sandq.sql.caller_view import access_from_cluster
 from sandq.sql.duck import Ducks
 from sandq.sql.errors import (
     ACCESS_DENIED,
@@ -166,6 +168,8 @@ class Connection:
     @asynccontextmanager
     async def _session_of(self, hello: Hello, token: str | None) -> AsyncIterator[Session]:
         async with self._settings.connect(token) as client:
+            ask_access = access_from_cluster(client)
+            access = await ask_access()
             yield Session(
                 client,
                 self._settings.ducks,
@@ -175,6 +179,8 @@ class Connection:
                 connection=self.number,
                 status=self._status,
                 processes=self._processes,
+                ask_access=ask_access,
+                owner=source_of(self.peer) if access is None else access.principal,
             )
 
     async def _begin(self) -> tuple[Hello, str | None]:

@@ -16,6 +16,7 @@ from sandq.errors import SandqError, UnknownTopic
 from sandq.sql import Budget, Ducks, Session, SqlError
 from sandq.sql.bounds import Bounds
 from sandq.sql.budget import Held
+from sandq.sql.caller_view import CallerView
 from sandq.sql.duck import Duck
 from sandq.sql.errors import NOT_SUPPORTED, SYNTAX, TIMED_OUT, TOO_BIG_SELECT, UNKNOWN_COLUMN, UNKNOWN_TABLE
 from sandq.sql.readers import read
@@ -169,7 +170,7 @@ async def test_what_is_asked_of_the_cluster_is_never_less_than_where_says(kind: 
         columns = tuple(
             column.name for column in MESSAGES.columns if column.made_of is None or column.name == "headers"
         )
-        everything = await read(bench.client, Scan(MESSAGES, Bounds(), columns), Held(Budget()))
+        everything = await read(CallerView(bench.client, None), Scan(MESSAGES, Bounds(), columns), Held(Budget()))
         assert everything.num_rows >= 50
         offsets = everything["offset"].to_pylist()
         duck = Duck(Budget())

@@ -1,0 +1,152 @@
+"""The cluster as one caller may read it: the only way by which readers of tables reach the client.
+
+Each method checks the caller's right `read` before it asks the cluster. Topics that the caller may not read are left
+out of listings; a topic or group that a statement names is refused with an error that is the same whether it exists.
+Nodes judge the same requests again where the client carries the caller's own token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from sandq.client import Client, cluster_of
+from sandq.client.admin import partition_rows
+from sandq.client.transport import call_leader
+from sandq.model.access import Access, Right
+from sandq.model.errors import InvalidRequest
+from sandq.model.limits import FIXED
+from sandq.protocol.frames import Frame, Type
+from sandq.protocol.request import PartitionRequest, unknown_request
+
+if TYPE_CHECKING:
+    from sandq.client import DeadLetters, Forecast, Keys, Messages, Schedules
+    from sandq.protocol.replies import TopicRecord
+    from sandq.protocol.requests_log import FetchReply
+
+AskAccess = Callable[[], Awaitable[Access | None]]
+"""Returns what the caller may do; None: everything."""
+KEPT_S: Final = 0.5
+"""Time for which an answer about the caller's rights is used again, as HTTP does."""
+
+
+def access_from_cluster(client: Client) -> AskAccess:
+    """Return a function that asks the cluster what the client's own token may do."""
+    kept: list[Any] = []
+
+    async def ask() -> Access | None:
+        now_s = anyio.current_time()
+        if not kept or now_s >= kept[1]:
+            kept[:] = await _whoami(client), now_s + KEPT_S
+        access: Access | None = kept[0]
+        return access
+
+    return ask
+
+
+async def _whoami(client: Client) -> Access | None:
+    try:
+        found = await client.admin.whoami()
+    except InvalidRequest as error:
+        if error.message != unknown_request(Type.IDENTIFY):
+            raise
+        return None  # a node of a version before rights, which holds nobody to any
+    return None if found.grants is None else Access.of(found.principal, found.grants, {})
+
+
+class CallerView:
+    """What one caller may read of the cluster."""
+
+    def __init__(self, client: Client, access: Access | None) -> None:
+        """`access`: what the caller may do; None: everything."""
+        self._client = client
+        self._access = access
+
+    # -- rights ---------------------------------------------------------------------------------------------------
+
+    def may_read(self, topic: str, group: str | None = None) -> bool:
+        """Return whether the caller may read a topic, or a group of it. Without a group, the whole topic is meant."""
+        return self._access is None or self._access.allows(Right.READ, _short(topic), _short(group))
+
+    def check(self, topic: str, group: str | None = None) -> None:
+        """Raise Forbidden unless the caller may read a topic, or a group of it."""
+        if not self.may_read(topic, group):
+            assert self._access is not None
+            raise self._access.refusal(Right.READ, topic, group)
+
+    # -- listings -------------------------------------------------------------------------------------------------
+
+    async def topics(self, groups: Collection[str] | None = None) -> list[TopicRecord]:
+        """Return the topics that the caller may read. `groups`: topics of which it may read one of these groups."""
+        records = await self._client.admin.list_topics()
+        if groups is None:
+            return [record for record in records if self.may_read(record.name)]
+        return [record for record in records if any(self.may_read(record.name, group) for group in groups)]
+
+    async def cluster(self) -> dict[str, Any]:
+        """Return the nodes of the cluster, which everybody who is let in may see."""
+        return await self._client.admin.cluster()
+
+    # -- one topic ------------------------------------------------------------------------------------------------
+
+    async def topic(self, topic: str) -> TopicRecord:
+        """Return a topic's record."""
+        self.check(topic)
+        return await self._client.admin.topic(topic)
+
+    async def stats(self, topic: str) -> list[dict[str, Any]]:
+        """Return the counters of a topic's partitions."""
+        self.check(topic)
+        return await self._client.admin.stats(topic)
+
+    async def partitions(self, topic: str) -> list[dict[str, Any]]:
+        """Return the rows of a topic's partitions."""
+        self.check(topic)
+        return await partition_rows(self._client.admin, topic)
+
+    async def groups(self, topic: str) -> list[dict[str, Any]]:
+        """Return the rows of all groups of a topic."""
+        self.check(topic)
+        return await self._client.admin.groups(topic)
+
+    async def forecast(self, topic: str, unit: str, count: int) -> Forecast:
+        """Return how many messages of a topic come due in each of `count` units of time."""
+        self.check(topic)
+        return await self._client.admin.forecast(topic, unit, count)
+
+    async def ask_leader(self, request: PartitionRequest) -> Frame:
+        """Send a request that reads a partition to its leader."""
+        self.check(request.topic)
+        return await call_leader(cluster_of(self._client), request)
+
+    async def page(self, topic: str, partition: int, start: str, end: str | None) -> FetchReply:
+        """Return the first messages of a stretch of a partition's log, pending ones included."""
+        self.check(topic)
+        return await self._client.page(topic, partition, start, end, pending=True)
+
+    def messages(self, topic: str) -> Messages:
+        """Return the stored messages of a topic."""
+        self.check(topic)
+        return self._client.messages(topic)
+
+    def keys(self, topic: str) -> Keys:
+        """Return the keys of a compacted topic."""
+        self.check(topic)
+        return self._client.kv(topic)
+
+    def schedules(self, topic: str) -> Schedules:
+        """Return the schedules of a topic."""
+        self.check(topic)
+        return self._client.schedules(topic)
+
+    def dead_letters(self, topic: str, group: str) -> DeadLetters:
+        """Return the dead letters of a group."""
+        self.check(topic, group)
+        return self._client.dead(topic, group)
+
+
+def _short(name: str | None) -> str | None:
+    """Return as much of a name as tells whether it can be one: longer names are not kept as answers."""
+    return None if name is None else name[: FIXED.name_chars + 1]

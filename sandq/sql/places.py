@@ -1,0 +1,66 @@
+"""Places for statements that run at the same time, shared out so that one caller cannot hold all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+
+import anyio
+
+
+class Places:
+    """A fixed number of places. A caller that has one already is never given the last free one.
+
+    Callers wait in the order of their arrival; one that may not take the last place does not hold up those behind it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._held: Counter[Hashable] = Counter()
+        self._waiting: list[tuple[Hashable, anyio.Event]] = []
+
+    @asynccontextmanager
+    async def one(self, owner: Hashable) -> AsyncIterator[None]:
+        """Hold a place inside the block; wait until `owner` may take one."""
+        await self._take(owner)
+        try:
+            yield
+        finally:
+            self._give_back(owner)
+
+    def _may_take(self, owner: Hashable) -> bool:
+        return self._free > 1 or (self._free == 1 and not self._held[owner])
+
+    async def _take(self, owner: Hashable) -> None:
+        if self._may_take(owner):
+            self._grant(owner)
+            return
+        waiting = owner, anyio.Event()
+        self._waiting.append(waiting)
+        try:
+            await waiting[1].wait()
+        except BaseException:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            else:  # it was granted in the same moment in which the caller left
+                self._give_back(owner)
+            raise
+
+    def _grant(self, owner: Hashable) -> None:
+        self._free -= 1
+        self._held[owner] += 1
+
+    def _give_back(self, owner: Hashable) -> None:
+        self._free += 1
+        self._held[owner] -= 1
+        if not self._held[owner]:
+            del self._held[owner]
+        self._grant_waiting()
+
+    def _grant_waiting(self) -> None:
+        for waiting in list(self._waiting):
+            if self._may_take(waiting[0]):
+                self._waiting.remove(waiting)
+                self._grant(waiting[0])
+                waiting[1].set()
