@@ -69,6 +69,7 @@ def serve_gateway(
         nodes_tls=_nodes_tls(config.tls, ca),
         backup=target_of(config.backup),
         sql=config.sql if config.sql.http else None,
+        sql_tls=_sql_tls(config.tls, ca),
     )
     door = TlsDoor(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None
     deadlines = Deadlines(grace_s=config.shutdown_grace_ms / 1000)
@@ -129,9 +130,19 @@ def serve_gateway(
 
 def _nodes_tls(section: TlsSection, ca: Path | None) -> ClientTls | None:
     """Nodes are asked by TLS where it is known whom to trust of them, unless the file says otherwise."""
-    is_off = section.cert_file is not None and section.client == OFF
-    trusted = ca or (None if is_off else section.ca_file)
+    trusted = _trusted(section, ca)
     return None if trusted is None else ClientTls(ca=trusted, cert=section.cert_file, key=section.key_file)
+
+
+def _sql_tls(section: TlsSection, ca: Path | None) -> dict[str, str] | None:
+    """Return how processes of SQL speak to nodes, without the gateway's certificate: they ask as their callers."""
+    trusted = _trusted(section, ca)
+    return None if trusted is None else {"ca": str(trusted)}
+
+
+def _trusted(section: TlsSection, ca: Path | None) -> Path | None:
+    is_off = section.cert_file is not None and section.client == OFF
+    return ca or (None if is_off else section.ca_file)
 
 
 def _address(listen: str | None, config: NodeConfig) -> Address:

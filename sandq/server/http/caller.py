@@ -43,6 +43,8 @@ class HttpCaller:
     access: Access | None
     quota: Quota
     until_revoked: Callable[[], Awaitable[None]] = field(default=_nothing, repr=False, compare=False)
+    token: str | None = field(default=None, repr=False, compare=False)
+    """The token by which it has said who it is; None: by a certificate."""
 
     @property
     def consumes(self) -> list[str] | None:

@@ -144,7 +144,7 @@ class HttpLogins:
             raise Revoked(error.message, **error.details) from None
         access = reply.access
         until_revoked = partial(self._until_revoked, key, token, certificate, access)
-        return HttpCaller(reply.principal, access, Quota.of(reply.quota), until_revoked)
+        return HttpCaller(reply.principal, access, Quota.of(reply.quota), until_revoked, token)
 
     def _keep(self, key: bytes, caller: HttpCaller | None) -> None:
         self._kept.pop(key, None)

@@ -126,7 +126,7 @@ NEEDS: Final[Mapping[tuple[str, str], Needs]] = {
     ("PUT", "/cluster/nodes/{node}/log-level"): _CLUSTER,
     ("DELETE", "/cluster/nodes/{node}"): _CLUSTER,
     ("GET", "/audit"): _SECURITY,
-    # Nodes judge what a statement asks of them, and answer what may be seen.
+    # A statement asks the cluster as its caller: nodes judge what it reads (`sql_worker`).
     ("POST", "/sql"): KNOWN,
     ("GET", "/slo"): KNOWN,
     # Whoever makes one has everything read.

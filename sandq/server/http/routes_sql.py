@@ -6,8 +6,9 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from sandq.server.http import answers, bodies
-from sandq.server.http.caller import access_of
+from sandq.server.http.caller import caller_of
 from sandq.server.http.gateway import gateway_of, wait_apart
+from sandq.server.http.queries import Statement
 from sandq.server.http.strict import router_of
 
 router = router_of("sql")
@@ -17,9 +18,9 @@ router = router_of("sql")
 async def run_sql(request: Request, body: bodies.SqlIn) -> Response:
     """Read-only: SELECT, SHOW, DESCRIBE, EXPLAIN over messages, groups, keys and the cluster. 409 where the
     configuration has it off. It ends when its time is over, or who asks goes."""
-    sql, access = gateway_of(request).sql, access_of(request)
-    found = await wait_apart(
-        request,
-        lambda: sql.run(access, body.statement, database=body.database, full_scan=body.full_scan, limit=body.limit),
-    )
+    sql, caller = gateway_of(request).sql, caller_of(request)
+    host = str((request.scope.get("client") or ("?",))[0])
+    address = f"[{host}]" if ":" in host else host
+    statement = Statement(body.statement, body.database, body.full_scan, body.limit)
+    found = await wait_apart(request, lambda: sql.run(caller, address, statement))
     return Response(found, media_type="application/json")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 from starlette.types import ASGIApp
@@ -46,6 +47,9 @@ class HttpSettings:
     """Where backups go; None: there are none by HTTP."""
     sql: SqlSection | None = None
     """What statements of SQL may take; None: there are none by HTTP."""
+    sql_tls: Mapping[str, Any] | None = None
+    """How processes of SQL speak to nodes, as JSON: `{"section", "own_hosts", "own_names"}` (see `nodes_tls`), or
+    `{"ca"}`, a path; None: no TLS."""
     quotas: QuotaMeters | None = None
     """What callers take, those of a node, if it is served within one; None: of this server alone."""
 
@@ -89,10 +93,14 @@ async def running_app(
         notes = AuditNotes(client)
         async with anyio.create_task_group() as tasks:
             backups = HttpBackups(client, settings.backup, tasks)
-            streamed, sql = limits.http_stream_messages, HttpSql(client, settings.sql)
+            streamed = limits.http_stream_messages
+            sql = HttpSql(settings.sql, settings.servers, settings.sql_tls, settings.gateway_secret)
             gateway = Gateway(client, node, settings.version, ending, streamed, looks, backups, sql)
             app = create_app(gateway, rules, observe, account, notes, settings.quotas)
             tasks.start_soon(notes.run)
             tasks.start_soon(looks.run)
-            yield RunningApp(app, client, ending)
+            try:
+                yield RunningApp(app, client, ending)
+            finally:
+                await sql.close()
             tasks.cancel_scope.cancel()

@@ -179,6 +179,9 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
         nodes_tls=inside,
         backup=None if begin.backup is None else target_of(BackupSection(**begin.backup)),
         sql=None if begin.sql is None else SqlSection.model_construct(**begin.sql),
+        sql_tls=None
+        if inside is None
+        else {"section": begin.tls, "own_hosts": begin.own_hosts, "own_names": begin.own_names},
     )
     listeners = [socket.socket(fileno=descriptor) for descriptor in begin.listeners]
     serving = serve_http_fast(listeners, settings, begin.limits, begin.deadlines, node, requests.observe, account, door)

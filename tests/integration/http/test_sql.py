@@ -17,7 +17,6 @@ from sandq.model.limits import Limits
 from sandq.model.principals import token_hash, token_text
 from sandq.node import Serving, run_node
 from sandq.protocol.requests_access import IdentityPut
-from sandq.server.http import queries
 from tests.integration.conftest import until_risen
 from tests.support.nodes.gateway import gateway
 from tests.support.nodes.http_requests import Web
@@ -63,7 +62,7 @@ async def test_rows_come_as_json(asked: Web, api: sandq.Client) -> None:
     assert (await asked.post("/sql", {"statement": "SET @a = 1"}))["columns"] == []
 
 
-async def test_what_is_refused(asked: Web, api: sandq.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_refused(asked: Web, api: sandq.Client) -> None:
     await api.admin.create_topic("t", partitions=1)
     for statement, words in (
         ("DELETE FROM messages", "read"),
@@ -76,9 +75,9 @@ async def test_what_is_refused(asked: Web, api: sandq.Client, monkeypatch: pytes
         assert words.lower() in found["detail"].lower(), found
     await asked.post("/sql", {"statement": "SELECT 1", "limit": 100_000}, 400)
     await asked.post("/sql", {"statement": ""}, 400)
-    monkeypatch.setattr(queries, "ANSWER_BYTES", 10)
-    found = await asked.post("/sql", {"statement": "SELECT 'a long text'"}, 400)
-    assert "10 bytes" in found["detail"]
+    long = "SELECT REPEAT('x', 60000) FROM information_schema.columns"
+    found = await asked.post("/sql", {"statement": long}, 400)
+    assert "8,388,608 bytes" in found["detail"]
 
 
 async def test_it_is_off_unless_that_is_said(web: Web, tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""The processes that answer SQL for HTTP: one for each statement that runs, started when it is needed.
+
+A process has a bound of memory of its own and runs one statement at a time. So a statement that needs too much ends at
+worst its own process, and one that does not end in its time is ended with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+import structlog
+
+from sandq.model.config_sql import SqlSection
+from sandq.model.errors import InvalidRequest, SandqError, TimedOut, Unavailable, from_wire
+
+log = structlog.get_logger("sandq.http")
+
+ROWS: Final = 200_000
+"""Rows that one statement reads of the cluster, and rows of its result, at most."""
+BYTES: Final = 64 << 20
+"""Bytes of these in memory, and as much again for sorting, joining and grouping."""
+QUERIES: Final = 2
+"""Statements at a time; the next ones wait, within their time."""
+GRACE_S: Final = 2.0
+"""Time for a process to say by itself that a statement's time is over, before it is killed."""
+_RECEIVE: Final = 256 << 10
+
+
+def begin_of(section: SqlSection, servers: Sequence[str], tls: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a process is told first. `tls`: how it speaks to nodes, see `HttpSettings.sql_tls`."""
+    budget = {
+        "scan_rows": min(section.rows, ROWS),
+        "scan_bytes": min(section.bytes, BYTES),
+        "result_rows": min(section.rows, ROWS),
+        "result_bytes": min(section.bytes, BYTES),
+        "memory_bytes": min(section.memory_bytes, BYTES),
+        "seconds": section.timeout_ms / 1000,
+        "queries": 1,
+    }
+    return {"budget": budget, "servers": list(servers), "tls": None if tls is None else dict(tls)}
+
+
+class SqlProcesses:
+    """The processes of one server of HTTP."""
+
+    def __init__(self, section: SqlSection, servers: Sequence[str], tls: Mapping[str, Any] | None) -> None:
+        from sandq.sql.places import Places
+
+        self._seconds = section.timeout_ms / 1000
+        self._begin = json.dumps({"begin": begin_of(section, servers, tls)}).encode() + b"\n"
+        self._places = Places(min(section.queries, QUERIES))
+        self._idle: list[_SqlProcess] = []
+
+    async def answer(self, owner: Hashable, said: Mapping[str, Any]) -> bytes:
+        """Return the answer to a statement, as JSON. `owner`: the caller; one caller never holds all places. Raises
+        SandqError; cancelled, it ends the statement with its process."""
+        until_s = anyio.current_time() + self._seconds
+        is_running = False
+        try:
+            with anyio.fail_after(self._seconds + GRACE_S) as scope:
+                scope.deadline = until_s
+                async with self._places.one(owner):
+                    is_running = True
+                    scope.deadline = until_s + GRACE_S
+                    return await self._asked(said, until_s)
+        except TimeoutError:
+            if is_running:
+                raise TimedOut(f"the statement has not ended within {self._seconds:g} s (sql.timeout)") from None
+            raise TimedOut(
+                f"other statements ran for {self._seconds:g} s (sql.timeout), and no place was free; ask again"
+            ) from None
+
+    async def _asked(self, said: Mapping[str, Any], until_s: float) -> bytes:
+        while True:
+            process = self._idle.pop() if self._idle else await self._started()
+            is_new, is_done = not process.answers, False
+            try:
+                seconds = max(until_s - anyio.current_time(), 0.1)
+                answer = await process.ask({**said, "seconds": seconds})
+                is_done = True
+            except _Ended as error:
+                if not is_new:
+                    continue  # it has ended for want of statements
+                log.warning("a process of SQL has ended with its statement", why=str(error))
+                raise InvalidRequest(
+                    "the statement has ended its process, most likely for want of memory: let fewer rows come to it"
+                ) from None
+            finally:
+                if is_done:
+                    self._idle.append(process)
+                else:
+                    await process.end()
+            if "error" in answer[0]:
+                raise _error_of(answer[0]["error"])
+            return answer[1]
+
+    async def _started(self) -> _SqlProcess:
+        # Modules are found where this process finds them, whatever lies where it was started.
+        path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
+        # Arrow's own allocator sets a GiB of addresses aside, which the bound of memory would count.
+        own = {"PYTHONPATH": path, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
+        try:
+            process = await anyio.open_process(
+                [sys.executable, "-P", "-m", "sandq.server.http.sql_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None,
+                env=os.environ | own,
+            )
+        except OSError as error:
+            raise Unavailable(f"a process of SQL cannot be started: {error.strerror or error}") from None
+        started = _SqlProcess(process)
+        try:
+            await started.tell(self._begin)
+        except BaseException:
+            await started.end()
+            raise
+        return started
+
+    async def close(self) -> None:
+        """End the processes that are idle; the others end with their statements."""
+        while self._idle:
+            await self._idle.pop().end()
+
+
+class _Ended(Exception):
+    """A process has ended before it has answered."""
+
+
+class _SqlProcess:
+    """One process, and what has come of its output."""
+
+    def __init__(self, process: anyio.abc.Process) -> None:
+        self._process = process
+        self._received = bytearray()
+        self.answers = 0
+        """Number of statements that it has answered."""
+
+    async def tell(self, line: bytes) -> None:
+        """Write a line. Raises _Ended."""
+        assert self._process.stdin is not None
+        try:
+            await self._process.stdin.send(line)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
+            raise _Ended(str(error)) from None
+
+    async def ask(self, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
+        """Return a statement's answer: its head, and its body. Raises _Ended."""
+        await self.tell(json.dumps(said).encode() + b"\n")
+        while (at := self._received.find(b"\n")) < 0:
+            await self._receive()
+        head: Mapping[str, Any] = json.loads(self._received[:at])
+        del self._received[: at + 1]
+        size = head.get("body", 0)
+        while len(self._received) < size:
+            await self._receive()
+        body = bytes(self._received[:size])
+        del self._received[:size]
+        self.answers += 1
+        return head, body
+
+    async def _receive(self) -> None:
+        assert self._process.stdout is not None
+        try:
+            self._received += await self._process.stdout.receive(_RECEIVE)
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            raise _Ended("its output has ended") from None
+
+    async def end(self) -> None:
+        """Kill it, whatever it does."""
+        with anyio.CancelScope(shield=True):
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.aclose()
+
+
+def _error_of(said: Any) -> SandqError:
+    code, message, retriable, details = said
+    return from_wire(code, message, retriable, details)
