@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -15,7 +16,9 @@ from sandq.sql.budget import Budget
 from sandq.sql.errors import (
     NO_RESOURCES,
     SYNTAX,
+    TIME_OVERFLOW,
     TOO_BIG_SELECT,
+    TOO_LARGE_RESULT,
     UNKNOWN,
     UNKNOWN_COLUMN,
     UNKNOWN_FUNCTION,
@@ -65,9 +68,15 @@ class Duck:
                 batches.append(batch)
                 rows, size = rows + batch.num_rows, size + batch.nbytes
                 self._check(rows, size)
-            return pa.Table.from_batches(batches, schema=reader.schema)
+            table = pa.Table.from_batches(batches, schema=reader.schema)
+            _check_times(table)
+            return table
         except duckdb.Error as error:
             raise _told(error) from None
+        except MemoryError:
+            raise SqlError(NO_RESOURCES, _NO_MEMORY) from None
+        except (OSError, RuntimeError, pa.ArrowException) as error:  # so Arrow's reader passes on errors of DuckDB
+            raise _read_error(error) from None
         finally:
             self._clean(reader, tables)
 
@@ -99,6 +108,8 @@ class Duck:
             found = self._database.execute(f"SELECT {', '.join(expressions)}").fetchall()[0]
         except duckdb.Error as error:
             raise _told(error) from None
+        except (OverflowError, ValueError):
+            raise SqlError(TIME_OVERFLOW, _OVERFLOW) from None
         return tuple(found)
 
     def interrupt(self) -> None:
@@ -169,13 +180,47 @@ async def in_thread(duck: Duck, work: Callable[[], T]) -> T:
     return found
 
 
+_NO_MEMORY: Final = "the query needs more memory than memory_bytes allows: let fewer rows come to it"
+_OVERFLOW: Final = "Datetime function: datetime field overflow: years 1 to 9999 are known"
+_FIRST: Final = datetime.datetime(1, 1, 1)
+_LAST: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999)
+
+
+def _check_times(table: Any) -> None:
+    """Raise SqlError (1441) for a time that clients have no form for."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for column in table.columns:
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            instants = column.cast(pa.timestamp("us"), safe=False)
+            for word, limit in (("greater", _LAST), ("less", _FIRST)):
+                if pc.any(pc.call_function(word, [instants, pa.scalar(limit, pa.timestamp("us"))])).as_py():
+                    raise SqlError(TIME_OVERFLOW, _OVERFLOW)
+
+
+def _read_error(error: Exception) -> SqlError:
+    text = str(error).split("\n")[0]
+    if "Out of Memory" in text:
+        return SqlError(NO_RESOURCES, _NO_MEMORY)
+    if _WRAPPED in text:
+        return SqlError(TOO_LARGE_RESULT, text[text.index(_WRAPPED) :])
+    return SqlError(UNKNOWN, text)
+
+
+_WRAPPED: Final = "Result of "
+"""Begins what a call says that was wrapped (`text_growth`)."""
+
+
 def _told(error: duckdb.Error) -> SqlError:
     """What DuckDB says, with a number of MySQL's; one line of it."""
     text = str(error).split("\n\n")[0].split("\nLINE")[0].replace("\n", " ")
+    if isinstance(error, duckdb.InvalidInputException) and _WRAPPED in text:
+        return SqlError(TOO_LARGE_RESULT, text[text.index(_WRAPPED) :])
     kind, _, said = text.partition(": ")
     message = said if kind.endswith("Error") else text
     if isinstance(error, duckdb.OutOfMemoryException):
-        return SqlError(NO_RESOURCES, "the query needs more memory than memory_bytes allows: let fewer rows come to it")
+        return SqlError(NO_RESOURCES, _NO_MEMORY)
     if isinstance(error, duckdb.BinderException) and "column" in message.lower():
         return SqlError(UNKNOWN_COLUMN, message)
     if isinstance(error, duckdb.CatalogException) and "unction" in message:

@@ -15,6 +15,7 @@ from sqlglot.dialects import DuckDB
 from sandq.sql.budget import STATEMENT_BYTES, STATEMENT_NODES
 from sandq.sql.errors import TOO_LARGE, UNKNOWN_FUNCTION, SqlError
 from sandq.sql.schema import TABLES, Kind
+from sandq.sql.text_growth import bounded
 
 _ALLOWED_NAMES: Final = """
 Abs Acos And AnyValue ArgMax ArgMin Ascii Asin Atan Atan2 Avg BitLength BitwiseAndAgg BitwiseCount BitwiseOrAgg
@@ -60,6 +61,8 @@ def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
     # Children first: what a function becomes holds what its arguments have become.
     for node in reversed(list(root.dfs())):
         made = _replaced(node, facts)
+        if made is node:
+            made = bounded(node)
         if made is node:
             continue
         if node is root:

@@ -145,12 +145,10 @@ class _SqlProcess:
         """Number of statements that it has answered."""
 
     async def tell(self, line: bytes) -> None:
-        """Write a line. Raises _Ended."""
+        """Write a line. That the process has ended is noticed when its answer is read."""
         assert self._process.stdin is not None
-        try:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             await self._process.stdin.send(line)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
-            raise _Ended(str(error)) from None
 
     async def ask(self, said: Mapping[str, Any]) -> tuple[Mapping[str, Any], bytes]:
         """Return a statement's answer: its head, and its body. Raises _Ended."""

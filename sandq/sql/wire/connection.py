@@ -101,6 +101,8 @@ class Connection:
         self.peer = peer
         self.owner = b""
         """Who it is, so that it may end what is its own: a digest of the token."""
+        self.is_in = False
+        """Whether the cluster has let it in."""
         self.doing = "Connect"
         self._stream = stream
         self._settings = settings
@@ -158,6 +160,7 @@ class Connection:
         try:
             async with self._session_of(hello, token) as session:
                 self._session = session
+                self.is_in = True
                 await self._send([packets.ok()])
                 await self._commands(session)
         except* SandqError as group:

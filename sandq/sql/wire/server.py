@@ -10,6 +10,7 @@ from typing import Final
 import anyio
 from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskStatus
 
+from sandq.model.sources import source_of
 from sandq.sql.budget import Budget
 from sandq.sql.duck import Ducks
 from sandq.sql.errors import TOO_MANY_CONNECTIONS, SqlError
@@ -20,6 +21,8 @@ log = logging.getLogger("sandq.sql")
 
 CONNECTIONS: Final = 100
 """At a time, unless another number is said."""
+ARRIVING_SHARE: Final = 4
+"""One address may have one connection in so many that has not authenticated yet: others always find a free one."""
 PORT: Final = 3306
 _CLOSE_S: Final = 1.0
 
@@ -39,6 +42,7 @@ class Server:
         """`connect`: makes a client for who has a token; `tls`: the context for the next connection; None: it speaks
         none; `needs_tls`: nobody is let in without."""
         self._most = connections
+        self._most_arriving = max(1, connections // ARRIVING_SHARE)
         self._connections: dict[int, Connection] = {}
         self._last = 0
         self._ducks = Ducks(budget)
@@ -67,8 +71,13 @@ class Server:
     async def _handle(self, stream: SocketStream) -> None:
         async with stream:
             peer = str(stream.extra(SocketAttribute.remote_address, ("",))[0])
+            source = source_of(peer)
             if len(self._connections) >= self._most:
-                await _refuse(stream, self._most)
+                await _refuse(stream, f"{self._most} are open")
+                return
+            arriving = sum(not one.is_in and source_of(one.peer) == source for one in self._connections.values())
+            if arriving >= self._most_arriving:
+                await _refuse(stream, f"{arriving} of {source} have not authenticated yet")
                 return
             self._last = self._last % 0xFFFFFFFF + 1
             number = self._last
@@ -83,8 +92,8 @@ class Server:
                 del self._connections[number]
 
 
-async def _refuse(stream: SocketStream, most: int) -> None:
-    error = SqlError(TOO_MANY_CONNECTIONS, f"Too many connections: {most} are open")
+async def _refuse(stream: SocketStream, why: str) -> None:
+    error = SqlError(TOO_MANY_CONNECTIONS, f"Too many connections: {why}")
     data, _ = rows.framed([packets.error(error)], 0)
     with anyio.move_on_after(_CLOSE_S):
         try:

@@ -16,7 +16,11 @@ from sandq.model.config import load_config
 from sandq.sql.wire import packets
 
 AT_ONCE = "import sandq.tools.sql_process as process; process.END_S = 0.0; process.main()"
-NOT_INTERRUPTED = "SELECT LENGTH(REPLACE(REPEAT('a', 60000), 'a', REPEAT('b', 65000)))"
+NOT_INTERRUPTED = (
+    "SELECT REGEXP_LIKE(REPEAT(g, 80), '[0-7].{900}Z') FROM (SELECT GROUP_CONCAT(SHA2(CONCAT(column_name, "
+    "ordinal_position, table_name), 256)) AS g FROM information_schema.columns) t"
+)
+"""One call over one long text, for seconds."""
 
 
 async def test_a_query_that_cannot_be_interrupted_does_not_keep_the_port() -> None:

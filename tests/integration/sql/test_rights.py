@@ -6,9 +6,12 @@ import os
 import ssl
 import struct
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import httpx
 import pymysql
 import pytest
@@ -344,3 +347,26 @@ def test_certificate_without_a_token_reads_by_its_own_rights_over_http(secured: 
                 assert ask(reading(query, topic, secured.id)).json()["rows"] == []
         for database, table in TABLES:
             assert HIDDEN not in ask(f"SELECT * FROM {database}.`{table}`").text
+
+
+ENDLESS = "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n FROM r) SELECT COUNT(*) FROM r"
+
+
+def test_principal_does_not_hold_all_places_over_http(secured: Secured) -> None:
+    async def ask_twice_without_an_end() -> None:
+        headers = {"authorization": f"Bearer {secured.tokens['reader']}"}
+        async with (
+            httpx.AsyncClient(
+                base_url=str(secured.web.base_url), verify=secured.context, headers=headers, timeout=PATIENCE_S
+            ) as web,
+            anyio.create_task_group() as tasks,
+        ):
+            for _ in range(2):
+                tasks.start_soon(partial(web.post, "/sql", json={"statement": ENDLESS}))
+            # The statement of another principal finds a place, whether or not those two run by now.
+            for _ in range(5):
+                answer = await anyio.to_thread.run_sync(secured.over_http, "owner", "SELECT 1")
+                assert answer == [(1,)]
+            tasks.cancel_scope.cancel()
+
+    anyio.run(ask_twice_without_an_end)

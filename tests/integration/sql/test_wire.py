@@ -312,6 +312,21 @@ async def test_connections_and_prepared_statements_have_limits() -> None:
         assert await in_thread(work) == (1040, 1461)
 
 
+async def test_connections_that_do_not_authenticate_leave_places_to_other_addresses() -> None:
+    async with served(connections=8) as sql:
+        silent = [await anyio.connect_tcp("127.0.0.1", sql.port) for _ in range(8)]
+        greetings = [(await stream.receive())[4] for stream in silent]
+        assert greetings == [10, 10, *[0xFF] * 6], "a greeting, or an error"
+        number, text = await refused(lambda: sql.connect().__enter__())
+        assert number == 1040 and "127.0.0.1" in text and "authenticated" in text
+        async with await anyio.connect_tcp("127.0.0.1", sql.port, local_host="127.0.0.2") as other:
+            assert (await other.receive())[4] == 10
+        for stream in silent:
+            await stream.aclose()
+        await until_holds(lambda: not sql.server._everybody())
+        assert await sql.ask("SELECT 1") == ((1,),)
+
+
 async def test_prepared_statements_have_a_size_together() -> None:
     async with served() as sql:
 

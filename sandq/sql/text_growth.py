@@ -1,0 +1,227 @@
+"""Bounds of functions that make long texts of short ones.
+
+DuckDB does not count the memory of such texts. A call whose arguments are constants is judged before the query runs.
+A call over rows is wrapped: `CASE WHEN <bytes that it may make> > TEXT_BYTES THEN error(...) ELSE <call> END`, so that
+the product of its actual inputs is bounded for each row, however the inputs came to be (columns, common table
+expressions, recursion). The wrap evaluates arguments twice, and calls within calls more often: `duckdb_text` bounds the
+size of the statement that this makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from sqlglot import exp
+
+from sandq.sql.errors import TOO_LARGE_RESULT, SqlError
+
+TEXT_BYTES: Final = 4 << 20
+"""Bytes that one call of such a function may make: HEX of the largest message, twice."""
+_VALUE_BYTES: Final = 64
+"""Bytes of a number, a time or a truth value as text."""
+_OTHER_TIMES: Final = 4
+"""Bytes that any other function makes at most of a byte of its arguments (UPPER, JSON_QUOTE, CAST)."""
+_EXPONENT: Final = 40
+"""Bits of the largest size that is computed: more is too much anyway."""
+
+Size = int | None
+"""Bytes of a text; None: it depends on rows."""
+
+
+def bounded(node: exp.Expr) -> exp.Expr:
+    """Return a call that makes no more than `TEXT_BYTES`: the same one, or one that is wrapped. SqlError (1301): it
+    would make more whatever the rows are."""
+    made = _SIZES.get(type(node))
+    size = None if made is None else made(node)
+    if size is None:
+        return node
+    known, over_rows = size
+    if known is not None:
+        if known > TEXT_BYTES:
+            raise _too_large(node)
+        return node
+    if _must_be_stable(node):
+        return node
+    message = exp.Literal.string(_too_large(node).message)
+    condition = exp.GT(this=exp.paren(over_rows(), copy=False), expression=exp.Literal.number(TEXT_BYTES))
+    refusal = exp.Anonymous(this="error", expressions=[message])
+    return exp.Case(ifs=[exp.If(this=condition, true=refusal)], default=node.copy())
+
+
+def _must_be_stable(node: exp.Expr) -> bool:
+    """Return whether DuckDB takes no error() where a call stands: in the partitions or the order of a window, and in
+    an aggregate over distinct values that are ordered."""
+    child: exp.Expr = node
+    while (parent := child.parent) is not None:
+        if isinstance(parent, exp.Window) and child is not parent.this:
+            return True
+        if isinstance(parent, exp.AggFunc) and parent.find(exp.Distinct) and parent.find(exp.Order):
+            return True
+        child = parent
+    return False
+
+
+def _too_large(node: exp.Expr) -> SqlError:
+    name = node.sql_name() if isinstance(node, exp.Func) else type(node).__name__.upper()
+    return SqlError(TOO_LARGE_RESULT, f"Result of {name}() was larger than {TEXT_BYTES:,} bytes: shorten its arguments")
+
+
+# -- what is known before the query runs ------------------------------------------------------------------------------
+
+
+def size_of(node: Any) -> Size:
+    """Return the bytes that an expression of constants makes at most; None if it depends on rows."""
+    if node is None or isinstance(node, (exp.Null, exp.Boolean, exp.DataType, exp.Var)):
+        return _VALUE_BYTES
+    if isinstance(node, exp.Literal):
+        return len(node.name.encode()) if node.is_string else _VALUE_BYTES
+    if isinstance(node, (exp.Column, exp.Query, exp.Star, exp.AggFunc, exp.Window, exp.Placeholder)):
+        return None
+    made = _SIZES.get(type(node))
+    if made is not None:
+        size = made(node)
+        if size is not None:
+            return size[0]
+    total = _VALUE_BYTES
+    for child in node.iter_expressions():
+        part = size_of(child)
+        if part is None:
+            return None
+        total += part
+    times = _OTHER_TIMES if isinstance(node, exp.Func) and not isinstance(node, _SAME_SIZE) else 1
+    return min(total * times, 1 << _EXPONENT)
+
+
+_SAME_SIZE: Final = (exp.Cast, exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Substring, exp.Left, exp.Right, exp.Trim)
+
+
+# -- what is known of each row ----------------------------------------------------------------------------------------
+
+
+def _bytes_of(node: exp.Expr) -> exp.Expr:
+    """Return DuckDB's expression for the bytes of a value as text; 0 of NULL."""
+    known = size_of(node)
+    if known is not None:
+        return exp.Literal.number(known)
+    text = exp.cast(node.copy(), "VARCHAR", copy=False)
+    length = exp.Anonymous(this="strlen", expressions=[text])
+    return exp.Coalesce(this=length, expressions=[exp.Literal.number(0)])
+
+
+def _number_of(node: exp.Expr) -> exp.Expr:
+    """Return DuckDB's expression for a number of times, at least 0."""
+    number = exp.cast(node.copy(), "BIGINT", copy=False)
+    return exp.Greatest(
+        this=exp.Coalesce(this=number, expressions=[exp.Literal.number(0)]), expressions=[exp.Literal.number(0)]
+    )
+
+
+def _sum(parts: Sequence[exp.Expr]) -> exp.Expr:
+    found: exp.Expr = exp.Literal.number(0)
+    for part in parts:
+        found = exp.Add(this=found, expression=part)
+    return found
+
+
+def _product(left: exp.Expr, right: exp.Expr) -> exp.Expr:
+    # As DOUBLE, a product never overflows.
+    return exp.Mul(this=exp.cast(exp.paren(left), "DOUBLE"), expression=exp.cast(exp.paren(right), "DOUBLE"))
+
+
+Sizes = tuple[Size, Callable[[], exp.Expr]] | None
+"""Bytes that a call makes, if they are known; else the expression for them. None: the call cannot make more than its
+arguments have."""
+
+
+def _of_replace(node: Any) -> Sizes:
+    text, old, new = node.this, node.expression, node.args.get("replacement")
+    if new is None:
+        return None
+    return _growing(text, old, new)
+
+
+def _growing(text: Any, old: Any, new: Any) -> Sizes:
+    old_size, new_size = size_of(old), size_of(new)
+    if _is_text(old) and _is_text(new) and new_size is not None and old_size and new_size <= old_size:
+        return None
+    return _multiplied(text, new)
+
+
+def _is_text(node: Any) -> bool:
+    return isinstance(node, exp.Literal) and node.is_string
+
+
+def _of_regexp_replace(node: Any) -> Sizes:
+    new = node.args.get("replacement")
+    # Each character of the replacement may stand for a whole match, and there is one match more than characters.
+    return None if new is None else _multiplied(node.this, new)
+
+
+def _multiplied(text: Any, by: Any) -> Sizes:
+    sizes = size_of(text), size_of(by)
+    if sizes[0] is not None and sizes[1] is not None:
+        return (sizes[0] + 1) * (sizes[1] + 1), exp.Null
+
+    def over_rows() -> exp.Expr:
+        one = exp.Literal.number(1)
+        return _product(
+            exp.Add(this=_bytes_of(text), expression=one), exp.Add(this=_bytes_of(by), expression=one.copy())
+        )
+
+    return None, over_rows
+
+
+def _of_sum(parts: Sequence[Any], times: int = 1) -> Sizes:
+    sizes = [size_of(part) for part in parts]
+    known = [size for size in sizes if size is not None]
+    if len(known) == len(sizes):
+        return sum(known) * times, exp.Null
+
+    def over_rows() -> exp.Expr:
+        return _product(_sum([_bytes_of(part) for part in parts]), exp.Literal.number(times))
+
+    return None, over_rows
+
+
+def _of_concat_ws(node: Any) -> Sizes:
+    separator, *parts = node.expressions
+    return _of_sum([*parts, *[separator] * max(len(parts) - 1, 0)])
+
+
+def _of_repeat(node: Any) -> Sizes:
+    times = node.args.get("times")
+    size = size_of(node.this)
+    if isinstance(times, exp.Literal) and size is not None:
+        return size * int(times.name), exp.Null
+    return None, lambda: _product(_bytes_of(node.this), _number_of(times))
+
+
+def _of_pad(node: Any) -> Sizes:
+    # Characters are counted: each has up to four bytes.
+    count = node.expression
+    return int(count.name) * 4 if isinstance(count, exp.Literal) else None, lambda: _number_of(count)
+
+
+def _of_space(node: Any) -> Sizes:
+    return int(node.this.name) if isinstance(node.this, exp.Literal) else None, lambda: _number_of(node.this)
+
+
+_SIZES: Final[dict[type, Callable[[Any], Sizes]]] = {
+    exp.Replace: _of_replace,
+    exp.RegexpReplace: _of_regexp_replace,
+    exp.Concat: lambda node: _of_sum(node.expressions),
+    exp.ConcatWs: _of_concat_ws,
+    exp.DPipe: lambda node: _of_sum([node.left, node.right]),
+    exp.Repeat: _of_repeat,
+    exp.Pad: _of_pad,
+    exp.Space: _of_space,
+    exp.Hex: lambda node: _of_sum([node.this], 2),
+    exp.LowerHex: lambda node: _of_sum([node.this], 2),
+    exp.ToBase64: lambda node: _of_sum([node.this], 2),
+    exp.JSONArray: lambda node: _of_sum(node.expressions, 6),
+    exp.JSONObject: lambda node: _of_sum(
+        [part for pair in node.expressions for part in (pair.this, pair.args.get("expression")) if part is not None], 6
+    ),
+}
+"""By the type of a call. JSON writes a character as six at most."""

@@ -1,0 +1,68 @@
+"""Places for statements: no caller holds all of them, and none is lost."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from sandq.sql.places import Places
+
+
+async def hold(places: Places, owner: str, log: list[str], name: str, until: anyio.Event) -> None:
+    async with places.one(owner):
+        log.append(name)
+        await until.wait()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await checkpoint()
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+async def test_caller_with_a_place_does_not_get_the_last_free_one(count: int) -> None:
+    places, log, free = Places(count), list[str](), anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        for number in range(count + 1):
+            tasks.start_soon(hold, places, "ada", log, f"ada{number}", free)
+        await settle()
+        assert len(log) == count - 1
+        tasks.start_soon(hold, places, "bob", log, "bob", free)
+        await settle()
+        assert "bob" in log and len(log) == count
+        free.set()
+    assert sorted(log) == sorted([*[f"ada{number}" for number in range(count + 1)], "bob"])
+
+
+async def test_single_place_is_given_to_one_after_another() -> None:
+    places, log = Places(1), list[str]()
+    ends = {name: anyio.Event() for name in ("a", "b", "c")}
+    async with anyio.create_task_group() as tasks:
+        for name, end in ends.items():
+            tasks.start_soon(hold, places, name, log, name, end)
+            await settle()
+        for name in ("a", "b", "c"):
+            assert log[-1] == name
+            ends[name].set()
+            await settle()
+
+
+async def test_caller_that_leaves_while_it_waits_leaves_its_place_to_others() -> None:
+    places, log, free = Places(2), list[str](), anyio.Event()
+    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        await stack.enter_async_context(places.one("ada"))
+        await stack.enter_async_context(places.one("bob"))
+        with anyio.CancelScope() as scope:
+            tasks.start_soon(hold, places, "ada", log, "waits", free)
+            async with anyio.create_task_group() as leaving:
+                leaving.start_soon(hold, places, "carl", log, "left", free)
+                await settle()
+                leaving.cancel_scope.cancel()
+        assert not scope.cancelled_caught and log == []
+        free.set()
+        tasks.start_soon(hold, places, "dora", log, "dora", free)
+        await stack.aclose()
+    assert sorted(log) == ["dora", "waits"]
