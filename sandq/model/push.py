@@ -54,6 +54,10 @@ def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any
                 push["timeout_ms" if name == "request_timeout" else name] = parse(given[name])
             except SandqError as error:
                 mistakes.append(error.message if error.message.startswith(name) else f"{name}: {error.message}")
+    is_elsewhere = old is not None and push["url"] != before.get("url")
+    if is_elsewhere and (given.get("secrets") is None or given.get("keep_secrets")):
+        # Else whoever receives at the new URL gets requests that verify as those for the old receiver.
+        mistakes.append("secrets: another url needs secrets of its own: give them with it, without keep_secrets")
     keeps = given.get("keep_secrets", False)
     if type(keeps) is not bool:
         mistakes.append(f"keep_secrets: true or false is expected, not {keeps!r:.40}")
@@ -72,7 +76,7 @@ def changed_push(old: Push | None, given: Mapping[str, object]) -> dict[str, Any
 
 def check_push(given: Mapping[str, object]) -> None:
     """Raise InvalidSetting for what no push can be changed to, whatever it is at present."""
-    changed_push({"url": "https://unknown", "secrets": ["unknown"]}, given)
+    changed_push({"url": given.get("url") or "https://unknown", "secrets": ["unknown"]}, given)
 
 
 def shown(push: Push) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 import sandq
-from sandq.errors import InvalidSetting, UnknownTopic
+from sandq.errors import InvalidRequest, InvalidSetting, UnknownTopic
 from sandq.model.features import KNOWN
 from sandq.node import Serving, run_node
 from sandq.push.circuit import THRESHOLD
@@ -325,17 +325,18 @@ async def test_another_url_gets_what_comes(client: sandq.Client, receiver: Recei
     await receiver.until(1)
     async with receiving() as other:
         new = sandq.new_push_secret()
-        shown = await client.admin.set_push("t", "g", other.url, secrets=[new], keep_secrets=True)
-        assert shown == {
-            "url": other.url,
-            "secrets": [_hint(new), _hint(SECRET)],
-            "concurrency": 10,
-            "request_timeout": "30s",
-        }
+        # Requests that the old receiver would take are signed for no other.
+        own: list[dict[str, Any]] = [{}, {"secrets": [new], "keep_secrets": True}]
+        for more in own:
+            with pytest.raises(InvalidSetting, match="secrets: another url needs secrets of its own"):
+                await client.admin.set_push("t", "g", other.url, **more)
+        shown = await client.admin.set_push("t", "g", other.url, secrets=[new])
+        assert shown == {"url": other.url, "secrets": [_hint(new)], "concurrency": 10, "request_timeout": "30s"}
         await client.produce("t", b"2")
         (got,) = await other.until(1)
-        for secret in (new, SECRET):
-            sandq.verify_push(got.headers, got.body, secret)
+        sandq.verify_push(got.headers, got.body, new)
+        with pytest.raises(InvalidRequest):
+            sandq.verify_push(got.headers, got.body, SECRET)
 
 
 def _hint(secret: str) -> str:

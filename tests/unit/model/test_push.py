@@ -30,6 +30,17 @@ def test_what_is_not_named_stays() -> None:
     assert changed_push(push, {"request_timeout": "1m"}) == {**push, "timeout_ms": 60_000}
 
 
+def test_url_changes_only_with_secrets_of_its_own() -> None:
+    push = changed_push(None, {"url": URL, "secrets": [A]})
+    other = f"{URL}/other"
+    for given in ({"url": other}, {"url": other, "secrets": [B], "keep_secrets": True}, {"url": f"{URL}?a=1"}):
+        with pytest.raises(InvalidSetting, match="another url needs secrets of its own"):
+            changed_push(push, given)
+    assert changed_push(push, {"url": other, "secrets": [B]})["secrets"] == [B]
+    assert changed_push(push, {"url": other, "secrets": [A]})["secrets"] == [A], "who knows it may give it"
+    assert changed_push(push, {"url": URL}) == push
+
+
 def test_secrets_are_exchanged_or_sign_together() -> None:
     push = changed_push(None, {"url": URL, "secrets": [A]})
     assert changed_push(push, {"secrets": [B]})["secrets"] == [B]
