@@ -16,8 +16,11 @@ from typing import Any, Final
 import structlog
 import trio
 
+from sandq.model.caller import ANONYMOUS
 from sandq.model.errors import Conflict, SandqError, StorageFailed
+from sandq.model.sources import source_of
 from sandq.model.times import format_instant
+from sandq.server.audit.budgets import PrincipalBudgets
 from sandq.server.audit.files import AuditFiles
 
 log = structlog.get_logger("sandq.audit")
@@ -40,6 +43,8 @@ NESTED: Final = 4
 FREQUENT_PER_S: Final = 100
 """Lines a second about refusals, and about single messages: nobody can push out what others did by asking for what is
 refused."""
+LINES_COLLAPSED: Final = "lines_collapsed"
+"""What a line is about that tells how many lines of one principal, request and result were not written."""
 LINES_LOST: Final = "lines_lost"
 """What a line is about that tells how many are missing before it."""
 OK: Final = "ok"
@@ -76,6 +81,7 @@ class AuditLog:
         self._is_closed = False
         self._frequent = (0, 0)
         """A second, and how many lines of those that may be frequent it has."""
+        self._budgets = PrincipalBudgets(files.capacity_bytes if files is not None else 0, second)
         self._readers = trio.CapacityLimiter(1)
 
     @property
@@ -96,9 +102,20 @@ class AuditLog:
         is_frequent: bool = False,
     ) -> None:
         """Note that somebody asked for something. `about`: what it is about, by name; `result`: "ok" or the code of an
-        error. `is_frequent`: of these so many a second are kept as `FREQUENT_PER_S` says."""
+        error. `is_frequent`: of these so many a second are kept as `FREQUENT_PER_S` says. Lines of a principal that
+        has written more than its share are collapsed (`budgets`)."""
         if self._files is None:
             return
+        self._tell_collapsed()
+        who = _who(principal, peer)
+        is_collapsed = not self._budgets.has_bytes(who)
+        if is_collapsed:
+            is_first = self._budgets.collapse((who, request, result))
+            if is_first is None:
+                with self._changed:
+                    self._lose(1)
+            if not is_first:
+                return
         if is_frequent and not self._has_room_of_second():
             with self._changed:
                 self._lose(1)
@@ -108,9 +125,18 @@ class AuditLog:
             told["gateway"] = _short(gateway)
         told["request"] = _short(request)
         if about:
-            told["about"] = _About(FREQUENT_ABOUT_CHARS if is_frequent else ABOUT_CHARS).shown(about)
+            is_short = is_frequent or is_collapsed
+            told["about"] = _About(FREQUENT_ABOUT_CHARS if is_short else ABOUT_CHARS).shown(about)
         number = request_id if isinstance(request_id, int) else _short(request_id)
-        self._add(self._line({**told, "result": _short(result), "request_id": number}))
+        line = self._line({**told, "result": _short(result), "request_id": number})
+        if not is_collapsed:
+            self._budgets.take(who, len(line))
+        self._add(line)
+
+    def _tell_collapsed(self, *, all_of_them: bool = False) -> None:
+        for (who, request, result), count in self._budgets.ended(all_of_them=all_of_them):
+            about = {"principal": _short(who), "request": _short(request), "result": _short(result), "count": count}
+            self._add(self._line({"request": LINES_COLLAPSED, "about": about}))
 
     def _has_room_of_second(self) -> bool:
         second = int(self._second())
@@ -200,6 +226,7 @@ class AuditLog:
 
     async def close(self) -> None:
         """Write what is queued, for a moment at most, and end the thread."""
+        self._tell_collapsed(all_of_them=True)
         thread = self._thread
         with self._changed:
             self._is_closed = True
@@ -230,6 +257,14 @@ class AuditLog:
             raise found
         lines, position = found
         return [line.decode("utf-8", "replace") for line in lines], position
+
+
+def _who(principal: str, peer: str) -> str:
+    """Return whose share a line is of: a principal's, or an address' where nobody in particular asks."""
+    if principal != ANONYMOUS:
+        return principal
+    host = peer if peer.endswith("]") else peer.rpartition(":")[0] or peer
+    return f"{principal} {source_of(host)}"
 
 
 def _short(text: str) -> str:

@@ -35,6 +35,11 @@ class AuditFiles:
         self._is_torn = False
         """The file ends within a line: the disk was full, or the node was killed."""
 
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of all files that are kept, about."""
+        return self._file_bytes * self._files
+
     # -- writing --------------------------------------------------------------------------------------------------
 
     def append(self, data: bytes) -> None:

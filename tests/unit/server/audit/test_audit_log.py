@@ -15,7 +15,8 @@ from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded, Unauthenticated
 from sandq.protocol.frames import Type
 from sandq.server.audit.acts import ACTS, is_act, name_of
-from sandq.server.audit.audit_log import FREQUENT_PER_S, LINES_LOST, AuditLog
+from sandq.server.audit.audit_log import FREQUENT_PER_S, LINES_COLLAPSED, LINES_LOST, AuditLog
+from sandq.server.audit.budgets import COLLAPSED_S, LEAST_BYTES, REFILL_S
 from sandq.server.audit.files import AuditFiles
 from sandq.server.audit.requests import RequestAudit
 from sandq.server.handlers.rights import RULES
@@ -47,13 +48,21 @@ class HandFiles(AuditFiles):
         return [json.loads(text) for text in self.data.splitlines()]
 
 
-def note(audit: AuditLog, request: str = "topic_create", **more: Any) -> None:
+def note(
+    audit: AuditLog,
+    request: str = "topic_create",
+    *,
+    principal: str = "token:ada",
+    peer: str = "10.0.0.9:4000",
+    about_more: dict[str, Any] | None = None,
+    **more: Any,
+) -> None:
     audit.note(
-        principal="token:ada",
-        peer="10.0.0.9:4000",
+        principal=principal,
+        peer=peer,
         gateway="",
         request=request,
-        about={"topic": "t"},
+        about={"topic": "t", **(about_more or {})},
         result="ok",
         request_id=7,
         **more,
@@ -325,3 +334,49 @@ def test_whatever_needs_a_right_to_change_something_is_noted(kind: int) -> None:
         assert kind in ACTS or kind in LOOKS
     else:
         assert kind not in ACTS
+
+
+async def test_principal_that_floods_the_log_pushes_out_no_other() -> None:
+    now_s = [1000.0]
+    files = HandFiles()
+    audit = log_of(files, second=lambda: now_s[0])
+    for name in ("group_pause", "group_limit"):
+        for number in range(3000):
+            note(audit, name, about_more={"group": "g" * 200 + str(number)})
+            if number % 500 == 0:
+                assert audit.until_written(PATIENCE_S)
+    note(audit, "topic_delete")
+    note(audit, "topic_delete")
+    note(audit, "group_pause", principal="token:bob")
+    assert audit.until_written(PATIENCE_S)
+    flooding = [line for line in files.lines if line.get("principal") == "token:ada"]
+    assert sum(len(json.dumps(line, separators=(",", ":"))) for line in flooding) < LEAST_BYTES + 2000
+    assert [line["request"] for line in flooding].count("topic_delete") == 1, "each kind of its acts is told"
+    assert files.lines[-1]["principal"] == "token:bob"
+    now_s[0] += COLLAPSED_S
+    note(audit, "topic_create", principal="token:bob")
+    assert audit.until_written(PATIENCE_S)
+    told = {line["about"]["request"]: line["about"] for line in files.lines if line["request"] == LINES_COLLAPSED}
+    assert told["topic_delete"] == {"principal": "token:ada", "request": "topic_delete", "result": "ok", "count": 1}
+    written = [line["request"] for line in flooding]
+    for name in ("group_pause", "group_limit"):
+        assert written.count(name) + told.get(name, {"count": 0})["count"] == 3000, "nothing is lost without a number"
+    now_s[0] += REFILL_S
+    for _ in range(3):
+        note(audit, "topic_delete")
+    await audit.close()
+    assert [line["request"] for line in files.lines[-3:]] == ["topic_delete"] * 3, "its share comes back"
+
+
+async def test_callers_without_a_name_have_their_shares_by_address() -> None:
+    files = HandFiles()
+    audit = log_of(files, second=lambda: 1000.0)
+    for _ in range(1000):
+        note(audit, principal="anonymous", peer="10.0.0.9:4000")
+        assert audit.until_written(PATIENCE_S)
+    for peer in ("10.0.0.9:4001", "10.0.0.8:4000", "[::1]:5", "[fe80::1]"):
+        note(audit, "topic_delete", principal="anonymous", peer=peer)
+        note(audit, "topic_delete", principal="anonymous", peer=peer)
+    await audit.close()
+    peers = [line["peer"] for line in files.lines if line["request"] == "topic_delete"]
+    assert peers == ["10.0.0.9:4001", *["10.0.0.8:4000"] * 2, *["[::1]:5"] * 2, *["[fe80::1]"] * 2]
