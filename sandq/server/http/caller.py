@@ -59,6 +59,12 @@ def caller_of(request: Request) -> HttpCaller | None:
     return caller
 
 
+def address_of(request: Request) -> str:
+    """Return the address of the machine that asks, an IPv6 address in brackets."""
+    host = str((request.scope.get("client") or ("?",))[0])
+    return f"[{host}]" if ":" in host else host
+
+
 def access_of(request: Request) -> Access | None:
     """Return what who asks may do; None: everything."""
     caller = caller_of(request)

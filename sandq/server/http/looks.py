@@ -7,6 +7,7 @@ last, in events of bounded size.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ FRESH_S: Final = 1.0
 STALE_S: Final = 3 * LOOK_S
 """A look that is older was made for who has gone: nobody who comes is told that."""
 WATCHERS_MOST: Final = 64
+WATCHERS_SHARE: Final = WATCHERS_MOST // 4
+"""Of these, one principal, or one address where nobody says who asks, may be so many."""
 EVENT_BYTES: Final = 64 << 10
 """Rows of one event, about."""
 _CLUSTER_FIELDS: Final = (
@@ -51,7 +54,7 @@ class Looks:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._watchers = 0
+        self._watchers: Counter[str] = Counter()
         self._wanted = anyio.Event()
         self._looked = anyio.Event()
         self._last: Look | None = None
@@ -62,7 +65,7 @@ class Looks:
     async def run(self) -> None:
         """Look again and again while somebody watches, until it is cancelled."""
         while True:
-            if not self._watchers:
+            if not self._watchers.total():
                 self._wanted = anyio.Event()
                 await self._wanted.wait()
             try:
@@ -75,16 +78,23 @@ class Looks:
             await anyio.sleep(LOOK_S)
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Have it look, while inside the block. Raises Overloaded."""
-        if self._watchers >= WATCHERS_MOST:
+    def watching(self, owner: str) -> Iterator[None]:
+        """Have it look, while inside the block. `owner`: the principal that watches, or its address. Raises
+        Overloaded."""
+        if self._watchers.total() >= WATCHERS_MOST:
             raise Overloaded(f"{WATCHERS_MOST} watch the cluster already; ask again in a moment, or for /overview")
-        self._watchers += 1
+        if self._watchers[owner] >= WATCHERS_SHARE:
+            raise Overloaded(
+                f"{WATCHERS_SHARE} streams of {owner:.300} watch the cluster already: end one, or ask for /overview"
+            )
+        self._watchers[owner] += 1
         self._wanted.set()
         try:
             yield
         finally:
-            self._watchers -= 1
+            self._watchers[owner] -= 1
+            if not self._watchers[owner]:
+                del self._watchers[owner]
 
     async def next(self, after: int) -> Look:
         """Wait for a look after the one of that number. Raises SandqError when the cluster cannot be looked at."""

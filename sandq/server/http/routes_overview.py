@@ -11,9 +11,10 @@ from starlette.types import Receive, Scope, Send
 
 from sandq.client.json_format import when
 from sandq.model.errors import Overloaded, SandqError, Unavailable
+from sandq.model.sources import source_of
 from sandq.server.http import answers_overview as answers
 from sandq.server.http import problems
-from sandq.server.http.caller import access_of
+from sandq.server.http.caller import access_of, address_of, caller_of
 from sandq.server.http.event_streams import EVENTS, MEDIA_TYPE, error_event
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.guards import IS_HEAD, WAIT_APART, Hold
@@ -108,10 +109,12 @@ class _Stream(Response):
         self._request = request
         self._looks = looks
         self._watcher = Watcher(access_of(request))
+        caller = caller_of(request)
+        self._owner = source_of(address_of(request)) if caller is None else caller.principal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with getattr(self._request.state, WAIT_APART)() as hold, self._looks.watching():
+            with getattr(self._request.state, WAIT_APART)() as hold, self._looks.watching(self._owner):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 try:
                     await while_connected(self._request, lambda: self._send_all(send, hold))

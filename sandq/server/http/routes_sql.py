@@ -6,7 +6,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from sandq.server.http import answers, bodies
-from sandq.server.http.caller import caller_of
+from sandq.server.http.caller import address_of, caller_of
 from sandq.server.http.gateway import gateway_of, wait_apart
 from sandq.server.http.queries import Statement
 from sandq.server.http.strict import router_of
@@ -19,8 +19,6 @@ async def run_sql(request: Request, body: bodies.SqlIn) -> Response:
     """Read-only: SELECT, SHOW, DESCRIBE, EXPLAIN over messages, groups, keys and the cluster. 409 where the
     configuration has it off. It ends when its time is over, or who asks goes."""
     sql, caller = gateway_of(request).sql, caller_of(request)
-    host = str((request.scope.get("client") or ("?",))[0])
-    address = f"[{host}]" if ":" in host else host
     statement = Statement(body.statement, body.database, body.full_scan, body.limit)
-    found = await wait_apart(request, lambda: sql.run(caller, address, statement))
+    found = await wait_apart(request, lambda: sql.run(caller, address_of(request), statement))
     return Response(found, media_type="application/json")

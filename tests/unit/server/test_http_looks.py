@@ -14,7 +14,7 @@ import trio
 from sandq.client.admin import ClusterOverview, GroupOverview, TopicOverview
 from sandq.model.access import Access
 from sandq.model.errors import Overloaded, Unavailable
-from sandq.server.http.looks import EVENT_BYTES, LOOK_S, WATCHERS_MOST, Look, Looks, Watcher, look_after
+from sandq.server.http.looks import EVENT_BYTES, LOOK_S, WATCHERS_MOST, WATCHERS_SHARE, Look, Looks, Watcher, look_after
 
 INFO = {"cluster": "c", "node": "node1", "nodes": [{"node": "node1", "up": True}]}
 
@@ -133,7 +133,7 @@ async def test_all_share_a_look_and_none_is_made_while_nobody_watches(autojump_c
         tasks.start_soon(looks.run)
         await anyio.sleep(10 * LOOK_S)
         assert client.admin.looks == 0
-        with looks.watching(), looks.watching():
+        with looks.watching("ada"), looks.watching("bob"):
             assert (await looks.next(0)).number == (await looks.next(0)).number == 1
             assert (await looks.next(1)).number == 2
             assert client.admin.looks == 2
@@ -149,11 +149,11 @@ async def test_who_comes_later_is_told_nothing_that_is_old(autojump_clock: trio.
     looks = Looks(client)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(looks.run)
-        with looks.watching():
+        with looks.watching("ada"):
             await looks.next(0)
         await anyio.sleep(3600)
         before = client.admin.looks
-        with looks.watching():
+        with looks.watching("ada"):
             look = await looks.next(0)
         assert client.admin.looks == before + 1
         assert look.overview.topics["a"].messages == client.admin.looks
@@ -166,7 +166,7 @@ async def test_who_watches_is_told_that_the_cluster_cannot_be_looked_at(autojump
     looks = Looks(client)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(looks.run)
-        with looks.watching():
+        with looks.watching("ada"):
             with pytest.raises(Unavailable):
                 await looks.next(0)
             client.admin.error = None
@@ -178,9 +178,23 @@ async def test_so_many_watch_and_no_more() -> None:
     client: Any = Client()
     looks = Looks(client)
     with ExitStack() as watching:
-        for _ in range(WATCHERS_MOST):
-            watching.enter_context(looks.watching())
-        with pytest.raises(Overloaded), looks.watching():
+        for number in range(WATCHERS_MOST):
+            watching.enter_context(looks.watching(f"caller {number // WATCHERS_SHARE}"))
+        with pytest.raises(Overloaded, match="64 watch"), looks.watching("another"):
             pass
-    with looks.watching():
+    with looks.watching("ada"):
+        pass
+
+
+async def test_one_principal_does_not_hold_all_streams() -> None:
+    client: Any = Client()
+    looks = Looks(client)
+    with ExitStack() as watching:
+        for _ in range(WATCHERS_SHARE):
+            watching.enter_context(looks.watching("ada"))
+        with pytest.raises(Overloaded, match="streams of ada"), looks.watching("ada"):
+            pass
+        with looks.watching("bob"):
+            pass
+    with looks.watching("ada"):
         pass
