@@ -11,6 +11,7 @@ import sandq
 from sandq.broker.memory_budget import HTTP_SHARE, MemoryBudget
 from sandq.client.tls import ClientTls
 from sandq.model.config import NodeConfig
+from sandq.model.config_tls import REQUIRE
 from sandq.model.errors import StartupError
 from sandq.model.limits import Limits
 from sandq.node.tls import NodeTls, own_hosts, own_names
@@ -80,6 +81,7 @@ def serving_http(
         nodes_tls=inside,
         backup=target_of(config.backup),
         quotas=quotas,
+        requires_tls=config.tls.http == REQUIRE,
     )
     observe, port = metrics.http_requests.observe, None if tls is None else tls.http_port
     return serve_http(listeners, settings, limits, node, observe, memory.http, port, config.tls.client_name)

@@ -69,6 +69,7 @@ def serve_gateway(
         nodes_tls=_nodes_tls(config.tls, ca),
         backup=target_of(config.backup),
         sql=config.sql if config.sql.http else None,
+        requires_tls=config.tls.http == REQUIRE,
         sql_tls=_sql_tls(config.tls, ca),
     )
     door = TlsDoor(config.tls, Certificates(config.tls)) if config.tls.http != OFF else None

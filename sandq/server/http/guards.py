@@ -77,6 +77,12 @@ _CARRIES_SCHEDULES = re.compile(r"/topics/[^/]+/schedules(/[\s\S]*)?")
 """They have messages, too, and are answered by what was made of them."""
 _SETTLES = re.compile(r"/topics/[^/]+/groups/[^/]+/(ack|nack|dead|extend)")
 """What is counted, and not refused: who may not ack would get the same messages again."""
+_BY_GET = re.compile(r"/(topics/[^/]+/groups/[^/]+|overview)/stream")
+"""Asked for by GET, and it changes something, or keeps a place."""
+OTHER_SITES: Final = (b"cross-site", b"same-site")
+"""Of Sec-Fetch-Site, by which browsers say whose page asks."""
+HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
+"""For a year."""
 _LENGTH_DIGITS: Final = 18
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255})(?::[0-9]{1,5})?")
@@ -107,6 +113,8 @@ class Rules:
     body_bytes: int
     body_limit: str
     """The limit that this is by."""
+    requires_tls: bool = False
+    """Whether browsers are to come by TLS alone from now on (Strict-Transport-Security)."""
 
 
 class Refused(Exception):
@@ -172,7 +180,9 @@ class Guard:
         asker = f"[{address}]" if ":" in address else address
         source = source_of(address)
         share = self._account.of(source)
-        exchange = _Exchange(_request_id(headers), scope["method"] == "HEAD", receive, send, share, once)
+        only_by_tls = self._rules.requires_tls and state.get(IS_ENCRYPTED, False) and not _is_localhost(headers)
+        request_id, only_head = _request_id(headers), scope["method"] == "HEAD"
+        exchange = _Exchange(request_id, only_head, receive, send, share, once, only_by_tls)
         apart = partial(self.wait_apart, source, exchange)
         state.update({"request_id": exchange.request_id, WAIT_APART: apart, IS_HEAD: exchange.only_head})
         started = time.perf_counter()
@@ -357,6 +367,10 @@ class Guard:
                     f"pages of {text[:80]!r} may not use this node; http.allowed_origins names those that may",
                 )
 
+        elif headers.get(b"sec-fetch-site") in OTHER_SITES and _BY_GET.fullmatch(scope["path"]) is not None:
+            # Such a request has no Origin: a page can make it by an image, and lease messages with it.
+            raise Refused(403, "FOREIGN_ORIGIN", "pages of other sites may not open streams of this node")
+
     def _tell(self, scope: Scope, exchange: _Exchange, seconds: float) -> None:
         route = scope.get("route")
         path: str = getattr(route, "path", "(none)")
@@ -377,9 +391,18 @@ class _Exchange:
     """One request: its body, read before the routes see it, and its answer on its way."""
 
     def __init__(
-        self, request_id: str, only_head: bool, receive: Receive, send: Send, share: SourceShare, once: bool
+        self,
+        request_id: str,
+        only_head: bool,
+        receive: Receive,
+        send: Send,
+        share: SourceShare,
+        once: bool,
+        only_by_tls: bool,
     ) -> None:
-        """`share`: what requests of its address may take; `once`: the connection is closed behind the answer."""
+        """`share`: what requests of its address may take; `once`: the connection is closed behind the answer;
+        `only_by_tls`: browsers are told to come by TLS alone."""
+        self._only_by_tls = only_by_tls
         self.request_id = request_id
         self.only_head = only_head
         """It is answered like a GET, without the body."""
@@ -495,6 +518,7 @@ class _Exchange:
                 (b"x-request-id", self.request_id.encode()),
                 (b"x-content-type-options", b"nosniff"),
                 *([(b"connection", b"close")] if self._once else ()),
+                *([HSTS] if self._only_by_tls else ()),
             ]
         elif self.only_head:
             message = {**message, "body": b""}
@@ -524,6 +548,11 @@ class _Exchange:
     async def _throw_away(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+def _is_localhost(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether it is asked by a name that other programs of the same machine have, too, on other ports."""
+    return headers.get(b"host", b"").partition(b":")[0].lower() == b"localhost"
 
 
 def _is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:

@@ -50,6 +50,8 @@ class HttpSettings:
     sql_tls: Mapping[str, Any] | None = None
     """How processes of SQL speak to nodes, as JSON: `{"section", "own_hosts", "own_names"}` (see `nodes_tls`), or
     `{"ca"}`, a path; None: no TLS."""
+    requires_tls: bool = False
+    """Whether it is served by TLS alone."""
     quotas: QuotaMeters | None = None
     """What callers take, those of a node, if it is served within one; None: of this server alone."""
 
@@ -86,7 +88,7 @@ async def running_app(
     names = settings.names | {"localhost"}
     fits = int(BODY_SHARE * SOURCE_SHARE * account.share_bytes) // BODY_COPIES
     body = (limits.http_body_bytes, "limits.http_body_bytes"), (fits, "limits.memory_bytes")
-    rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body))
+    rules = Rules(names, settings.origins, limits.http_requests, limits.http_waiting, *min(body), settings.requires_tls)
     ending = anyio.Event()
     async with connect_with(options, settings.servers, "sandq-http") as client:
         looks = Looks(client)

@@ -49,6 +49,11 @@ class TlsDoor:
         self.certificates = certificates
         self._cost: tuple[Loaded, float] | None = None
 
+    @property
+    def requires_tls(self) -> bool:
+        """Whether clients that speak plain are refused."""
+        return self._mode == REQUIRE
+
     @cached_property
     def handshakes(self) -> Handshakes:
         """Of the loop that serves."""
@@ -95,7 +100,7 @@ class TlsDoor:
             return False
         loop = asyncio.get_running_loop()
         if head[0] != FIRST_BYTE:
-            await loop.connect_accepted_socket(lambda: make(self._mode == REQUIRE), accepted)
+            await loop.connect_accepted_socket(lambda: make(self.requires_tls), accepted)
             return True
         handshakes, loaded = self.handshakes, self.certificates.loaded
         await handshakes.turn(source, place)

@@ -179,6 +179,7 @@ async def _serve(begin: Begin, told: NodeInput, said: LineWriter) -> None:
         nodes_tls=inside,
         backup=None if begin.backup is None else target_of(BackupSection(**begin.backup)),
         sql=None if begin.sql is None else SqlSection.model_construct(**begin.sql),
+        requires_tls=door is not None and door.requires_tls,
         sql_tls=None
         if inside is None
         else {"section": begin.tls, "own_hosts": begin.own_hosts, "own_names": begin.own_names},

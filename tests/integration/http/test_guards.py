@@ -62,6 +62,20 @@ async def test_pages_of_others(web: Web) -> None:
     assert (await web.get("/topics"))["topics"] == []
 
 
+@by_both
+async def test_pages_of_other_sites_open_no_stream(web: Web) -> None:
+    """A page asks for an image without an Origin; the stream would lease messages for it."""
+    await web.post("/topics", {"name": "t"}, 201)
+    for path in ("/topics/t/groups/g/stream", "/overview/stream"):
+        for site in ("cross-site", "same-site"):
+            found = await web.raw("GET", path, headers={"sec-fetch-site": site})
+            assert (found.status_code, found.json()["code"]) == (403, "FOREIGN_ORIGIN")
+        for site in ("same-origin", "none"):
+            assert (await web.raw("HEAD", path, headers={"sec-fetch-site": site})).status_code == 200
+    assert (await web.get("/topics/t/groups"))["groups"] == []
+    assert (await web.raw("GET", "/topics", headers={"sec-fetch-site": "cross-site"})).status_code == 200
+
+
 @pytest.fixture
 async def open_web(tmp_path: Path) -> AsyncIterator[Web]:
     config = small_config(

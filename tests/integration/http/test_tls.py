@@ -100,6 +100,23 @@ async def test_plain_is_told_what_to_do(tmp_path: Path, authority: Authority, wh
 
 
 @both
+async def test_browsers_are_told_to_come_by_tls_alone_where_it_is_required(
+    tmp_path: Path, authority: Authority, where: str
+) -> None:
+    async with serving(tmp_path / "required", authority, where) as node, web(node, trusting(authority)) as client:
+        for status, path in ((200, "/topics"), (404, "/topics/none"), (403, "/topics")):
+            name = "queue.example" if status == 403 else f"{HOST}:{node.http.port if node.http else 0}"
+            answer = await client.get(path, headers={"host": name})
+            assert (answer.status_code, answer.headers["strict-transport-security"]) == (status, "max-age=31536000")
+        answer = await client.get("/topics")
+        assert "strict-transport-security" not in answer.headers, "localhost has other programs, too"
+    accepting = serving(tmp_path / "accepted", authority, where, HTTP="accept", CLIENT="accept")
+    async with accepting as node, web(node, trusting(authority)) as client:
+        answer = await client.get("/topics", headers={"host": HOST})
+        assert answer.status_code == 200 and "strict-transport-security" not in answer.headers
+
+
+@both
 async def test_both_are_let_in(tmp_path: Path, authority: Authority, where: str) -> None:
     async with serving(tmp_path, authority, where, HTTP="accept", CLIENT="accept") as node:
         for context in (None, trusting(authority)):

@@ -59,6 +59,7 @@ async def gateway(
         gateway_secret=None if secret is None else lambda: secret,
         nodes_tls=nodes_tls,
         sql=sql,
+        requires_tls=tls is not None and tls.requires_tls,
     )
     ready, ended = trio.Event(), trio.Event()
     token = trio.lowlevel.current_trio_token()
