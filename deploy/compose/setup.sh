@@ -1,17 +1,24 @@
 #!/bin/sh
-# An authority, in a volume that no node sees; and in another one what nodes need: a certificate for each, the authority's own,
-# the secret that they share. What is there stays.
+# An authority and the secret that nodes share, in a volume that no node sees; and in a volume for each node what it needs alone:
+# its certificate and key, the authority's certificate, the secret. Files that are there stay.
 set -eu
-: "${SECRETS:=/secrets}"
+: "${SECRETS:=/secrets}" "${OWNER:=}"
 cd "${SANDQ_NODE__DATA_DIR:?}"
 umask 077
 [ -e ca/ca.pem ] || sandq certs ca --out ca
-cp ca/ca.pem "$SECRETS/ca.pem"
-for node in node1 node2 node3; do
-  [ -e "$SECRETS/$node.pem" ] || sandq certs node "$node" --host "$node" --ca ca --out "$SECRETS"
-done
-if [ ! -e "$SECRETS/cluster.secret" ]; then
+if [ ! -e cluster.secret ]; then
   # Whole or not at all: it is ended at any moment.
-  python3 -c 'import secrets; print(secrets.token_urlsafe(32))' >"$SECRETS/cluster.secret.new"
-  mv "$SECRETS/cluster.secret.new" "$SECRETS/cluster.secret"
+  python3 -c 'import secrets; print(secrets.token_urlsafe(32))' >cluster.secret.new
+  mv cluster.secret.new cluster.secret
 fi
+for node in node1 node2 node3; do
+  own="$SECRETS/$node"
+  mkdir -p "$own"
+  cp ca/ca.pem "$own/ca.pem"
+  [ -e "$own/$node.pem" ] || sandq certs node "$node" --host "$node" --ca ca --out "$own"
+  if [ ! -e "$own/cluster.secret" ]; then
+    cp cluster.secret "$own/cluster.secret.new"
+    mv "$own/cluster.secret.new" "$own/cluster.secret"
+  fi
+  [ -z "$OWNER" ] || chown -R "$OWNER" "$own"
+done

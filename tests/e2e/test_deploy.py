@@ -55,20 +55,23 @@ def test_the_page_names_what_is_there() -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_the_certificate_of_all_pods_is_one(tmp_path: Path) -> None:
-    """The commands of the page, and that each pod may show it."""
+def test_each_pod_has_a_certificate_of_its_own(tmp_path: Path) -> None:
+    """The commands of the page, and what each pod may show."""
     from cryptography import x509
 
     shell = Shell(tmp_path)
     for line in re.findall(r"^    (sandq certs .+)$", PAGE, re.M):
         shell(line)
-    certificate = x509.load_pem_x509_certificate((tmp_path / "certs" / "sandq-0.pem").read_bytes())
-    named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    names = named.get_values_for_type(x509.DNSName)
-    for pod in ("sandq-0", "sandq-1", "sandq-2"):
-        assert {pod, f"{pod}.sandq-nodes.prod.svc"} <= {*names}
-    for name in re.findall(r"--from-file=[\w.]+=(\S+)", PAGE):
-        assert (tmp_path / name).is_file()
+    pods = ("sandq-0", "sandq-1", "sandq-2")
+    for pod in pods:
+        certificate = x509.load_pem_x509_certificate((tmp_path / "certs" / f"{pod}.pem").read_bytes())
+        named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = named.get_values_for_type(x509.DNSName)
+        assert {pod, f"{pod}.sandq-nodes.prod.svc", "sandq.prod.svc"} <= {*names}
+        assert not ({*pods} - {pod}) & {*names}
+    (directory,) = re.findall(r"--from-file=(\w+)$", PAGE, re.M)
+    files = {path.name for path in (tmp_path / directory).iterdir()}
+    assert files == {"ca.pem", *[f"{pod}{end}.pem" for pod in pods for end in ("", "-key")]}
 
 
 class Composed:
@@ -89,7 +92,7 @@ class Composed:
         """As the service has it, but for where it is."""
         found = {**self.services[name]["environment"]}
         for key, value in found.items():
-            text = str(value).replace("/secrets", str(self.directory / "secrets"))
+            text = str(value).replace("/secrets", str(self.directory / "secrets" / name))
             text = re.sub(r"^0\.0\.0\.0:(\d+)", lambda port: f"127.0.0.1:{self.ports[name, int(port[1])]}", text)
             text = re.sub(r"(node\d):(\d+)", lambda at: f"127.0.0.1:{self.ports[at[1], int(at[2])]}", text)
             found[key] = text
@@ -130,10 +133,13 @@ class Composed:
 def test_the_nodes_of_compose_are_a_cluster(tmp_path: Path) -> None:
     composed = Composed(tmp_path)
     (tmp_path / "secrets").mkdir()
-    where = {"SECRETS": str(tmp_path / "secrets")}
+    where, of_node1 = {"SECRETS": str(tmp_path / "secrets")}, {"SECRETS": str(tmp_path / "secrets" / "node1")}
     composed.script("setup", "authority", **where)
     assert not [*(tmp_path / "secrets").rglob("ca-key*")], "no node sees the authority's key"
-    before = {path: path.read_bytes() for path in (tmp_path / "secrets").glob("*.*")}
+    before = {path: path.read_bytes() for path in (tmp_path / "secrets").glob("*/*.*")}
+    for node in composed.nodes:
+        keys = [path.name for path in (tmp_path / "secrets" / node).glob("*-key.pem")]
+        assert keys == [f"{node}-key.pem"], "no node sees the key of another"
     composed.script("setup", "authority", **where)
     assert before == {path: path.read_bytes() for path in before}, "what is there stays"
     assert not composed.is_healthy("node1")
@@ -144,14 +150,14 @@ def test_the_nodes_of_compose_are_a_cluster(tmp_path: Path) -> None:
         scraped = tmp_path / "scraped" / "prometheus.token"
         tokens = []
         for _ in range(2):  # the second time as after a kill before it was there
-            composed.script("token", "scraped", **where, NODE1=str(tmp_path / "node1"), SERVER=server)
+            composed.script("token", "scraped", **of_node1, NODE1=str(tmp_path / "node1"), SERVER=server)
             tokens.append(scraped.read_text().strip())
             scraped.unlink()
-        composed.script("token", "scraped", **where, NODE1=str(tmp_path / "node1"), SERVER=server)
+        composed.script("token", "scraped", **of_node1, NODE1=str(tmp_path / "node1"), SERVER=server)
         token = scraped.read_text().strip()
-        composed.script("token", "scraped", **where, NODE1=str(tmp_path / "node1"), SERVER=server)
+        composed.script("token", "scraped", **of_node1, NODE1=str(tmp_path / "node1"), SERVER=server)
         assert token == scraped.read_text().strip() and token not in tokens, "what is there stays"
-        admin = f"--server {server} --ca secrets/ca.pem --token-file node1/admin.token"
+        admin = f"--server {server} --ca secrets/node1/ca.pem --token-file node1/admin.token"
         wait_until(lambda: composed.shell(f"sandctl {admin} cluster nodes -o json").count('"up": true') == 3)
         numbers = composed.shell(
             f"curl -sf --cacert scraped/ca.pem -H 'Authorization: Bearer {token}' "
@@ -182,13 +188,14 @@ def test_the_pods_of_kubernetes_are_a_cluster_once_somebody_says_so(tmp_path: Pa
     pods = Pods(tmp_path)
     for line in re.findall(r"^    (sandq certs .+)$", PAGE, re.M):
         pods.shell(line)
-    secrets = tmp_path / "secrets"
-    secrets.mkdir()
-    for name, path in re.findall(r"--from-file=([\w.]+)=(\S+)", PAGE):
-        shutil.copyfile(tmp_path / path, secrets / name)
-        (secrets / name).chmod(0o600)
-    (secrets / "cluster.secret").write_text("a secret of the cluster, for a test")
-    (secrets / "cluster.secret").chmod(0o600)
+    for pod in pods.nodes:  # as the init container does
+        secrets = tmp_path / "secrets" / pod
+        secrets.mkdir(parents=True)
+        for name, path in (("tls.crt", f"{pod}.pem"), ("tls.key", f"{pod}-key.pem"), ("ca.crt", "ca.pem")):
+            shutil.copyfile(tmp_path / "certs" / path, secrets / name)
+            (secrets / name).chmod(0o600)
+        (secrets / "cluster.secret").write_text("a secret of the cluster, for a test")
+        (secrets / "cluster.secret").chmod(0o600)
     pods.start()
     try:
         server = f"--server 127.0.0.1:{pods.ports['sandq-0', 7170]} --ca {secrets}/ca.crt"

@@ -183,6 +183,7 @@ def test_the_service_has_time_to_stop_and_may_do_little() -> None:
     unit = read(DEPLOY / "systemd" / "sandq.service")
     keys = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and not line.startswith("#"))
     assert int(keys["TimeoutStopSec"].removesuffix("s")) >= load_config(None, {}).shutdown_grace_ms / 1000 + 15
+    assert (keys["LimitCORE"], keys["ProcSubset"]) == ("0", "pid")
     assert keys["User"] == "sandq" and keys["CapabilityBoundingSet"] == "" and keys["ProtectSystem"] == "strict"
 
 
@@ -199,10 +200,44 @@ def test_a_secret_is_made_whole_or_not_at_all(tmp_path: Path) -> None:
         (programs / name).chmod(0o755)
     setup = ["sh", str(DEPLOY / "compose" / "setup.sh")]
     assert subprocess.run(setup, env=environ, check=False).returncode == 1
-    assert not (secrets / "cluster.secret").exists()
+    assert not [*tmp_path.rglob("cluster.secret")]
     (programs / "python3").unlink()
     subprocess.run(setup, env=environ, check=True)
-    assert len((secrets / "cluster.secret").read_text()) > 40
+    own = {node: (secrets / node / "cluster.secret").read_text() for node in ("node1", "node2", "node3")}
+    assert len(own["node1"]) > 40 and len({*own.values()}) == 1, "all share it"
+
+
+def test_node_of_compose_sees_no_key_of_another() -> None:
+    services = compose()["services"]
+    mounted = {
+        name: {volume.split(":")[0] for volume in services[name]["volumes"] if ":/secrets" in volume}
+        for name in ("node1", "node2", "node3")
+    }
+    assert sorted(map(len, mounted.values())) == [1, 1, 1] and len(set.union(*mounted.values())) == 3
+    setup = dict(volume.split(":")[:2] for volume in services["setup"]["volumes"])
+    assert all(setup[source] == f"/secrets/{name}" for name, (source,) in mounted.items())
+    assert all("authority" not in str(services[name]["volumes"]) for name in mounted)
+
+
+def test_pod_gets_its_own_certificate_and_key_alone(tmp_path: Path) -> None:
+    pod = base("StatefulSet")["spec"]["template"]["spec"]
+    (container,), (init,) = pod["containers"], pod["initContainers"]
+    assert "tls-secret" not in [one["name"] for one in container["volumeMounts"]]
+    files = {"cluster": ["cluster.secret"], "tls": ["ca.pem"]}
+    files["tls"] += [f"sandq-{number}{end}.pem" for number in range(3) for end in ("", "-key")]
+    for directory, names in files.items():
+        (tmp_path / "from" / directory).mkdir(parents=True)
+        for name in names:
+            (tmp_path / "from" / directory / name).write_text(name)
+    (tmp_path / "secrets").mkdir()
+    script = init["command"][2].replace("/from", str(tmp_path / "from")).replace("/secrets", str(tmp_path / "secrets"))
+    environ = os.environ | {"POD": "sandq-1", "HOST": "localhost"}
+    subprocess.run(["sh", "-c", script], env=environ, check=True)
+    found = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+    own = {"tls.crt": "sandq-1.pem", "tls.key": "sandq-1-key.pem", "ca.crt": "ca.pem"}
+    assert found == {"cluster.secret": "cluster.secret", **own}
+    done = subprocess.run(["sh", "-c", script], env=environ | {"POD": "sandq-3"}, capture_output=True, text=True)
+    assert done.returncode and "sandq-3.pem" in done.stderr
 
 
 def test_each_example_of_scaling_is_the_only_one_for_its_consumers() -> None:
