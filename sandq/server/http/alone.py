@@ -9,7 +9,7 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from sandq.broker.memory_budget import HTTP_SHARE, Account
@@ -22,6 +22,7 @@ from sandq.server.http.serve import HttpSettings
 from sandq.server.http.tls_door import TlsDoor
 from sandq.server.metrics.catalog import HTTP
 from sandq.server.metrics.http_requests import HttpRequests
+from sandq.server.metrics.own_process import OwnProcess
 from sandq.server.metrics.text import Exposition
 
 LOOK_S: Final = 0.5
@@ -53,7 +54,7 @@ class GatewayState:
     def __init__(self, requests: HttpRequests) -> None:
         self._requests = requests
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
+        OwnProcess(registry=self._registry)
         self._reason: str | None = "the cluster has not answered yet"
         self._told = 0.0
 

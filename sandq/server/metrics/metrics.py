@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from sandq.broker.broker import Broker
@@ -43,6 +43,7 @@ from sandq.server.client_stats import ClientStats
 from sandq.server.metrics import catalog
 from sandq.server.metrics.http_requests import HttpRequests
 from sandq.server.metrics.members import tell_members
+from sandq.server.metrics.own_process import OwnProcess
 from sandq.server.metrics.pushes import tell_pushes
 from sandq.server.metrics.tenants import TenantRows, tell_tenants
 from sandq.server.metrics.text import Exposition
@@ -158,7 +159,7 @@ class Metrics:
         self._tenants: dict[int, tuple[Any, list[tuple[str, dict[str, Any]]]]] = {}
         """By group number: the status that they were asked for at, and the tenants of its groups."""
         self._rendering = trio.Lock()
-        ProcessCollector(registry=self.registry)
+        OwnProcess(registry=self.registry)
         self.http_requests = HttpRequests()
         self.http_restarts = 0
         """Of HTTP's process."""

@@ -1,0 +1,25 @@
+"""Metrics of the process are there where it sees processes alone (ProcSubset=pid)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from sandq.server.metrics.own_process import OwnProcess
+
+
+def told(collector: type[ProcessCollector], proc: Path) -> dict[str, float]:
+    registry = CollectorRegistry()
+    collector(proc=str(proc), registry=registry)
+    return {sample.name: sample.value for metric in registry.collect() for sample in metric.samples}
+
+
+def test_process_is_told_of_without_the_rest_of_proc(tmp_path: Path) -> None:
+    (tmp_path / "self").symlink_to("/proc/self")
+    assert told(ProcessCollector, tmp_path) == {}, "else this is not needed any more"
+    found = told(OwnProcess, tmp_path)
+    whole = told(OwnProcess, Path("/proc"))
+    assert found.keys() == whole.keys() and found["process_resident_memory_bytes"] > 0
+    assert found["process_start_time_seconds"] == pytest.approx(whole["process_start_time_seconds"], abs=5)
