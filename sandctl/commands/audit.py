@@ -54,7 +54,8 @@ def audit(last: int, follow: bool, node: str | None) -> None:
       sandctl audit --follow
 
     RESULT is ok or the code of an error; NO_ANSWER: the connection ended before there was one. What is about
-    `lines_lost` says how many lines of that node are missing there.
+    `lines_lost` says how many lines of that node are missing there, and `lines_collapsed`
+    how many of one principal were left out because it had written its share.
     """
     if not follow:
 

@@ -22,6 +22,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -41,6 +42,8 @@ REQUEST_S: Final = 10.0
 """Time for a node to answer one request."""
 IDLE_S: Final = 120.0
 """Time without a statement after which the process ends."""
+LIFE_S: Final = 3600.0
+"""Time after which the process ends behind a statement: the next one reads certificates as they are then."""
 ANSWER_BYTES: Final = 8 << 20
 """Bytes of an answer."""
 SPARE_BYTES: Final = 64 << 20
@@ -68,6 +71,7 @@ def main() -> None:
     budget = Budget(**begin["budget"])
     Duck(budget).close()
     bound_memory(budget)
+    ends_s, most_bytes = time.monotonic() + LIFE_S, _data_bytes() + SPARE_BYTES
     with anyio.from_thread.start_blocking_portal("asyncio", {"use_uvloop": True}) as portal:
         tls = _nodes_tls(begin["tls"])
         while True:
@@ -77,6 +81,9 @@ def main() -> None:
                 return
             output.write(portal.call(_answered, said, begin["servers"], tls, budget))
             output.flush()
+            # What a large statement leaves behind goes with the process.
+            if time.monotonic() > ends_s or _data_bytes() > most_bytes:
+                return
 
 
 def _read(lines: queue.SimpleQueue[bytes]) -> None:
@@ -119,7 +126,7 @@ def _nodes_tls(said: Mapping[str, Any] | None) -> ClientTls | None:
     from sandq.server.http.nodes_tls import nodes_tls
     from sandq.tls.certificates import Certificates
 
-    # The process is too short-lived to follow changes of the files.
+    # Changes of the files are not followed: the process ends before that matters (`LIFE_S`).
     certificates = Certificates(TlsSection(**said["section"]))
     return nodes_tls(certificates, said["own_hosts"], said["own_names"])
 
