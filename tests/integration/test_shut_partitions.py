@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from sandq.broker.replication.raft_group import RaftGroup
-from sandq.broker.replication.shut import ApplyFailure
+from sandq.broker.replication.shut import ApplyFailure, Step
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict, InvalidRequest
 from sandq.node import Serving, run_node
+from sandq.node.node import STORES_NAME
+from sandq.partition import rows
 from sandq.protocol.frames import Type
+from sandq.storage.keys import store_prefix
+from sandq.storage.level_stores import LevelStores
 from tests.integration.conftest import Dial, until_risen
 from tests.support.nodes.planted import POISON, STEPS, Plan, planted
 from tests.support.nodes.raw_client import Frame, RawClient
@@ -107,3 +111,55 @@ async def test_skip_of_an_idempotent_batch_uses_up_its_number(tmp_path: Path, di
             again = await numbered(raw, POISON, 2)
             assert again[2] == "CONFLICT" and "skipped" in again[3]
             assert (await numbered(raw, b"b", 3))[0] == 0, "what comes behind it is stored"
+
+
+async def test_shut_partition_does_not_keep_its_topic_from_being_changed_and_deleted(
+    tmp_path: Path, dial: Dial
+) -> None:
+    with planted(Plan("first")):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            await (await dial(node)).produce(POISON)
+            await until_shut(node)
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_shut(node)
+            await client.admin.update_topic("t", lease="7s")
+            await client.admin.update_topic("t", partitions=2)
+            await client.produce("t", b"elsewhere", partition=1)
+            await client.admin.delete_topic("t")
+            assert (await client.admin.cluster())["shut"] == []
+            await client.admin.create_topic("t")
+            await client.produce("t", b"anew")
+
+
+def damage_rows(directory: Path, store: int = 2) -> None:
+    """Make the state row of a store unreadable."""
+    stores = LevelStores(directory / STORES_NAME, create=False)
+    prefix = store_prefix(store)
+    assert stores.get(prefix + rows.STATE_KEY) is not None
+    stores.write([(prefix + rows.STATE_KEY, b"\xc1 damaged")])
+    stores.flush()
+    stores.close()
+
+
+async def test_rows_that_cannot_be_read_shut_their_partition(tmp_path: Path, dial: Dial) -> None:
+    config = small_config(tmp_path)
+    async with run_node(config) as node, connected(node) as client:
+        await until_risen(node)
+        await client.admin.create_topic("t")
+        await client.admin.create_topic("other")
+        await client.produce("t", b"lost with its rows")
+        store = host_of(node).replica.store
+    damage_rows(Path(config.node.data_dir), store)
+    async with run_node(config) as node, connected(node) as client:
+        failure = await until_shut(node)
+        assert (failure.step, failure.index) == (Step.LOAD, None)
+        await client.produce("other", b"goes on")
+        refused = await (await dial(node)).produce(b"x")
+        assert refused[2] == "UNAVAILABLE" and "could not read its rows" in refused[3]
+        with pytest.raises(Conflict, match="no entry is at fault"):
+            await client.admin.skip_entry("t", 0)
+        await client.admin.delete_topic("t")
+        await client.admin.create_topic("t")
+        await client.produce("t", b"anew")

@@ -196,6 +196,11 @@ class PartitionReplica:
         """Raft index of the last entry whose changes are in the rows."""
         self._last_index: int | None = None
         """Raft index of the last entry with commands whose changes are not in the rows."""
+        self._decoded: tuple[bytes, commands.Entry] | None = None
+        """The entry that was looked at last, until it is applied."""
+        self.is_half_way = False
+        """An entry is being applied, and has given way: who looks now must not take what it has granted so far for all
+        that came of it (apply thread)."""
         try:
             self._run(MACHINES[kind].load(partition, settings, self._view, look_aheads))
             self._rows_index = self._machine.applied_index
@@ -204,11 +209,6 @@ class PartitionReplica:
                 raise
             self._rows_index = _stored_index(self._rows)
             self.shut(Step.LOAD, error)
-        self._decoded: tuple[bytes, commands.Entry] | None = None
-        """The entry that was looked at last, until it is applied."""
-        self.is_half_way = False
-        """An entry is being applied, and has given way: who looks now must not take what it has granted so far for all
-        that came of it (apply thread)."""
 
     def _run(self, machine: TimerPartition) -> None:
         """Go on with this state machine."""

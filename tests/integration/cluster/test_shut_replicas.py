@@ -15,6 +15,7 @@ from sandq.broker.health.shut_replicas import ShutReplicas
 from sandq.model.errors import Conflict, NotLeader
 from sandq.model.features import KNOWN
 from tests.integration.cluster.test_three_nodes import created
+from tests.integration.test_shut_partitions import damage_rows
 from tests.support.nodes.planted import POISON, STEPS, Plan, planted
 from tests.support.nodes.raw_client import RawClient
 from tests.support.nodes.three import NAMES, ThreeNodes, compared, three_nodes
@@ -135,3 +136,22 @@ async def test_skip_of_what_a_replica_has_applied_is_refused_and_if_forced_makes
         assert await compared(nodes, same=True) == ()
         async with client.subscribe("t", group="g") as subscription:
             assert values(await take(subscription, 2)) == [b"before", b"after"]
+
+
+async def test_replica_whose_rows_cannot_be_read_gets_a_snapshot_of_the_others(tmp_path: Path) -> None:
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await created(nodes, client)
+        await risen(nodes)
+        await client.produce("t", b"before")
+        await nodes.until_even()
+        store = nodes.host("node3").replica.store
+        await nodes.running["node3"].broker._runner.checkpoint()
+        await nodes.stop("node3")
+        damage_rows(nodes.data_dir("node3"), store)
+        await nodes.start("node3")
+        await until_holds(lambda: "t" in nodes.running["node3"].broker.catalog.topics)
+        await until_holds(lambda: nodes.host("node3").replica.store != store)
+        await client.produce("t", b"after")
+        await nodes.until_even()
+        assert not shut(nodes)
+        assert await compared(nodes, same=True) == ()
