@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.shut import ApplyFailure, Step
 from sandq.model.batch import Column, encode
@@ -163,3 +166,35 @@ async def test_rows_that_cannot_be_read_shut_their_partition(tmp_path: Path, dia
         await client.admin.delete_topic("t")
         await client.admin.create_topic("t")
         await client.produce("t", b"anew")
+
+
+async def test_second_poison_behind_a_skipped_one_is_skipped_as_well(tmp_path: Path, dial: Dial) -> None:
+    """The rows stay below both entries: the first decision is no reason to open the replica again and again."""
+    opened = 0
+
+    def count(self: NodeLog, *args: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        return reopen(self, *args)
+
+    reopen = NodeLog.reopen
+    with planted(Plan("first")), patch.object(NodeLog, "reopen", count):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            raw = await dial(node)
+            await client.produce("t", b"before")
+            await raw.produce(POISON)
+            await until_shut(node)
+            await client.admin.skip_entry("t", 0)
+            await until_holds(lambda: host_of(node).ready)
+            await raw.produce(POISON, b"another batch")
+            first = await until_shut(node)
+            assert not host_of(node).reopens
+            assert (await client.admin.skip_entry("t", 0))["index"] == first.index
+            await until_holds(lambda: host_of(node).ready)
+            assert opened == 2
+            async with client.subscribe("t", group="g") as subscription:
+                assert values(await take(subscription, 1)) == [b"before"]
+        async with run_node(small_config(tmp_path)) as node:
+            await until_holds(lambda: host_of(node).ready)

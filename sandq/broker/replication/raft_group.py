@@ -127,7 +127,9 @@ class RaftGroup:
         self.shut: ApplyFailure | None = replica.failure
         """Why the replica here is shut: nothing is applied, and nothing but members and SKIPs is proposed (ADR 46)."""
         self.reopens = False
-        """The group has committed a SKIP of an entry that the shut replica has not applied: it may be opened again."""
+        """The group has committed a SKIP of an entry that the shut replica has not stored: it may be opened again."""
+        self._skips_used: set[int] = set()
+        """Indices of SKIP entries that were committed when the entry that they replace was handed out."""
         self._on_status: list[Callable[[], None]] = []
         self._on_ready: list[Callable[[bool], None]] = []
         self._on_flush: list[Callable[[], None]] = []
@@ -500,6 +502,7 @@ class RaftGroup:
         """Go on with another state of the same group: that of a snapshot, or what a shut replica has stored."""
         self.replica, self.status = replica, status
         self.shut, self.reopens = replica.failure, False
+        self._skips_used.clear()
         unknown = TimedOut("the group was installed anew: the outcome is unknown")
         self._drop(self._proposals, unknown)
         self._drop(self._in_flight, unknown)
@@ -564,6 +567,9 @@ class RaftGroup:
 
     def task(self, index: int, command: bytes, skip: Skip | None = None) -> Apply:
         """What the apply thread is to do with a committed entry."""
+        if skips := self.group.journal.skips:
+            committed = self.group.commit_index
+            self._skips_used.update([at for at, one in skips.items() if one.index == index and at <= committed])
         return Apply(self.number, self.replica, index, command, index in self._in_flight, skip)
 
     def shut_off(self) -> None:
@@ -592,12 +598,14 @@ class RaftGroup:
             self.look()
 
     def _note_skips(self) -> None:
-        """Note whether the group has decided to skip an entry that the replica's rows do not have. One that it has is
-        no reason: only a snapshot helps then."""
-        group, stored = self.group, self.replica.applied_index
-        decided = [skip.index for at, skip in group.journal.skips.items() if at <= group.commit_index]
-        failure = self.shut
-        self.reopens = failure is not None and failure.step is not Step.SKIPPED and max(decided, default=0) > stored
+        """Note whether the group has decided to skip an entry that the replica has applied, or tried to, as it was, and
+        has not stored. If it has stored it only a snapshot helps. A decision that it went by is no reason either: the
+        replica would be shut by the same entry again and again."""
+        group, stored, failure = self.group, self.replica.applied_index, self.shut
+        skips = group.journal.skips.items()
+        new = [at for at, skip in skips if skip.index > stored and at <= group.commit_index]
+        is_new = not self._skips_used.issuperset(new)
+        self.reopens = failure is not None and failure.step is not Step.SKIPPED and is_new
 
     def applied(self, index: int, results: list[Any]) -> None:
         if verbose.is_on():
