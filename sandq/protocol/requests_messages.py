@@ -92,7 +92,8 @@ def _check_move(item: Any) -> str | None:
     if len(item) > 3 and not is_priority(item[3]) and (len(item) == 4 or item[3] is not None):
         return f"priority {item[3]!r} is not within {FIXED.priority_least}..{FIXED.priority_most}"
     if item[1] is None and len(item) > 3:
-        return None  # its time stays
+        # The message keeps its time, and there is none that a delay could be relative to.
+        return "relative must be false where at_ms is nil: the message keeps its time then" if item[2] else None
     return None if type(item[1]) is int and 0 <= item[1] <= U48_MAX else f"at_ms {item[1]} is not within 0..{U48_MAX}"
 
 

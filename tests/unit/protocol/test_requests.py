@@ -197,6 +197,24 @@ def test_partitions_are_some_of_a_topic_each_once(partitions: Any) -> None:
         requests.Subscribe.parse(frame)
 
 
+_CHANGED: dict[str, int] = {"value": 1}
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("at_ms", [None, 0, 5, 2**48 - 1, 2**48, -1, True, 1.5, "5"])
+@pytest.mark.parametrize("rest", [[], [5], [None], [None, _CHANGED], [5, _CHANGED]], ids=str)
+def test_move_takes_every_combination_that_apply_can_compute(relative: bool, at_ms: Any, rest: list[Any]) -> None:
+    cells = b"x" if len(rest) > 1 else b""
+    frame = [Type.MOVE, 1, "t", 0, [[[0, BASE], at_ms, relative, *rest]], cells]
+    has_change = rest not in ([], [None])
+    is_time = type(at_ms) is int and 0 <= at_ms < 2**48
+    if rest != [None] and (is_time or (at_ms is None and not relative and has_change)):
+        assert messages.Move.parse(frame).items == frame[4]
+        return
+    with pytest.raises(InvalidRequest, match=r"MOVE field 3 \(items\): item 1: "):
+        messages.Move.parse(frame)
+
+
 def test_credit_has_no_request_id() -> None:
     (frame,) = FrameReader().feed(requests.Credit(4, 10).frame())
     assert frame == [Type.CREDIT, 0, 4, 10]
@@ -356,7 +374,7 @@ def test_credit_has_no_request_id() -> None:
         (messages.Move, [14, 1, "t", 0, [[[0, BASE], 5, True, None, {"value": b"v"}]], b"v"], "changes must be"),
         (
             messages.Move,
-            [14, 1, "t", 0, [[[0, BASE], None, True, None, {"value": 3}]], b"v"],
+            [14, 1, "t", 0, [[[0, BASE], None, False, None, {"value": 3}]], b"v"],
             r"field 4 \(cells\): the items name 3 bytes, and there are 1",
         ),
         (messages.Move, [14, 1, "t", 0, [[[0, BASE], 5, True], [[9, BASE], 5, True]]], "item 2: expected"),
