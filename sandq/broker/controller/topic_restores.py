@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 import structlog
 
@@ -16,17 +16,14 @@ from sandq.metadata.records import Topic
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, InvalidRequest, InvalidSetting, TopicExists, Unavailable, UnknownTopic
 from sandq.model.features import IDENTITIES_LEVEL, RANKED_LEVEL, RESTORE_LEVEL
-from sandq.model.group_limits import GROUP_LIMITS, limits_of
-from sandq.model.names import AUTO_CREATED, FAIR, PRIORITY, RESTORING, check_name
-from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
-from sandq.model.settings import CLASSES, from_record
+from sandq.model.names import FAIR, PRIORITY, RESTORING, check_name
+from sandq.model.outbox import DEAD_LETTER_TOPIC
+from sandq.model.settings import CLASSES
+from sandq.model.stored_settings import checked_record
 from sandq.protocol.requests_backup import RestoreOpen, RestoreTopic
 
 log = structlog.get_logger("sandq.backup")
 T = TypeVar("T")
-
-_LATER: Final = (DEAD_LETTER, DEAD_LETTER_TOPIC)
-"""Where dead letters go is said when a topic is opened: the other topic may come after it."""
 
 
 class TopicRestores(ABC):
@@ -162,31 +159,10 @@ def check_not_restoring(topic: Topic) -> None:
 
 
 def record_of(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The record of settings that stands in a backup, as this version writes it. Raises InvalidSetting."""
-    plain = from_record({}, kind).record()
+    """Return the record of settings in a backup as this version writes it. Raises InvalidSetting: a topic cannot be
+    created with these settings."""
     try:
-        record = from_record(settings, kind).record()
-        limits_of(settings)
-    except Exception as error:
-        raise _no_settings(f"{error!r:.200}") from None
-    for name, value in record.items():
-        if not _is_like(value, plain.get(name)):
-            raise _no_settings(f"{name} is {value!r:.80}")
-    if GROUP_LIMITS in settings:
-        record[GROUP_LIMITS] = settings[GROUP_LIMITS]
-    if settings.get(AUTO_CREATED):
-        record[AUTO_CREATED] = True
-    return {name: value for name, value in record.items() if name not in _LATER}
-
-
-def _is_like(value: Any, plain: Any) -> bool:
-    """Whether a value is of a kind that a setting with this default may have."""
-    if isinstance(plain, (bool, Mapping)):
-        return type(value) is type(plain)
-    if isinstance(plain, Sequence) and not isinstance(plain, str):
-        return isinstance(value, Sequence)
-    return value is None or (isinstance(value, int | str) and not isinstance(value, bool))
-
-
-def _no_settings(why: str) -> InvalidSetting:
-    return InvalidSetting(f"these are no settings of a topic: {why}", mistakes=[why])
+        return checked_record(settings, kind)
+    except InvalidSetting as error:
+        why = f"these are no settings of a topic of the kind {kind}: {error.message}"
+        raise InvalidSetting(why, mistakes=error.details.get("mistakes", [error.message])) from None

@@ -1,0 +1,181 @@
+"""Check a record of settings that comes from outside the cluster, as a backup has it.
+
+A record holds what replicas read: plain integers, rows of tenants, rows of group limits. `checked_record` turns it into
+the form in which a user writes settings, so that it passes the checks of a topic's creation, and nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sandq.model.errors import InvalidName, InvalidRequest, InvalidSetting
+from sandq.model.group_limits import GROUP_LIMITS, MOST
+from sandq.model.limits import FIXED
+from sandq.model.names import AUTO_CREATED, COMPACTED, check_name
+from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
+from sandq.model.rates import as_mapping, rate_text
+from sandq.model.settings import CLASSES, parse_settings
+from sandq.model.topic_limits import MAX_REQUEST_RATE_US
+
+EPOCH_MAX: Final = 2**63 - 1
+"""Greatest epoch of group limits in a record."""
+PARTITIONS_MAX: Final = 4096
+_FACTOR: Final = "factor_permille"
+_INTERVAL_US: Final = (10, 86_400_000_000)
+"""Least and greatest time between two messages of a rate, in microseconds."""
+_TENANT_ROWS: Final = (3, 5)
+
+
+def checked_record(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the record of a topic of this kind as this version writes it, without where dead letters go.
+
+    A key that is missing gets its default; an unknown key is left out. Raises InvalidSetting, which names every
+    mistake that the creation of a topic with these settings would name.
+    """
+    checked = parse_settings(_as_written(record, kind), kind).record()
+    limits = record.get(GROUP_LIMITS)
+    if limits is not None:
+        _check_group_limits(limits, kind)
+        checked[GROUP_LIMITS] = limits
+    auto_created = record.get(AUTO_CREATED, False)
+    if type(auto_created) is not bool:
+        raise _refused(AUTO_CREATED, f"true or false is expected, not {_shown(auto_created)}")
+    if auto_created:
+        checked[AUTO_CREATED] = True
+    return {name: value for name, value in checked.items() if name not in (DEAD_LETTER, DEAD_LETTER_TOPIC)}
+
+
+def _as_written(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the settings of a record in the form in which a user writes them."""
+    model = CLASSES[kind]
+    written: dict[str, Any] = {}
+    for field, about in model.model_fields.items():
+        if field not in record or field == DEAD_LETTER_TOPIC:
+            continue
+        convert = _CONVERSIONS.get(field, _duration if field.endswith("_ms") else _plain)
+        written[about.alias or field] = convert(field, record[field])
+    return written
+
+
+def _plain(field: str, value: Any) -> Any:
+    """Return a value that a record holds as a user writes it. Text of digits would pass as a number, so it is refused
+    where the record has numbers."""
+    is_text = field in _TEXTS
+    if value is not None and type(value) not in ((str,) if is_text else (int, bool)):
+        raise _refused(field, f"{_shown(value)} is no value of it")
+    if is_text and value == "none" and field not in _WORDS:
+        raise _refused(field, "'none' is no value of it in a record; nil stands for none")
+    return value
+
+
+_TEXTS: Final = ("partition_delimiter", "ordering")
+_WORDS: Final = ("ordering",)
+
+
+def _duration(field: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    if type(value) is not int or value < 0:
+        raise _refused(field, f"a whole number of milliseconds is expected, not {_shown(value)}")
+    return f"{value}ms"
+
+
+def _rate(field: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    _check_int(field, value, *_INTERVAL_US)
+    return rate_text(value)
+
+
+def _backoff(field: str, value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise _refused(field, f"a mapping is expected, not {_shown(value)}")
+    written: dict[str, Any] = {}
+    for name, part in value.items():
+        path = f"{field}.{name}"
+        if name == "kind":
+            written["kind"] = part
+        elif name in ("first_ms", "cap_ms"):
+            written[name.removesuffix("_ms")] = _duration(path, part)
+        elif name == _FACTOR:
+            _check_int(path, part, 1000, 100_000)
+            written["factor"] = part / 1000
+        elif name == "jitter_percent":
+            written[name] = _plain(path, part)
+    return written
+
+
+def _tenants(field: str, value: Any) -> dict[str, Any]:
+    if type(value) is not list or len(value) > FIXED.tenant_patterns:
+        raise _refused(field, f"an array of up to {FIXED.tenant_patterns} rows is expected, not {_shown(value)}")
+    patterns = []
+    for number, row in enumerate(value):
+        path = f"{field}.{number}"
+        if type(row) is not list or len(row) not in _TENANT_ROWS or type(row[0]) is not str:
+            raise _refused(path, f"[pattern, weight, max_in_flight, interval_us, burst] is expected, not {_shown(row)}")
+        _check_int(path, row[1], 1, 1000)
+        if row[2] is not None:
+            _check_int(path, row[2], 1, MOST)
+        if len(row) > 3:
+            _check_int(path, row[3], *_INTERVAL_US)
+            _check_int(path, row[4], 1, MOST)
+        patterns.append(row[0])
+    if patterns != sorted(set(patterns)):
+        raise _refused(field, "the patterns must be in order, and each of them once")
+    return as_mapping(value)
+
+
+_CONVERSIONS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
+    "backoff": _backoff,
+    "tenants": _tenants,
+    MAX_REQUEST_RATE_US: _rate,
+}
+
+
+def _check_group_limits(limits: Any, kind: str) -> None:
+    """Raise InvalidSetting unless this is what a record has of the limits of groups."""
+    if kind == COMPACTED:
+        raise _refused(GROUP_LIMITS, "groups of a compacted topic have no limits")
+    if type(limits) is not list or len(limits) != 2 or type(limits[1]) is not dict:
+        raise _refused(GROUP_LIMITS, f"[next epoch, {{group: row}}] is expected, not {_shown(limits)}")
+    next_epoch, groups = limits
+    _check_int(GROUP_LIMITS, next_epoch, 1, EPOCH_MAX)
+    if len(groups) > FIXED.limited_groups:
+        raise _refused(GROUP_LIMITS, f"{len(groups)} groups; {FIXED.limited_groups} is the limit")
+    for group, row in groups.items():
+        path = f"{GROUP_LIMITS}.{group!s:.80}"
+        try:
+            check_name("group", group)
+        except (InvalidName, InvalidRequest) as error:
+            raise _refused(path, error.message) from None
+        if type(row) is not list or len(row) != 5:
+            raise _refused(
+                path, f"[epoch, partitions, max_in_flight, interval_us, burst] is expected, not {_shown(row)}"
+            )
+        epoch, partitions, in_flight, interval_us, burst = row
+        _check_int(path, epoch, 1, next_epoch - 1)
+        _check_int(path, partitions, 1, PARTITIONS_MAX)
+        if in_flight is not None:
+            _check_int(path, in_flight, 1, MOST)
+        if (interval_us is None) != (burst is None):
+            raise _refused(path, "interval_us and burst are both given, or both nil")
+        if interval_us is not None:
+            _check_int(path, interval_us, *_INTERVAL_US)
+            _check_int(path, burst, 1, MOST)
+        if in_flight is None and interval_us is None:
+            raise _refused(path, "a group with limits has at least one")
+
+
+def _check_int(path: str, value: Any, least: int, greatest: int) -> None:
+    if type(value) is not int or not least <= value <= greatest:
+        raise _refused(path, f"a whole number within {least}..{greatest} is expected, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.80}"
+
+
+def _refused(path: str, what: str) -> InvalidSetting:
+    mistake = f"{path}: {what}"
+    return InvalidSetting(mistake, mistakes=[mistake])
