@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from sandq.model.errors import InvalidName, InvalidRequest, InvalidSetting
 from sandq.model.group_limits import GROUP_LIMITS, MOST
+from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY, MOST_PER_KEY
 from sandq.model.limits import FIXED
 from sandq.model.names import AUTO_CREATED, COMPACTED, check_name
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
 from sandq.model.rates import as_mapping, rate_text
-from sandq.model.settings import CLASSES, parse_settings
+from sandq.model.settings import CLASSES, Backoff, parse_group_settings, parse_settings
 from sandq.model.topic_limits import MAX_REQUEST_RATE_US
 
 EPOCH_MAX: Final = 2**63 - 1
@@ -46,6 +47,24 @@ def checked_record(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return {name: value for name, value in checked.items() if name not in (DEAD_LETTER, DEAD_LETTER_TOPIC)}
 
 
+def check_group_record(record: Any) -> None:
+    """Check what a group has of settings of its own, as its row has them. Raises InvalidSetting."""
+    if type(record) is not dict:
+        raise _refused("settings", f"a mapping is expected, not {_shown(record)}")
+    written: dict[str, Any] = {}
+    for name, value in record.items():
+        if name == "backoff":
+            written[name] = _backoff(name, value)
+            if len(written[name]) < len(Backoff.model_fields):
+                raise _refused(name, "all of its fields are expected")
+        else:
+            if value is not None and type(value) is not int:
+                raise _refused(str(name), f"{_shown(value)} is no value of it")
+            written[name] = value
+    most = {MAX_IN_FLIGHT_PER_KEY: MOST_PER_KEY} if MAX_IN_FLIGHT_PER_KEY in record else {}
+    parse_group_settings(written, most)
+
+
 def _as_written(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return the settings of a record in the form in which a user writes them."""
     model = CLASSES[kind]
@@ -53,7 +72,8 @@ def _as_written(record: Mapping[str, Any], kind: str) -> dict[str, Any]:
     for field, about in model.model_fields.items():
         if field not in record or field == DEAD_LETTER_TOPIC:
             continue
-        convert = _CONVERSIONS.get(field, _duration if field.endswith("_ms") else _plain)
+        plain: Callable[[str, Any], Any] = _duration if field.endswith("_ms") else _plain
+        convert = _CONVERSIONS.get(field, plain)
         written[about.alias or field] = convert(field, record[field])
     return written
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import trio
 
@@ -14,7 +15,7 @@ from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, Unavailable
 from sandq.partition import commands as c
-from sandq.partition.restore.restoring import decode_chunk
+from sandq.partition.restore.restoring import check_rows
 from sandq.protocol.request import PartitionRequest
 from sandq.protocol.requests_backup import (
     BackupBegin,
@@ -26,6 +27,9 @@ from sandq.protocol.requests_backup import (
     RestoreRows,
 )
 
+CHECKS_AT_ONCE: Final = 2
+"""Chunks of rows whose rows are checked in threads at the same time."""
+
 
 class Backups:
     """Of one node. All raise UnknownTopic, UnknownPartition, NotLeader."""
@@ -34,6 +38,7 @@ class Backups:
         self._catalog = catalog
         self._exports = exports
         self._log_reads = log_reads
+        self._checking = trio.CapacityLimiter(CHECKS_AT_ONCE)
 
     def _host(self, request: PartitionRequest) -> RaftGroup:
         return self._catalog.partition(request.topic, request.partition).host
@@ -79,7 +84,9 @@ class Backups:
         if restore is None or restore.restore_id != request.restore_id:
             # Before the rows are written into the log, each time.
             raise Conflict(f"the partition is not being restored by {request.restore_id}")
-        decode_chunk(request.data)
+        kind = self._catalog.topic(request.topic).record.kind
+        check = partial(check_rows, request.data, request.partition, kind)
+        await trio.to_thread.run_sync(check, limiter=self._checking)
         command = c.RestoreRows(request.restore_id, request.number, request.data)
         found: dict[str, Any] = await host.call(command, caller.line, size=len(request.data))
         return found

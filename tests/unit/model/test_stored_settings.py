@@ -106,7 +106,10 @@ def test_a_record_that_no_topic_can_be_created_with_is_refused(kind: str, record
 
 WRITTEN: list[tuple[str, dict[str, Any]]] = [
     *[(kind, {}) for kind in CLASSES],
-    ("timer", {"lease": "1m", "max_attempts": None, "max_snoozes": 0, "ttl": "1ms", "retention": "1h", "group_ttl": None}),
+    (
+        "timer",
+        {"lease": "1m", "max_attempts": None, "max_snoozes": 0, "ttl": "1ms", "retention": "1h", "group_ttl": None},
+    ),
     ("timer", {"delete_on_ack": False, "retain": "3660d", "retain_bytes": 1 << 50}),
     ("timer", {"ordering": "key"}),
     ("timer", {"max_in_flight_per_key": 3, "max_delay": "366000d", "max_message_bytes": "1MiB"}),
