@@ -41,7 +41,7 @@ from sandq.partition.groups.settlement import LeaseSettlement
 from sandq.partition.in_memory import InMemory
 from sandq.partition.jobs.jobs import Jobs
 from sandq.partition.jobs.pending import Pending
-from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED, RESTORE, SENT, UPDATES
+from sandq.partition.levels import CLOCK_RESET, OWNERSHIP, RANKED, RESTORE, RESTORE_CHECKS, SENT, UPDATES
 from sandq.partition.limits.group_limits import GroupLimits, LimitsStatus
 from sandq.partition.log.holds import Hold, Holds
 from sandq.partition.log.log_state import LogState
@@ -58,6 +58,7 @@ from sandq.partition.outbox.forwarding import Forwarding
 from sandq.partition.outbox.outbox import Outbox, OutboxStatus
 from sandq.partition.restore import restoring
 from sandq.partition.restore.restoring import RestoreState
+from sandq.partition.restore.whole import check_whole
 from sandq.partition.schedules.schedule_table import ScheduleTable
 from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.skips import Skips, refusal
@@ -565,6 +566,8 @@ class TimerPartition:
         for key, _ in view.scan(start, stop, limit=1, max_bytes=1):
             if (found := offsets.unpack(key[1:]).partition) != self.partition:
                 raise Conflict(f"they are of partition {found}, not of {self.partition}")
+        if self.shared.level >= RESTORE_CHECKS:
+            check_whole(restored, view, self.shared.give_way)
         return restored
 
     def settle_restored(self, before: TimerPartition, view: View) -> None:

@@ -13,7 +13,7 @@ from tests.support.partition.bench import ALL, Bench
 from tests.support.partition.ranked_bench import RankedBench
 
 RESTORE = "r-1"
-LEVEL = 16
+LEVEL = 18
 FIRST = 1
 
 

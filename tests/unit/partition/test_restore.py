@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sandq.model.errors import Conflict, InvalidRequest, Unavailable
+from sandq.model.features import RESTORE_LEVEL
 from sandq.model.names import RESTORING
 from sandq.model.outbox import RESERVED_PRODUCERS
 from sandq.model.sequence import sequence_of
@@ -346,8 +347,8 @@ def test_a_chunk_has_a_limit() -> None:
 
 def test_commands_need_the_level() -> None:
     commands = c.RestoreBegin(RESTORE, []), c.RestoreRows(RESTORE, 0, b""), c.RestoreEnd(RESTORE, 0)
-    assert {command.needed_level for command in commands} == {LEVEL}
-    assert c.Configure({RESTORING: RESTORE}).needed_level == LEVEL
+    assert {command.needed_level for command in commands} == {RESTORE_LEVEL}
+    assert c.Configure({RESTORING: RESTORE}).needed_level == RESTORE_LEVEL
 
 
 def both_ways(bench: Bench, at: int) -> tuple[Bench, Bench]:

@@ -1,0 +1,220 @@
+"""Check what only all rows of a restored partition show together: rows that name others, which must be there.
+
+`apply` relies on such rows: that a leased message has a row, that a ready queue with messages has rows of them, that no
+row names a group which will be created later. One that is missing would end each replica at its first use. Part of
+`apply` from the level `RESTORE_CHECKS` on: bounded in steps, and the same on every replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, pairwise
+from typing import Final, Protocol
+
+from sandq.model import offsets
+from sandq.model.errors import Conflict
+from sandq.partition import rows
+from sandq.partition.groups.group_table import GroupTable
+from sandq.partition.log.message_log import MessageLog
+from sandq.partition.log.reader import row_holding
+from sandq.partition.outbox.outbox import Letter
+from sandq.partition.ready import queue_keys
+from sandq.partition.rows import Range
+from sandq.partition.shared_state import SharedState
+from sandq.partition.view import Row, View
+
+STEP_ROWS: Final = 256
+"""Rows that are looked at before the entry gives way."""
+STEP_BYTES: Final = 1 << 20
+KEPT_BY_KEY: Final = "history_ms"
+"""Setting that only a compacted topic has: there the tag of overlays is that of deletions."""
+GROUP_TAGS: Final = (
+    rows.GROUP,
+    rows.WAITING,
+    rows.DEAD,
+    rows.KEPT,
+    rows.BLOCKED,
+    rows.GAPS,
+    rows.QUEUE,
+    rows.READY,
+    rows.TURNS,
+    rows.PACE,
+)
+"""Tags of rows whose keys begin with the number of a group."""
+
+
+class Restored(Protocol):
+    """The parts of a partition, loaded from a backup, that are checked."""
+
+    applied_index: int
+    index_base: int
+    floor_ms: int
+    clock_epoch: int
+    groups: GroupTable
+    shared: SharedState
+    log: MessageLog
+
+
+def check_whole(restored: Restored, view: View, give_way: Callable[[], None]) -> None:
+    """Check the rows of a partition that was loaded from a backup. Raises Conflict, which names the row."""
+    _check_numbers(restored, view)
+    _check_log(view, give_way)
+    _check_held(restored, view, give_way)
+    if restored.shared.rank is not None:
+        _check_ready(restored, view, give_way)
+    if KEPT_BY_KEY not in restored.shared.settings:
+        _check_overlays(view, give_way)
+    _check_outbox(view, give_way)
+
+
+def _check_numbers(restored: Restored, view: View) -> None:
+    """No row names a group or a lease that is yet to come: the next ones get these numbers."""
+    next_id = restored.groups.next_id
+    for tag in GROUP_TAGS:
+        found = view.scan(rows.of_group(tag, next_id), rows.tag_bounds(tag)[1], limit=1, max_bytes=1)
+        if found:
+            group = int.from_bytes(found[0][0][1:5], "big")
+            raise Conflict(f"{_shown(found[0][0])} names group {group}, and the next one gets number {next_id}")
+    named = [(f"group {group.name!r}", group.cursor) for group in restored.groups.by_id.values()]
+    for what, offset in [*named, ("what was trimmed", restored.log.state.trimmed)]:
+        if offsets.deliver_ms(offset) > restored.floor_ms:
+            raise Conflict(f"{what} ends above the time of the partition, which is {restored.floor_ms}")
+    token = (restored.applied_index + restored.index_base + 1) << 16
+    for tag in (rows.LEASE, rows.PROGRESS):
+        found = view.scan(rows.token_key(tag, token), rows.tag_bounds(tag)[1], limit=1, max_bytes=1)
+        if found:
+            raise Conflict(f"{_shown(found[0][0])} names a lease that is yet to come")
+
+
+def _check_log(view: View, give_way: Callable[[], None]) -> None:
+    """A message whose payload is apart has that payload; one that was moved is found by its id; no two rows of the log
+    hold the same place."""
+    start, stop = rows.tag_bounds(rows.LOG)
+    last = b""
+    for key, value in _all(view, start, stop, give_way):
+        offset = key[1:]
+        if offset <= last:
+            raise Conflict(f"{_shown(key)} holds messages of the row before it")
+        kind, _, count, _ = rows.LOG_HEADER.unpack_from(value)
+        last = offsets.shift(offset, count - 1) if count > 1 else offset
+        if kind != rows.KIND_MESSAGE or rows.is_plain(value):
+            continue
+        message_id, fields, *apart = rows.unpack(value[rows.LOG_HEADER.size :])
+        if fields is None:
+            payload = view.get(rows.PAYLOAD + (message_id or offset))
+            if payload is None or len(payload) != apart[0]:
+                raise Conflict(f"{_shown(key)} says a payload of {apart[0]} bytes, and it is not there")
+        if message_id is not None:
+            moved = view.get(rows.MOVED + message_id)
+            if moved is None or rows.unpack(moved)[0] != offset:
+                raise Conflict(f"{_shown(key)} is of a message that was moved, and cannot be found by its id")
+
+
+def _check_held(restored: Restored, view: View, give_way: Callable[[], None]) -> None:
+    """What is leased, waits or is blocked is in the log, or in a row of its group."""
+    for group in restored.groups.by_id.values():
+        leased = [(lease.select(lease.live), lease.kept) for lease in group.leases.values()]
+        waiting = [(entry.ranges, entry.kept) for entry in group.waiting.values()]
+        order = group.order
+        blocked = [([Range(offset, 1)], offset in order.kept) for offset in order.blocked]
+        held: list[tuple[bytes, int]] = []
+        for at, (one, kept) in enumerate(_ranges(chain(leased, waiting, blocked))):
+            if at % STEP_ROWS == 0:
+                give_way()
+            held.append(one)
+            if not _has_rows(view, group.group_id, one, kept):
+                raise Conflict(
+                    f"message {offsets.to_text(one.base)} is leased or waits in group {group.name!r}, and has no row"
+                )
+        held.sort()
+        # A clock reset puts cursors back below what groups hold.
+        if held and not restored.clock_epoch and offsets.shift(held[-1][0], held[-1][1] - 1) > group.cursor:
+            raise Conflict(f"message {offsets.to_text(held[-1][0])} is held by group {group.name!r} above its cursor")
+        for (base, length), (other, _) in pairwise(held):
+            if offsets.shift(base, length - 1) >= other:
+                raise Conflict(f"message {offsets.to_text(other)} is held twice in group {group.name!r}")
+
+
+def _ranges(held: Iterable[tuple[Iterable[Range], bool]]) -> Iterator[tuple[Range, bool]]:
+    """Ranges one by one: of what a group keeps, messages one by one."""
+    for ranges, kept in held:
+        for base, length in ranges:
+            if not kept:
+                yield Range(base, length), False
+                continue
+            for offset in offsets.run(base, length):
+                yield Range(offset, 1), True
+
+
+def _has_rows(view: View, group_id: int, one: Range, kept: bool) -> bool:
+    if kept:
+        return view.get(rows.of_group(rows.KEPT, group_id, one.base)) is not None
+    found = row_holding(view, one.base)
+    if found is None:
+        return False
+    key, value = found
+    first, length, *_ = rows.log_entry(key, value)
+    behind = offsets.distance(first, one.base)
+    return behind is not None and behind + one.length <= length
+
+
+def _check_ready(restored: Restored, view: View, give_way: Callable[[], None]) -> None:
+    """A ready queue has as many messages as its rows say, from the first one on, and these are in the log."""
+    for group_id in restored.groups.by_id:
+        named = {key[5:]: tuple(rows.unpack(value)) for key, value in _of_group(view, rows.QUEUE, group_id, give_way)}
+        counted: dict[bytes, tuple[int, bytes]] = {}
+        for key, value in _of_group(view, rows.READY, group_id, give_way):
+            queue, offset = key[5 : -offsets.OFFSET_BYTES], key[-offsets.OFFSET_BYTES :]
+            messages = rows.unpack(value)[0]
+            if not _has_rows(view, group_id, Range(offset, messages), kept=False):
+                raise Conflict(f"{_shown(key)} is of messages that are not in the log")
+            before = counted.get(queue, (0, offset))
+            counted[queue] = before[0] + messages, before[1]
+        for queue in named.keys() | counted.keys():
+            if named.get(queue, (0, b""))[0] != counted.get(queue, (0, b""))[0]:
+                name = queue_keys.unpack(queue)
+                raise Conflict(f"ready queue {name} has another number of messages than its rows say")
+            if queue in counted and named[queue][1] != counted[queue][1]:
+                raise Conflict(f"ready queue {queue_keys.unpack(queue)} begins at another message than its rows")
+
+
+def _check_overlays(view: View, give_way: Callable[[], None]) -> None:
+    """What was given to a message of a batch later has its fields, and as many bytes of them as it says."""
+    for key, value in _all(view, *rows.tag_bounds(rows.OVERLAY), give_way):
+        fields = rows.unpack(value)
+        if len(fields) > 1:
+            packed = view.get(rows.UPDATED + key[1:])
+            if packed is None or len(packed) != fields[1]:
+                raise Conflict(f"{_shown(key)} says {fields[1]} bytes of fields, and they are not there")
+
+
+def _check_outbox(view: View, give_way: Callable[[], None]) -> None:
+    """A batch that is being sent has as many letters as it says, all of them whole."""
+    for key, value in _all(view, *rows.tag_bounds(rows.OUTBOX_BATCH), give_way):
+        _, last_seq, size, *_ = rows.unpack(value)
+        start = rows.OUTBOX + key[1:]
+        found = [
+            Letter(*rows.unpack(row))
+            for _, row in _all(view, start, rows.after(start + last_seq.to_bytes(8, "big")), give_way)
+        ]
+        if len(found) != size or not all([letter.fields for letter in found]):
+            raise Conflict(f"{_shown(key)} says {size} messages, and these are not there as a whole")
+
+
+def _of_group(view: View, tag: bytes, group_id: int, give_way: Callable[[], None]) -> Iterator[Row]:
+    yield from _all(view, *rows.group_bounds(tag, group_id), give_way)
+
+
+def _all(view: View, start: bytes, stop: bytes, give_way: Callable[[], None]) -> Iterator[Row]:
+    """Rows between two keys, some at a time."""
+    while True:
+        give_way()
+        found = view.scan(start, stop, limit=STEP_ROWS, max_bytes=STEP_BYTES)
+        yield from found
+        if not found:
+            return
+        start = rows.after(found[-1][0])
+
+
+def _shown(key: bytes) -> str:
+    return f"row {key[:40].hex()}"
