@@ -7,6 +7,7 @@ from typing import Any
 
 from sandq.broker.turns import Turn
 from sandq.metadata.records import IdentityRecord, Topic
+from sandq.model.access import Right
 from sandq.model.names import RESTORING
 from sandq.protocol.requests_backup import (
     BackupAccess,
@@ -24,6 +25,8 @@ from sandq.protocol.requests_backup import (
 from sandq.server.handlers.routes import Context, Packed, answered, told
 
 TOPIC_WORK = 8
+TARGET_WORK = 1
+"""Units of work to look at one topic, or at one pair of numbers, of a RESTORE_BEGIN."""
 
 
 async def _topics(at: Context, request: BackupTopics) -> dict[str, Any]:
@@ -88,7 +91,29 @@ def _identity(record: IdentityRecord) -> dict[str, Any]:
 
 
 async def _restore_topic(at: Context, request: RestoreTopic) -> Packed:
+    access = at.entrance.access
+    if access is not None and not access.allows(Right.SECURITY):
+        # As with TOPIC_CREATE: without `security` nobody has another one's quota charged.
+        request = request._replace(owner=access.principal)
     return await _told(at, await at.broker.administration.restore_topic(request, at.caller))
+
+
+async def _restore_begin(at: Context, request: RestoreBegin) -> dict[str, Any]:
+    """Bind a partition to a restore. Its rows may hold messages for other topics: they go only to those on which the
+    caller has `produce`."""
+    access = at.entrance.access
+    if access is not None and request.targets:
+        turn, names = Turn(), dict[int, str]()
+        for topic in list(at.broker.metadata.topics.values()):
+            await turn.spend(TARGET_WORK)
+            names[topic.number] = topic.name
+        allowed = []
+        for old, new in request.targets:
+            await turn.spend(TARGET_WORK)
+            if new in names and access.allows(Right.PRODUCE, names[new]):
+                allowed.append([old, new])
+        request = request._replace(targets=allowed)
+    return await at.broker.backups.restore_begin(request, at.caller)
 
 
 async def _open(at: Context, request: RestoreOpen) -> Packed:
@@ -113,7 +138,7 @@ ROUTES = (
     answered(BackupEnd, lambda at, request: at.broker.backups.end(request, at.caller)),
     answered(BackupLog, lambda at, request: at.broker.backups.log(request, at.caller)),
     answered(RestoreTopic, _restore_topic),
-    answered(RestoreBegin, lambda at, request: at.broker.backups.restore_begin(request, at.caller)),
+    answered(RestoreBegin, _restore_begin),
     answered(RestoreRows, _restore_rows),
     answered(RestoreEnd, lambda at, request: at.broker.backups.restore_end(request, at.caller)),
     answered(RestoreOpen, _open),

@@ -184,8 +184,23 @@ def _and_cluster(kind: Type, *rights: Right, topic: str = "topic") -> Rule:
     return Rule(f"`cluster`, and {plain.words}", check)
 
 
-_SETTINGS_WORDS: Final = "`manage` on the topic; `produce` on a `dead_letter_topic` that is named"
 _T = Type
+
+
+def _restore_open() -> Rule:
+    """As the other requests of a restore, and `produce` where dead letters are to go."""
+    plain, at = _and_cluster(_T.RESTORE_OPEN, MANAGE, PRODUCE), _place(_T.RESTORE_OPEN, DEAD_LETTER_TOPIC)
+
+    def check(context: Context, access: Access, frame: Frame) -> None:
+        plain.check(context, access, frame)
+        target = frame[at] if len(frame) > at else None
+        if type(target) is str:
+            access.check(PRODUCE, target[: FIXED.name_chars + 1])
+
+    return Rule(f"{plain.words}; `produce` on a `dead_letter_topic` that is named", check)
+
+
+_SETTINGS_WORDS: Final = "`manage` on the topic; `produce` on a `dead_letter_topic` that is named"
 RULES: Final[Mapping[int, Rule]] = {
     _T.HELLO: _anybody("nothing"),
     _T.PROVE: _anybody("nothing; it is a gateway's"),
@@ -255,8 +270,9 @@ RULES: Final[Mapping[int, Rule]] = {
     _T.RESTORE_TOPIC: _and_cluster(_T.RESTORE_TOPIC, MANAGE, PRODUCE, topic="name"),
     **{
         kind: _and_cluster(kind, MANAGE, PRODUCE)
-        for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END, _T.RESTORE_OPEN)
+        for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END)
     },
+    _T.RESTORE_OPEN: _restore_open(),
 }
 """By type of frame."""
 
