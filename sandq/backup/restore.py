@@ -16,7 +16,7 @@ from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
 from sandq.backup.places import Place
 from sandq.backup.point_in_time import find_moment, made_backup
-from sandq.backup.verify import Blocks, verify_parts
+from sandq.backup.verify import Blocks, verify_topics
 from sandq.backup.work import AT_ONCE, OnProgress, Pace, Progress, in_thread, several
 from sandq.client import Client
 from sandq.client.backups import BackupTransfer
@@ -133,8 +133,7 @@ async def _restore(
         raise InvalidRequest(f"backup {manifest.backup_id} has no identities: it was made without them")
     renamed = _renamed(wanted, names, prefix)
     if verify:
-        parts = [part for topic in wanted for part in topic.partitions]
-        await verify_parts(place, manifest, parts, key, at_once, on_progress)
+        await verify_topics(place, manifest, wanted, key, at_once, on_progress)
     run = _Run(client, place, manifest, key, renamed, Pace(rate), on_progress, entries)
     made = await run.restore_access() if identities else 0
     await run.make(wanted, replicas)

@@ -1,20 +1,26 @@
-"""Read a backup as a whole, without a cluster: every block is there, is what was written, and stands in its place."""
+"""Read a backup as a whole, without a cluster: every block is there, is what was written, and stands in its place.
+
+Its settings and each of its rows are checked as the node checks them that restores it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Final
 
-import msgpack
-
 from sandq.backup import manifest as manifests
+from sandq.backup.chain import Topic
 from sandq.backup.errors import DamagedBackup, NoBackup
 from sandq.backup.file_format import Reader
 from sandq.backup.keys import BackupKey
-from sandq.backup.manifest import Manifest, PartitionPart
+from sandq.backup.manifest import Manifest, PartitionPart, TopicPart
 from sandq.backup.places import Place
 from sandq.backup.work import AT_ONCE, OnProgress, Progress, in_thread, several
+from sandq.model.errors import InvalidRequest, InvalidSetting
+from sandq.model.settings import CLASSES
+from sandq.model.stored_rows import check_rows, decode_chunk
+from sandq.model.stored_settings import checked_record
 
 STEP_BLOCKS: Final = 16
 
@@ -72,29 +78,46 @@ async def verify_backup(
     WrongKey."""
     manifest = await in_thread(lambda: manifests.read(place, backup_id, key), place.shown)
     manifests.check_level(manifest)
-    await verify_parts(place, manifest, manifest.parts, key, at_once, on_progress)
+    await verify_topics(place, manifest, manifest.topics, key, at_once, on_progress)
     return manifest
+
+
+async def verify_topics(
+    place: Place,
+    manifest: Manifest,
+    topics: Sequence[TopicPart],
+    key: BackupKey | None,
+    at_once: int,
+    on_progress: OnProgress,
+) -> None:
+    """Read some topics of it. Raises as `verify_backup`."""
+    check_settings(place, manifest, topics)
+    parts = [(part, topic.kind) for topic in topics for part in topic.partitions]
+    await verify_parts(place, manifest, parts, key, at_once, on_progress)
 
 
 async def verify_parts(
     place: Place,
     manifest: Manifest,
-    parts: list[PartitionPart],
+    parts: Sequence[tuple[PartitionPart, str | None]],
     key: BackupKey | None,
     at_once: int,
     on_progress: OnProgress,
 ) -> None:
-    """Read some partitions of it. Raises as `verify_backup`."""
-    progress = Progress(len(parts), 0, sum([part.plain_bytes for part in parts]))
+    """Read some partitions of it, each with the kind of its topic; None: that is not known. Raises as
+    `verify_backup`."""
+    progress = Progress(len(parts), 0, sum([part.plain_bytes for part, _ in parts]))
 
-    async def one(part: PartitionPart) -> None:
+    async def one(item: tuple[PartitionPart, str | None]) -> None:
+        part, kind = item
         blocks = Blocks(place, manifest, part, key)
         name = part.files[0].name if part.files else manifests.MANIFEST
         is_first = True
         try:
             while found := await in_thread(partial(blocks.take, STEP_BLOCKS), place.shown):
+                file = f"{place.shown}/{manifest.backup_id}/{name}"
                 for block in found:
-                    _check_rows(block, f"{place.shown}/{manifest.backup_id}/{name}")
+                    await in_thread(partial(_check_rows, block, file, part, kind), place.shown)
                 is_first = False
                 progress.bytes_done += sum(map(len, found))
                 on_progress(progress)
@@ -108,13 +131,24 @@ async def verify_parts(
     await several(one, parts, at_once)
 
 
-def _check_rows(block: bytes, file: str) -> None:
-    """It is cheap beside reading it, and finds what a wrong program has written whole."""
+def check_settings(place: Place, manifest: Manifest, topics: Sequence[TopicPart | Topic]) -> None:
+    """Check the settings of each topic as its creation would. Raises DamagedBackup."""
+    file = f"{place.shown}/{manifest.backup_id}/{manifests.MANIFEST}"
+    for topic in topics:
+        if topic.kind not in CLASSES:
+            raise DamagedBackup(file, 0, f"topic {topic.name}: there is no kind {topic.kind!r:.40}")
+        try:
+            checked_record(topic.settings, topic.kind)
+        except InvalidSetting as error:
+            raise DamagedBackup(file, 0, f"the settings of topic {topic.name}: {error.message}") from None
+
+
+def _check_rows(block: bytes, file: str, part: PartitionPart, kind: str | None) -> None:
+    """Check each row as the node does that restores it. Raises DamagedBackup."""
     try:
-        unpacker = msgpack.Unpacker(max_buffer_size=len(block) + 1)
-        unpacker.feed(block)
-        if unpacker.read_array_header() % 2 == 0:
-            return
-    except (ValueError, msgpack.UnpackException):
-        pass
-    raise DamagedBackup(file, 0, "a block holds no rows")
+        if kind is None:
+            decode_chunk(block)
+        else:
+            check_rows(block, part.partition, kind)
+    except InvalidRequest as error:
+        raise DamagedBackup(file, 0, error.message) from None

@@ -15,7 +15,7 @@ from sandq.backup.keys import BackupKey
 from sandq.backup.manifest import Manifest, PartitionPart
 from sandq.backup.places import Place
 from sandq.backup.point_in_time import find_moment, made_backup
-from sandq.backup.verify import verify_backup, verify_parts
+from sandq.backup.verify import check_settings, verify_backup, verify_parts
 from sandq.backup.work import AT_ONCE, OnProgress, Progress, in_thread
 
 
@@ -54,8 +54,11 @@ async def verify_chain(
     if not there:
         return VerifiedChain(manifest, 0, [])
     last, parts = await _verify_increments(place, manifest, there, key, on_progress)
-    await verify_parts(place, manifest, parts, key, at_once, on_progress)
     topics = await in_thread(partial(topics_at, place, manifest, last, key), place.shown)
+    check_settings(place, manifest, topics)
+    kinds = {topic.number: topic.kind for topic in topics}  # one that was deleted since has none
+    with_kinds = [(part, kinds.get(number)) for number, part in parts]
+    await verify_parts(place, manifest, with_kinds, key, at_once, on_progress)
     replayed = None
     if replay:
         moment = await in_thread(partial(find_moment, place, manifest, key, None, None), place.shown)
@@ -66,14 +69,14 @@ async def verify_chain(
 
 async def _verify_increments(
     place: Place, manifest: Manifest, there: int, key: BackupKey | None, on_progress: OnProgress
-) -> tuple[Summary, list[PartitionPart]]:
-    """The last summary, and the rows that increments have."""
+) -> tuple[Summary, list[tuple[int, PartitionPart]]]:
+    """The last summary, and the rows that increments have, each with the number of its topic."""
     continuity, progress = Continuity(manifest), Progress(there)
-    parts: list[PartitionPart] = []
+    parts: list[tuple[int, PartitionPart]] = []
     for number in range(there):
         check = partial(_verify, place, manifest.backup_id, number, key, continuity)
         summary, size = await in_thread(check, place.shown)
-        parts += summary.bases.values()
+        parts += [(topic, part) for (topic, _), part in summary.bases.items()]
         progress.partitions_done += 1
         progress.bytes_done += size
         on_progress(progress)

@@ -23,6 +23,9 @@ from sandq.model.names import COMPACTED, FAIR, check_name, check_tenant, of_sche
 from sandq.model.offsets import OFFSET_BYTES, PARTITION_MAX, PLACE_BITS, PLACE_STEP, U48_MAX, U64_MAX
 from sandq.model.stored_settings import check_group_record, checked_record
 
+CHUNK_ROWS: Final = 8192
+CHUNK_BYTES: Final = 20 << 20
+"""Of a chunk, at most: a row may be a batch of 16 MiB."""
 ROW_ITEMS: Final = 1 << 18
 """Most items that one row may have: the largest state row has about a third of that."""
 SMALL_BYTES: Final = 32 << 10
@@ -49,6 +52,59 @@ Check = Callable[[Any], bool]
 
 class _Wrong(Exception):
     """Says what is wrong with a row."""
+
+
+# -- chunks ---------------------------------------------------------------------------------------------------------
+
+
+def decode_chunk(data: bytes) -> list[bytes]:
+    """Return keys and values of a chunk, in turns. Raises InvalidRequest: it is none, or too large.
+
+    Reads item by item and stops at the first that is not bytes: a chunk of arrays within arrays would take eighty times
+    its size in memory.
+    """
+    if len(data) > CHUNK_BYTES:
+        raise InvalidRequest(f"a chunk of {len(data)} bytes; {CHUNK_BYTES} are the limit")
+    try:
+        reader = msgpack.Unpacker(
+            max_buffer_size=CHUNK_BYTES + 1,
+            max_str_len=0,
+            max_bin_len=CHUNK_BYTES,
+            max_array_len=2 * CHUNK_ROWS,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+        reader.feed(data)
+        count = reader.read_array_header()
+        if count > 2 * CHUNK_ROWS:
+            raise ValueError(f"{count} keys and values; {2 * CHUNK_ROWS} is the limit")
+        found: list[bytes] = []
+        for _ in range(count):
+            if not _is_bytes_next(data, reader.tell()):
+                raise ValueError(f"item {len(found) + 1} is not bytes")
+            found.append(reader.unpack())
+        if reader.tell() != len(data):
+            raise ValueError("bytes behind its end")
+    except (ValueError, msgpack.UnpackException) as error:
+        raise InvalidRequest(f"a chunk of rows cannot be read: {error!r:.100}") from None
+    if len(found) % 2 or not all(found[::2]):
+        raise InvalidRequest("a chunk of rows is an array of keys and values, in turns, all of them bytes")
+    return found
+
+
+def _is_bytes_next(data: bytes, at: int) -> bool:
+    """Return whether a bin begins at this position."""
+    return data[at : at + 1] in (b"\xc4", b"\xc5", b"\xc6")
+
+
+def check_rows(data: bytes, partition: int, kind: str) -> None:
+    """Check each row of a chunk before it enters the log of this partition, in a topic of this kind. Takes time: up to
+    a second for a chunk of the largest size. Raises InvalidRequest, which names the row."""
+    flat = decode_chunk(data)
+    for number, (key, value) in enumerate(zip(flat[::2], flat[1::2], strict=True), 1):
+        problem = problem_of_row(key, value, partition, kind)
+        if problem is not None:
+            raise InvalidRequest(f"row {number} of the chunk is damaged, and nothing of it was taken: {problem}")
 
 
 # -- fields ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from sandq.broker.controller.metadata_barrier import ANSWER_S
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, Unavailable
+from sandq.model.stored_rows import check_rows
 from sandq.partition import commands as c
-from sandq.partition.restore.restoring import check_rows
 from sandq.protocol.request import PartitionRequest
 from sandq.protocol.requests_backup import (
     BackupBegin,

@@ -18,10 +18,11 @@ from sandq.model.batch import Batch, Column, encode
 from sandq.model.errors import InvalidRequest, SandqError
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
 from sandq.model.outbox import DEAD_LETTER
+from sandq.model.stored_rows import check_rows
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.levels import RESTORE_CHECKS
-from sandq.partition.restore.restoring import STATE_OF_BACKUP, check_rows, encode_chunk
+from sandq.partition.restore.restoring import STATE_OF_BACKUP, encode_chunk
 from sandq.partition.view import Row
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.key_bench import KeyBench

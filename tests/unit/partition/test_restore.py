@@ -11,9 +11,10 @@ from sandq.model.features import RESTORE_LEVEL
 from sandq.model.names import RESTORING
 from sandq.model.outbox import RESERVED_PRODUCERS
 from sandq.model.sequence import sequence_of
+from sandq.model.stored_rows import CHUNK_BYTES, decode_chunk
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.restore.restoring import CHUNK_BYTES, STATE_OF_BACKUP, decode_chunk, encode_chunk
+from sandq.partition.restore.restoring import STATE_OF_BACKUP, encode_chunk
 from tests.support.partition.bench import Bench, T, batch_of, by_id
 from tests.support.partition.key_bench import KeyBench
 from tests.support.partition.ranked_bench import RankedBench

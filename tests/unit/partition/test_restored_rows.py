@@ -10,11 +10,20 @@ import pytest
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict, InvalidRequest
 from sandq.model.names import COMPACTED
-from sandq.model.stored_rows import COMPACTED_TAGS, ROW_ITEMS, TAGS, problem_of_row
+from sandq.model.stored_rows import (
+    CHUNK_BYTES,
+    CHUNK_ROWS,
+    COMPACTED_TAGS,
+    ROW_ITEMS,
+    TAGS,
+    check_rows,
+    decode_chunk,
+    problem_of_row,
+)
 from sandq.partition import rows
 from sandq.partition.compacted import COMPACTION
 from sandq.partition.kv import key_table
-from sandq.partition.restore.restoring import CHUNK_BYTES, CHUNK_ROWS, check_rows, decode_chunk, encode_chunk
+from sandq.partition.restore.restoring import encode_chunk
 from sandq.partition.view import Row
 from tests.support.partition.bench import Bench, T
 from tests.support.partition.damaged_rows import KINDS, source_of
