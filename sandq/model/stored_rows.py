@@ -180,7 +180,8 @@ def _is_bytes(value: Any) -> bool:
 
 _TOKEN: Final = _bytes(64)
 
-_COUNT: Final = _int(0, I63_MAX)
+_COUNT: Final = _int(0, 2**62)
+"""Also of numbers that rise: there is room for those that come after."""
 _SIGNED: Final = _int(-(2**63), I63_MAX)
 _CHANGE: Final = _int(-(2**48), 2**48)
 """How many messages more or, negative, fewer there are."""
@@ -446,7 +447,7 @@ def _is_lease(value: Any) -> bool:
         *(_int(1, U32_MAX), _text(), _COUNT, _DEADLINE, _TIME, _is_range_list(LEASE_MESSAGES, in_order=False)),
         *(_TIME, _TIME, _is_bool, _list(_PAST, LEASE_MESSAGES)),
         _list(_row(_is_queue, _int(1, LEASE_MESSAGES)), LEASE_MESSAGES),
-        *(_COUNT, _COUNT, _COUNT),
+        *(_COUNT, _int(0, I63_MAX), _COUNT),
         least=10,
     )
     if not fields(value):
@@ -560,7 +561,7 @@ def _is_sweeper(value: Any) -> bool:
 
 
 _TRIM_STATE: Final = _row(_optional(_DEADLINE), _DONE, _is_sweeper, least=2)
-_NUMBERS: Final = _row(_int(1, U32_MAX), _COUNT, _is_bool)
+_NUMBERS: Final = _row(_int(1, 2**31), _COUNT, _is_bool)
 _SCHEDULES_STATE: Final = _row(_COUNT, _optional(_TIME), _optional(_text()))
 _OUTBOX_STATE: Final = _row(_COUNT, _COUNT, _COUNT, _COUNT, _COUNT)
 _STATE: Final = _row(

@@ -19,7 +19,7 @@ from sandq.model.rates import as_mapping, rate_text
 from sandq.model.settings import CLASSES, Backoff, parse_group_settings, parse_settings
 from sandq.model.topic_limits import MAX_REQUEST_RATE_US
 
-EPOCH_MAX: Final = 2**63 - 1
+EPOCH_MAX: Final = 2**53
 """Greatest epoch of group limits in a record."""
 PARTITIONS_MAX: Final = 4096
 _FACTOR: Final = "factor_permille"

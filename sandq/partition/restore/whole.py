@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from sandq.model import offsets
 from sandq.model.errors import Conflict
 from sandq.partition import rows
+from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import row_holding
@@ -113,6 +114,7 @@ def _check_log(view: View, give_way: Callable[[], None]) -> None:
 def _check_held(restored: Restored, view: View, give_way: Callable[[], None]) -> None:
     """What is leased, waits or is blocked is in the log, or in a row of its group."""
     for group in restored.groups.by_id.values():
+        _check_waiting(restored, group, view)
         leased = [(lease.select(lease.live), lease.kept) for lease in group.leases.values()]
         waiting = [(entry.ranges, entry.kept) for entry in group.waiting.values()]
         order = group.order
@@ -133,6 +135,19 @@ def _check_held(restored: Restored, view: View, give_way: Callable[[], None]) ->
         for (base, length), (other, _) in pairwise(held):
             if offsets.shift(base, length - 1) >= other:
                 raise Conflict(f"message {offsets.to_text(other)} is held twice in group {group.name!r}")
+
+
+def _check_waiting(restored: Restored, group: Group, view: View) -> None:
+    """What waits has a number of its own, below the next one, and a ready queue where messages are ranked."""
+    start, stop = rows.group_bounds(rows.WAITING, group.group_id)
+    most = len(group.waiting) + 1
+    if len(view.scan(start, stop, limit=most, max_bytes=most * STEP_BYTES)) != len(group.waiting):
+        raise Conflict(f"two rows of what waits in group {group.name!r} have the same number")
+    numbers = [*group.waiting, *[lease.ended for lease in group.leases.values()]]
+    if max(numbers, default=0) >= restored.shared.next_seq and numbers:
+        raise Conflict(f"group {group.name!r} has number {max(numbers)}, and the next one is {restored.shared.next_seq}")
+    if restored.shared.rank is not None and any([entry.queue is None for entry in group.waiting.values()]):
+        raise Conflict(f"what waits in group {group.name!r} has no ready queue")
 
 
 def _ranges(held: Iterable[tuple[Iterable[Range], bool]]) -> Iterator[tuple[Range, bool]]:
