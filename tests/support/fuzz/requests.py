@@ -1,9 +1,9 @@
 """Requests of every type, by seed: valid ones that follow from the replies to those before, and damaged ones.
 
 A request begins as a valid one: of a template where its fields depend on one another, or of the example in
-docs/protocol.md. Then nothing is changed, or up to three places of it, at any depth: integers at boundaries, other types,
-items that are missing or too many, batches with damaged columns and the right checksum. Replies bring ids of messages,
-tokens of leases and numbers of groups, so that later requests are about something that is there.
+docs/protocol.md. Then nothing is changed, or up to three places of it, at any depth: integers at boundaries, other
+types, items that are missing or too many, batches with damaged columns and the right checksum. Replies bring ids of
+messages, tokens of leases and numbers of groups, so that later requests are about something that is there.
 """
 
 from __future__ import annotations
