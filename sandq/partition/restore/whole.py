@@ -145,7 +145,8 @@ def _check_waiting(restored: Restored, group: Group, view: View) -> None:
         raise Conflict(f"two rows of what waits in group {group.name!r} have the same number")
     numbers = [*group.waiting, *[lease.ended for lease in group.leases.values()]]
     if max(numbers, default=0) >= restored.shared.next_seq and numbers:
-        raise Conflict(f"group {group.name!r} has number {max(numbers)}, and the next one is {restored.shared.next_seq}")
+        most = max(numbers)
+        raise Conflict(f"group {group.name!r} has number {most}, and the next one is {restored.shared.next_seq}")
     if restored.shared.rank is not None and any([entry.queue is None for entry in group.waiting.values()]):
         raise Conflict(f"what waits in group {group.name!r} has no ready queue")
 

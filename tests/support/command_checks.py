@@ -1,0 +1,374 @@
+"""Which check, before the log, guarantees what `apply` assumes of each field of each command: docs/checks.md.
+
+    python -m tests.support.command_checks > docs/checks.md
+
+A unit test compares the page with this module, and this module with the commands and the requests: a command or a field
+without a line fails it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from sandq.metadata import commands as m
+from sandq.partition import commands as c
+from sandq.protocol.fields import U32_MAX, U48_MAX, U64_MAX, Field
+from sandq.protocol.frames import Type
+from sandq.protocol.request import REQUESTS
+from tests.support.protocol_document import KINDS
+
+assert KINDS  # a request is known once its module is imported
+
+
+class Checked(NamedTuple):
+    """The check of one field."""
+
+    what: str
+    """Type and range beyond what the requests declare."""
+    place: str
+    """Module that checks it, below `sandq`; empty: the class of the request alone."""
+    of: tuple[tuple[Type, str], ...] = ()
+    """Fields of requests that it comes from."""
+
+
+def of(kind: Type, field: str, what: str = "", place: str = "", *more: tuple[Type, str]) -> Checked:
+    """Return the check of a field that comes from fields of requests."""
+    return Checked(what, place, ((kind, field), *more))
+
+
+def made(what: str, place: str) -> Checked:
+    """Return the check of a field that the node itself makes."""
+    return Checked(what, place)
+
+
+_T = Type
+_GROUP: Final = "the name of a group, or of one that is not there: then nothing is done"
+_RANGES: Final = "nil, or 1..1,000 of [offset, count 1..65,536 \\| bitmap], none behind the last place"
+_NAME: Final = "a name (`check_name`)"
+_BATCH: Final = "format, checksum and columns of the kind of topic; times, ttls, priorities, tenants and keys in range"
+_RECORD: Final = "the record of settings that were checked (`parse_settings`, `update_settings`)"
+_SCHEDULES: Final = "broker/queries/schedule_queries.py"
+_FIRING: Final = "broker/delivery/schedule_firing.py"
+_ADMIN: Final = "broker/controller/administration.py"
+_CONTROLLER: Final = "broker/controller/cluster_controller.py"
+_LIMITS: Final = "broker/delivery/limit_home.py"
+_LEASES: Final = "broker/broker.py"
+_MESSAGES: Final = "broker/queries/message_queries.py"
+_IDENTITIES: Final = "broker/access/identities.py"
+_OUTBOX: Final = "broker/delivery/outbox_sender.py"
+_LEVEL_18: Final = "; also in `apply`, from level 18 on, what only all rows show: partition/restore/whole.py"
+
+PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
+    c.Append: {
+        "batch": of(_T.PRODUCE, "batch", _BATCH, "partition/produce_validation.py"),
+        "producer_id": of(_T.PRODUCE, "producer_id", "below 2^64 - 2^32 for clients", _LEASES),
+        "epoch": of(_T.PRODUCE, "epoch"),
+        "sequence": of(_T.PRODUCE, "sequence", "its parts are taken by bits (`model.sequence`)"),
+        "on_conflict": of(_T.PRODUCE, "on_conflict"),
+        "split": made("bool, from the columns of the batch", "partition/produce_validation.py"),
+    },
+    c.Lease: {
+        "group": of(_T.LEASE, "group", _NAME, _LEASES, (_T.SUBSCRIBE, "group")),
+        "horizon_ms": made("the guarded clock, and the lease-ahead", "broker/delivery/partition_leader.py"),
+        "grants": of(
+            _T.LEASE,
+            "lease_ms",
+            "[consumer, limit 1..1,000, lease 1 s..12 h, epoch]",
+            _LEASES,
+            (_T.LEASE, "consumer_id"),
+            (_T.LEASE, "max"),
+            (_T.SUBSCRIBE, "lease_ms"),
+            (_T.SUBSCRIBE, "consumer_id"),
+            (_T.SUBSCRIBE, "epoch"),
+        ),
+    },
+    c.Ack: {"items": of(_T.ACK, "items", f"[token 0 or greater, {_RANGES}]")},
+    c.Nack: {
+        "items": of(
+            _T.NACK,
+            "items",
+            f"[token, {_RANGES}, delay u48 \\| nil, error of 1,024 characters \\| nil, begun, {{priority, headers}}, "
+            "end], and which of these go together",
+        )
+    },
+    c.Extend: {"items": of(_T.EXTEND, "items", "[token 0 or greater, lease 1 s..12 h]", _LEASES)},
+    c.Expire: {},
+    c.Release: {
+        "group": of(_T.SUBSCRIBE, "group", "as it was leased", _LEASES, (_T.LEASE, "group")),
+        "consumer": of(_T.SUBSCRIBE, "consumer_id", "", "", (_T.LEASE, "consumer_id")),
+        "epoch": of(_T.SUBSCRIBE, "epoch", "0: none"),
+    },
+    c.Reclaim: {
+        "group": of(_T.SUBSCRIBE, "group", _NAME, _LEASES),
+        "consumer": of(_T.SUBSCRIBE, "consumer_id"),
+        "epoch": of(_T.SUBSCRIBE, "epoch"),
+        "lease_ms": of(_T.SUBSCRIBE, "lease_ms", "1 s..12 h", _LEASES),
+    },
+    c.OpenGroup: {
+        "group": of(_T.SUBSCRIBE, "group", _NAME, _LEASES, (_T.LEASE, "group")),
+        "start": of(_T.SUBSCRIBE, "start", "`earliest`, `latest`, u48 or an offset", "", (_T.LEASE, "start")),
+        "paused": made("bool, as in other partitions", "broker/delivery/subscribe.py"),
+    },
+    c.Upkeep: {},
+    c.Clock: {},
+    c.Configure: {"settings": made(_RECORD, f"{_ADMIN}, broker/catalog.py")},
+    c.Cancel: {"targets": of(_T.CANCEL, "targets", "1..1,000 of an id of 16 bytes, or a unique key of 1..1,024")},
+    c.Move: {
+        "items": of(
+            _T.MOVE,
+            "items",
+            "1..1,000 of [target, u48, bool], [.., nil, false, priority], [.., changes]; a nil time is not relative; "
+            "not too far ahead; cells within the limits of the topic",
+            _MESSAGES,
+            (_T.MOVE, "cells"),
+        )
+    },
+    c.Seek: {
+        "group": of(_T.GROUP_SEEK, "group", _GROUP),
+        "to": of(_T.GROUP_SEEK, "to", "`earliest`, `latest`, u48 or an offset"),
+    },
+    c.DropGroup: {"group": of(_T.GROUP_DELETE, "group", _GROUP)},
+    c.ConfigureGroup: {
+        "group": of(_T.GROUP_UPDATE, "group", _GROUP),
+        "settings": of(_T.GROUP_UPDATE, "settings", "`parse_group_settings`", "model/settings.py"),
+    },
+    c.Touch: {"groups": made("names of groups of this partition", "broker/delivery/partition_leader.py")},
+    c.StartJob: {
+        "job_id": of(_T.JOB_START, "job_id"),
+        "kind": of(_T.JOB_START, "kind"),
+        "arguments": of(_T.JOB_START, "arguments", "those of the kind, each of its type and within its range (`JOBS`)"),
+    },
+    c.StopJob: {"job_id": of(_T.JOB_STOP, "job_id")},
+    c.RedriveDead: {
+        "group": of(_T.DEAD_REDRIVE, "group", _GROUP),
+        "ids": of(_T.DEAD_REDRIVE, "ids", "1..1,000 of 16 bytes"),
+    },
+    c.PurgeDead: {
+        "group": of(_T.DEAD_PURGE, "group", _GROUP),
+        "ids": of(_T.DEAD_PURGE, "ids", "1..1,000 of 16 bytes"),
+    },
+    c.Hold: {
+        "name": of(_T.HOLD, "name", _NAME, _MESSAGES),
+        "offset": of(_T.HOLD, "offset", "nil together with `ttl_ms`"),
+        "ttl_ms": of(_T.HOLD, "ttl_ms"),
+    },
+    c.RaiseLevel: {"level": made("the cluster's level", "broker/delivery/partition_leader.py")},
+    c.TakeDigest: {"number": made("63 random bits", "broker/health/replica_digests.py")},
+    c.ClockReset: {"new_ms": made("the guarded clock", _MESSAGES)},
+    c.PauseGroup: {
+        "group": of(_T.GROUP_PAUSE, "group", _GROUP),
+        "paused": of(_T.GROUP_PAUSE, "paused"),
+    },
+    c.PutSchedules: {
+        "items": of(
+            _T.SCHEDULE_PUT,
+            "items",
+            f"name, settings (`schedules.settings.check`), a batch of one message ({_BATCH}); what comes next is "
+            "planned by the node",
+            _SCHEDULES,
+        )
+    },
+    c.FireSchedules: {"items": made("planned from schedules that are stored", _FIRING)},
+    c.PauseSchedules: {
+        "items": of(_T.SCHEDULE_CHANGE, "names", "names; what comes next is planned by the node", _SCHEDULES)
+    },
+    c.DeleteSchedules: {"items": of(_T.SCHEDULE_CHANGE, "names", "names", _SCHEDULES)},
+    c.TriggerSchedules: {
+        "items": of(
+            _T.SCHEDULE_CHANGE, "names", "names, and a token of 16 bytes", _SCHEDULES, (_T.SCHEDULE_CHANGE, "token")
+        )
+    },
+    c.PlanSchedules: {
+        "items": made("planned from schedules that are stored", _FIRING),
+        "behind": made("a name of these, or nil", _FIRING),
+    },
+    c.ShareLimit: {
+        "group": made("a group with limits", _LIMITS),
+        "epoch": made("that of its limits", _LIMITS),
+        "told": made("numbers that other nodes say of their partitions", _LIMITS),
+        "targets": made("numbers", _LIMITS),
+    },
+    c.AllowLimit: {"items": made("numbers that the home of the limits says", "broker/delivery/limit_shares.py")},
+    c.OutboxSent: {name: made("those of a batch of this outbox", _OUTBOX) for name in ("topic", "partition", "epoch")},
+    c.OutboxRefused: {
+        **{name: made("those of a batch of this outbox", _OUTBOX) for name in ("topic", "partition", "epoch")},
+        "error": made("text, or nil", _OUTBOX),
+    },
+    c.AckThen: {
+        "token": of(_T.ACK_THEN, "token"),
+        "what": of(_T.ACK_THEN, "what", _RANGES),
+        "messages": of(
+            _T.ACK_THEN,
+            "messages",
+            f"1..100 of [topic, time, is a delay, message]; each as a batch of one ({_BATCH})",
+            "broker/delivery/sending_acks.py",
+        ),
+    },
+    c.RestoreBegin: {
+        "restore_id": of(_T.RESTORE_BEGIN, "restore_id"),
+        "targets": of(
+            _T.RESTORE_BEGIN,
+            "targets",
+            "32,768 pairs of u32 at most; of topics on which the caller has `produce`",
+            "server/handlers/backups.py",
+        ),
+    },
+    c.RestoreRows: {
+        "restore_id": of(_T.RESTORE_ROWS, "restore_id"),
+        "number": of(_T.RESTORE_ROWS, "number"),
+        "data": of(
+            _T.RESTORE_ROWS,
+            "data",
+            "up to 20 MiB and 8,192 rows; each row by its tag: key, fields, checksum and columns of batches",
+            "model/stored_rows.py" + _LEVEL_18,
+        ),
+    },
+    c.RestoreEnd: {
+        "restore_id": of(_T.RESTORE_END, "restore_id"),
+        "chunks": of(_T.RESTORE_END, "chunks", "as many as are there; compared in `apply`"),
+    },
+}
+
+_SETTINGS_OF_TOPIC: Final = "`parse_settings`; of a restore `checked_record`"
+_BY_CONTROLLER: Final = "of a node that is registered"
+
+METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
+    m.RegisterNode: {
+        "node_id": made("the name that a node proved in its handshake", "broker/peers/handshake.py"),
+        "store_uuid": made("likewise", "broker/peers/handshake.py"),
+        **{
+            name: made("as the node says in its handshake", "broker/peers/handshake.py")
+            for name in ("addresses", "zone", "weight", "incarnation", "lowest_level", "highest_level")
+        },
+    },
+    m.CreateTopic: {
+        "name": of(_T.TOPIC_CREATE, "name", _NAME, _ADMIN, (_T.TOPIC_ENSURE, "name"), (_T.RESTORE_TOPIC, "name")),
+        "kind": of(_T.TOPIC_CREATE, "kind", "a kind that is known", _ADMIN, (_T.RESTORE_TOPIC, "kind")),
+        "replicas": of(
+            _T.TOPIC_CREATE, "replicas", "as many as there are nodes", _ADMIN, (_T.RESTORE_TOPIC, "replicas")
+        ),
+        "placement": made("nodes for each of 1..`partitions_per_topic` partitions", _ADMIN),
+        "settings": of(
+            _T.TOPIC_CREATE,
+            "settings",
+            _SETTINGS_OF_TOPIC,
+            "model/settings.py, model/stored_settings.py",
+            (_T.RESTORE_TOPIC, "settings"),
+        ),
+        "owner": of(
+            _T.RESTORE_TOPIC,
+            "owner",
+            "the caller, but of a restore by who has `security`",
+            "server/handlers/backups.py",
+        ),
+    },
+    m.DeleteTopic: {"name": of(_T.TOPIC_DELETE, "name", "a topic, or of one that is not there: refused in `apply`")},
+    m.UpdateTopic: {
+        "name": of(_T.TOPIC_UPDATE, "name", "a topic that is there", _ADMIN),
+        "settings": of(_T.TOPIC_UPDATE, "settings", "`update_settings`", "model/settings.py"),
+        "replicas": of(_T.TOPIC_UPDATE, "replicas", "as many as there are nodes", _ADMIN),
+        "partitions": made("as many as there are", _ADMIN),
+        "added": of(_T.TOPIC_UPDATE, "partitions", "nodes for each partition that is added", _ADMIN),
+    },
+    m.FormCluster: {"cluster_uuid": made("a new UUID", "broker/cluster.py")},
+    m.MarkNode: {"node_id": made(_BY_CONTROLLER, _CONTROLLER), "failed_since_ms": made("the clock", _CONTROLLER)},
+    m.ChangeStanding: {
+        "node_id": of(_T.NODE_CHANGE, "node", _BY_CONTROLLER, _ADMIN),
+        "standing": of(_T.NODE_CHANGE, "action"),
+    },
+    m.RemoveNode: {name: made(_BY_CONTROLLER, _CONTROLLER) for name in ("node_id", "store_uuid")},
+    m.Assign: {
+        "group": of(_T.TRANSFER, "partition", "the Raft group of a partition", _ADMIN, (_T.REBUILD, "partition")),
+        "epoch": made("of the assignment that is there", _ADMIN),
+        "nodes": of(_T.TRANSFER, "node", "nodes that are registered", _ADMIN, (_T.REBUILD, "node")),
+    },
+    m.Settle: {name: made("what leaders report of their groups", _CONTROLLER) for name in ("group", "epoch", "whole")},
+    m.Balance: {"nodes": made("nodes that are registered", "broker/controller/rebalancer.py")},
+    m.RaiseFeatureLevel: {"level": made("one that all nodes know", "broker/controller/feature_level.py")},
+    m.SetPush: {
+        "topic": of(_T.GROUP_PUSH, "topic", "a topic that is there", _ADMIN),
+        "group": of(_T.GROUP_PUSH, "group", _NAME, _ADMIN),
+        "push": of(_T.GROUP_PUSH, "push", "`changed_push`", "model/push.py"),
+    },
+    m.PutIdentity: {
+        "principal": of(_T.IDENTITY_PUT, "principal", "the name of a token, certificate, user or JWT", _IDENTITIES),
+        "is_new": of(_T.IDENTITY_PUT, "is_new"),
+        **{
+            name: of(_T.IDENTITY_PUT, "changes", words, _IDENTITIES)
+            for name, words in (
+                ("grants", "1..`grants` grants (`check_grants`)"),
+                ("secret_hash", "32 bytes of a token, nil of others"),
+                ("expires_ms", "an instant, or nil"),
+                ("quota", "`Quota.changed`"),
+                ("note", "text of `note_chars` characters at most"),
+            )
+        },
+    },
+    m.DeleteIdentity: {"principal": of(_T.IDENTITY_DELETE, "principal", "refused in `apply` where there is none")},
+    m.PutRole: {
+        "name": of(_T.ROLE_PUT, "name", "`check_role`", _IDENTITIES),
+        "grants": of(_T.ROLE_PUT, "grants", "`check_grants`", _IDENTITIES),
+    },
+    m.DeleteRole: {"name": of(_T.ROLE_DELETE, "name", "refused in `apply` where there is none")},
+}
+
+_HEAD: Final = """# What is checked before the log
+
+`apply` computes with what stands in an entry of the log, on every replica, again and again. A value that it cannot
+compute with would end all of them, so each field of each command is checked before its leader proposes it. This page
+says where, and is generated: `python -m tests.support.command_checks > docs/checks.md`. A test compares it with the
+commands and with the classes of the requests.
+
+*Request* names the fields that a client fills; their types and ranges are those that the class of the request declares
+([protocol.md](protocol.md)). *Beyond that* is what else is checked, and *where*, below `sandq/`; nothing there means
+the class of the request. A field without a request is made by the node.
+"""
+
+
+def page() -> str:
+    """Return docs/checks.md."""
+    lines = [_HEAD, "## Commands of a partition\n", *_table(PARTITION), "", "## Commands of the metadata group\n"]
+    lines += _table(METADATA)
+    return "\n".join(lines)
+
+
+def fields_of(command: type[Any]) -> list[str]:
+    """Return the names of a command's fields."""
+    return [field.name for field in dataclasses.fields(command)]
+
+
+def _table(commands: Mapping[Any, Mapping[str, Checked]]) -> Iterator[str]:
+    yield "| Command | Field | Request | Type and range | Beyond that | Where |"
+    yield "|---|---|---|---|---|---|"
+    for command in sorted(commands, key=lambda command: int(command.type)):
+        name = f"{int(command.type)} {command.__name__}"
+        if not commands[command]:
+            yield f"| {name} | | | | it has no fields | |"
+        for field in fields_of(command):
+            one = commands[command][field]
+            requests = "<br>".join([f"{kind.name} {asked.replace('_', ' ')}" for kind, asked in one.of])
+            kinds = "<br>".join([_declared(declared(kind, asked)) for kind, asked in one.of])
+            yield f"| {name} | {field} | {requests} | {kinds} | {one.what} | {one.place} |"
+            name = ""
+
+
+def declared(kind: Type, name: str) -> Field:
+    """Return a field as its request declares it."""
+    (field,) = [field for field in REQUESTS[kind].shape.fields if field.name == name]
+    return field
+
+
+_BOUNDS: Final = {(0, U32_MAX): "u32", (0, U48_MAX): "u48", (0, U64_MAX): "u64"}
+
+
+def _declared(field: Field) -> str:
+    names = {int: "int", str: "str", bytes: "bin", list: "array", dict: "map", bool: "bool"}
+    bounds = _BOUNDS.get((field.minimum, field.maximum), f"{field.minimum:,}..{field.maximum:,}")
+    kinds = [bounds if kind is int else names[kind] for kind in field.kinds]
+    return " \\| ".join([*kinds, *(["nil"] if field.optional else [])])
+
+
+if __name__ == "__main__":
+    print(page(), end="")
