@@ -191,6 +191,8 @@ _TIME: Final = _int(0, U48_MAX)
 _DEADLINE: Final = _int(0, 2 * U48_MAX)
 """A time, and a duration behind it."""
 _OFFSET: Final = _size(OFFSET_BYTES)
+_RISING: Final[Check] = lambda value: _OFFSET(value) and value < b"\xff\xff"  # noqa: E731
+"""An offset that others come after: it is made greater by one."""
 _ERROR: Final = _optional(_text(FIXED.error_chars))
 _PRIORITY: Final = _int(FIXED.priority_least, FIXED.priority_most)
 _ATTEMPT: Final = _row(_COUNT, _text(), _TIME, _TIME, _text(), _ERROR)
@@ -538,7 +540,7 @@ _COMMON: Final[Mapping[bytes, _Kind]] = {
 
 _KEYS_STATE: Final = _row(_COUNT, _COUNT, _optional(_TIME), _TIME, _COUNT)
 _COMPACTION: Final = _row(
-    *(_optional(_TIME), _OFFSET, _OFFSET, _TIME, _optional(_OFFSET), _COUNT, _COUNT, _is_bool),
+    *(_optional(_TIME), _RISING, _RISING, _TIME, _optional(_OFFSET), _COUNT, _COUNT, _is_bool),
     *(_optional(_COUNT), _COUNT, _TIME, _optional(_row(_COUNT, _TIME)), _COUNT, _optional(_TIME)),
 )
 COMPACTED_TAGS: Final = (b"v", b"x", b"y", b"o", b"c")
