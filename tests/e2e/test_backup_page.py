@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sandq.model.features import KNOWN
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.processes.node import NodeProcess
@@ -64,7 +65,7 @@ class Reader:
                 stdin=subprocess.DEVNULL,
             )
         node = self.node
-        wait_until(lambda: '"feature_level": 17' in log.read_text() or node.poll() is not None)
+        wait_until(lambda: f'"feature_level": {KNOWN.highest}' in log.read_text() or node.poll() is not None)
         assert node.poll() is None, log.read_text()
 
     def delayed(self) -> dict[str, str]:
@@ -119,7 +120,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
     try:
         shell = Shell(tmp_path, SANDCTL_SERVERS=node.address, XDG_CONFIG_HOME=str(tmp_path))
         assert shell.run("sandctl topic create orders").code == 0
-        wait_until(lambda: '"feature_level": 17' in shell.run("sandctl cluster info -o json").out)
+        wait_until(lambda: f'"feature_level": {KNOWN.highest}' in shell.run("sandctl cluster info -o json").out)
         lines = [line[4:] for line in PAGE.splitlines() if re.match("    (sandctl|openssl) ", line)]
         assert len(lines) >= 7
         for line in lines:
