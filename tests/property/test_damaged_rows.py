@@ -1,19 +1,28 @@
-"""Damaged rows of a backup are refused at the door or at the end of the restore, or they do no harm: no command that
-comes later fails with an error that `apply` does not know."""
+"""Damaged rows of a backup are refused at the door or at the end of the restore, or they do no harm.
+
+Few damages are found by nobody: a row that is gone without a trace. If a later command meets such a one, the partition
+that was restored is shut; all others go on.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from tests.support.partition.damaged_rows import try_rows
+from tests.support.partition.damaged_rows import outcome_of, try_rows
 from tests.support.simulation.seeds import few_of, run_each
 
 SEEDS = 250
+SHUT_MOST = 2
+"""Of these, damages that are found only when the partition is used."""
 
 
 @pytest.mark.parametrize("first", few_of(range(0, 40 * SEEDS, SEEDS), 2))
 def test_damaged_rows_end_no_partition(first: int) -> None:
-    assert len({*run_each(try_rows, range(first, first + SEEDS))}) >= 3, "all are refused in one way, or none is"
+    found = Counter(run_each(outcome_of, range(first, first + SEEDS)))
+    assert len(found) >= 3, "all are refused in one way, or none is"
+    assert found["shut"] <= SHUT_MOST, found
 
 
 @pytest.mark.parametrize(

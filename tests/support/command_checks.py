@@ -58,6 +58,8 @@ _LEASES: Final = "broker/broker.py"
 _MESSAGES: Final = "broker/queries/message_queries.py"
 _IDENTITIES: Final = "broker/access/identities.py"
 _OUTBOX: Final = "broker/delivery/outbox_sender.py"
+_SKIPS: Final = "broker/health/entry_skips.py"
+_APPENDED: Final = ("producer_id", "epoch", "sequence", "batch_crc")
 _LEVEL_18: Final = "; also in `apply`, from level 18 on, what only all rows show: partition/restore/whole.py"
 
 PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
@@ -229,6 +231,11 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "restore_id": of(_T.RESTORE_END, "restore_id"),
         "chunks": of(_T.RESTORE_END, "chunks", "as many as are there; compared in `apply`"),
     },
+    c.Skipped: {
+        "skip_id": made("16 random bytes", _SKIPS),
+        "command_digest": made("hash of the skipped command, or empty", _SKIPS),
+        **{name: made("that of the skipped APPEND, or 0", _SKIPS) for name in _APPENDED},
+    },
 }
 
 _SETTINGS_OF_TOPIC: Final = "`parse_settings`; of a restore `checked_record`"
@@ -312,12 +319,16 @@ METADATA: Final[Mapping[type[Any], Mapping[str, Checked]]] = {
         "grants": of(_T.ROLE_PUT, "grants", "`check_grants`", _IDENTITIES),
     },
     m.DeleteRole: {"name": of(_T.ROLE_DELETE, "name", "refused in `apply` where there is none")},
+    m.Skipped: {
+        "skip_id": made("16 random bytes", _SKIPS),
+        "command_digest": made("hash of the skipped command, or empty", _SKIPS),
+    },
 }
 
 _HEAD: Final = """# What is checked before the log
 
 `apply` computes with what stands in an entry of the log, on every replica, again and again. A value that it cannot
-compute with would end all of them, so each field of each command is checked before its leader proposes it. This page
+compute with would shut all of them, so each field of each command is checked before its leader proposes it. This page
 says where, and is generated: `python -m tests.support.command_checks > docs/checks.md`. A test compares it with the
 commands and with the classes of the requests.
 

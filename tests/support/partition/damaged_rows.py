@@ -288,6 +288,14 @@ _DAMAGES = (_gone, _twice, _moved, _flipped, _cut, _field, _field, _field, _fiel
 # -- what is done with a partition that is made of them -------------------------------------------------------------
 
 
+def outcome_of(seed: int) -> str:
+    """As `try_rows`; "shut" if `apply` raises what it does not know: a node shuts the partition then (ADR 46)."""
+    try:
+        return try_rows(seed)
+    except Exception:
+        return "shut"
+
+
 def try_rows(seed: int) -> str:
     """Restore damaged rows, and use the partition: how far that came. Raises whatever `apply` does not know."""
     rng = random.Random(seed)
