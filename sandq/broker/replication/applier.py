@@ -246,6 +246,7 @@ class Applier:
     def give_way(self) -> None:
         """Do what other groups have to do, if the entry that is being applied, or the question of a group, has taken
         long since it last did this: it calls this where all may change but for its own group."""
+        self.steps += 1  # one entry may take longer than a stall, and goes on all the same
         began_s = time.perf_counter()
         if began_s < self._until_s or len(self._runs) > DEPTH or self._half_bytes > HALF_BYTES:
             return
