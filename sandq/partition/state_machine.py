@@ -778,7 +778,9 @@ class TimerPartition:
 
     def _upkeep(self, index: int, place: int, view: View) -> int:
         """A bounded part of all that is to be done. The places it used."""
-        while self._admin.drop_idle(index, self.now_ms, view):
+        for _ in range(len(self.groups.by_id)):  # each at most once: what is kept is kept for as long again
+            if not self._admin.drop_idle(index, self.now_ms, view):
+                break
             self._trim_schedule.note_settled(self.now_ms)
         self.expiring_rows.sweep(self.now_ms, view)
         self.producers.forget(self.now_ms, view)

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from sandq.broker.replication import runner
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.shut import ApplyFailure, Step
@@ -16,6 +17,7 @@ from sandq.model.errors import Conflict, InvalidRequest
 from sandq.node import Serving, run_node
 from sandq.node.node import STORES_NAME
 from sandq.partition import rows
+from sandq.partition.state_machine import TimerPartition
 from sandq.protocol.frames import Type
 from sandq.storage.keys import store_prefix
 from sandq.storage.level_stores import LevelStores
@@ -198,3 +200,36 @@ async def test_second_poison_behind_a_skipped_one_is_skipped_as_well(tmp_path: P
                 assert values(await take(subscription, 1)) == [b"before"]
         async with run_node(small_config(tmp_path)) as node:
             await until_holds(lambda: host_of(node).ready)
+
+
+async def test_entry_that_does_not_end_shuts_its_partition(tmp_path: Path, dial: Dial) -> None:
+    """At every start it takes CPU time again, and no more than that."""
+    apply = TimerPartition.apply
+
+    def endless(self: TimerPartition, index: int, entry: Any, view: Any) -> Any:
+        if any(POISON in getattr(command, "batch", b"") for command in entry.commands):
+            while True:
+                pass
+        return apply(self, index, entry, view)
+
+    with (
+        patch.object(TimerPartition, "apply", endless),
+        patch.object(TimerPartition, "needs_no_disk", lambda self, entry: False),
+        patch.object(runner, "ENDLESS_CPU_S", 0.1),
+        patch.object(runner, "ENDLESS_CHECK_S", 0.05),
+    ):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            await client.admin.create_topic("other")
+            await client.produce("t", b"before")
+            await (await dial(node)).produce(POISON)
+            assert "EndlessEntry" in (await until_shut(node)).error
+            await client.produce("other", b"goes on")
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_shut(node)
+            await client.produce("other", b"goes on")
+            await client.admin.skip_entry("t", 0)
+            await until_holds(lambda: host_of(node).ready)
+            async with client.subscribe("t", group="g") as subscription:
+                assert values(await take(subscription, 1)) == [b"before"]

@@ -149,6 +149,12 @@ class Applier:
         self._shut: list[tuple[int, Replica]] = []
         """Replicas that were shut and of which the loop has yet to be told, by group."""
 
+    @property
+    def is_applying(self) -> bool:
+        """Whether an entry is being applied at this moment. For any thread."""
+        runs = self._runs
+        return bool(runs) and runs[-1].group is not None
+
     def run(self, tasks: Iterable[Apply | Ask]) -> None:
         """Apply in order, hand rows over if there is much, and publish."""
         self._run(tasks, _Run(time.perf_counter()))

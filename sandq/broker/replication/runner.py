@@ -16,7 +16,7 @@ import trio
 from sandq.broker.replication.applier import Apply, Ask
 from sandq.broker.replication.inbox import Inbox
 from sandq.broker.replication.node_log import NodeLog
-from sandq.broker.replication.shut import STOPS_NODE
+from sandq.broker.replication.shut import ENDLESS_CPU_S, STOPS_NODE, EndlessEntry
 from sandq.broker.replication.worker import FairWorker, Worker
 from sandq.broker.signals import Signal
 from sandq.model.errors import SandqError, StorageFailed, Unavailable
@@ -32,6 +32,8 @@ ROOM_S = 1.0
 """How often it is tried again to write to a log whose disk is full."""
 CLOSE_S = 10.0
 """For a thread to end, beyond the grace of a shutdown; one that hangs is left behind, and the node ends without it."""
+ENDLESS_CHECK_S = 1.0
+"""Interval at which it is looked whether an entry does not end."""
 CHECKPOINT_CHECK_S = 1.0
 CHECKPOINT_PAUSE_S = 0.1
 """Between two, at least."""
@@ -125,6 +127,7 @@ class Runner:
                 nursery.start_soon(self._passes)
                 nursery.start_soon(self._checkpoints)
                 nursery.start_soon(self._watch)
+                nursery.start_soon(self._end_endless)
                 task_status.started()
         finally:
             self._is_over = True
@@ -306,6 +309,20 @@ class Runner:
         await self._crashed.wait()
         assert self._crash is not None
         raise self._crash
+
+    async def _end_endless(self) -> None:
+        """Interrupt the apply thread when an entry uses CPU time without end, so that its replica is shut (ADR 46)."""
+        seen: object | None = None
+        since_s = 0.0
+        while True:
+            await trio.sleep(ENDLESS_CHECK_S)
+            progress = self.progress_of("state")
+            if progress is None or progress != seen:
+                seen, since_s = progress, self._apply.cpu_s()
+            elif self._apply.cpu_s() - since_s >= ENDLESS_CPU_S and self.node_log.applier.is_applying:
+                log.error("an entry that does not end is given up", cpu_s=ENDLESS_CPU_S)
+                self._apply.interrupt(EndlessEntry)
+                seen = None
 
     def _run_applier(self, tasks: Iterable[Apply | Ask]) -> None:
         """On the apply thread."""

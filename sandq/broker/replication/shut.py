@@ -20,6 +20,9 @@ ERROR_CHARS: Final = 500
 """Maximum length of an error's text that is kept and shown."""
 TRACEBACK_CHARS: Final = 8000
 """Maximum length of the traceback that is logged."""
+ENDLESS_CPU_S: Final = 60.0
+"""CPU time that an entry may take between two steps of it; then its replica is shut. CPU time, not time: an entry that
+waits for a disk goes on once that answers."""
 DESCRIBED_CHARS: Final = 2000
 """Maximum length of a command's description."""
 SHOWN_BYTES, SHOWN_ITEMS = 32, 8
@@ -35,6 +38,13 @@ class AppliedSkipped(Exception):
 
     def __init__(self, index: int) -> None:
         super().__init__(f"entry {index} is skipped by the group, and this replica has applied it")
+
+
+class EndlessEntry(Exception):
+    """An entry was being applied without progress for so much CPU time that it most likely never ends."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it has used {ENDLESS_CPU_S:g} s of CPU time without progress")
 
 
 class UnknownLevel(StartupError):

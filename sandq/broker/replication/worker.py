@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,6 +51,19 @@ class Worker(Generic[T]):
         """What is another number with every batch; None while nothing is being handled. For any thread."""
         turns = self._turns
         return turns if turns % 2 else None
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that the thread has used, in seconds; 0 once it has ended. For any thread."""
+        ident = self._thread.ident
+        if ident is None or not self._thread.is_alive():
+            return 0.0
+        return time.clock_gettime(time.pthread_getcpuclockid(ident))
+
+    def interrupt(self, error: type[Exception]) -> None:
+        """Raise an exception in the thread, at whatever line of Python it is. For work that would never end."""
+        ident = self._thread.ident
+        assert ident is not None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(error))
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Run what is queued, then end. Blocks until the thread has ended; False when it has not in that time."""

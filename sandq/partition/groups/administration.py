@@ -138,7 +138,8 @@ class GroupAdmin:
         group = self._groups.longest_unused
         assert group is not None
         if group.paused or (self._outbox.messages and group.dead.total()):
-            self.touch([group.name], now_ms, view)
+            group.touched_ms = now_ms
+            self._groups.store(group, view)
             return True
         self.drop(group.name, index, now_ms, view)
         return True

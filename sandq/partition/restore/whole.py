@@ -7,6 +7,7 @@ row names a group which will be created later. One that is missing would end eac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 from typing import Final, Protocol
@@ -76,6 +77,10 @@ def _check_numbers(restored: Restored, view: View) -> None:
         if found:
             group = int.from_bytes(found[0][0][1:5], "big")
             raise Conflict(f"{_shown(found[0][0])} names group {group}, and the next one gets number {next_id}")
+    names = Counter([group.name for group in restored.groups.by_id.values()])
+    for name, count in names.items():
+        if count > 1:
+            raise Conflict(f"{count} groups are called {name!r}: what names a group must find one")
     named = [(f"group {group.name!r}", group.cursor) for group in restored.groups.by_id.values()]
     for what, offset in [*named, ("what was trimmed", restored.log.state.trimmed)]:
         if offsets.deliver_ms(offset) > restored.floor_ms:

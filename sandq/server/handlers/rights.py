@@ -268,10 +268,7 @@ RULES: Final[Mapping[int, Rule]] = {
     _T.BACKUP_TOPICS: Rule("`cluster`; topics on which there is some right are told", _whole(CLUSTER).check),
     **{kind: _and_cluster(kind, READ) for kind in (_T.BACKUP_BEGIN, _T.BACKUP_READ, _T.BACKUP_END, _T.BACKUP_LOG)},
     _T.RESTORE_TOPIC: _and_cluster(_T.RESTORE_TOPIC, MANAGE, PRODUCE, topic="name"),
-    **{
-        kind: _and_cluster(kind, MANAGE, PRODUCE)
-        for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END)
-    },
+    **{kind: _and_cluster(kind, MANAGE, PRODUCE) for kind in (_T.RESTORE_BEGIN, _T.RESTORE_ROWS, _T.RESTORE_END)},
     _T.RESTORE_OPEN: _restore_open(),
 }
 """By type of frame."""

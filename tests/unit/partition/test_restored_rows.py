@@ -194,3 +194,12 @@ def test_below_level_18_the_end_of_a_restore_is_as_it_was() -> None:
     begin(made)
     put(made, 0, encode_chunk([part for row in stored for part in row]))
     assert isinstance(end(made, 1), dict)
+
+
+def test_two_groups_of_one_name_are_refused_at_the_end() -> None:
+    """A name finds one of them. Upkeep looked for the other one by its name, without end."""
+    bench = _leased()
+    bench.open("h")
+    (key, group), (other, _) = bench.rows(rows.GROUP)
+    told = ended(bench, [*[row for row in rows_of(bench) if row[0] != other], (other, group)])
+    assert isinstance(told, Conflict) and "2 groups are called 'g'" in told.message, key
