@@ -36,6 +36,7 @@ REFUSED = {
     "sandctl cluster remove": "no node 'node2' is registered",
     "sandctl cluster transfer": "node2 does not hold partition 0",
     "sandctl cluster rebuild": "node2 does not hold partition 0",
+    "sandctl partition skip": "is not shut",
 }
 """What a single node cannot do."""
 
