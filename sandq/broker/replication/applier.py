@@ -16,7 +16,7 @@ from itertools import chain, takewhile
 from typing import Any, Final
 
 from sandq.broker.replication.replica import Replica
-from sandq.broker.replication.shut import STOPS_NODE, Step
+from sandq.broker.replication.shut import STOPS_NODE, EndlessEntry, Step
 from sandq.raft import Skip
 from sandq.storage.stores import Change, Stores, StoresSnapshot
 
@@ -217,7 +217,7 @@ class Applier:
         self._half_bytes += size
         try:
             outcome = task.replica.apply(task.index, task.command, task.wanted, task.skip)
-        except Exception as error:
+        except (Exception, EndlessEntry) as error:
             self._shut_replica(task.group, task.replica, Step.APPLY, error, index=task.index)
             return
         finally:
@@ -235,7 +235,7 @@ class Applier:
             self._after_entry()
 
     def _shut_replica(
-        self, group: int, replica: Replica, step: Step, error: Exception, *, index: int | None = None
+        self, group: int, replica: Replica, step: Step, error: BaseException, *, index: int | None = None
     ) -> None:
         """Shut one replica at its rows, and let all others go on. Raises what is not about this replica."""
         if isinstance(error, STOPS_NODE):

@@ -40,8 +40,10 @@ class AppliedSkipped(Exception):
         super().__init__(f"entry {index} is skipped by the group, and this replica has applied it")
 
 
-class EndlessEntry(Exception):
-    """An entry was being applied without progress for so much CPU time that it most likely never ends."""
+class EndlessEntry(BaseException):
+    """An entry was being applied without progress for so much CPU time that it most likely never ends.
+
+    No `Exception`: nothing in `apply` may take it for an answer, as other replicas may not meet it."""
 
     def __init__(self) -> None:
         super().__init__(f"it has used {ENDLESS_CPU_S:g} s of CPU time without progress")

@@ -59,7 +59,7 @@ class Worker(Generic[T]):
             return 0.0
         return time.clock_gettime(time.pthread_getcpuclockid(ident))
 
-    def interrupt(self, error: type[Exception]) -> None:
+    def interrupt(self, error: type[BaseException]) -> None:
         """Raise an exception in the thread, at whatever line of Python it is. For work that would never end."""
         ident = self._thread.ident
         assert ident is not None
