@@ -541,8 +541,10 @@ class TimerPartition:
             restored.restore = state._replace(is_whole=True)
             restored.skips = self.skips
             restored.settle_restored(self, view)
+        except restoring.NOT_OF_ROWS:
+            raise  # another replica may go on, so this one must not answer as if the rows were at fault
         except Exception as error:
-            # Whatever the rows are, every replica comes to the same end: the partition stays shut.
+            # Whatever the rows are, every replica comes to the same end: the partition stays closed.
             raise Conflict(f"the rows that were restored are not those of such a partition: {error!r:.200}") from error
         view.delete(restoring.STATE_OF_BACKUP)
         self.successor = restored

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from sandq.model.errors import Conflict, InvalidRequest
+from sandq.model.errors import ClosedError, Conflict, InvalidRequest, StorageFailed
 from sandq.model.offsets import U48_MAX
 from sandq.model.outbox import RESERVED_PRODUCERS
 from sandq.model.stored_rows import decode_chunk
@@ -27,6 +27,8 @@ STATE_OF_BACKUP: Final = b"X"
 """Row: the state row of the backup, until it is the partition's."""
 INDEX_MOST: Final = U48_MAX >> 1
 """Of the last entry of what is restored: as many may come after it."""
+NOT_OF_ROWS: Final = (StorageFailed, ClosedError, OSError, MemoryError, RecursionError)
+"""Errors that the rows of a backup do not cause: other replicas may not meet them."""
 TURN_ROWS: Final = 256
 """After so many an entry may give way."""
 NOWHERE: Final = 0xFFFF_FFFF
@@ -113,6 +115,8 @@ def _rows_here(data: bytes, targets: Mapping[int, int]) -> list[tuple[bytes, byt
     flat = decode_chunk(data)
     try:
         found = [_here(key, value, targets) for key, value in zip(flat[::2], flat[1::2], strict=True)]
+    except NOT_OF_ROWS:
+        raise
     except Exception as error:
         raise InvalidRequest(f"a row of a chunk cannot be read: {error!r:.100}") from None
     return [row for row in found if row is not None]
