@@ -69,7 +69,7 @@ class EntrySkips:
             raise Conflict(f"entry {index} is one of Raft's own: it cannot be skipped")
         command = journal.replacement(index, host.group.commit_index) or stored[1:]
         skip_id = secrets.token_bytes(SKIP_ID_BYTES)
-        replacement, described = _replacement(host.number, skip_id, command, request.commands, failure)
+        replacement, described = replacement_of(host.number, skip_id, command, request.commands, failure)
         answer = {
             "topic": request.topic,
             "partition": request.partition,
@@ -166,7 +166,7 @@ def _named(request: EntrySkip) -> str:
     return "the metadata" if request.topic is None else f"partition {request.partition} of topic {request.topic!r}"
 
 
-def _replacement(
+def replacement_of(
     group: int, skip_id: bytes, command: bytes, positions: Sequence[int] | None, failure: ApplyFailure
 ) -> tuple[bytes, list[dict[str, Any]]]:
     """Return the entry without the commands at these positions (None: without any), and its commands in words."""
