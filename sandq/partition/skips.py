@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Final
 
 from sandq.model.errors import Conflict
 from sandq.partition import commands as c
 
 SKIPS_KEPT: Final = 64
-"""Skipped commands that a partition remembers; the oldest is forgotten first."""
+"""Skipped commands that a partition remembers. The oldest is forgotten first, but the last one of each decision only
+when there are that many decisions: a replica that reaches a SKIP must know that it followed it."""
 
 
 class Skips:
@@ -25,7 +27,7 @@ class Skips:
         """Remember a command that an applied entry skips."""
         kept = command.skip_id, command.command_digest
         if kept not in self._kept:
-            self._kept = (*self._kept, kept)[-SKIPS_KEPT:]
+            self._kept = _bounded((*self._kept, kept))
 
     def state(self) -> Any:
         """Return what the state row has of it."""
@@ -51,3 +53,12 @@ def refusal() -> Conflict:
         "this request was skipped by an operator, because no replica could apply it: nothing was done, and sending the "
         "same again cannot help"
     )
+
+
+def _bounded(kept: tuple[tuple[bytes, bytes], ...]) -> tuple[tuple[bytes, bytes], ...]:
+    """Drop one pair if there are too many: the oldest that is not the only one of its decision."""
+    if len(kept) <= SKIPS_KEPT:
+        return kept
+    counts = Counter([skip_id for skip_id, _ in kept])
+    at = next((at for at, (skip_id, _) in enumerate(kept) if counts[skip_id] > 1), 0)
+    return kept[:at] + kept[at + 1 :]

@@ -129,9 +129,11 @@ class GroupCommit:
     def _on_leadership(self, group: Group) -> None:
         self.changed[group] = None
 
-    def remove(self, group: Group) -> None:
-        """Run it no more. What it has written since the last tick never gets to the log."""
-        self.records[:] = [record for record in self.records if record[1] != group.number]
+    def remove(self, group: Group, *, keeps_log: bool = False) -> None:
+        """Run it no more. What it has written since the last tick never gets to the log, unless that goes on
+        (`keeps_log`): a checkpoint may have cut it, and counts on the records that say so."""
+        if not keeps_log:
+            self.records[:] = [record for record in self.records if record[1] != group.number]
         self.groups.pop(group.number, None)
         self._accompanied.discard(group)
         self._before_tick.pop(group.number, None)

@@ -204,16 +204,15 @@ class Applier:
             self._runs[-1].beside_s += time.perf_counter() - run.began_s
 
     def _apply(self, task: Apply, run: _Run) -> None:
-        run.group = task.group
-        # While it gives way others may write what is unwritten: no rows of half an entry.
-        self._unwritten.pop(task.group, None)
         self._until_s = math.inf if run.is_here else time.perf_counter() + SLICE_S
         size = len(task.command)
         run.entries += 1
         run.size += size  # also what is discarded: the loop counts what is handed over until it is told
         if task.replica.failure is not None:
-            run.group = None
             return
+        run.group = task.group
+        # While it gives way others may write what is unwritten: no rows of half an entry.
+        self._unwritten.pop(task.group, None)
         self._half_bytes += size
         try:
             outcome = task.replica.apply(task.index, task.command, task.wanted, task.skip)

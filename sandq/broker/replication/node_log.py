@@ -19,7 +19,13 @@ from sandq.broker.memory_budget import LOGS_SHARE, PRODUCERS_SHARE, ROWS_SHARE, 
 from sandq.broker.replication.applier import Applier, Apply, DigestView, Published
 from sandq.broker.replication.journals import open_journal
 from sandq.broker.replication.raft_group import PASS_WORK, Backlog, RaftGroup
-from sandq.broker.replication.replica import METADATA_GROUP, MetadataReplica, PartitionReplica, Replica
+from sandq.broker.replication.replica import (
+    METADATA_GROUP,
+    MetadataReplica,
+    PartitionReplica,
+    Replica,
+    loaded_status,
+)
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import Topic
 from sandq.model.errors import Conflict, Corruption, SandqError, StorageFailed, Unavailable
@@ -329,7 +335,7 @@ class NodeLog:
         if load is None:
             raise Unavailable(f"group {number} runs here no more")
         replica = load(store)
-        return replica, replica.status()
+        return replica, loaded_status(replica)
 
     def suspend(self, host: RaftGroup, index: int) -> None:
         """Stop a group whose state is to be replaced by that of `index` (between passes). Raises Unavailable when
@@ -343,7 +349,7 @@ class NodeLog:
         if it has been opened or closed meanwhile."""
         if self.hosts.get(host.number) is not host or host.shut is None:
             raise Unavailable(f"group {host.number} is not shut (any more)")
-        self.group_commit.remove(host.group)
+        self.group_commit.remove(host.group, keeps_log=True)
 
     def reopen(self, host: RaftGroup, replica: Replica, status: Any) -> None:
         """Go on with a suspended group from this state, which its pointer names (between passes)."""

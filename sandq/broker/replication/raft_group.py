@@ -15,7 +15,7 @@ from sandq.broker.replication.applier import Apply
 from sandq.broker.replication.fair_queue import FairQueue
 from sandq.broker.replication.log_pin import LogPin
 from sandq.broker.replication.reader_pins import ReaderPins
-from sandq.broker.replication.replica import Replica
+from sandq.broker.replication.replica import Replica, loaded_status
 from sandq.broker.replication.shut import ApplyFailure, Step
 from sandq.model.errors import (
     Conflict,
@@ -123,13 +123,15 @@ class RaftGroup:
         self.number = number
         self.what = what
         self.replica = replica
-        self.status: Any = replica.status()
+        self.status: Any = loaded_status(replica)
         self.shut: ApplyFailure | None = replica.failure
         """Why the replica here is shut: nothing is applied, and nothing but members and SKIPs is proposed (ADR 46)."""
         self.reopens = False
-        """The group has committed a SKIP of an entry that the shut replica has not stored: it may be opened again."""
-        self._skips_used: set[int] = set()
-        """Indices of SKIP entries that were committed when the entry that they replace was handed out."""
+        """The group has committed a SKIP that the shut replica has not followed, and that may open it: it is to be loaded
+        from its rows again."""
+        self._followed: dict[int, int] = {}
+        """Index of the last SKIP that was committed when this replica was handed the entry that it replaces, by the index
+        of that entry."""
         self._on_status: list[Callable[[], None]] = []
         self._on_ready: list[Callable[[bool], None]] = []
         self._on_flush: list[Callable[[], None]] = []
@@ -502,7 +504,7 @@ class RaftGroup:
         """Go on with another state of the same group: that of a snapshot, or what a shut replica has stored."""
         self.replica, self.status = replica, status
         self.shut, self.reopens = replica.failure, False
-        self._skips_used.clear()
+        self._followed.clear()
         unknown = TimedOut("the group was installed anew: the outcome is unknown")
         self._drop(self._proposals, unknown)
         self._drop(self._in_flight, unknown)
@@ -566,10 +568,9 @@ class RaftGroup:
             self._answer_all(requests, TimedOut("leadership was lost meanwhile: the outcome is unknown"))
 
     def task(self, index: int, command: bytes, skip: Skip | None = None) -> Apply:
-        """What the apply thread is to do with a committed entry."""
-        if skips := self.group.journal.skips:
-            committed = self.group.commit_index
-            self._skips_used.update([at for at, one in skips.items() if one.index == index and at <= committed])
+        """What the apply thread is to do with a committed entry. Notes which SKIP it follows."""
+        if self.group.journal.skips and (at := self._decided().get(index)) is not None:
+            self._followed[index] = at
         return Apply(self.number, self.replica, index, command, index in self._in_flight, skip)
 
     def shut_off(self) -> None:
@@ -598,14 +599,20 @@ class RaftGroup:
             self.look()
 
     def _note_skips(self) -> None:
-        """Note whether the group has decided to skip an entry that the replica has applied, or tried to, as it was, and
-        has not stored. If it has stored it only a snapshot helps. A decision that it went by is no reason either: the
-        replica would be shut by the same entry again and again."""
-        group, stored, failure = self.group, self.replica.applied_index, self.shut
-        skips = group.journal.skips.items()
-        new = [at for at, skip in skips if skip.index > stored and at <= group.commit_index]
-        is_new = not self._skips_used.issuperset(new)
-        self.reopens = failure is not None and failure.step is not Step.SKIPPED and is_new
+        """Note whether the group has decided to skip an entry that the replica's rows do not have. One that it has is
+        no reason: only a snapshot helps then. Neither is one that the replica followed before it failed, nor one behind
+        its failure: it would fail again, and again."""
+        stored, failure = self.replica.applied_index, self.shut
+        if failure is None or failure.step is Step.SKIPPED or failure.index is None:
+            self.reopens = False
+            return
+        decided = {index: at for index, at in self._decided().items() if stored < index <= failure.index}
+        self.reopens = any([self._followed.get(index) != at for index, at in decided.items()])
+
+    def _decided(self) -> dict[int, int]:
+        """Return the index of the last committed SKIP of each entry that is skipped, by the index of the entry."""
+        group = self.group
+        return {skip.index: at for at, skip in group.journal.skips.items() if at <= group.commit_index}
 
     def applied(self, index: int, results: list[Any]) -> None:
         if verbose.is_on():

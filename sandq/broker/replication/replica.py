@@ -153,6 +153,17 @@ class Replica(Protocol):
         ...
 
 
+def loaded_status(replica: Replica) -> Any:
+    """Return the status of a replica that was just loaded, and shut it if its rows have none."""
+    try:
+        return replica.status()
+    except Exception as error:
+        if isinstance(error, STOPS_NODE) or replica.failure is not None:
+            raise
+        replica.shut(Step.STATUS, error)
+        return replica.status()
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery(LeasedPieces):
     """A lease as it is sent to its consumer, and what its sender goes by."""
@@ -242,7 +253,7 @@ class PartitionReplica:
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
         command = kind = None
         index = self._last_index if index is None else index
-        if step is Step.APPLY and self._decoded is not None:
+        if step is Step.APPLY and self._decoded is not None and index != self._machine.applied_index:
             commands_of = self._decoded[1].commands
             command = len(self._machine.results)
             kind = type(commands_of[command]).__name__ if command < len(commands_of) else None
@@ -495,12 +506,12 @@ class MetadataReplica:
             self.state = self._stored(self._levels)
 
     def apply(self, index: int, command: bytes, wanted: bool, skip: Skip | None = None) -> list[Any]:
+        self._entry = None
         if not command:
             if skip is not None and index > self.state.applied_index and skip.skip_id not in self.state.skips:
                 raise AppliedSkipped(skip.index)
             self.state.applied_index = max(self.state.applied_index, index)
             return []
-        self._entry = None
         self._entry = entry = metadata_commands.Entry.decode(command)
         self.check(entry)
         results = self.state.apply(index, entry, self._put)
@@ -523,14 +534,19 @@ class MetadataReplica:
 
     @property
     def unwritten(self) -> int:
-        return len(self._changes)
+        return max(len(self._changes), int(self._is_ahead))  # some entries change nothing but the row of the state
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether entries are applied whose changes are not in the rows."""
+        return self.state.applied_index > self._rows_index
 
     @property
     def unwritten_bytes(self) -> int:
         return sum([len(value or b"") for value in self._changes.values()])
 
     def drain(self) -> list[Change]:
-        if self.failure is not None and not self._changes:
+        if self.failure is not None and not self._is_ahead:
             return []
         self.state.write_state(self._put)
         changes = list(self._changes.items())

@@ -1,0 +1,86 @@
+"""Several entries, or commands, that cannot be applied are skipped one after the other (ADR 46)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandq.broker.replication.raft_group import RaftGroup
+from sandq.client.client import Client
+from sandq.model.batch import Column, encode
+from sandq.node import Serving, run_node
+from sandq.partition import commands as c
+from tests.integration.conftest import until_risen
+from tests.support.nodes.planted import POISON, STEPS, Plan, planted
+from tests.support.nodes.small_node import small_config
+from tests.support.nodes.working import connected, take, values
+from tests.support.waiting import until_holds
+
+
+def host_of(node: Serving) -> RaftGroup:
+    return node.broker.partition("t", 0).host
+
+
+def append(value: bytes) -> c.Append:
+    return c.Append(encode({Column.VALUE: [value]}))
+
+
+def submit(host: RaftGroup, entries: Sequence[Sequence[bytes]]) -> None:
+    """Propose these values, in entries of their own, all before the first of them is applied."""
+    most = host._limits.entry_messages  # that the first command is said to have, so that it begins an entry
+    for entry in entries:
+        for at, value in enumerate(entry):
+            host.submit(append(value), lambda result: None, messages=0 if at else most)
+
+
+async def until_shut_at(node: Serving, index: int) -> None:
+    """Wait until the replica is shut at an entry, and is not about to be opened again."""
+
+    def is_shut() -> bool:
+        host = host_of(node)
+        return host.shut is not None and host.shut.index == index and not host.reopens
+
+    await until_holds(is_shut)
+
+
+async def skip(client: Client, **arguments: Any) -> int:
+    index: int = (await client.admin.skip_entry("t", 0, **arguments))["index"]
+    return index
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step not in ("status", "drain")])
+async def test_skip_of_an_entry_whose_successor_fails_too_is_followed_by_another(tmp_path: Path, step: str) -> None:
+    """The second entry has more commands than a partition remembers of skips."""
+    with planted(Plan(step)):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            await client.produce("t", b"before")
+            submit(host_of(node), [[POISON + b" 1"], [POISON + b" 2 %d" % at for at in range(80)], [b"behind"]])
+            await until_holds(lambda: host_of(node).shut is not None)
+            first = await skip(client)
+            await until_shut_at(node, first + 1)
+            assert await skip(client, index=first + 1) == first + 1
+            await until_holds(lambda: host_of(node).ready)
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_holds(lambda: host_of(node).ready)
+            async with client.subscribe("t", group="g") as subscription:
+                assert values(await take(subscription, 2)) == [b"before", b"behind"]
+
+
+async def test_skip_of_one_command_whose_entry_fails_again_is_followed_by_another(tmp_path: Path) -> None:
+    with planted(Plan("first")):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            submit(host_of(node), [[POISON + b" 1", b"good", POISON + b" 2"]])
+            await until_holds(lambda: host_of(node).shut is not None)
+            index = await skip(client, commands=[0])
+            await until_shut_at(node, index)
+            assert await skip(client, commands=[2]) == index
+            await until_holds(lambda: host_of(node).ready)
+            async with client.subscribe("t", group="g") as subscription:
+                assert values(await take(subscription, 1)) == [b"good"]
