@@ -127,11 +127,10 @@ class RaftGroup:
         self.shut: ApplyFailure | None = replica.failure
         """Why the replica here is shut: nothing is applied, and nothing but members and SKIPs is proposed (ADR 46)."""
         self.reopens = False
-        """The group has committed a SKIP that the shut replica has not followed, and that may open it: it is to be loaded
-        from its rows again."""
+        """The group has committed a SKIP that the shut replica has not followed, and that may open it: the replica is
+        to be loaded from its rows again."""
         self._followed: dict[int, int] = {}
-        """Index of the last SKIP that was committed when this replica was handed the entry that it replaces, by the index
-        of that entry."""
+        """Index of the SKIP that this replica followed, by the index of the entry that the SKIP replaces."""
         self._on_status: list[Callable[[], None]] = []
         self._on_ready: list[Callable[[bool], None]] = []
         self._on_flush: list[Callable[[], None]] = []
