@@ -20,7 +20,8 @@ from sandq.model.errors import Corruption, InvalidRequest
 from sandq.model.push import shown
 from sandq.model.times import format_instant
 from sandq.partition import commands as partition_commands
-from sandq.raft.wire import MEMBERSHIP, NO_OP, REGULAR
+from sandq.raft.skip import Skip
+from sandq.raft.wire import MEMBERSHIP, NO_OP, REGULAR, SKIP
 from sandq.storage.wal_format import Kind
 
 METADATA_GROUP = 0
@@ -51,6 +52,10 @@ def _entry(group: int, payload: bytes, values: bool) -> dict[str, Any]:
         return {"entry": "no-op"}
     if tag == MEMBERSHIP:
         return {"entry": "membership", "bytes": len(body)}
+    if tag == SKIP:
+        skip = Skip.decode(body)
+        instead = _entry(group, bytes([REGULAR]) + skip.replacement, values)
+        return {"entry": "skip", "of_index": skip.index, "of_term": skip.term, "skip_id": skip.skip_id.hex(), **instead}
     if tag != REGULAR:
         raise Corruption(f"an entry that begins with byte {tag}, which is not known here")
     module: Any = metadata_commands if group == METADATA_GROUP else partition_commands
@@ -114,7 +119,10 @@ def _text(data: bytes) -> str:
 def payload_text(record: Mapping[str, Any]) -> str:
     """The same on a line."""
     if "commands" in record:
-        return "; ".join(map(_command_text, record["commands"])) + f"  ({record['now']})"
+        text = "; ".join(map(_command_text, record["commands"])) + f"  ({record['now']})"
+        if record.get("entry") == "skip":
+            return f"skip of entry {record['of_index']} of term {record['of_term']}, applied instead: {text}"
+        return text
     return " ".join(f"{name}={_value_text(value)}" for name, value in record.items())
 
 

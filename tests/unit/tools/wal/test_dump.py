@@ -14,12 +14,15 @@ from sandq.cli import main
 from sandq.metadata import commands as m
 from sandq.model.errors import Corruption
 from sandq.partition import commands as c
+from sandq.raft.skip import Skip
+from sandq.raft.wire import SKIP
 from sandq.storage.wal import Kind
 from sandq.storage.wal_recovery import recover
 from sandq.tools.read_only import ReadOnlyFiles
-from sandq.tools.wal.decode import command_record
+from sandq.tools.wal.decode import command_record, payload_record
 from tests.support.storage.log_bed import (
     GROUP,
+    NOW_MS,
     append,
     entry,
     flip,
@@ -300,3 +303,17 @@ def test_it_says_what_a_start_of_the_node_would_say(tmp_path: Path, seal: bool) 
 def test_what_a_token_is_known_by_is_not_shown() -> None:
     command = m.PutIdentity("token:app", True, ["read"], b"h" * 32, None, {}, "")
     assert command_record(command, values=True)["secret_hash"] == "<hidden>"
+
+
+def test_skip_shows_what_it_replaces_and_what_is_applied_instead(tmp_path: Path) -> None:
+    skipping = c.Entry(NOW_MS, (c.Skipped(b"an operator's id", OFFSET), c.Expire())).encode()
+    skip = Skip(2, 1, b"an operator's id", skipping).encode()
+    damaged = Kind.ENTRY, GROUP, 4, 1, bytes([SKIP]) + b"\xc1"
+    passes = [[members(), no_op(1)], [entry(2, append(b"x")), (Kind.ENTRY, GROUP, 3, 1, bytes([SKIP]) + skip)]]
+    log = write_log(tmp_path / "data", passes)
+    row = rows(log, "--group", GROUP)[-1]
+    assert (row["index"], row["entry"], row["of_index"], row["of_term"]) == (3, "skip", 2, 1)
+    assert [command["command"] for command in row["commands"]] == ["skipped", "expire"]
+    assert "skip of entry 2 of term 1, applied instead: " in dump(log, "--group", GROUP).stdout
+    with pytest.raises(Corruption, match="a SKIP entry cannot be read"):
+        payload_record(damaged[0], damaged[1], damaged[4], values=False)
