@@ -39,6 +39,7 @@ class Skip:
             raise Corruption(f"a SKIP entry cannot be read: {error!r}") from error
         skip = cls(index, term, skip_id, replacement)
         types = [type(field) for field in astuple(skip)]
-        if types != [int, int, bytes, bytes] or len(skip_id) != SKIP_ID_BYTES or not replacement:
+        is_whole = types == [int, int, bytes, bytes] and index > 0 and term >= 0
+        if not is_whole or len(skip_id) != SKIP_ID_BYTES or not replacement:
             raise Corruption(f"a SKIP entry has fields that none has: {skip!r:.200}")
         return skip
