@@ -11,7 +11,9 @@ from unittest.mock import patch
 import pytest
 
 from sandq.broker.replication.replica import MetadataReplica
+from sandq.metadata.commands import Entry
 from sandq.metadata.state import MetadataState
+from sandq.model.errors import Corruption
 from sandq.node import run_node
 from tests.integration.conftest import Dial, until_risen
 from tests.support.nodes.small_node import small_config
@@ -78,3 +80,26 @@ async def test_poison_in_the_metadata_shuts_changes_and_nothing_else(tmp_path: P
             assert {"t", "later"} <= {topic.name for topic in await client.admin.list_topics()}
             async with client.subscribe("t", group="g") as subscription:
                 assert values(await take(subscription, 2)) == [b"goes on", b"after a start"]
+
+
+async def test_metadata_entry_that_cannot_be_decoded_does_not_end_the_start(tmp_path: Path, dial: Dial) -> None:
+    decode = Entry.decode
+
+    def planted_decode(data: bytes) -> Entry:
+        if POISON.encode() in data and b"lease" in data:  # as proposed, not as the replacement has it
+            raise Corruption("planted")
+        return decode(data)
+
+    with patch.object(Entry, "decode", planted_decode):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            await (await dial(node)).create(POISON)
+            await until_holds(lambda: node.broker.metadata_host.shut is not None)
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_holds(lambda: node.broker.metadata_host.shut is not None)
+            await client.produce("t", b"goes on")
+            found = await client.admin.skip_entry(None)
+            assert [row["kind"] for row in found["commands"]] == ["?"]
+            await until_holds(lambda: node.broker.metadata_host.ready)
+            await client.admin.create_topic("later")

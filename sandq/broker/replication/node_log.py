@@ -28,7 +28,7 @@ from sandq.broker.replication.replica import (
 )
 from sandq.metadata import commands as metadata_commands
 from sandq.metadata.records import Topic
-from sandq.model.errors import Conflict, Corruption, SandqError, StorageFailed, Unavailable
+from sandq.model.errors import Conflict, Corruption, SandqError, StartupError, StorageFailed, Unavailable
 from sandq.model.features import FIRST_LEVEL, KNOWN, Levels
 from sandq.model.limits import Limits
 from sandq.model.members import incarnation_of, member_id, own_member
@@ -219,7 +219,7 @@ class NodeLog:
         for command, position, _ in host.group.journal:
             # Now rather than when it is applied: by then this node serves.
             if position > replica.applied_index and command[0] == REGULAR:
-                replica.check(metadata_commands.Entry.decode(command[1:]))
+                _check_known(replica, command[1:])
         return host
 
     def check_level(self, needed: int) -> None:
@@ -603,6 +603,18 @@ class NodeLog:
         self._overdue = {n for n, segments in pinning.items() if segments * self._segment_bytes > LAG_WAL_BYTES}
         self._overdue.difference_update(copied)
         return bool(copied)
+
+
+def _check_known(replica: MetadataReplica, command: bytes) -> None:
+    """Raise StartupError if a newer version wrote an entry of the metadata. One that cannot be decoded for any other
+    reason shuts the metadata when it is applied (ADR 46), and is no reason not to start."""
+    try:
+        entry = metadata_commands.Entry.decode(command)
+    except Exception as error:
+        if type(error) is StartupError:
+            raise
+        return
+    replica.check(entry)
 
 
 def _log_size(host: RaftGroup) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from sandq.broker.replication.replica import METADATA_GROUP, MetadataReplica
 from sandq.metadata.commands import Entry
 from sandq.metadata.state import check_level
-from sandq.model.errors import SandqError, StartupError
+from sandq.model.errors import Corruption, SandqError, StartupError
 from sandq.model.features import KNOWN
 from sandq.node import LOCK_NAME, STORES_NAME
 from sandq.raft.wire import REGULAR
@@ -148,7 +148,10 @@ def _check_log(groups: Mapping[int, RecoveredGroup]) -> None:
     metadata = groups.get(METADATA_GROUP)
     for command, _, _ in () if metadata is None else metadata.entries:
         if command[0] == REGULAR:
-            raised_to = Entry.decode(command[1:]).raised_to
+            try:
+                raised_to = Entry.decode(command[1:]).raised_to
+            except Corruption:
+                continue  # it shuts the metadata of a node, which starts all the same (ADR 46)
             if raised_to:
                 check_level(raised_to, KNOWN)
 
