@@ -274,6 +274,8 @@ class Applier:
                     statuses[group] = replica.status()
                 except Exception as error:
                     self._shut_replica(group, replica, Step.STATUS, error)
+                    # An operator may skip the last of these entries: none of them may be acknowledged.
+                    run.results = [result for result in run.results if result[0] != group]
         results = [result for result in run.results if result[0] != half]
         answers = [(ask.answered, value) for ask, value in run.answers if half is None or ask.group not in later]
         shut, self._shut = self._shut, []
