@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.client.client import Client
 from sandq.model.batch import Column, encode
+from sandq.model.errors import Conflict
 from sandq.node import Serving, run_node
 from sandq.partition import commands as c
 from tests.integration.conftest import until_risen
@@ -84,3 +86,26 @@ async def test_skip_of_one_command_whose_entry_fails_again_is_followed_by_anothe
             await until_holds(lambda: host_of(node).ready)
             async with client.subscribe("t", group="g") as subscription:
                 assert values(await take(subscription, 1)) == [b"good"]
+
+
+async def test_second_skip_of_an_entry_is_refused_until_the_first_is_followed(tmp_path: Path) -> None:
+    """Two operators skip at the same moment, or one again after a timeout."""
+    with planted(Plan("first")):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            submit(host_of(node), [[POISON]])
+            await until_holds(lambda: host_of(node).shut is not None)
+            outcomes: list[Any] = []
+
+            async def skip_once() -> None:
+                try:
+                    outcomes.append(await skip(client))
+                except Conflict as error:
+                    outcomes.append(error.message)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(skip_once)
+                nursery.start_soon(skip_once)
+            assert sorted([type(outcome).__name__ for outcome in outcomes]) == ["int", "str"], outcomes
+            await until_holds(lambda: host_of(node).ready)

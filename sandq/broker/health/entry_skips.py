@@ -131,7 +131,7 @@ class EntrySkips:
                 f"{_named(request)}: the rows of this replica cannot be read ({failure.error}): no entry is at fault. "
                 "Rebuild it from another replica (sandctl cluster rebuild), or restore the topic from a backup"
             )
-        if host.reopens:
+        if host.is_skipping(failure.index):
             raise Conflict(f"{_named(request)}: the entry is skipped already; the replica is being opened again")
         if request.entry is not None and request.entry != failure.index:
             raise InvalidRequest(

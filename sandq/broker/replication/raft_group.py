@@ -129,6 +129,8 @@ class RaftGroup:
         self.reopens = False
         """The group has committed a SKIP that the shut replica has not followed, and that may open it: the replica is
         to be loaded from its rows again."""
+        self._is_skip_proposed = False
+        """A SKIP is proposed, and it is not known yet what became of it."""
         self._followed: dict[int, int] = {}
         """Index of the SKIP that this replica followed, by the index of the entry that the SKIP replaces."""
         self._on_status: list[Callable[[], None]] = []
@@ -251,9 +253,27 @@ class RaftGroup:
         await self._propose_own(partial(self.group.change_members, members))
 
     async def propose_skip(self, skip: Skip) -> None:
-        """Replace an entry that could not be applied, and wait until that is committed. Raises NotLeader;
-        StorageFailed; TimedOut."""
-        await self._propose_own(partial(self.group.propose_skip, skip))
+        """Replace an entry that could not be applied, and wait until that is committed. Raises NotLeader; Conflict
+        while another SKIP of it is not followed; StorageFailed; TimedOut."""
+        if self.is_skipping(skip.index):
+            raise Conflict(f"entry {skip.index} is being skipped already; ask again in a moment")
+        await self._propose_own(partial(self._append_skip, skip))
+
+    def _append_skip(self, skip: Skip, done: Proposed) -> None:
+        def decided(index: int | None, failure: ProposalFailed | None) -> None:
+            self._is_skip_proposed = False
+            done(index, failure)
+
+        self._is_skip_proposed = True
+        self.group.propose_skip(skip, decided)
+
+    def is_skipping(self, index: int) -> bool:
+        """Return whether a SKIP of an entry is proposed, or in the log, that this replica has not followed yet.
+
+        Another one must not be proposed then. It would not contain the first, and replicas that follow one of the two
+        would be shut where they meet the other."""
+        ats = [at for at, skip in self.group.journal.skips.items() if skip.index == index]
+        return self._is_skip_proposed or (bool(ats) and self._followed.get(index) != ats[-1])
 
     async def _propose_own(self, propose: Callable[[Proposed], None]) -> None:
         """Propose what is decided by the log alone: a shut leader may do that, too."""
@@ -504,6 +524,7 @@ class RaftGroup:
         self.replica, self.status = replica, status
         self.shut, self.reopens = replica.failure, False
         self._followed.clear()
+        self._is_skip_proposed = False
         unknown = TimedOut("the group was installed anew: the outcome is unknown")
         self._drop(self._proposals, unknown)
         self._drop(self._in_flight, unknown)
