@@ -153,7 +153,7 @@ class EntrySkips:
                     f"{node} has a replica that is not shut: it may have applied entry {index}, and is to lead. That "
                     "happens by itself once it has all of the log; look again in a moment"
                 )
-            if report is not None and report.rows_index >= index:
+            if report is not None and report.reached >= index:
                 raise Conflict(f"{node} has applied entry {index}: it is to lead, which happens by itself")
             if report is None and not force:
                 raise Conflict(

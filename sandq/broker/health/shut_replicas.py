@@ -20,7 +20,7 @@ from sandq.broker.peers.links import PeerLinks
 from sandq.broker.replication.node_log import NodeLog
 from sandq.broker.replication.raft_group import RaftGroup
 from sandq.broker.replication.runner import Runner
-from sandq.broker.replication.shut import ApplyFailure
+from sandq.broker.replication.shut import ApplyFailure, Step
 from sandq.model.errors import SandqError
 from sandq.model.features import FIRST_LEVEL, SKIP_LEVEL
 from sandq.model.members import node_of
@@ -50,6 +50,14 @@ class ShutReport:
     step: str
     """The step that failed: a `shut.Step`."""
     error: str
+
+    @property
+    def reached(self) -> int:
+        """Raft index of the last entry that the replica has applied and may have acknowledged, whether or not its rows
+        have it. 0 if the group skipped an entry that it applied: then it leads no more, whatever it has."""
+        if self.step == Step.SKIPPED:
+            return 0
+        return self.rows_index if self.index is None else self.index - 1
 
 
 _TYPES: Final = ((int,), (int, type(None)), (int,), (bool,), (str,), (str,))
@@ -182,10 +190,17 @@ class ShutReplicas:
                 await changed.wait()
 
     def _hand_over(self, host: RaftGroup) -> None:
-        """Let a voter lead whose replica is not shut, if there is one that has all of the log."""
+        """Let a voter lead whose replica is not shut, or is shut at a later entry, if one has all of the log. What such
+        a replica has applied may be acknowledged: once it leads, its entry can be skipped, and the others get a
+        snapshot."""
         shut, up = self.nodes_of(host.number), self._up()
         group = host.group
         fit = [v for v in group.members.voters if v != group.member and node_of(v) in up and node_of(v) not in shut]
+        if not fit and host.shut is not None:
+            reached = {v: shut[node_of(v)].reached for v in group.members.voters if node_of(v) in up}
+            own = _report(host, host.shut).reached
+            most = max(reached.values(), default=0)
+            fit = [voter for voter, index in reached.items() if own < index == most and voter != group.member]
         if fit and group.transfer(max(fit, key=group.match_index)):
             self._node_log.group_commit.mark(group)
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from sandq.broker.health.entry_skips import replacement_of
+from sandq.broker.health.shut_replicas import ShutReport
 from sandq.broker.replication import applier
 from sandq.broker.replication.applier import Applier, Apply, Published
 from sandq.broker.replication.replica import METADATA_GROUP, MetadataReplica, PartitionReplica, loaded_status
@@ -228,3 +229,29 @@ def test_fault_at_any_step_of_a_metadata_command_keeps_the_state_before_it(at: i
         skipping.replica = MetadataReplica(skipping.stores, STORE)
     skipping.run(replaced, skip)
     assert skipping.rows() == never_failed.rows()
+
+
+def test_results_before_a_failing_status_are_not_told() -> None:
+    """An operator may skip the entry that is blamed, so that nothing of it may be acknowledged."""
+    one = bed()
+    one.run_log([entry(*LEASED)])
+    one.told.clear()
+    own, status = one.replica, PartitionReplica.status
+
+    def failing(replica: PartitionReplica) -> Any:
+        if replica is own and replica.failure is None:
+            raise KeyError("planted")
+        return status(replica)
+
+    with patch.object(PartitionReplica, "status", failing):
+        one.applier.run([one.other_task(), one.task(2, entry(c.Append(batch_of(["b"]))))])
+    assert [group for told in one.told for group, _, _ in told.results] == [8]
+    assert own.failure is not None and own.failure.index == 2
+
+
+def test_shut_replica_may_have_acknowledged_all_entries_before_the_one_that_failed() -> None:
+    def reached(index: int | None, step: Step) -> int:
+        return ShutReport(group=7, index=index, rows_index=3, leads=False, step=step.value, error="").reached
+
+    assert [reached(9, Step.APPLY), reached(9, Step.DRAIN), reached(None, Step.LOAD)] == [8, 8, 3]
+    assert reached(9, Step.SKIPPED) == 0, "only a snapshot opens it"
