@@ -730,3 +730,14 @@ class Entry:
             raise Corruption(
                 f"a partition entry cannot be read, it is damaged or a newer version has written it: {error!r}"
             ) from error
+
+
+def targets_of(commands: Sequence[Command]) -> list[Target]:
+    """Return the messages that the commands of an entry are to cancel or move."""
+    targets: list[Target] = []
+    for command in commands:
+        if isinstance(command, Cancel):
+            targets += command.targets
+        elif isinstance(command, Move):
+            targets += [item[0] for item in command.items]
+    return targets

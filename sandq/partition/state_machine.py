@@ -403,7 +403,7 @@ class TimerPartition:
         place = grants = 0
         results: list[Result] = []
         self.results = results
-        targets = _targets(entry.commands)
+        targets = c.targets_of(entry.commands)
         if targets:
             self.pending.look_ahead(targets, view)
         for command in entry.commands:
@@ -791,14 +791,3 @@ class TimerPartition:
             self._trim_schedule.note_settled(self.now_ms)
         self._trimmer.step(self.now_ms, view)
         return self.jobs.step(index, place, self.now_ms, self.floor_ms, view)
-
-
-def _targets(commands: Sequence[c.Command]) -> list[c.Target]:
-    """What the commands of an entry are to cancel or move."""
-    targets: list[c.Target] = []
-    for command in commands:
-        if isinstance(command, c.Cancel):
-            targets += command.targets
-        elif isinstance(command, c.Move):
-            targets += [item[0] for item in command.items]
-    return targets
