@@ -12,7 +12,7 @@ Invariants (the first three carry the promise "never skipped, never early, never
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
