@@ -167,8 +167,16 @@ def cluster_of(look: Look, access: Access | None) -> Found:
 def findings_of(look: Look, access: Access | None) -> list[Found]:
     """What needs somebody to look, as far as it may be told."""
     topics = [topic for name, topic in look.overview.topics.items() if may_read(access, name)]
-    different = [one for one in look.info.get("different") or () if access is None or access.sees(str(one["topic"]))]
-    return findings({**look.info, "different": different}, look.overview, topics)
+    told = {
+        name: [row for row in look.info.get(name) or () if may_hear_of(access, row["topic"])]
+        for name in ("different", "shut")
+    }
+    return findings({**look.info, **told}, look.overview, topics)
+
+
+def may_hear_of(access: Access | None, topic: str | None) -> bool:
+    """Return whether a caller may know of a topic: it has some right on it. `topic`: None is the metadata."""
+    return access is None or topic is None or access.sees(topic)
 
 
 def may_read(access: Access | None, topic: str) -> bool:

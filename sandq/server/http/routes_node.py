@@ -15,6 +15,7 @@ from sandq.protocol.requests_audit import LINES_MOST
 from sandq.server.http import answers, bodies
 from sandq.server.http.caller import access_of
 from sandq.server.http.gateway import Found, gateway_of, while_connected
+from sandq.server.http.looks import may_hear_of
 from sandq.server.http.problems import problem
 from sandq.server.http.strict import router_of
 
@@ -51,7 +52,8 @@ async def cluster(request: Request) -> Found:
     found = dict(await admin.cluster())
     if access is not None:
         found["topics"] = sum(access.sees(topic.name) for topic in await admin.list_topics())
-        found["different"] = [row for row in found.get("different", ()) if access.sees(str(row["topic"]))]
+        for name in ("different", "shut"):
+            found[name] = [row for row in found.get(name, ()) if may_hear_of(access, row["topic"])]
     return found
 
 

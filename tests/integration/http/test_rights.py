@@ -474,9 +474,19 @@ async def test_a_body_that_is_too_large_takes_no_more_than_the_largest(strict: S
 
 def _of_hidden(cluster: Any) -> Any:
     async def told(admin: Admin) -> Any:
-        return {**await cluster(admin), "different": [{"topic": "hidden", "partition": 0, "nodes": ["node1"]}]}
+        different = [{"topic": "hidden", "partition": 0, "nodes": ["node1"]}]
+        shut = [_shut("hidden"), _shut(None)]
+        return {**await cluster(admin), "different": different, "shut": shut}
 
     return told
+
+
+def _shut(topic: str | None) -> dict[str, Any]:
+    """Return a replica that is shut, as a node reports it."""
+    return {
+        **{"topic": topic, "partition": 0, "node": "node1", "index": 7, "leads": True, "step": "apply"},
+        "error": f"error of {topic}",
+    }
 
 
 async def test_who_settles_for_some_groups_sees_what_it_may(
@@ -494,9 +504,12 @@ async def test_who_settles_for_some_groups_sees_what_it_may(
     assert shop.status_code == 200, shop.text
     assert (await web.get("/topics/shop.orders/messages", headers=mail)).status_code == 200
     monkeypatch.setattr(Admin, "cluster", _of_hidden(Admin.cluster))
-    for headers, count, different in ((mail, 2, []), (admin, 3, ["hidden"])):
+    for headers, count, seen in ((mail, 2, []), (admin, 3, ["hidden"])):
         told = (await web.get("/cluster", headers=headers)).json()
-        assert (told["topics"], [row["topic"] for row in told["different"]]) == (count, different)
+        assert (told["topics"], [row["topic"] for row in told["different"]]) == (count, seen)
+        assert [row["topic"] for row in told["shut"]] == [*seen, None]
+        found = (await web.get("/overview", headers=headers)).text
+        assert ("hidden" in found, "error of None" in found) == (bool(seen), True)
     assert (await web.get("/topics/hidden", headers=admin)).status_code == 200
 
 
