@@ -15,6 +15,7 @@ from sqlglot.dialects import DuckDB
 from sandq.sql.budget import STATEMENT_BYTES, STATEMENT_NODES
 from sandq.sql.errors import TOO_LARGE, UNKNOWN_FUNCTION, SqlError
 from sandq.sql.schema import TABLES, Kind
+from sandq.sql.statement import whole_number
 from sandq.sql.text_growth import bounded
 
 _ALLOWED_NAMES: Final = """
@@ -252,7 +253,7 @@ def _long(node: exp.Expr, facts: Facts) -> exp.Expr:
     """What makes long texts of short ones, which take memory that DuckDB does not count."""
     of = node.this if isinstance(node, (exp.Repeat, exp.Pad)) else None
     count = node.this if isinstance(node, exp.Space) else node.args.get("times", node.expression)
-    is_known = isinstance(count, exp.Literal) and count.name.isdigit() and int(count.name) <= _LONG
+    is_known = isinstance(count, exp.Literal) and (number := whole_number(count.name)) is not None and number <= _LONG
     if not is_known or (of is not None and of.find(exp.Repeat, exp.Pad, exp.Space) is not None):
         raise SqlError(
             UNKNOWN_FUNCTION,
@@ -336,7 +337,7 @@ _CUTS: Final = 3
 
 def _substring_index(text: Any, by: Any, count: Any) -> exp.Expr:
     number = f"-{count.this.name}" if isinstance(count, exp.Neg) else count.name
-    if not (isinstance(by, exp.Literal) and by.is_string and number.lstrip("-").isdigit()):
+    if not (isinstance(by, exp.Literal) and by.is_string and whole_number(number.removeprefix("-")) is not None):
         raise SqlError(UNKNOWN_FUNCTION, "FUNCTION SUBSTRING_INDEX is called with a text and a number alone")
     last = number.startswith("-")
     cut = exp.Slice(this=exp.Literal.number(number if last else 1), expression=None if last else count)

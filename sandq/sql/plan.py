@@ -14,7 +14,7 @@ from sandq.sql.errors import NO_DATABASE, SYNTAX, UNKNOWN_DATABASE, UNKNOWN_TABL
 from sandq.sql.functions import duckdb_text
 from sandq.sql.scan import Scan, is_exact
 from sandq.sql.schema import DATABASES, INFORMATION_SCHEMA, TABLES, Column, Table
-from sandq.sql.statement import not_supported
+from sandq.sql.statement import not_supported, whole_number
 
 _JOINS: Final = ("", "INNER", "CROSS", "OUTER", "STRAIGHT_JOIN")
 TABLES_MAX: Final = 16
@@ -258,9 +258,9 @@ def _limit(tree: exp.Expr, select: exp.Select, tables: int) -> int | None:
     rows = [select.args["limit"].expression]
     if select.args.get("offset") is not None:
         rows.append(select.args["offset"].expression)
-    if not all(isinstance(row, exp.Literal) and row.name.isdigit() for row in rows):
-        return None
-    return sum(int(row.name) for row in rows)
+    numbers = [whole_number(row.name) if isinstance(row, exp.Literal) else None for row in rows]
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
 
 
 def _is_by_time(select: exp.Select, order: exp.Expr, column_of: Callable[[exp.Expr], str | None]) -> bool:

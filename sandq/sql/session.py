@@ -35,7 +35,7 @@ from sandq.sql.functions import Facts, duckdb_text, replace_functions
 from sandq.sql.plan import Planned, plan
 from sandq.sql.schema import DATABASES, SANDQ
 from sandq.sql.show import LIKE_COLUMN, described, rows_of, shown
-from sandq.sql.statement import not_supported, parse
+from sandq.sql.statement import not_supported, parse, whole_number
 from sandq.sql.variables import MAX_TIME, VERSION, Variables
 
 T = TypeVar("T")
@@ -169,9 +169,9 @@ class Session:
                 and str(hint.this).upper() == "MAX_EXECUTION_TIME"
                 and hint.expressions
             ):
-                text = hint.expressions[0].name
-                if text.isdigit() and int(text):
-                    seconds = min(seconds, int(text) / 1000)
+                milliseconds = whole_number(hint.expressions[0].name)
+                if milliseconds:
+                    seconds = min(seconds, milliseconds / 1000)
         for part in list(tree.find_all(exp.Hint)):
             part.pop()
         return seconds
@@ -190,9 +190,10 @@ class Session:
             self.use(tree.this.name)
             return Answer()
         if isinstance(tree, exp.Kill):
-            if not tree.this.name.isdigit():
+            number = whole_number(tree.this.name)
+            if number is None:
                 raise SqlError(SYNTAX, "KILL: a connection's number is expected")
-            return Answer(kill=(int(tree.this.name), tree.text("kind").upper() == "QUERY"))
+            return Answer(kill=(number, tree.text("kind").upper() == "QUERY"))
         if isinstance(tree, (exp.Transaction, exp.Commit, exp.Rollback)):
             return Answer()
         if isinstance(tree, exp.Command):

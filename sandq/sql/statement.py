@@ -92,6 +92,17 @@ def not_supported(what: str) -> SqlError:
     return SqlError(NOT_SUPPORTED, f"{what} is not supported (docs/sql.md)")
 
 
+def whole_number(text: str) -> int | None:
+    """Return the number that a text of decimal digits says; None for other texts, and for more digits than
+    `_DIGITS`."""
+    # int() refuses digits such as "²", of which isdigit() is true, and numbers of thousands of digits.
+    return int(text) if len(text) <= _DIGITS and text.isascii() and text.isdigit() else None
+
+
+_DIGITS: Final = 20
+"""Digits of the largest 64-bit number."""
+
+
 def _depth(text: str) -> int:
     depth = most = 0
     for character in text:

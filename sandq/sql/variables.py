@@ -12,6 +12,8 @@ from sandq.sql.scan import ALLOW
 
 VERSION: Final = "8.4.0-sandq"
 MAX_TIME: Final = "max_execution_time"
+_LARGEST: Final = (1 << 64) - 1
+"""Largest value of a numeric variable, as in MySQL."""
 _UTC: Final = ("+00:00", "utc", "system", "etc/utc", "gmt", "z", "default")
 
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -114,7 +116,7 @@ class Variables:
             value = int(value)
         if name == "time_zone" and str(value).lower() not in _UTC:
             raise SqlError(WRONG_VALUE, f"time_zone: all times are UTC here ('+00:00'), not {value!r}")
-        if name in (MAX_TIME, ALLOW) and (type(value) is not int or value < 0):
+        if name in (MAX_TIME, ALLOW) and (type(value) is not int or not 0 <= value <= _LARGEST):
             raise SqlError(WRONG_VALUE, f"Variable '{name}' can't be set to the value of '{value}'")
         self._values[name] = value
 

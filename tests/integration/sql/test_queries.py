@@ -613,6 +613,7 @@ async def test_what_cannot_be_set_is_told() -> None:
             "SET time_zone = 'Europe/Vienna'",
             "SET version = '9'",
             "SET max_execution_time = -1",
+            f"SET max_execution_time = {'9' * 400}",
         ):
             await bench.refused(text)
         await bench.session.run("SET time_zone = '+00:00', max_execution_time = 5000")
@@ -708,3 +709,28 @@ async def test_whatever_is_asked_is_answered_or_refused_as_mysql_does(seed: int)
                 raise AssertionError(f"seed {seed}: {text}") from error
             answered += 1
         assert answered > 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT REPEAT('a', '²')",
+        "SELECT LPAD('a', '²', 'b')",
+        "SELECT SPACE('²')",
+        "SELECT SUBSTRING_INDEX('a', 'b', '²')",
+        f"SELECT SUBSTRING_INDEX('a.b', '.', {'9' * 5000})",
+        "KILL '²'",
+        f"KILL {'9' * 5000}",
+    ],
+)
+async def test_number_that_python_cannot_read_is_refused(text: str) -> None:
+    async with benched() as bench:
+        assert (await bench.refused(text)).number
+        assert await bench.column("SELECT 1") == [1]
+
+
+async def test_limit_and_execution_time_with_too_many_digits_bound_nothing() -> None:
+    async with benched() as bench:
+        assert await bench.column(f"SELECT topic FROM topics LIMIT {'9' * 5000}") == []
+        assert await bench.column(f"SELECT /*+ MAX_EXECUTION_TIME({'9' * 5000}) */ 1") == [1]
+        assert await bench.column("SELECT /*+ MAX_EXECUTION_TIME(²) */ 1") == [1]
