@@ -107,7 +107,7 @@ def check_batch(
         return PLAIN_SINGLE
     if len(raw) > limits.batch_bytes:
         raise TooLarge(f"a batch of {len(raw)} bytes; at most {limits.batch_bytes} are taken: send it in parts")
-    _check_ratio(raw)
+    check_ratio(raw)
     batch = Batch.parse(raw, max_bytes=limits.batch_bytes)
     if batch.count > limits.batch_messages:
         raise TooLarge(f"a batch of {batch.count} messages; at most {limits.batch_messages} are taken")
@@ -130,8 +130,9 @@ def check_batch(
     return Checked(batch.count, split)
 
 
-def _check_ratio(raw: bytes) -> None:
-    """Refuse a batch that costs its sender nearly nothing, and the cluster much."""
+def check_ratio(raw: bytes) -> None:
+    """Refuse a batch that costs its sender nearly nothing, and the cluster much. Raises TooLarge. Reads only the
+    header."""
     plain_bytes = plain_bytes_of(raw) if len(raw) >= HEADER_BYTES else 0
     most_bytes = max(RATIO_FREE_BYTES, RATIO_MOST * len(raw))
     if plain_bytes > most_bytes:

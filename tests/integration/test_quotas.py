@@ -282,3 +282,12 @@ async def test_quotas_count_decompressed_bytes(strict: Serving, greet: Greet) ->
     large = encode({Column.VALUE: [b"v" * 60_000]}, compress=True)
     await until_holds(lambda: _quota_of(strict) != {})
     assert refusal(await other.produce_batch(large)) == ("stored_bytes", True)
+
+
+async def test_batch_that_claims_too_much_is_refused_before_its_claim_is_counted(strict: Serving, greet: Greet) -> None:
+    raw, _ = await greet(strict, await give(strict, "app", "admin", bytes_per_s=20_000, pending_messages=5))
+    await raw.create("t")
+    packed = encode({Column.VALUE: [b""] * 65_536, Column.TTL_MS: [10**9] * 65_536}, compress=True)
+    assert (await raw.produce_batch(packed))[2] == "TOO_LARGE"
+    assert strict.quotas.meters["token:app"].bytes < 1000
+    assert (await raw.produce(b"v"))[0] == Type.REPLY

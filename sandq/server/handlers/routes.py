@@ -30,6 +30,7 @@ from sandq.model.caller import Caller
 from sandq.model.errors import QuotaExceeded, SandqError
 from sandq.model.piece import Piece
 from sandq.model.quotas import NO_QUOTA, Quota
+from sandq.partition.produce_validation import check_ratio
 from sandq.protocol.frames import Frame, PackedArray, Type, encode_packed, encode_reply
 from sandq.protocol.replies_messages import encode_pieces
 from sandq.protocol.request import Request
@@ -171,6 +172,7 @@ class Context:
 
     async def _produce_large(self, request: Produce, done: Done) -> None:
         self.check_rate(request.topic)
+        check_ratio(request.batch)  # before anything decompresses it, and before quotas count what it claims
         ahead = AT_ONCE
         if self.quota.max_delay_ms is not None or self._owner(request.topic) is not None:
             # It takes long, and others are not to wait for that.
