@@ -35,6 +35,8 @@ TIMED_OUT: Final = 3024
 TLS_REQUIRED: Final = 3159
 WRONG_COMMAND_ORDER: Final = 2027
 
+MESSAGE_CHARS: Final = 1000
+"""Maximum length of an error's message. DuckDB's messages quote values, which may have megabytes."""
 _STATES: Final = {
     ACCESS_DENIED: "28000",
     NO_DATABASE: "3D000",
@@ -60,7 +62,7 @@ class SqlError(InvalidRequest):
     """A statement cannot be answered. `number` is MySQL's, `state` its SQLSTATE."""
 
     def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= MESSAGE_CHARS else message[: MESSAGE_CHARS - 1] + "…")
         self.number = number
 
     @property

@@ -667,8 +667,13 @@ _READERS: Final[Mapping[str, Callable[[CallerView, Scan, Held], Awaitable[Any]]]
 
 
 def time(ms: int | None) -> int | None:
-    """A time as the column has it: microseconds."""
-    return None if ms is None else ms * 1000
+    """Return a time as the column has it, in microseconds. Times after the year 9999 become its last millisecond."""
+    # SQL's clients have no form for later times. One such row must not make a whole table unreadable.
+    return None if ms is None else min(ms, _LAST_MS) * 1000
+
+
+_LAST_MS: Final = 253_402_300_799_999
+"""Last millisecond of the year 9999."""
 
 
 async def _topics(view: CallerView, bound: Bound, groups: Bound | None = None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +15,8 @@ import sandq
 from sandq.model.batch import Column, encode
 from sandq.node import Serving
 from sandq.protocol.frames import Type
-from sandq.sql import Budget, Ducks, Session
+from sandq.sql import Budget, Ducks, Session, SqlError
+from sandq.sql.errors import MESSAGE_CHARS
 from tests.integration.conftest import Dial
 from tests.support.hostile_rows import CELLS, HEADERS, NO_HEADERS, TEXTS, accept_any_headers
 
@@ -92,3 +94,38 @@ async def test_keys(
     columns = {Column.VALUE: values, Column.KEY: keys, Column.HEADERS: headers}
     assert (await raw.produce_batch(encode(columns), "kv"))[0] == Type.REPLY
     check(await rows(session, "SELECT key_bytes, `key`, text, headers FROM keys WHERE topic = 'kv' LIMIT 100"))
+
+
+FAR_MS = (1 << 48) - 1
+"""Largest duration that a request may name: it ends after the year 9999."""
+LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_000)
+
+
+async def test_keys_that_expire_after_the_year_9999_are_shown_beside_others(
+    api: sandq.Client, node: Serving, dial: Dial, session: Session
+) -> None:
+    await api.admin.create_topic("t", kind="compacted")
+    raw = await dial(node)
+    assert (await raw.produce(b"1", key=[b"far"], ttl_ms=[FAR_MS]))[0] == Type.REPLY
+    assert (await raw.produce(b"2", key=[b"near"]))[0] == Type.REPLY
+    found = await rows(session, "SELECT `key`, expires_at FROM `keys` WHERE topic = 't' AND `key` > 'a' ORDER BY `key`")
+    assert found == [{"key": "far", "expires_at": LAST}, {"key": "near", "expires_at": None}]
+
+
+async def test_leases_that_are_retried_after_the_year_9999_are_shown_beside_others(
+    api: sandq.Client, session: Session
+) -> None:
+    await api.admin.create_topic("t")
+    for text in (b"1", b"2"):
+        await api.produce("t", text)
+    leases = api.leases("t", "g")
+    far, _ = await leases.take(2)
+    await leases.nack([far], delay=f"{FAR_MS}ms")
+    found = await rows(session, "SELECT state, retry_at FROM leases WHERE topic = 't' ORDER BY state")
+    assert found == [{"state": "leased", "retry_at": None}, {"state": "waiting", "retry_at": LAST}]
+
+
+async def test_error_that_quotes_a_long_value_is_cut(session: Session) -> None:
+    with pytest.raises(SqlError) as caught:
+        await session.run("SELECT CAST(REPEAT('9', 60000) AS DECIMAL(38, 0))")
+    assert len(caught.value.message) == MESSAGE_CHARS
