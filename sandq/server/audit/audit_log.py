@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -43,6 +43,8 @@ NESTED: Final = 4
 FREQUENT_PER_S: Final = 100
 """Lines a second about refusals, and about single messages: nobody can push out what others did by asking for what is
 refused."""
+FREQUENT_SHARE: Final = FREQUENT_PER_S // 2
+"""Maximum number of these lines of one principal, so that its refusals do not hide those of others."""
 LINES_COLLAPSED: Final = "lines_collapsed"
 """What a line is about that tells how many lines of one principal, request and result were not written."""
 LINES_LOST: Final = "lines_lost"
@@ -79,8 +81,9 @@ class AuditLog:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._frequent = (0, 0)
-        """A second, and how many lines of those that may be frequent it has."""
+        self._frequent_second = 0
+        self._frequent = Counter[str]()
+        """Number of lines in `_frequent_second` that may be frequent, by principal."""
         self._budgets = PrincipalBudgets(files.capacity_bytes if files is not None else 0, second)
         self._readers = trio.CapacityLimiter(1)
 
@@ -116,7 +119,7 @@ class AuditLog:
                     self._lose(1)
             if not is_first:
                 return
-        if is_frequent and not self._has_room_of_second():
+        if is_frequent and not self._has_room_of_second(who):
             with self._changed:
                 self._lose(1)
             return
@@ -138,11 +141,15 @@ class AuditLog:
             about = {"principal": _short(who), "request": _short(request), "result": _short(result), "count": count}
             self._add(self._line({"request": LINES_COLLAPSED, "about": about}))
 
-    def _has_room_of_second(self) -> bool:
+    def _has_room_of_second(self, who: str) -> bool:
         second = int(self._second())
-        count = self._frequent[1] + 1 if self._frequent[0] == second else 1
-        self._frequent = second, count
-        return count <= FREQUENT_PER_S
+        if second != self._frequent_second:
+            self._frequent_second = second
+            self._frequent.clear()
+        if self._frequent[who] >= FREQUENT_SHARE or self._frequent.total() >= FREQUENT_PER_S:
+            return False
+        self._frequent[who] += 1
+        return True
 
     def _line(self, told: Mapping[str, Any]) -> bytes:
         head = {"time": format_instant(self._now_ms()), "node": self._node_id}

@@ -15,7 +15,7 @@ from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded, Unauthenticated
 from sandq.protocol.frames import Type
 from sandq.server.audit.acts import ACTS, is_act, name_of
-from sandq.server.audit.audit_log import FREQUENT_PER_S, LINES_COLLAPSED, LINES_LOST, AuditLog
+from sandq.server.audit.audit_log import FREQUENT_PER_S, FREQUENT_SHARE, LINES_COLLAPSED, LINES_LOST, AuditLog
 from sandq.server.audit.budgets import COLLAPSED_S, LEAST_BYTES, REFILL_S
 from sandq.server.audit.files import AuditFiles
 from sandq.server.audit.requests import RequestAudit
@@ -128,14 +128,29 @@ async def test_a_disk_that_hangs_holds_up_nobody_and_keeps_a_bounded_number() ->
 async def test_refusals_push_out_no_acts() -> None:
     files = HandFiles()
     audit = log_of(files, second=lambda: 1.0)
-    for _ in range(FREQUENT_PER_S + 5):
+    for _ in range(FREQUENT_SHARE + 5):
         note(audit, "produce", is_frequent=True)
     note(audit, "topic_delete")
     await audit.close()
     requests = [line["request"] for line in files.lines]
-    assert requests.count("produce") == FREQUENT_PER_S
+    assert requests.count("produce") == FREQUENT_SHARE
     assert requests[-1] == "topic_delete"
     assert audit.lost == 5
+
+
+async def test_refusals_of_one_principal_hide_none_of_another() -> None:
+    files, seconds = HandFiles(), [1.0]
+    audit = log_of(files, second=lambda: seconds[0])
+    for _ in range(3 * FREQUENT_PER_S):
+        note(audit, "flood", is_frequent=True)
+    for number in range(FREQUENT_PER_S):
+        note(audit, "attempt", principal=f"token:{number % 2}", is_frequent=True)
+    seconds[0] = 2.0
+    note(audit, "later", is_frequent=True)
+    await audit.close()
+    requests = [line["request"] for line in files.lines]
+    assert (requests.count("flood"), requests.count("attempt")) == (FREQUENT_SHARE, FREQUENT_PER_S - FREQUENT_SHARE)
+    assert requests[-1] == "later"
 
 
 async def test_what_is_noted_after_the_end_is_lost() -> None:
@@ -227,14 +242,14 @@ async def test_what_fails_pushes_out_no_acts() -> None:
     files = HandFiles()
     audit = log_of(files, second=lambda: 1.0)
     requests = RequestAudit(audit)
-    for number in range(FREQUENT_PER_S + 5):
+    for number in range(FREQUENT_SHARE + 5):
         requests.begin([Type.TOPIC_CREATE, number, 5], CALLER)
         requests.failed(number, "topic_create", CALLER, InvalidRequest("no") if number % 2 else QuotaExceeded("no"))
     requests.begin([Type.TOPIC_DELETE, 1000, "t"], CALLER)
     requests.answered(1000)
     await audit.close()
     told = [line["request"] for line in files.lines]
-    assert (told.count("topic_create"), told[-1]) == (FREQUENT_PER_S, "topic_delete")
+    assert (told.count("topic_create"), told[-1]) == (FREQUENT_SHARE, "topic_delete")
     assert audit.lost == 5
 
 
