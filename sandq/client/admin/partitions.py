@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sandq.client.admin.admin import Admin
@@ -11,14 +11,22 @@ from sandq.protocol.replies import Partition, TopicRecord
 
 
 async def partition_rows(
-    admin: Admin, topic: str | None = None, most: int | None = None, *, moving: bool = False
+    admin: Admin,
+    topic: str | None = None,
+    most: int | None = None,
+    *,
+    moving: bool = False,
+    sees: Callable[[str], bool] | None = None,
 ) -> list[dict[str, Any]]:
     """Those of a topic, or of all; no more topics than `most` rows need; `moving`: those alone of which something is
-    under way. UnknownTopic when the named one is not there."""
+    under way. `sees`: whether a topic of the listing is wanted; no node is asked about the others. UnknownTopic when
+    the named one is not there."""
     rows: list[dict[str, Any]] = []
     for record in await admin.list_topics() if topic is None else [await admin.topic(topic)]:
         if most is not None and len(rows) >= most:
             break
+        if sees is not None and not sees(record.name):
+            continue
         wanted = [row for row in record.partitions if row.moving or not moving]
         if not wanted:
             continue
