@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 from sqlglot import exp
@@ -57,7 +58,41 @@ def parse(text: str) -> exp.Expr | None:
             raise SqlError(READ_ONLY, _INSTEAD)
     if count > STATEMENT_NODES:
         raise SqlError(TOO_LARGE, f"the statement has {count:,} parts; at most {STATEMENT_NODES:,} are taken")
+    if _expanded_parts(tree, {}) > STATEMENT_NODES:
+        raise SqlError(
+            TOO_LARGE,
+            f"the statement has more than {STATEMENT_NODES:,} parts with each name of a WITH replaced by its query: "
+            "name these queries less often",
+        )
     return tree
+
+
+def _expanded_parts(query: exp.Expr, known: Mapping[str, int]) -> int:
+    """Return the number of parts of a query in which each name of a WITH is replaced by the query that it names.
+    `known`: parts of the queries that are named around it."""
+    # DuckDB plans each use of a name apart, and cannot be interrupted meanwhile: 25 queries, each of which uses the one
+    # before twice, take gigabytes.
+    sizes = dict(known)
+    own = query.args.get("with_")
+    for part in own.expressions if own is not None else ():
+        sizes[part.alias.lower()] = _expanded_parts(part.this, sizes)
+
+    def is_apart(node: exp.Expr) -> bool:
+        return node is not query and (node is own or node.args.get("with_") is not None)
+
+    total = 0
+    for node in query.walk(prune=is_apart):
+        if not is_apart(node):
+            total += 1
+            if isinstance(node, exp.Table) and not node.db:
+                total += sizes.get(node.name.lower(), 0)
+        elif node is not own:
+            total += _expanded_parts(node, sizes)
+    return min(total, _MANY)
+
+
+_MANY: Final = 1 << 40
+"""Largest number of parts that is counted."""
 
 
 class _Bounded(MySQL.Parser):  # type: ignore[misc]  # it is Any to mypy

@@ -73,3 +73,38 @@ def test_one_statement_is_taken() -> None:
     assert parse("/* nothing */ ;") is None
     assert parse("") is None
     assert isinstance(parse("(SELECT 1) UNION (SELECT 2)"), exp.Query)
+
+
+def doubled(count: int, end: str) -> str:
+    """Return a statement with `count` queries in a WITH, each of which uses the one before twice."""
+    parts = ["a0 AS (SELECT 1 AS n)"] + [f"a{at} AS (SELECT * FROM a{at - 1} x, a{at - 1} y)" for at in range(1, count)]
+    return f"WITH {', '.join(parts)} {end}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        doubled(25, "SELECT COUNT(*) FROM a24"),
+        doubled(600, "SELECT COUNT(*) FROM a599"),
+        doubled(25, "SELECT (SELECT COUNT(*) FROM A24)"),
+        f"SELECT * FROM ({doubled(25, 'SELECT COUNT(*) FROM a24')}) t",
+        f"WITH b AS ({doubled(10, 'SELECT * FROM a9')}) {', '.join(['SELECT * FROM b' + ', b' * 9])}",
+        doubled(12, "SELECT 1 UNION ALL SELECT n FROM a11"),
+    ],
+)
+def test_statement_that_grows_by_names_of_with_is_refused(text: str) -> None:
+    with pytest.raises(SqlError) as caught:
+        parse(text)
+    assert caught.value.number == TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        doubled(8, "SELECT COUNT(*) FROM a7"),
+        "WITH RECURSIVE r (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 9) SELECT * FROM r a, r b, r c",
+        f"WITH late AS (SELECT {', '.join(f'{at} AS c{at}' for at in range(50))}) SELECT * FROM late{', late' * 9}",
+    ],
+)
+def test_statement_that_uses_names_of_with_a_few_times_is_taken(text: str) -> None:
+    assert parse(text) is not None
