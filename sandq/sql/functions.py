@@ -57,13 +57,19 @@ class Facts:
 
 
 def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
-    """A tree whose functions DuckDB has; the given one is changed. SqlError (1305): one is not allowed."""
-    root = tree
+    """A tree whose functions DuckDB has; the given one is changed. SqlError (1305): one is not allowed; (1153): the
+    bounds of calls within calls make it too large."""
+    root, parts = tree, 0
     # Children first: what a function becomes holds what its arguments have become.
     for node in reversed(list(root.dfs())):
         made = _replaced(node, facts)
         if made is node:
             made = bounded(node)
+            if made is not node:
+                # A bounded call holds its arguments several times, so calls within calls grow exponentially.
+                parts += sum(1 for _ in made.walk())
+                if parts > BOUNDED_PARTS:
+                    raise SqlError(TOO_LARGE, _TOO_LARGE)
         if made is node:
             continue
         if node is root:
@@ -145,11 +151,14 @@ class _Bounded(DuckDB.Generator):  # type: ignore[misc]  # it is Any to mypy
         self.parts += 1
         text: str = super().sql(*asked, **options)
         if self.parts > PARTS or len(text) > TEXT_CHARS:
-            raise SqlError(TOO_LARGE, "the statement has operators or functions that make it too large: say it in less")
+            raise SqlError(TOO_LARGE, _TOO_LARGE)
         return text
 
 
 PARTS: Final = 3 * STATEMENT_NODES
+BOUNDED_PARTS: Final = PARTS
+"""Maximum number of parts that all bounded calls of a statement have together, those within others counted again."""
+_TOO_LARGE: Final = "the statement has operators or functions that make it too large: say it in less"
 TEXT_CHARS: Final = 4 * STATEMENT_BYTES
 
 

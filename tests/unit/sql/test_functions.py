@@ -9,7 +9,7 @@ import pytest
 
 from sandq.sql.budget import Budget
 from sandq.sql.duck import Duck
-from sandq.sql.errors import UNKNOWN_FUNCTION, SqlError
+from sandq.sql.errors import TOO_LARGE, UNKNOWN_FUNCTION, SqlError
 from sandq.sql.functions import Facts, replace_functions
 from sandq.sql.statement import parse
 
@@ -88,3 +88,27 @@ def test_other_functions_are_refused_wherever_they_stand(expression: str) -> Non
     with pytest.raises(SqlError) as caught:
         value(expression)
     assert caught.value.number == UNKNOWN_FUNCTION
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [("REPLACE(", ", 'a', t)"), ("CONCAT(t, ", ")"), ("HEX(", ")"), ("TO_BASE64(", ")"), ("CONCAT_WS(t, ", ", t)")],
+)
+def test_bounded_calls_within_each_other_are_refused_before_they_grow(start: str, end: str) -> None:
+    tree = parse(f"SELECT {start * 28}t{end * 28} FROM (SELECT 'a' AS t) x")
+    assert tree is not None
+    with pytest.raises(SqlError) as caught:
+        replace_functions(tree, FACTS)
+    assert caught.value.number == TOO_LARGE
+
+
+def test_bounded_calls_beside_each_other_grow_together() -> None:
+    nested = "REPLACE(" * 7 + "t" + ", 'a', t)" * 7
+    tree = parse(f"SELECT {nested}")
+    assert tree is not None
+    replace_functions(tree, FACTS)
+    tree = parse(f"SELECT {', '.join([nested] * 100)}")
+    assert tree is not None
+    with pytest.raises(SqlError) as caught:
+        replace_functions(tree, FACTS)
+    assert caught.value.number == TOO_LARGE
