@@ -5,7 +5,7 @@ A function that is not named here is refused: DuckDB has some that look into fil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -59,6 +59,7 @@ class Facts:
 def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
     """A tree whose functions DuckDB has; the given one is changed. SqlError (1305): one is not allowed; (1153): the
     bounds of calls within calls make it too large."""
+    _check_copies(tree)
     root, parts = tree, 0
     # Children first: what a function becomes holds what its arguments have become.
     for node in reversed(list(root.dfs())):
@@ -77,6 +78,23 @@ def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
         else:
             node.replace(made)
     return root
+
+
+_COPIES: Final[Mapping[type, int]] = {exp.Nullif: 2, exp.IntDiv: 2, exp.Between: 2}
+"""Number of times that DuckDB holds the arguments of an operator that it makes of several others, at most."""
+
+
+def _check_copies(tree: exp.Expr) -> None:
+    """Raise SqlError (1153) for operators within each other that DuckDB multiplies: it cannot be interrupted then."""
+    sizes: dict[int, int] = {}
+    for node in reversed(list(tree.dfs())):  # children first
+        size = sum([sizes[id(child)] for child in node.iter_expressions()])
+        copies = _COPIES.get(type(node), 1)
+        if isinstance(node, exp.Case) and node.this is not None:
+            copies = max(len(node.args["ifs"]), 1)
+        sizes[id(node)] = 1 + size * copies
+        if sizes[id(node)] > PARTS:
+            raise SqlError(TOO_LARGE, _TOO_LARGE)
 
 
 def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:

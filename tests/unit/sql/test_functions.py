@@ -112,3 +112,26 @@ def test_bounded_calls_beside_each_other_grow_together() -> None:
     with pytest.raises(SqlError) as caught:
         replace_functions(tree, FACTS)
     assert caught.value.number == TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("NULLIF(", ", 1)"),
+        ("7 DIV (", ")"),
+        ("(", ") BETWEEN 0 AND 1"),
+        ("CASE ", " WHEN 1 THEN 2 WHEN 2 THEN 1 END"),
+    ],
+)
+def test_operators_that_duckdb_multiplies_are_refused_deep_within_each_other(start: str, end: str) -> None:
+    tree = parse(f"SELECT {start * 20}t{end * 20} FROM (SELECT 3 AS t) x")
+    assert tree is not None
+    with pytest.raises(SqlError) as caught:
+        replace_functions(tree, FACTS)
+    assert caught.value.number == TOO_LARGE
+    assert value(f"{start * 4}3{end * 4}") in (2, 3, 7, False, True, None)
+
+
+def test_long_chains_of_operators_are_taken() -> None:
+    assert value("+".join(["6 / 2"] * 100)) == 300
+    assert value(f"{'+'.join(['NULLIF(1, 2)'] * 100)} BETWEEN 1 AND 200")
