@@ -80,21 +80,31 @@ def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
     return root
 
 
-_COPIES: Final[Mapping[type, int]] = {exp.Nullif: 2, exp.IntDiv: 2, exp.Between: 2}
-"""Number of times that DuckDB holds the arguments of an operator that it makes of several others, at most."""
+_COPIED: Final[Mapping[type, str]] = {
+    **{exp.Nullif: "this", exp.Between: "this", exp.In: "this", exp.Case: "this"},
+    **{exp.Div: "expression", exp.IntDiv: "expression", exp.Mod: "expression"},
+}
+"""Argument of an operator of which DuckDB makes copies, when it makes several operators of one."""
+
+
+def _copies(node: exp.Expr) -> int:
+    """Return how many copies of that argument DuckDB holds."""
+    if isinstance(node, exp.Case):
+        return len(node.args["ifs"])
+    return max(len(node.expressions), 1) if isinstance(node, exp.In) else 2
 
 
 def _check_copies(tree: exp.Expr) -> None:
     """Raise SqlError (1153) for operators within each other that DuckDB multiplies: it cannot be interrupted then."""
     sizes: dict[int, int] = {}
     for node in reversed(list(tree.dfs())):  # children first
-        size = sum([sizes[id(child)] for child in node.iter_expressions()])
-        copies = _COPIES.get(type(node), 1)
-        if isinstance(node, exp.Case) and node.this is not None:
-            copies = max(len(node.args["ifs"]), 1)
-        sizes[id(node)] = 1 + size * copies
-        if sizes[id(node)] > PARTS:
+        size = 1 + sum([sizes[id(child)] for child in node.iter_expressions()])
+        copied = node.args.get(_COPIED.get(type(node), ""))
+        if isinstance(copied, exp.Expr):
+            size += sizes[id(copied)] * (_copies(node) - 1)
+        if size > PARTS:
             raise SqlError(TOO_LARGE, _TOO_LARGE)
+        sizes[id(node)] = size
 
 
 def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:

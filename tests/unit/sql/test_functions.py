@@ -119,6 +119,9 @@ def test_bounded_calls_beside_each_other_grow_together() -> None:
     [
         ("NULLIF(", ", 1)"),
         ("7 DIV (", ")"),
+        ("1 / (", " + 1)"),
+        ("7 % (", " + 1)"),
+        ("(", ") IN (1, 2, 3)"),
         ("(", ") BETWEEN 0 AND 1"),
         ("CASE ", " WHEN 1 THEN 2 WHEN 2 THEN 1 END"),
     ],
@@ -129,9 +132,10 @@ def test_operators_that_duckdb_multiplies_are_refused_deep_within_each_other(sta
     with pytest.raises(SqlError) as caught:
         replace_functions(tree, FACTS)
     assert caught.value.number == TOO_LARGE
-    assert value(f"{start * 4}3{end * 4}") in (2, 3, 7, False, True, None)
+    value(f"{start * 4}3{end * 4}")
 
 
 def test_long_chains_of_operators_are_taken() -> None:
     assert value("+".join(["6 / 2"] * 100)) == 300
+    assert value("64" + " / 1 % 65 DIV 1" * 20) == 64
     assert value(f"{'+'.join(['NULLIF(1, 2)'] * 100)} BETWEEN 1 AND 200")
