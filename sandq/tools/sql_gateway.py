@@ -66,12 +66,15 @@ def budget_of(section: SqlSection) -> Budget:
 def bound_memory(section: SqlSection) -> None:
     """Have this process get no more memory than its limits add up to, with some to spare: what a function makes of its
     arguments is counted by nobody else. Who asks for more gets an error; at worst this process ends, and no other."""
+    from sandq.sql.own_memory import end_without_memory
+
     most = _BASE_BYTES + section.connections * _CONNECTION_BYTES
     # Of a query: what it reads, that once more as DuckDB takes it, its result, and that again for who is slow to take.
     most += section.queries * (4 * section.bytes + section.memory_bytes)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard == resource.RLIM_INFINITY or most < hard:
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        end_without_memory(most)
 
 
 _BASE_BYTES: Final = 3 << 29
