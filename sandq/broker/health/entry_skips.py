@@ -131,6 +131,11 @@ class EntrySkips:
                 f"{_named(request)}: the rows of this replica cannot be read ({failure.error}): no entry is at fault. "
                 "Rebuild it from another replica (sandctl cluster rebuild), or restore the topic from a backup"
             )
+        if not failure.is_exact:
+            raise Conflict(
+                f"{_named(request)}: one of several entries up to {failure.index} is at fault; the replica is being "
+                "loaded again to learn which; look again in a moment"
+            )
         if host.is_skipping(failure.index):
             raise Conflict(f"{_named(request)}: the entry is skipped already; the replica is being opened again")
         if request.entry is not None and request.entry != failure.index:

@@ -205,8 +205,9 @@ class ShutReplicas:
             self._node_log.group_commit.mark(group)
 
     async def _reopen(self, host: RaftGroup) -> None:
-        """Load a shut replica from its rows again: its group has decided to skip the entry."""
-        node_log, runner = self._node_log, self._runner
+        """Load a shut replica from its rows again: its group has decided to skip the entry, or it is not known which
+        of several entries was at fault."""
+        node_log, runner, failure = self._node_log, self._runner, host.shut
         try:
             await runner.between_passes(partial(node_log.suspend_shut, host))
         except SandqError as error:
@@ -215,10 +216,12 @@ class ShutReplicas:
         state = host.replica, host.status
         try:
             state = await runner.ask(partial(node_log.load, host.number, host.replica.store))
+            if failure is not None and failure.index is not None and not failure.is_exact:
+                state[0].careful_until = failure.index
         except SandqError as error:
             log.error("a shut replica cannot be opened again", group=host.number, error=error.message)
         await runner.between_passes(partial(node_log.reopen, host, *state))
-        log.warning("a shut replica is open again: its group skipped the entry", group=host.number)
+        log.warning("a shut replica is loaded again from its rows", group=host.number)
 
 
 def _rows(reports: Iterable[ShutReport]) -> tuple[tuple[Any, ...], ...]:

@@ -171,7 +171,7 @@ class Applier:
     def _is_quick(self, run: _Run, task: Apply | Ask) -> bool:
         if not isinstance(task, Apply) or run.entries == HERE_ENTRIES or run.size + len(task.command) > HERE_BYTES:
             return False
-        if task.replica.failure is not None or task.skip is not None:
+        if task.replica.failure is not None or task.replica.careful_until or task.skip is not None:
             return False
         try:
             return task.replica.needs_no_disk(task.command)
@@ -226,12 +226,27 @@ class Applier:
         run.changed[task.group] = run.untold[task.group] = self._unwritten[task.group] = task.replica
         self._entries += 1
         self._bytes += size
+        if task.replica.careful_until and not self._is_whole(task):
+            return
         if task.wanted:
             run.results.append((task.group, task.index, outcome))
         if task.replica.digests_asked:
             run.views += self._views(task)
         if len(self._runs) == 1 and not run.is_here:
             self._after_entry()
+
+    def _is_whole(self, task: Apply) -> bool:
+        """Sum up and write the state behind this very entry. False: that has shut the replica."""
+        replica = task.replica
+        try:
+            replica.status()
+        except Exception as error:
+            self._shut_replica(task.group, replica, Step.STATUS, error, index=task.index)
+            return False
+        self.write()
+        if task.index >= replica.careful_until:
+            replica.careful_until = 0
+        return replica.failure is None
 
     def _shut_replica(
         self, group: int, replica: Replica, step: Step, error: BaseException, *, index: int | None = None

@@ -626,6 +626,9 @@ class RaftGroup:
         if failure is None or failure.step is Step.SKIPPED or failure.index is None:
             self.reopens = False
             return
+        if not failure.is_exact:
+            self.reopens = True  # to learn which entry it was
+            return
         decided = {index: at for index, at in self._decided().items() if stored < index <= failure.index}
         self.reopens = any([self._followed.get(index) != at for index, at in decided.items()])
 

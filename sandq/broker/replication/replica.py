@@ -120,6 +120,10 @@ class Replica(Protocol):
         """Why the replica is shut; None if it is not. For any thread."""
         ...
 
+    careful_until: int
+    """Raft index of the last entry after which the state is summed up and written at once, to learn which of several
+    entries is at fault; 0: as usual."""
+
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
         """Apply nothing more, and forget what is not in the rows yet (ADR 46). `index`: of the entry that failed; None:
         the last one that was applied, if any was since the rows were written."""
@@ -197,6 +201,7 @@ class PartitionReplica:
         `Applier.give_way`."""
         self.store = store
         self.failure: ApplyFailure | None = None
+        self.careful_until = 0
         self._group = group
         self._rows = StoreRows(stores, store)
         self._view = View(self._rows)
@@ -261,6 +266,7 @@ class PartitionReplica:
             error,
             group=self._group,
             step=Step.SKIPPED if isinstance(error, AppliedSkipped) else step,
+            is_exact=step not in (Step.STATUS, Step.DRAIN) or self.careful_until > 0,
             index=index,
             rows_index=self._rows_index,
             command=command,
@@ -441,6 +447,7 @@ class MetadataReplica:
         start, as a node without metadata knows nothing to serve."""
         self.store = store
         self.failure: ApplyFailure | None = None
+        self.careful_until = 0
         self.digests_asked: list[int] = []
         self._prefix = store_prefix(store)
         self._changes: dict[bytes, bytes | None] = {}
@@ -465,11 +472,13 @@ class MetadataReplica:
         return self.state.applied_index if self.failure is None else self._rows_index
 
     def shut(self, step: Step, error: BaseException, *, index: int | None = None) -> None:
-        index = self._undrained[-1][0] if index is None and self._undrained else index
+        if index is None or step in (Step.STATUS, Step.DRAIN):
+            index = self._culprit()
         command: int | None = None
         found: Sequence[metadata_commands.Command] = ()
         if step is Step.APPLY and self._entry is not None:
-            command, found = len(self.state.results), self._entry.commands
+            found = self._entry.commands
+            command = len(self.state.results) if self.state.applied_index != index else None
         self.failure = failure = ApplyFailure.of(
             error,
             group=METADATA_GROUP,
@@ -490,6 +499,19 @@ class MetadataReplica:
             remedy="see docs/operations.md, shut partitions; partitions go on by the last state",
             trace=failure.trace,
         )
+
+    def _culprit(self) -> int | None:
+        """Return the index of the first entry behind the rows after which the state cannot be summed up or written; the
+        last one if there is none, None if no entry is behind the rows. Leaves the state half done."""
+        self.state = self._stored(self._levels)
+        for index, entry in self._undrained:
+            try:
+                self.state.apply(index, entry, self._put)
+                self.status()
+                self.state.write_state(self._put)
+            except Exception:
+                return index
+        return self._undrained[-1][0] if self._undrained else None
 
     def _rebuild(self, undrained: Sequence[tuple[int, metadata_commands.Entry]]) -> None:
         """Go back to the state before the entry that failed: the node goes on by it. Its rows are written once more, as
@@ -515,6 +537,9 @@ class MetadataReplica:
         self._entry = entry = metadata_commands.Entry.decode(command)
         self.check(entry)
         results = self.state.apply(index, entry, self._put)
+        # Encoded before anybody is told: an entry that is skipped must not have been acted upon, since the numbers that
+        # it gave away are given away again.
+        self.state.write_state(self._put)
         self._undrained.append((index, entry))
         return results
 

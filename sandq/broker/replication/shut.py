@@ -90,6 +90,9 @@ class ApplyFailure:
     """Position, in its entry, of the command that failed; None if that is not known."""
     kind: str | None = None
     """Class name of that command."""
+    is_exact: bool = True
+    """The entry is the one at fault. False: it is the last of several that were summed up, or written, together: the
+    replica is loaded again, and does that after each entry."""
     trace: str = field(default="", compare=False, repr=False)
 
     @classmethod
@@ -103,13 +106,14 @@ class ApplyFailure:
         rows_index: int,
         command: int | None = None,
         kind: str | None = None,
+        is_exact: bool = True,
     ) -> ApplyFailure:
         """Describe an error that was caught."""
         if step is Step.APPLY and isinstance(error, Corruption) and command is None:
             step = Step.DECODE
         text = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
         trace = "".join(traceback.format_exception(error, limit=-20))[-TRACEBACK_CHARS:]
-        return cls(group, step, index, rows_index, text, command, kind, trace)
+        return cls(group, step, index, rows_index, text, command, kind, is_exact, trace)
 
     @property
     def where(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 from sandq.broker.replication.replica import PartitionReplica
 from sandq.node import Serving
@@ -24,9 +25,18 @@ class Planted(Exception):
 class Plan:
     """Where the fault is raised, and on which nodes; changed by the test."""
 
-    def __init__(self, step: str = "apply", nodes: Collection[Serving] | None = None, marker: bytes = POISON) -> None:
+    def __init__(
+        self,
+        step: str = "apply",
+        nodes: Collection[Serving] | None = None,
+        marker: bytes = POISON,
+        *,
+        is_lasting: bool = True,
+    ) -> None:
         """`step`: "decode", "apply" (before anything is done), "first" or "last" write, "status" or "drain". `nodes`:
-        those whose replicas fail; None: all."""
+        those whose replicas fail; None: all. `is_lasting`: the status, or drain, fails each time behind the
+        entry; else once."""
+        self.is_lasting = is_lasting
         self.step = step
         self.marker = marker
         self._stores = None if nodes is None else [id(node.broker.node_log.stores) for node in nodes]
@@ -45,9 +55,13 @@ def planted(plan: Plan) -> Iterator[Plan]:
     """Let the entries that hold the plan's marker fail as it says."""
     apply, drain, status = PartitionReplica.apply, PartitionReplica.drain, PartitionReplica.status
     put, entry = View.put, PartitionReplica._entry
-    struck: set[int] = set()
-    """Replicas (by id) whose state is past the marked entry: their status, or drain, fails."""
+    struck: WeakSet[PartitionReplica] = WeakSet()
+    """Replicas whose state is past the marked entry: their status, or drain, fails."""
     current: list[PartitionReplica] = []
+
+    def forget(replica: PartitionReplica) -> None:
+        if not plan.is_lasting:
+            struck.discard(replica)
 
     def planted_apply(self: PartitionReplica, index: int, command: bytes, wanted: bool, skip: Any = None) -> Any:
         if plan.marker not in command or not plan.hits(self):
@@ -60,7 +74,7 @@ def planted(plan: Plan) -> Iterator[Plan]:
             results = apply(self, index, command, wanted, skip)
             if plan.step == "last":
                 plan.raises("last")
-            struck.add(id(self))
+            struck.add(self)
             return results
         finally:
             current.pop()
@@ -76,14 +90,14 @@ def planted(plan: Plan) -> Iterator[Plan]:
         return entry(self, command)
 
     def planted_drain(self: PartitionReplica) -> Any:
-        if plan.step == "drain" and id(self) in struck and self.failure is None:
-            struck.discard(id(self))
+        if plan.step == "drain" and self in struck and self.failure is None:
+            forget(self)
             plan.raises("drain")
         return drain(self)
 
     def planted_status(self: PartitionReplica) -> Any:
-        if plan.step == "status" and id(self) in struck and self.failure is None:
-            struck.discard(id(self))
+        if plan.step == "status" and self in struck and self.failure is None:
+            forget(self)
             plan.raises("status")
         return status(self)
 

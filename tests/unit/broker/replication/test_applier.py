@@ -47,6 +47,7 @@ class Counter:
         self.digests_asked: list[int] = []
         self.applied_index = self.rows_index = 0
         self.failure: ApplyFailure | None = None
+        self.careful_until = 0
         self._rows: dict[bytes, bytes] = {}
         self.half_way: Callable[[], None] = tuple
         """Called in the middle of an entry."""
