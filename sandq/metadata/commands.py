@@ -262,13 +262,19 @@ class Skipped(_Command):
     skip_id: bytes
     """Names the operator's decision, 16 bytes."""
     command_digest: bytes
-    """`digest()` of the skipped command: it is refused when it is sent again. Empty if it cannot be decoded."""
+    """`digest()` of the skipped command: it is refused when it is sent again. Empty if it may come again."""
 
     @classmethod
-    def of(cls, skip_id: bytes, command: Command) -> Skipped:
-        """Make what takes the place of a command."""
-        return command if isinstance(command, Skipped) else cls(skip_id, command.digest())
+    def of(cls, skip_id: bytes, command: Command, *, is_refused: bool = True) -> Skipped:
+        """Make what takes the place of a command. `is_refused`: it is refused when it is sent again, unless nodes
+        propose it by themselves."""
+        if isinstance(command, Skipped):
+            return command
+        return cls(skip_id, command.digest() if is_refused and not isinstance(command, OWN_COMMANDS) else b"")
 
+
+OWN_COMMANDS: Final = (RegisterNode, FormCluster, MarkNode, Assign, Settle, Balance, RaiseFeatureLevel)
+"""Commands that nodes propose by themselves, the same ones again: a node could not register if a skip refused it."""
 
 Command = (
     RegisterNode

@@ -669,7 +669,7 @@ class Skipped(Command):
     skip_id: bytes
     """Names the operator's decision, 16 bytes."""
     command_digest: bytes
-    """`digest()` of the skipped command: the leader refuses it when it is sent again. Empty if it cannot be decoded."""
+    """`digest()` of the skipped command: the leader refuses it when it is sent again. Empty if it may come again."""
     producer_id: int = 0
     """Of a skipped `Append`: its producer, epoch and sequence, and the checksum of its batch. 0: there is none."""
     epoch: int = 0
@@ -677,14 +677,16 @@ class Skipped(Command):
     batch_crc: int = 0
 
     @classmethod
-    def of(cls, skip_id: bytes, command: Command) -> Skipped:
-        """Make what takes the place of a command."""
+    def of(cls, skip_id: bytes, command: Command, *, is_refused: bool = True) -> Skipped:
+        """Make what takes the place of a command. `is_refused`: the leader refuses it when it is sent again, unless it
+        is one of the leader's own."""
         if isinstance(command, Skipped):
             return command
+        digest = command.digest() if is_refused and not isinstance(command, OWN_COMMANDS) else b""
         if not isinstance(command, Append) or not command.producer_id:
-            return cls(skip_id, command.digest())
+            return cls(skip_id, digest)
         numbers = command.producer_id, command.epoch, command.sequence
-        return cls(skip_id, command.digest(), *numbers, int.from_bytes(command.batch[4:8], "little"))
+        return cls(skip_id, digest, *numbers, int.from_bytes(command.batch[4:8], "little"))
 
 
 ScheduleCommand = PutSchedules | FireSchedules | PauseSchedules | DeleteSchedules | TriggerSchedules | PlanSchedules
@@ -696,6 +698,25 @@ SCHEDULE_COMMANDS: Final = (
     TriggerSchedules,
     PlanSchedules,
 )
+OWN_COMMANDS: Final = (
+    Lease,
+    Expire,
+    Release,
+    Upkeep,
+    Clock,
+    Configure,
+    Touch,
+    RaiseLevel,
+    TakeDigest,
+    ShareLimit,
+    AllowLimit,
+    FireSchedules,
+    PlanSchedules,
+    OutboxSent,
+    OutboxRefused,
+)
+"""Commands that the leader proposes by itself, the same ones again and again: leases would not expire, and outboxes not
+be sent, if a skip of one refused the next."""
 _CLASSES: dict[int, type[Command]] = {cls.type: cls for cls in Command.__subclasses__()}
 
 

@@ -109,3 +109,22 @@ async def test_second_skip_of_an_entry_is_refused_until_the_first_is_followed(tm
                 nursery.start_soon(skip_once)
             assert sorted([type(outcome).__name__ for outcome in outcomes]) == ["int", "str"], outcomes
             await until_holds(lambda: host_of(node).ready)
+
+
+async def test_skip_of_an_entry_refuses_only_the_command_that_failed_when_it_comes_again(tmp_path: Path) -> None:
+    """The leader proposes upkeep and expiry again and again, and clients repeat what was merged into the same entry."""
+    beside = [c.Upkeep(), c.Expire(), c.Touch(["g"]), c.OpenGroup("g", "earliest"), append(b"beside")]
+    with planted(Plan("first")):
+        async with run_node(small_config(tmp_path)) as node, connected(node) as client:
+            await until_risen(node)
+            await client.admin.create_topic("t")
+            host = host_of(node)
+            for at, command in enumerate([append(POISON), *beside]):
+                host.submit(command, lambda result: None, messages=0 if at else host._limits.entry_messages)
+            await until_holds(lambda: host.shut is not None)
+            await skip(client)
+            await until_holds(lambda: host_of(node).ready)
+            for command in beside:
+                await host_of(node).call(command)
+            with pytest.raises(Conflict, match="skipped"):
+                await host_of(node).call(append(POISON))

@@ -190,7 +190,15 @@ def replacement_of(
     if wrong:
         raise InvalidRequest(f"commands: the entry has commands 0 to {count - 1}, there is no {wrong[0]}")
     chosen = set(range(count) if positions is None else positions)
-    kept = [module.Skipped.of(skip_id, one) if at in chosen else one for at, one in enumerate(entry.commands)]
+
+    def is_refused(at: int) -> bool:
+        """Whether a command shuts the partition when it comes again: not one that was merged into the same entry."""
+        return positions is not None or failure.command in (None, at)
+
+    kept = [
+        module.Skipped.of(skip_id, one, is_refused=is_refused(at)) if at in chosen else one
+        for at, one in enumerate(entry.commands)
+    ]
     if not any([isinstance(one, module.Skipped) and one.skip_id == skip_id for one in kept]):
         raise InvalidRequest("commands: all of these are skipped already: name another one, or none to skip all")
     rows = [
