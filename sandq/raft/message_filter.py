@@ -87,7 +87,8 @@ class MessageFilter:
         if term < self._term:
             self._answer(sender, wire.ALIVE_ACK, seq)
             return
-        if entries and not self._takes_entries():
+        # Raft's own are taken, whatever waits here: those of a new leader, and a SKIP, let the group go on.
+        if any([command[0] == wire.REGULAR for command, *_ in entries or ()]) and not self._takes_entries():
             self._alive(sender, term, seq, False)
             return
         self.heard_s = hooks.now_s()

@@ -48,7 +48,7 @@ PINNED_SEGMENTS = 1
 COPY_BYTES = 1 << 20
 """... unless it is larger than this."""
 SHUT_LOG_BYTES: Final = 16 << 20
-"""Log that a replica takes, at most, while it is shut: what it takes beyond its rows stays until it opens again."""
+"""Bytes of requests that a replica takes, at most, in one term while it is shut: they stay until it opens again."""
 UNAPPLIED_WORK = 2 * PASS_WORK
 """With so much proposed and not yet applied, a group proposes no more: what waits to be proposed has turns, what was
 proposed has its order."""
@@ -443,7 +443,7 @@ class NodeLog:
         """Whether a follower's replica is to be sent more: what it has is applied, and written, fast enough."""
         host = self.hosts.get(group)
         if host is not None and host.shut is not None:
-            return host.group.journal.size_bytes < SHUT_LOG_BYTES
+            return host.taken_while_shut < SHUT_LOG_BYTES
         fits = host is None or self.stores.takes(store_prefix(host.replica.store))
         return fits and self._applying < self.limits.apply_backlog_bytes
 

@@ -129,6 +129,8 @@ class RaftGroup:
         self.reopens = False
         """The group has committed a SKIP that the shut replica has not followed, and that may open it: the replica is
         to be loaded from its rows again."""
+        self._shut_in: tuple[ApplyFailure, int, int] | None = None
+        """The failure and the term that `taken_while_shut` counts from, and the bytes of the log at that time."""
         self._is_skip_proposed = False
         """A SKIP is proposed, and it is not known yet what became of it."""
         self._followed: dict[int, int] = {}
@@ -218,6 +220,19 @@ class RaftGroup:
     def is_shut_leader(self) -> bool:
         """It leads and is shut: it takes requests only to say why they fail, and proposes members and SKIPs."""
         return self.shut is not None and self.group.is_leader and self.failed is None and self._closed is None
+
+    @property
+    def taken_while_shut(self) -> int:
+        """Bytes that the log has grown by in this term since the replica was shut.
+
+        What came before does not count, and each term counts anew: its leader must be able to commit what it has, for
+        only then it applies the entry, and is shut, or opens this replica by a snapshot."""
+        if self.shut is None:
+            return 0
+        size_bytes = self.group.journal.size_bytes
+        if self._shut_in is None or self._shut_in[0] is not self.shut or self._shut_in[1] != self.group.term:
+            self._shut_in = self.shut, self.group.term, size_bytes
+        return size_bytes - self._shut_in[2]
 
     @property
     def works(self) -> bool:

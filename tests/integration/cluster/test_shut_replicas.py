@@ -12,6 +12,7 @@ import trio
 
 import sandq
 from sandq.broker.health.shut_replicas import ShutReplicas
+from sandq.broker.replication import node_log
 from sandq.model.errors import Conflict, NotLeader
 from sandq.model.features import KNOWN
 from tests.integration.cluster.test_three_nodes import created
@@ -155,3 +156,21 @@ async def test_replica_whose_rows_cannot_be_read_gets_a_snapshot_of_the_others(t
         await nodes.until_even()
         assert not shut(nodes)
         assert await compared(nodes, same=True) == ()
+
+
+async def test_skip_is_committed_where_replicas_have_as_much_log_as_shut_ones_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy partition has a long log below the failed entry; one that is proposed meanwhile stands above it."""
+    monkeypatch.setattr(node_log, "SHUT_LOG_BYTES", 10_000)
+    async with three_nodes(tmp_path) as nodes, nodes.connect() as client:
+        await created(nodes, client)
+        await risen(nodes)
+        await client.produce("t", bytes(20_000))
+        with planted(Plan("first")):
+            await send(nodes, POISON)
+            await until_holds(lambda: shut(nodes) == set(NAMES))
+            await until_skipped(nodes, client)
+            await client.produce("t", b"after")
+            await nodes.until_even()
+            assert not shut(nodes)
