@@ -116,8 +116,8 @@ class OutboxSender:
     def look(self, leader: PartitionLeader) -> None:
         """Something has changed in a partition that is led here, and has something to be sent."""
         status: OutboxStatus | None = leader.host.status.outbox
-        if status is None:
-            return
+        if status is None or self._nursery.cancel_scope.cancel_called:
+            return  # the last entries of a node that ends are applied after its tasks: the next leader sends
         busy = self._busy.setdefault(leader, set())
         for target in status.batches.keys() - busy:
             busy.add(target)

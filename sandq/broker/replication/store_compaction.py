@@ -59,7 +59,8 @@ class StoreCompaction:
 
     def look(self, status: Status) -> None:
         """Something was applied."""
-        if not self._is_working and is_due(status):
+        is_ending = self._nursery.cancel_scope.cancel_called
+        if not self._is_working and not is_ending and is_due(status):
             self._is_working = True
             self._nursery.start_soon(self._compact)
 

@@ -161,3 +161,15 @@ async def test_an_unexpected_error_ends_no_sending(autojump_clock: trio.testing.
         assert "KeyError" in sender.stuck(leader)[target].error, "it is told of meanwhile"
     assert (tries, said) == ([5] * 4, [c.OutboxSent(*target, 5)])
     assert not sender.stuck(leader)
+
+
+async def test_look_once_the_node_has_ended_starts_nothing() -> None:
+    """The apply thread ends after the tasks of the node, and says what it has applied last."""
+    status = SimpleNamespace(outbox=OutboxStatus({Target(9, 0): 5}, 1))
+    leader: Any = type("Leader", (), {"closed": False, "host": SimpleNamespace(works=True, status=status)})()
+    sender: Any = Bed().sender
+    async with trio.open_nursery() as nursery:
+        sender._nursery = nursery
+        nursery.cancel_scope.cancel()
+    sender.look(leader)
+    assert not sender.stuck(leader)
