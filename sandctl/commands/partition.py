@@ -63,7 +63,7 @@ def shut() -> None:
     "commands",
     type=click.IntRange(0),
     multiple=True,
-    help="Position of a command in the entry; may be repeated.  [default: all of the entry]",
+    help="Position of a command in the entry; may be repeated.  [default: the one that failed; all if not known]",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what the entry holds.")
 @click.option("--force", is_flag=True, help="Skip although a replica that may have applied it cannot be reached.")

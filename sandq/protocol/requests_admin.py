@@ -257,9 +257,11 @@ def _check_positions(positions: Sequence[Any]) -> str | None:
 
 
 class EntrySkip(Request, type=Type.ENTRY_SKIP):
-    """Skip the entry that shut a partition (ADR 46). For the node that leads it; any other names that one. `topic`:
-    None is the metadata. `entry`: its index; None: of the one that shut it. `commands`: positions in it; None: all.
-    `dry_run`: only say what it is. `force`: also if a replica that may have applied it cannot be reached."""
+    """Skip the entry that shut a partition (ADR 46). For the node that leads it; any other names that one.
+
+    `topic`: None is the metadata. `entry`: its index; None: of the one that shut it. `commands`: positions in it; None:
+    the one that failed, or all if that is not known. `dry_run`: only say what it is. `force`: also if a replica that
+    may have applied it cannot be reached."""
 
     topic: str | None
     partition: Partition

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from PIL import Image
 
+from sandq.model.features import KNOWN
 from tests.support.browser import Browser, chromium
 from tests.support.console import Api, Console
 from tests.support.paths import ROOT
@@ -98,7 +99,7 @@ def main() -> None:
         try:
             api = Api(f"http://127.0.0.1:{port}")
             wait_until(lambda: api.status("GET", "/readyz") == 200)
-            wait_until(lambda: api("GET", "/cluster")["feature_level"] == 17)
+            wait_until(lambda: api("GET", "/cluster")["feature_level"] == KNOWN.highest)
             fill(api, chance)
             work(api, chance)
             console = Console(browser, api)

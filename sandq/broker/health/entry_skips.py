@@ -69,7 +69,7 @@ class EntrySkips:
             raise Conflict(f"entry {index} is one of Raft's own: it cannot be skipped")
         command = journal.replacement(index, host.group.commit_index) or stored[1:]
         skip_id = secrets.token_bytes(SKIP_ID_BYTES)
-        replacement, described = replacement_of(host.number, skip_id, command, request.commands, failure)
+        replacement, described = replacement_of(host.number, skip_id, command, _chosen(request, failure), failure)
         answer = {
             "topic": request.topic,
             "partition": request.partition,
@@ -169,6 +169,13 @@ class EntrySkips:
 
 def _named(request: EntrySkip) -> str:
     return "the metadata" if request.topic is None else f"partition {request.partition} of topic {request.topic!r}"
+
+
+def _chosen(request: EntrySkip, failure: ApplyFailure) -> Sequence[int] | None:
+    """Return the positions of the commands to skip: those that are named, else the one that failed; None: all."""
+    if request.commands is not None or failure.command is None:
+        return request.commands
+    return (failure.command,)
 
 
 def replacement_of(

@@ -157,12 +157,21 @@ class Snapshots:
                 await _caught_up(host, member, pin)
             if pin.is_lost:
                 await self._was_outrun(key)
+            elif member in self._shut_members(host):
+                await self._was_in_vain(key)
         except (SandqError, OSError) as error:
             log.warning("a snapshot was not sent", group=host.number, to=member, error=str(error))
             await trio.sleep(RETRY_S)
         finally:
             host.pins.pop(member, None)
             self._sending.discard(key)
+
+    async def _was_in_vain(self, key: tuple[int, str]) -> None:
+        """Wait before the next attempt: the member is shut again, or still, although it has the snapshot."""
+        times = self._outrun[key] = min(self._outrun.get(key, 0) + 1, RATE_DOUBLINGS)
+        pause_s = min(RETRY_S * 2**times, RETRY_MOST_S)
+        log.warning("a replica is shut although it has a snapshot", group=key[0], to=key[1], again_in_s=pause_s)
+        await trio.sleep(pause_s)
 
     async def _was_outrun(self, key: tuple[int, str]) -> None:
         """Wait before the next attempt."""

@@ -556,11 +556,11 @@ class Admin(AccessAdmin, OverviewAdmin):
         """Skip the log entry that shut a partition, because no replica can apply it; its replicas open again then.
 
         What is skipped is lost; whoever sent it has not had an answer. `topic`: None is the metadata. `index`: of the
-        entry; None, the one that shut the partition. `commands`: positions in the entry of what is skipped; None: all
-        of it. `dry_run`: only return what the entry holds: `index`, `error` and `commands`, a row for each. `force`:
-        also while a replica that may have applied the entry cannot be reached. Conflict when there is nothing to skip,
-        or such a replica; InvalidRequest when there is another entry. A TimedOut or ConnectionLost leaves open whether
-        it is skipped: `cluster()` tells (`shut`).
+        entry; None, the one that shut the partition. `commands`: positions in the entry of what is skipped; None: the
+        command that failed, or all of the entry if that is not known. `dry_run`: only return what the entry holds:
+        `index`, `error` and `commands`, a row for each. `force`: also while a replica that may have applied the entry
+        cannot be reached. Conflict when there is nothing to skip, or such a replica; InvalidRequest when there is
+        another entry. A TimedOut or ConnectionLost leaves open whether it is skipped: `cluster()` tells (`shut`).
         """
         name = None if topic is None else check_name("topic", topic)
         request = EntrySkip(name, _partition(partition), index, commands, dry_run, force)

@@ -167,6 +167,9 @@ class ClusterWorld:
         """Replicas that have applied the same entries hold the same."""
         by_index: dict[int, ClusterNode] = {}
         for node in self.nodes.values():
+            pointer = node.node_log.pointers.get(node.host.number)
+            if pointer is None or pointer.store != node.replica.store:
+                continue  # a snapshot takes the place of its rows at this moment
             other = by_index.setdefault(node.replica.applied_index, node)
             if other is not node:
                 self.compared += 1

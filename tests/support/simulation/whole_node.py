@@ -212,6 +212,10 @@ class FairTaskWorker(TaskWorker):
         self._life.machine.applied_on_loop += count
         return count
 
+    def cpu_s(self) -> float:
+        """No thread of its own uses any."""
+        return 0.0
+
     def beside(self) -> Sequence[Any]:
         """Nothing: an entry is applied in no time here, so it gives way to no other."""
         return ()
