@@ -13,6 +13,9 @@ SKIPS_KEPT: Final = 64
 when there are that many decisions: a replica that reaches a SKIP must know that it followed it."""
 
 
+_NONE: Final[frozenset[bytes]] = frozenset()
+
+
 class Skips:
     """The last skipped commands: part of the replicated state."""
 
@@ -44,6 +47,8 @@ class Skips:
     @property
     def digests(self) -> frozenset[bytes]:
         """Digests of the commands that are refused."""
+        if not self._kept:
+            return _NONE  # a status is made for each entry
         return frozenset([digest for _, digest in self._kept if digest])
 
 
