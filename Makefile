@@ -1,7 +1,8 @@
 # make setup, then make demo, test, check, bench. Everything stays inside this directory and nothing asks for root, but
 # for programs that tests run: make system installs those where it may do so without a password, else it says which.
 SHELL := /bin/bash
-PYTHON ?= python3
+# PYTHON=... names the interpreter. Without it: that of .venv if there is one, else the first that can install sandq.
+PYTHONS := $(or $(PYTHON),$(wildcard .venv/bin/python) python3 python3.14 python3.13 python3.12 python3.11)
 # Tests start hundreds of Python processes: compiling all modules in each takes more time than what they do.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
@@ -16,11 +17,10 @@ PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 setup: $(STAMP)
 
 $(STAMP): requirements.lock pyproject.toml packaging/client/pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "sandq needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
-	  echo "Name another one: make setup PYTHON=python3.11" >&2; exit 1; }
 	@rm -f $@
-	$(PYTHON) -m venv .venv
+	@python=$$(packaging/choose-python $(PYTHONS)) || exit 1; \
+	  [ "$$($(BIN)/python --version 2>&1)" = "$$($$python --version 2>&1)" ] || rm -rf .venv; \
+	  $$python -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
 	  -e packaging/client -e .

@@ -28,7 +28,7 @@ def suggesting(kind: K) -> K:
     if sys.version_info < (3, 13):
         for name, member in list(vars(kind).items()):
             if not name.startswith("_") and name not in HOT and inspect.isfunction(member):
-                known = [*inspect.signature(member).parameters][1:]
+                known = keywords(member)
                 # What only waits for such a method has its attributes, too.
                 timed_again = getattr(member, "timed_again", None) if inspect.iscoroutinefunction(member) else None
                 if known and timed_again is not None:
@@ -36,6 +36,12 @@ def suggesting(kind: K) -> K:
                 elif known:
                     setattr(kind, name, _suggesting(member, known))
     return kind
+
+
+def keywords(method: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments of a method, without `self`, that a call may pass by keyword."""
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [each.name for each in [*inspect.signature(method).parameters.values()][1:] if each.kind in by_name]
 
 
 def _suggesting(method: Callable[..., Any], known: list[str]) -> Callable[..., Any]:

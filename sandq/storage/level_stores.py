@@ -24,10 +24,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import plyvel
-
 from sandq.model.errors import ClosedError, Corruption, SandqError, StorageFailed
-from sandq.storage import level_check
+from sandq.storage import level_check, leveldb
 from sandq.storage.files import DIRECTORY_MODE, flock, sync_directory
 
 WRITE_BUFFER_BYTES = 16 << 20
@@ -61,22 +59,22 @@ class LevelStores:
             self._lock.close()
             raise
 
-    def _open(self, create: bool) -> plyvel.DB:
+    def _open(self, create: bool) -> leveldb.DB:
         exists = level_check.check_directory(self.path)
         if not exists and not create:
             raise Corruption(f"the stores {self.path} hold no database", file=str(self.path))
         level_check.remove_logs(self.path)
         try:
-            db = plyvel.DB(
+            db = leveldb.DB(
                 str(self.path),
                 create_if_missing=not exists,
                 paranoid_checks=True,
                 write_buffer_size=WRITE_BUFFER_BYTES,
                 compression=None,
             )
-        except plyvel.CorruptionError as error:
+        except leveldb.CorruptionError as error:
             raise self._corrupt(error) from error
-        except plyvel.Error as error:
+        except leveldb.Error as error:
             raise self._failed("open", error) from error
         try:
             # What LevelDB created, renamed and removed while opening becomes durable.
@@ -92,7 +90,7 @@ class LevelStores:
     def get(self, key: bytes) -> bytes | None:
         try:
             value: bytes | None = self._db.get(key, verify_checksums=True)
-        except plyvel.Error as error:
+        except leveldb.Error as error:
             raise self._read_error(error) from error
         return value
 
@@ -116,7 +114,7 @@ class LevelStores:
                     else:
                         rows.seek_to_last()
                 return _collect(rows, start, stop, limit, max_bytes, reverse)
-        except plyvel.Error as error:
+        except leveldb.Error as error:
             raise self._read_error(error) from error
 
     def vacant(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[bool]:
@@ -131,7 +129,7 @@ class LevelStores:
                         rows.seek(start)
                         at = rows.key() if rows.valid() else None
                     vacant.append(at is None or at >= stop)
-        except plyvel.Error as error:
+        except leveldb.Error as error:
             raise self._read_error(error) from error
         return vacant
 
@@ -158,7 +156,7 @@ class LevelStores:
                 put(key, value)
         try:
             batch.write()
-        except plyvel.Error as error:
+        except leveldb.Error as error:
             raise self._write_error("write", error) from error
 
     def flush(self) -> None:
@@ -170,7 +168,7 @@ class LevelStores:
             self._db.write_batch().write()
             self._wait_for_removal(before)
             self._mark = level_check.write_mark(self.path, self._mark)
-        except (plyvel.Error, OSError) as error:
+        except (leveldb.Error, OSError) as error:
             raise self._write_error("flush", error) from error
         except StorageFailed as error:
             self._failure = self._failure or error
@@ -187,7 +185,7 @@ class LevelStores:
         self._check()
         try:
             self._db.compact_range(start=start, stop=stop)
-        except plyvel.Error as error:
+        except leveldb.Error as error:
             raise self._write_error("compact", error) from error
 
     def approximate_bytes(self) -> int:
@@ -229,15 +227,15 @@ class LevelStores:
         text = f"the stores in {self.path} are damaged: {_text(error)}"
         return found or level_check.StoresDamaged(text, file=str(self.path))
 
-    def _read_error(self, error: plyvel.Error) -> SandqError:
-        if isinstance(error, plyvel.CorruptionError):
+    def _read_error(self, error: leveldb.Error) -> SandqError:
+        if isinstance(error, leveldb.CorruptionError):
             return self._corrupt(error)
         # A damaged table footer sends LevelDB beyond the end of the file: "Invalid argument".
         return level_check.find_damaged_table(self.path) or self._failed("read", error)
 
     def _write_error(self, operation: str, error: Exception) -> SandqError:
         failure: SandqError
-        damaged = isinstance(error, plyvel.CorruptionError)
+        damaged = isinstance(error, leveldb.CorruptionError)
         failure = self._corrupt(error) if damaged else self._failed(operation, error)
         self._failure = self._failure or failure
         return failure
@@ -246,7 +244,7 @@ class LevelStores:
 class LevelSnapshot:
     """`StoresSnapshot` of `LevelStores`. One that is forgotten without `close` is let go when Python collects it."""
 
-    def __init__(self, db: plyvel.DB, read_error: Callable[[plyvel.Error], SandqError]) -> None:
+    def __init__(self, db: leveldb.DB, read_error: Callable[[leveldb.Error], SandqError]) -> None:
         self._db = db
         self._read_error = read_error
         self._lock = threading.Lock()
@@ -264,7 +262,7 @@ class LevelSnapshot:
                 with self._snapshot.raw_iterator(verify_checksums=True, fill_cache=False) as rows:
                     rows.seek(start)
                     return _collect(rows, start, stop, limit, max_bytes, False)
-            except plyvel.Error as error:
+            except leveldb.Error as error:
                 raise self._read_error(error) from error
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
@@ -284,7 +282,7 @@ class LevelSnapshot:
 
 
 def _collect(
-    rows: plyvel._plyvel.RawIterator,
+    rows: leveldb.RawIterator,
     start: bytes,
     stop: bytes,
     limit: int | None,

@@ -14,7 +14,7 @@ import sandq
 import sandq.sync
 import sandq.testing
 from sandq.client.admin import settings as typed
-from sandq.client.arguments import HOT, did_you_mean, suggesting
+from sandq.client.arguments import HOT, did_you_mean, keywords, suggesting
 from sandq.model import settings, tenants
 from sandq.model.schema import keys_of
 
@@ -51,7 +51,7 @@ def test_methods_with_arguments_suggest() -> None:
     assert len(names) > 100
     for kind in (sandq.Client, sandq.Messages, sandq.sync.Client, sandq.sync.Subscription, sandq.testing.Broker):
         for name, member in inspect.getmembers(kind, inspect.isfunction):
-            own = [parameter for parameter in inspect.signature(member).parameters][1:]
+            own = keywords(member)
             if name.startswith("_") or not own or name in HOT or SETTINGS_OF & {(kind.__name__, name)}:
                 continue
             wrong = own[-1] + "x"

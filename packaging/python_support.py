@@ -1,0 +1,91 @@
+"""Says in one line why this Python cannot install sandq; prints nothing and exits with 0 if it can.
+
+`make setup` runs it before anything is downloaded. It runs on any Python 3, so it uses old syntax only.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+OLDEST = (3, 11)
+NEWEST = (3, 14)
+WHEEL_MACHINES = ("x86_64", "aarch64", "amd64", "arm64")
+"""Machines for which every package with C code has a wheel, as `platform.machine()` names them."""
+LIBLEVELDB = "apt-get install g++ libleveldb-dev python3-dev"
+
+
+def problem(version, implementation, has_gil, has_venv):
+    """Return why sandq does not support an interpreter, or None."""
+    supported = "CPython %d.%d to %d.%d" % (OLDEST + NEWEST)
+    found = "%s %s" % (implementation, ".".join([str(part) for part in version]))
+    if implementation != "CPython":
+        return "sandq needs %s; this is %s" % (supported, found)
+    if version[:2] < OLDEST:
+        return "sandq needs %s; this is %s, which is too old" % (supported, found)
+    if version[:2] > NEWEST:
+        return "sandq needs %s; this is %s, which is too new: LevelDB has no wheel for it" % (supported, found)
+    if not has_gil:
+        return "sandq needs %s; this is %s without the GIL: LevelDB has no wheel for it" % (supported, found)
+    if not has_venv:
+        package = "python%d.%d-venv" % version[:2]
+        return "%s cannot create a virtual environment; on Debian and Ubuntu: apt-get install %s" % (found, package)
+    return None
+
+
+def missing_for_leveldb(version, machine, is_glibc, can_compile):
+    """Return why LevelDB cannot be installed for a supported interpreter, or None.
+
+    `can_compile`: returns whether a C++ compiler with LevelDB's headers is installed. It is called only where there is
+    no wheel.
+    """
+    if sys.platform != "linux":
+        return None  # The client needs no LevelDB, and a node refuses to start with its own reason.
+    has_wheel = is_glibc and machine in (("x86_64",) if version[:2] == OLDEST else WHEEL_MACHINES)
+    if has_wheel or can_compile():
+        return None
+    where = "Python %d.%d on %s%s" % (version[0], version[1], machine, "" if is_glibc else " without glibc")
+    better = "use Python 3.12 or newer, or " if version[:2] == OLDEST and is_glibc else ""
+    return "LevelDB has no wheel for %s: %sinstall a compiler and its headers (%s)" % (where, better, LIBLEVELDB)
+
+
+def _can_compile():
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not compiler:
+        return False
+    include = "-I" + sysconfig.get_paths()["include"]
+    command = [compiler, include, "-x", "c++", "-fsyntax-only", "-"]
+    source = b"#include <leveldb/db.h>\n#include <Python.h>\n"
+    try:
+        process = subprocess.Popen(command, stdin=-1, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process.communicate(source)
+    except OSError:
+        return False
+    return process.returncode == 0
+
+
+def _has_venv():
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def main():
+    version = tuple(sys.version_info[:3])
+    is_gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)
+    reason = problem(version, platform.python_implementation(), is_gil_enabled(), _has_venv())
+    if reason is None:
+        is_glibc = platform.libc_ver()[0] == "glibc"
+        reason = missing_for_leveldb(version, platform.machine(), is_glibc, _can_compile)
+    if reason is not None:
+        print(reason)
+    return int(reason is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""LevelDB's Python binding: the only module that imports it.
+
+Two distributions have the same source (docs/storage-format.md says what was compared). `plyvel` has no wheels for
+Python 3.12 on arm64 nor for any newer version; `plyvel-next` has them for 3.12 and newer, under another module name.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info >= (3, 12):
+    from plyvel_next import DB, CorruptionError, Error
+    from plyvel_next._plyvel import RawIterator
+
+    DISTRIBUTION = "plyvel-next"
+else:
+    from plyvel import DB, CorruptionError, Error
+    from plyvel._plyvel import RawIterator
+
+    DISTRIBUTION = "plyvel"
+
+__all__ = ["DB", "DISTRIBUTION", "CorruptionError", "Error", "RawIterator"]
