@@ -19,19 +19,19 @@ LIBLEVELDB = "apt-get install g++ libleveldb-dev python3-dev"
 
 def problem(version, implementation, has_gil, has_venv):
     """Return why sandq does not support an interpreter, or None."""
-    supported = "CPython %d.%d to %d.%d" % (OLDEST + NEWEST)
-    found = "%s %s" % (implementation, ".".join([str(part) for part in version]))
+    oldest, newest, own = (f"{each[0]}.{each[1]}" for each in (OLDEST, NEWEST, version))
+    found = f"{implementation} {'.'.join(map(str, version))}"
+    wanted = f"sandq needs CPython {oldest} to {newest}; this is {found}"
     if implementation != "CPython":
-        return "sandq needs %s; this is %s" % (supported, found)
+        return wanted
     if version[:2] < OLDEST:
-        return "sandq needs %s; this is %s, which is too old" % (supported, found)
+        return f"{wanted}, which is too old"
     if version[:2] > NEWEST:
-        return "sandq needs %s; this is %s, which is too new: LevelDB has no wheel for it" % (supported, found)
+        return f"{wanted}, which is too new: LevelDB has no wheel for it"
     if not has_gil:
-        return "sandq needs %s; this is %s without the GIL: LevelDB has no wheel for it" % (supported, found)
+        return f"{wanted} without the GIL: LevelDB has no wheel for it"
     if not has_venv:
-        package = "python%d.%d-venv" % version[:2]
-        return "%s cannot create a virtual environment; on Debian and Ubuntu: apt-get install %s" % (found, package)
+        return f"{found} cannot create a virtual environment; on Debian and Ubuntu: apt-get install python{own}-venv"
     return None
 
 
@@ -43,12 +43,12 @@ def missing_for_leveldb(version, machine, is_glibc, can_compile):
     """
     if sys.platform != "linux":
         return None  # The client needs no LevelDB, and a node refuses to start with its own reason.
-    has_wheel = is_glibc and machine in (("x86_64",) if version[:2] == OLDEST else WHEEL_MACHINES)
-    if has_wheel or can_compile():
+    machines = ("x86_64",) if version[:2] == OLDEST else WHEEL_MACHINES
+    if (is_glibc and machine in machines) or can_compile():
         return None
-    where = "Python %d.%d on %s%s" % (version[0], version[1], machine, "" if is_glibc else " without glibc")
+    where = f"Python {version[0]}.{version[1]} on {machine}{'' if is_glibc else ' without glibc'}"
     better = "use Python 3.12 or newer, or " if version[:2] == OLDEST and is_glibc else ""
-    return "LevelDB has no wheel for %s: %sinstall a compiler and its headers (%s)" % (where, better, LIBLEVELDB)
+    return f"LevelDB has no wheel for {where}: {better}install a compiler and its headers ({LIBLEVELDB})"
 
 
 def _can_compile():

@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -33,12 +33,16 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = ROOT / "packaging" / "client"
 LOCK = "requirements.lock"
+RUNTIME_LOCK = ROOT / "packaging" / "release.lock"
+"""What the wheels need, for all supported Python versions and machines; packaging/lock writes it."""
 SBOM = "sbom.cdx.json"
 SUMS = "SHA256SUMS"
 # A virtual environment may be a link, which is no part of them.
 SOURCES = (".", ":(exclude).venv")
 OURS = frozenset({"sandq", "sandq-client"})
 _BLOCK = re.compile(r"^([A-Za-z0-9._-]+)==([^ \\;]+)(.*?)(?=^\S|\Z)", re.M | re.S)
+_MARKER = re.compile(r"^ ; ([^\\\n]+)")
+_VIA = re.compile(r"^    #(?: via)? +([A-Za-z0-9._-]+)(?: \(.*pyproject\.toml\))?$", re.M)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _NAMESPACE = uuid.UUID("6f1b62f4-7a52-5d0c-9d5a-6a0a5d2b7c11")
 
@@ -51,14 +55,13 @@ def build(into: Path) -> list[Path]:
         raise SystemExit(f"{into} is not empty: a release has nothing in it but what is built now")
     for project, kinds in ((CLIENT, ("wheel",)), (ROOT, ("wheel", "sdist"))):
         _hatch(project, kinds, into, epoch)
-    pinned = locked((ROOT / LOCK).read_text(encoding="utf-8"))
-    needs = needed(wanted())
-    missing = needs.keys() - pinned.keys()
+    text = RUNTIME_LOCK.read_text(encoding="utf-8")
+    runtime = locked(text)
+    missing = {_name(line) for line in wanted()} - runtime.keys() - OURS
     if missing:
-        raise SystemExit(f"{LOCK} does not have {', '.join(sorted(missing))}")
-    runtime = {name: pinned[name] for name in sorted(needs)}
-    (into / LOCK).write_text("".join([text for _, text in runtime.values()]), encoding="utf-8")
-    found = bill_of_materials(runtime, needs, version_of(ROOT), int(epoch))
+        raise SystemExit(f"{RUNTIME_LOCK} does not have {', '.join(sorted(missing))}: run packaging/lock")
+    (into / LOCK).write_text(text, encoding="utf-8")
+    found = bill_of_materials(runtime, version_of(ROOT), int(epoch))
     (into / SBOM).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     files = sorted(into.iterdir())
     (into / SUMS).write_text("".join([f"{_sha256(file)}  {file.name}\n" for file in files]), encoding="utf-8")
@@ -83,35 +86,40 @@ def wanted() -> list[str]:
     return found
 
 
-def needed(requirements: Iterable[str]) -> dict[str, list[str]]:
-    """These and all that they depend on, by name, each with what it needs itself: as it is installed here."""
-    found: dict[str, list[str]] = {}
-    left = [_name(line) for line in requirements if _applies(line)]
-    while left:
-        name = left.pop()
-        if name in found or name in OURS:
-            continue
-        found[name] = sorted({_name(line) for line in importlib.metadata.requires(name) or () if _applies(line)})
-        left += found[name]
+class Locked(NamedTuple):
+    """A package of a lock file."""
+
+    version: str
+    marker: str | None
+    """For which environments it is; None: for all."""
+    needed_by: frozenset[str]
+    hashes: tuple[str, ...]
+
+
+def locked(text: str) -> dict[str, Locked]:
+    """Return the packages of a lock file that uv wrote, by name."""
+    found = {}
+    for name, version, rest in _BLOCK.findall(text):
+        marker = _MARKER.match(rest)
+        found[canonicalize_name(name)] = Locked(
+            version=version,
+            marker=marker[1].strip() if marker else None,
+            needed_by=frozenset(canonicalize_name(each) for each in _VIA.findall(rest)),
+            hashes=tuple(_HASH.findall(rest)),
+        )
     return found
 
 
-def locked(text: str) -> dict[str, tuple[str, str]]:
-    """By name: version, and the lines of the lock file."""
-    return {
-        canonicalize_name(name): (version, f"{name}=={version}{rest}") for name, version, rest in _BLOCK.findall(text)
-    }
-
-
-def bill_of_materials(
-    runtime: Mapping[str, tuple[str, str]], needs: Mapping[str, list[str]], version: str, epoch: int
-) -> dict[str, Any]:
-    """CycloneDX 1.6, of sandq and everything that it needs to run."""
-    refs = {name: f"pkg:pypi/{name}@{pinned}" for name, (pinned, _) in runtime.items()}
+def bill_of_materials(runtime: Mapping[str, Locked], version: str, epoch: int) -> dict[str, Any]:
+    """Return a bill in the format CycloneDX 1.6, of sandq and everything that it needs to run."""
+    refs = {name: f"pkg:pypi/{name}@{package.version}" for name, package in runtime.items()}
     own = f"pkg:pypi/sandq@{version}"
-    direct = sorted({_name(line) for line in wanted() if _applies(line)} - OURS)
-    tree = [{"ref": own, "dependsOn": [refs[name] for name in direct]}]
-    tree += [{"ref": refs[name], "dependsOn": [refs[need] for need in needs[name] if need in refs]} for name in runtime]
+    direct = [refs[name] for name, package in runtime.items() if package.needed_by & OURS]
+    tree = [{"ref": own, "dependsOn": direct}]
+    tree += [
+        {"ref": ref, "dependsOn": [refs[need] for need, package in runtime.items() if name in package.needed_by]}
+        for name, ref in refs.items()
+    ]
     content: dict[str, Any] = {
         "metadata": {
             "timestamp": datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -120,7 +128,7 @@ def bill_of_materials(
                 "licenses": [{"expression": "Apache-2.0"}],
             },
         },
-        "components": [_component(name, *runtime[name], refs[name]) for name in runtime],
+        "components": [_component(name, package, refs[name]) for name, package in runtime.items()],
         "dependencies": tree,
     }
     serial = uuid.uuid5(_NAMESPACE, json.dumps(content, sort_keys=True))
@@ -132,16 +140,20 @@ def bill_of_materials(
     return {**head, "serialNumber": f"urn:uuid:{serial}", "version": 1, **content}
 
 
-def _component(name: str, version: str, text: str, ref: str) -> dict[str, Any]:
-    metadata = importlib.metadata.metadata(name)
-    component = {"type": "library", "bom-ref": ref, "name": name, "version": version, "purl": ref}
-    expression, text_of_license = metadata.get("License-Expression"), metadata.get("License")
-    if expression:
-        component["licenses"] = [{"expression": expression}]
-    elif text_of_license and "\n" not in text_of_license:
-        component["licenses"] = [{"license": {"name": text_of_license}}]
-    # A release of a package is several files: whoever installs has one of them.
-    files = [{"alg": "SHA-256", "content": found} for found in _HASH.findall(text)]
+def _component(name: str, package: Locked, ref: str) -> dict[str, Any]:
+    component = {"type": "library", "bom-ref": ref, "name": name, "version": package.version, "purl": ref}
+    # Other packages are not installed on every machine that builds, and all machines shall give the same bytes.
+    if package.marker is None:
+        metadata = importlib.metadata.metadata(name)
+        expression, text_of_license = metadata.get("License-Expression"), metadata.get("License")
+        if expression:
+            component["licenses"] = [{"expression": expression}]
+        elif text_of_license and "\n" not in text_of_license:
+            component["licenses"] = [{"license": {"name": text_of_license}}]
+    else:
+        component["properties"] = [{"name": "sandq:marker", "value": package.marker}]
+    # A release of a package is several files: an installation has one of them.
+    files = [{"alg": "SHA-256", "content": found} for found in package.hashes]
     where = {"type": "distribution", "url": ref, "comment": "any of its files", "hashes": files}
     return {**component, "externalReferences": [where]}
 
@@ -171,11 +183,6 @@ def _git(*arguments: str, root: Path = ROOT) -> str:
 
 def _name(line: str) -> str:
     return canonicalize_name(Requirement(line).name)
-
-
-def _applies(line: str) -> bool:
-    marker = Requirement(line).marker
-    return marker is None or marker.evaluate({"extra": ""})
 
 
 def _sha256(file: Path) -> str:

@@ -38,7 +38,6 @@ from sandq.spark.jobs.archive_log import (
     with_bins,
 )
 from sandq.spark.jobs.directories import SparkDirectories
-from sandq.spark.jobs.origins import escaped
 from sandq.spark.jobs.replay_notes import check_replays
 from sandq.spark.jobs.session import failure
 
@@ -179,6 +178,8 @@ class _Run:
         schema = archive_schema()
         schema = type(schema)([field for field in schema if field.name not in ("topic", "date")])
         draft = f"{self._path}/{NOTES}/{self._name}/{place}"
+        from sandq.spark.jobs.origins import escaped  # it loads Spark
+
         paths = [escaped(self._plain(file.path)) for file in group]
         self._check_columns(target, paths, schema.names)
         rows = self._spark.read.schema(schema).parquet(*paths)

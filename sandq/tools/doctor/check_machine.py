@@ -6,7 +6,6 @@ import ctypes
 import importlib
 import importlib.metadata
 import os
-import platform
 import re
 import resource
 import sys
@@ -16,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from sandq.model.limits import Limits
 from sandq.tools.doctor.check import Check, failed, ok, warning
 
-PYTHON_LEAST = (3, 11)
+PYTHON_OLDEST = (3, 11)
+PYTHON_NEWEST = (3, 14)
 FILES_BESIDE = 1100
 """Open files of a node that are no connections: LevelDB keeps 1,000, the rest are the log, sockets, libraries."""
 CLOCK_LOOK_S = 0.2
@@ -26,17 +26,21 @@ NTP_ERROR = 5
 
 _DISTRIBUTIONS = ("sandq", "sandq-client")
 _MODULES = {"pyyaml": "yaml", "pyjwt": "jwt", "sandq-client": "sandq"}
-_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(;.*)?")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*(?:\[[^]]*\])?\s*\(?([^;)]*)\)?\s*(?:;(.*))?")
+_PYTHON_MARKER = re.compile(r"""\s*python_version\s*(<|>=)\s*['"]([0-9.]+)['"]\s*""")
 _CLAUSE = re.compile(r"(===|==|!=|>=|<=|~=|<|>)\s*([0-9A-Za-z.*+!_-]+)")
 
 
-def check_python() -> Check:
-    """The interpreter."""
-    version = platform.python_version()
-    least = ".".join(map(str, PYTHON_LEAST))
-    if sys.version_info < PYTHON_LEAST:
-        return failed("python", f"{version}, {least} or newer is needed", f"run sandq with Python {least} or newer")
-    return ok("python", f"{version} ({sys.executable})")
+def check_python(version: Sequence[int] = sys.version_info) -> Check:
+    """Check that this Python is one on which sandq was tested."""
+    found = f"{'.'.join(map(str, version[:3]))} ({sys.executable})"
+    oldest, newest = (".".join(map(str, each)) for each in (PYTHON_OLDEST, PYTHON_NEWEST))
+    to_do = f"run sandq with Python {oldest} to {newest}"
+    if tuple(version[:2]) < PYTHON_OLDEST:
+        return failed("python", f"{found}, {oldest} or newer is needed", to_do)
+    if tuple(version[:2]) > PYTHON_NEWEST:
+        return warning("python", f"{found}, newer than {newest}, the newest that sandq was tested on", to_do)
+    return ok("python", found)
 
 
 def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -> Iterator[Check]:
@@ -53,8 +57,8 @@ def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -
     fine = 0
     for requirement in requirements or ():
         match = _REQUIREMENT.fullmatch(requirement.strip())
-        if match is None or match[3]:
-            continue  # of an extra, or another system
+        if match is None or not _applies(match[3]):
+            continue
         name, wanted = match[1], match[2]
         problem = _problem_with(name, wanted)
         if problem is None:
@@ -62,6 +66,14 @@ def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -
         else:
             yield failed(f"package {name}", problem, f"pip install '{name}{wanted}'")
     yield ok("packages", f"{fine} packages in versions that sandq allows")
+
+
+def _applies(marker: str | None, version: Sequence[int] = sys.version_info) -> bool:
+    """Whether a requirement is for this Python. One for an extra is not."""
+    if marker is None:
+        return True
+    match = _PYTHON_MARKER.fullmatch(marker)
+    return match is not None and fits(".".join(map(str, version[:3])), f"{match[1]}{match[2]}")
 
 
 def _requirements() -> list[str]:

@@ -161,6 +161,30 @@ def test_what_the_extra_brings_is_missing(ctl: Ctl, monkeypatch: pytest.MonkeyPa
     assert f"this needs {missing}: pip install 'sandq[spark]'; Java 17" in result.stderr
 
 
+WITHOUT_SPARK = """
+import sys
+sys.modules.update(pyspark=None, pyarrow=None)
+import sandctl.__main__
+sys.argv = {args!r}
+sandctl.__main__.run()
+"""
+
+
+@pytest.mark.parametrize("job", ["archive", "compact", "replay", "schedule", "sql"])
+def test_jobs_without_spark_name_the_extra(job: str) -> None:
+    args = {"archive": ARCHIVE[1:], "compact": ["compact", "a"], "replay": REPLAY[1:], "schedule": SCHEDULE[1:]}
+    script = WITHOUT_SPARK.format(args=["sandctl", "pipeline", *args.get(job, SQL[1:])])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'sandq[spark]'" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_jobs_that_need_no_spark_run_without_it() -> None:
+    script = WITHOUT_SPARK.format(args=["sandctl", "pipeline", "forecast", "t", "--server", "127.0.0.1:1"])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "127.0.0.1:1" in done.stderr and "pyspark" not in done.stderr
+
+
 # what all commands that run Spark have in common
 
 ARCHIVE = ["pipeline", "archive", "t", "--to", "a"]

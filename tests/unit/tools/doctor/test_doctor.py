@@ -300,6 +300,16 @@ def test_a_port_of_a_node_that_is_too_busy_to_answer(stranger: Address) -> None:
         assert client.state == gossip.state == "failed" and "another program" in client.found
 
 
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [((3, 10, 9), "failed"), ((3, 11, 0), "ok"), ((3, 14, 10), "ok"), ((3, 15, 0), "warning")],
+)
+def test_python_outside_of_the_tested_versions_is_named(version: tuple[int, ...], state: str) -> None:
+    check = check_machine.check_python(version)
+    assert (check.state, check.found.partition(" ")[0]) == (state, ".".join(map(str, version)))
+    assert state == "ok" or check.todo == "run sandq with Python 3.11 to 3.14"
+
+
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*requires: str) -> list[Check]:
         return list(check_machine.check_packages(lambda: requires))
@@ -311,6 +321,9 @@ def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong.state == "failed" and version in wrong.found and wrong.todo == "pip install 'click<8'"
     absent = found("no-such-thing>=1", "click>=8")
     assert [check.state for check in absent] == ["failed", "ok"] and "cannot be imported" in absent[0].found
+
+    other_python = found("no-such-thing<2,>=1; python_version < '3.0'", "click>=8; python_version >= '3.11'")
+    assert [(check.state, check.found[:1]) for check in other_python] == [("ok", "1")]
 
     def missing() -> None:
         raise importlib.metadata.PackageNotFoundError("sandq")

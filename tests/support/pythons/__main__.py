@@ -1,0 +1,172 @@
+"""Run sandq on other Python versions: `python -m tests.support.pythons [--smoke] [VERSION ...]`.
+
+Each version has a Debian root with that Python, git and make and nothing else (roots.py). In it this runs:
+
+- `make setup`, from the lock file;
+- the unit, property and regression suites, and the demo; with `--smoke` the unit tests of five packages;
+- `walk.py` with the wheels of a release in an empty virtual environment, without this checkout: `sandq --version`,
+  `sandq doctor`, a message that a killed node delivers after its restart;
+- an exchange: a data directory goes from this Python's node to the root's node and back, with messages pending.
+
+The walk with the wheels is also done on this Python and on those given with `--python`, without a root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.support.paths import ROOT
+from tests.support.pythons.roots import SOURCES, SUITES, PythonRoot, RootFailed, python_root
+from tests.support.release import release
+
+WALK: Final = "tests/support/pythons/walk.py"
+SMOKE_TESTS: Final = tuple(f"tests/unit/{name}" for name in ("storage", "raft", "partition", "protocol", "client"))
+ALL_TESTS: Final = ("tests/unit", "tests/property", "tests/regressions")
+PYTEST: Final = "-m pytest -q -n 4 --dist worksteal"
+
+
+class StepFailed(Exception):
+    """A step did not pass; the text names it."""
+
+
+class Report:
+    """Prints each step with the seconds that it took, and keeps the lines for the end."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def step(self, version: str, name: str, done: subprocess.CompletedProcess[str], began: float) -> str:
+        """Note a step; return what it printed. Raises StepFailed with its output."""
+        output = (done.stdout or "") + (done.stderr or "")
+        if done.returncode:
+            raise StepFailed(f"Python {version}: {name} failed with exit code {done.returncode}\n{output}")
+        self.note(version, name, began, _tests_in(output))
+        return done.stdout or ""
+
+    def note(self, version: str, name: str, began: float, result: str = "") -> None:
+        line = f"Python {version}: {name}: {result + ', ' if result else ''}{time.monotonic() - began:.0f} s"
+        self.lines.append(line)
+        print(line, flush=True)
+
+
+def _tests_in(output: str) -> str:
+    found = re.findall(r"^(\d+ (?:passed|failed)[^\n]*?) in [\d.]+s", output, re.M)
+    if found and "skipped" in found[-1]:
+        raise StepFailed(f"skipped tests are failures here:\n{output}")
+    return found[-1] if found else ""
+
+
+def run_in_root(root: PythonRoot, wheels: Path, report: Report, *, is_smoke: bool) -> None:
+    """Go through all steps in a root. Raises StepFailed."""
+
+    def shell(name: str, script: str) -> str:
+        began = time.monotonic()
+        return report.step(root.version, name, root.shell(script, capture_output=True), began)
+
+    shell("make setup", "make setup")
+    shell("tests", f".venv/bin/python {PYTEST} {' '.join(SMOKE_TESTS if is_smoke else ALL_TESTS)}")
+    if not is_smoke:
+        shell("make demo", "make demo")
+    inside = root.directory / "wheels"
+    shutil.rmtree(inside, ignore_errors=True)
+    shutil.copytree(wheels, inside)
+    shell("install the wheels", _install("python3", Path("/wheels"), Path("/installed")))
+    walk = f"/installed/bin/python -I /{SOURCES}/{WALK}"
+    print(shell("sandq doctor", f"{walk} doctor"), end="")
+    shell("kill -9 and deliver", f"rm -rf /data; {_kill_and_deliver(walk, '/data')}")
+    began = time.monotonic()
+    _exchange(root, walk)
+    report.note(root.version, f"data of Python {_own_version()} and back", began)
+
+
+def _exchange(root: PythonRoot, walk: str) -> None:
+    """Let a data directory go to the root's node and back; every message arrives once."""
+    data = root.directory / "exchange"
+    shutil.rmtree(data, ignore_errors=True)
+    own = [sys.executable, "-I", str(ROOT / WALK)]
+    seen: list[str] = []
+    for step in ("write 0 4", "-read 2", "-write 4 4", "read 4", "-read 2"):
+        command, *numbers = step.lstrip("-").split()
+        if step.startswith("-"):
+            done = root.shell(f"{walk} {command} /exchange {' '.join(numbers)}", capture_output=True)
+        else:
+            done = subprocess.run([*own, command, str(data), *numbers], capture_output=True, text=True, check=False)
+        if done.returncode:
+            output = done.stdout + done.stderr
+            raise StepFailed(f"Python {root.version}: exchange of a data directory, {step}:\n{output}")
+        seen += done.stdout.split()
+    if sorted(seen) != [str(number) for number in range(8)]:
+        raise StepFailed(f"Python {root.version}: exchange of a data directory: {seen} were delivered, not 0 to 7")
+
+
+def walk_with_wheels(pythons: Iterable[str], wheels: Path, report: Report) -> None:
+    """Install the wheels on other interpreters of this machine, and walk with them. Raises StepFailed."""
+    for python in pythons:
+        version = subprocess.run([python, "--version"], check=True, capture_output=True, text=True).stdout.split()[1]
+        with tempfile.TemporaryDirectory() as directory:
+            place = Path(directory)
+            walk = f"{place}/venv/bin/python -I {ROOT / WALK}"
+            script = f"{_install(python, wheels, place / 'venv')}; {walk} doctor; "
+            script += _kill_and_deliver(walk, f"{place}/data")
+            began = time.monotonic()
+            command = ["bash", "-euo", "pipefail", "-c", script]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            report.step(version, "install the wheels, doctor, kill -9 and deliver", done, began)
+
+
+def _kill_and_deliver(walk: str, data: str) -> str:
+    return f"{walk} write {data} 0 6; test \"$({walk} read {data} 6 | sort | xargs)\" = '0 1 2 3 4 5'"
+
+
+def _install(python: str, wheels: Path, venv: Path) -> str:
+    pip = f"{venv}/bin/python -m pip install --quiet --disable-pip-version-check"
+    return (
+        f"rm -rf {venv}; {python} -m venv {venv}; {pip} --require-hashes -r {wheels}/requirements.lock; "
+        f"{pip} --no-deps --no-index {wheels}/*.whl"
+    )
+
+
+def _own_version() -> str:
+    return "{}.{}".format(*sys.version_info)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of {', '.join(SUITES)} (default: all)")
+    parser.add_argument("--smoke", action="store_true", help="fewer tests, and a virtual environment of an earlier run")
+    parser.add_argument("--python", action="append", default=[], help="also walk with the wheels on this interpreter")
+    options = parser.parse_args(arguments)
+    versions = options.versions or list(SUITES)
+    if unknown := set(versions) - set(SUITES):
+        parser.error(f"no root has Python {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}")
+    report = Report()
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            wheels = Path(directory) / "dist"
+            release().build(wheels)
+            walk_with_wheels([sys.executable, *options.python], wheels, report)
+            for version in versions:
+                began = time.monotonic()
+                with python_root(version, is_fresh=not options.smoke) as root:
+                    report.note(version, "the root", began)
+                    run_in_root(root, wheels, report, is_smoke=options.smoke)
+    except (RootFailed, StepFailed) as error:
+        print(f"FAILED: {error}", file=sys.stderr)
+        return 1
+    print("\n".join(["", *report.lines]))
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTHONPATH", None)
+    sys.exit(main())
