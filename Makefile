@@ -12,7 +12,7 @@ PEERS_STAMP := .venv/.peers-up-to-date
 
 PACKAGES := $(wildcard sandq sandctl pyspark_sandq demo benchmarks)
 
-.PHONY: setup spark demo system test test-long test-interop test-flaky check bench bench-peers release clean
+.PHONY: setup spark demo system test test-long test-interop test-flaky test-pythons check bench bench-peers release clean
 
 setup: $(STAMP)
 
@@ -44,9 +44,14 @@ system:
 test: $(SPARK_STAMP) system
 	$(BIN)/python -m tests.support.runner
 
-# More seeds, kills, pages and sizes of the same: hours.
+# More seeds, kills, pages and sizes of the same, and other Python versions: hours.
 test-long: $(SPARK_STAMP) system
 	$(BIN)/python -m tests.support.runner --long
+	$(BIN)/python -m tests.support.pythons
+
+# On Debian roots with other Python versions; root only. make test-pythons ROOTS="--smoke 3.14"
+test-pythons: $(STAMP) system
+	$(BIN)/python -m tests.support.pythons $(ROOTS)
 
 # Beside other products' programs.
 test-interop: $(STAMP) system
