@@ -10,7 +10,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 : "${PYTHON:=python3}"
 
 (cd "$dist" && sha256sum --check --strict --quiet SHA256SUMS)
-"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sandq needs Python 3.11 or newer" >&2; exit 1; }
+"$PYTHON" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || { echo "sandq needs Python 3.11 to 3.14; name one: PYTHON=python3.14 $0" >&2; exit 1; }
 if [ -z "$root" ] && ! id sandq >/dev/null 2>&1; then
   useradd --system --user-group --home-dir /var/lib/sandq --no-create-home --shell /usr/sbin/nologin sandq
 fi

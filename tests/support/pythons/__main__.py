@@ -33,6 +33,7 @@ from tests.support.release import release
 WALK: Final = "tests/support/pythons/walk.py"
 SMOKE_TESTS: Final = tuple(f"tests/unit/{name}" for name in ("storage", "raft", "partition", "protocol", "client"))
 ALL_TESTS: Final = ("tests/unit", "tests/property", "tests/regressions")
+JAVA: Final = "default-jre-headless"
 NOT_IN_A_ROOT: Final = "promtool is missing"
 """The only reason to skip a test: a root has no programs beside Python."""
 PYTEST: Final = "-m pytest -q -n 4 --dist worksteal"
@@ -86,7 +87,7 @@ def run_in_root(root: PythonRoot, wheels: Path, report: Report, *, is_smoke: boo
         shell("make spark", "make spark")  # Unit tests of the pipeline import pyspark; they start no Java.
         shell("tests", f".venv/bin/python {PYTEST} {' '.join(ALL_TESTS)}")
     if is_spark:
-        shell("install Java", "apt-get update -qq && apt-get install -y -qq --no-install-recommends default-jre-headless")
+        shell("install Java", f"apt-get update -qq && apt-get install -y -qq --no-install-recommends {JAVA}")
         shell("tests of Spark", ".venv/bin/python -m pytest -q tests/spark")
     inside = root.directory / "wheels"
     shutil.rmtree(inside, ignore_errors=True)

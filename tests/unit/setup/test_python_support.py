@@ -148,6 +148,8 @@ def test_all_places_name_the_same_versions() -> None:
     pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/releases.md")}
     assert f"Python {versions[0]} to {versions[-1]}" in pages["README.md"]
     assert all(f"| Python {version} |" in pages["docs/releases.md"] for version in versions)
+    installer = (ROOT / "deploy/systemd/install.sh").read_text(encoding="utf-8")
+    assert f"{support.OLDEST} <= sys.version_info[:2] <= {support.NEWEST}" in installer
     image = (ROOT / "deploy/container/Containerfile").read_text(encoding="utf-8")
     assert f"ARG PYTHON=python:{versions[-1]}-slim" in image
 
