@@ -1,4 +1,4 @@
-"""`sandctl topic`: create, list, show, update, purge, delete; `forecast` stands in `sandctl.commands.forecast`."""
+"""`sandctl topic`: create, list, show, update, raise-replicas, purge, delete; `forecast` stands in `sandctl.commands.forecast`."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ def topic() -> None:
     "first; fair: shared among tenants.",
 )
 @click.option("--partitions", type=int, default=1, show_default=True)
-@click.option("--replicas", type=int, default=1, show_default=True, help="Copies of each partition: 1 or 3.")
+@click.option(
+    "--replicas", type=int, metavar="N", help="Copies of each partition.  [default: 3 with 3 nodes or more, else 1]"
+)
 @settings_options(update=False)
 @common_options
-def create(name: str, kind: str, partitions: int, replicas: int, **options: Any) -> None:
+def create(name: str, kind: str, partitions: int, replicas: int | None, **options: Any) -> None:
     """Create the topic NAME.
 
     \b
@@ -67,7 +69,8 @@ def create(name: str, kind: str, partitions: int, replicas: int, **options: Any)
         return await client.admin.create_topic(name, kind=kind, partitions=partitions, replicas=replicas, **given)
 
     record = run(work)
-    done(f"created topic {name} ({counted(len(record.partitions), 'partition')})", _row(record))
+    copies = counted(record.replicas, "replica")
+    done(f"created topic {name} ({counted(len(record.partitions), 'partition')}, {copies})", _row(record))
 
 
 @topic.command()
@@ -97,6 +100,39 @@ def update(name: str, partitions: int | None, replicas: int | None, **options: A
 
     record = run(work)
     done(f"updated topic {name}", {**_row(record), "settings": shown(record.settings, record.kind)})
+
+
+@topic.command("raise-replicas")
+@click.argument("names", metavar="[TOPIC]...", nargs=-1)
+@click.option("--all", "is_all", is_flag=True, help="All topics that have fewer replicas.")
+@click.option("--replicas", type=click.IntRange(min=2), default=3, show_default=True, metavar="N")
+@common_options
+def raise_replicas(names: tuple[str, ...], is_all: bool, replicas: int) -> None:
+    """Give topics more replicas, after nodes were added to the cluster.
+
+    \b
+      sandctl topic raise-replicas --all
+      sandctl topic raise-replicas orders payments
+
+    Topics that have as many already stay as they are. The new replicas are made in the background: cluster partitions
+    shows them.
+    """
+    if bool(names) == is_all:
+        raise click.UsageError("name topics, or give --all")
+
+    async def work(client: Client) -> list[str]:
+        from sandq.errors import UnknownTopic
+
+        topics = await client.admin.list_topics()
+        if unknown := sorted({*names} - {topic.name for topic in topics}):
+            raise UnknownTopic(f"there is no topic {unknown[0]!r}", topic=unknown[0])
+        fewer = [topic.name for topic in topics if topic.replicas < replicas and (is_all or topic.name in names)]
+        for name in fewer:
+            await client.admin.update_topic(name, replicas=replicas)
+        return fewer
+
+    raised = run(work)
+    done(f"raised {counted(len(raised), 'topic')} to {replicas} replicas", {"raised": raised, "replicas": replicas})
 
 
 @topic.command("list")

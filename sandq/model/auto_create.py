@@ -14,6 +14,8 @@ from sandq.model.settings import parse_settings
 from sandq.model.topic_patterns import TopicPattern, problem_of
 
 _MOST_REPLICAS: Final = 1000
+AUTO: Final = "auto"
+"""As many replicas as a topic gets for which no number is given."""
 
 
 def _patterns(value: object) -> object:
@@ -33,13 +35,17 @@ def _mapping(value: object) -> object:
     return value
 
 
+def _replicas(value: object) -> object:
+    return value if value == AUTO else schema.whole(value, 1, _MOST_REPLICAS)
+
+
 class AutoCreateSection(schema.Section):
     """Which topics are made when they are used first, and what they are like; no patterns: none."""
 
     patterns: Annotated[list[str], BeforeValidator(_patterns)] = Field(default=[])
     kind: Literal["timer", "compacted", "priority", "fair"] = "timer"
     partitions: Annotated[int, schema.integer(1, DEFAULT.partitions_per_topic)] = 1
-    replicas: Annotated[int, schema.integer(1, _MOST_REPLICAS)] = 1
+    replicas: Annotated[int | Literal["auto"], BeforeValidator(_replicas)] = AUTO
     settings: Annotated[dict[str, Any], BeforeValidator(_mapping)] = Field(default={})
 
     @field_validator("settings")
@@ -62,7 +68,8 @@ class AutoCreate:
         self._pattern = TopicPattern(section.patterns) if section.patterns else None
         self.kind: str = section.kind
         self.partitions = section.partitions
-        self.replicas = section.replicas
+        self.replicas = section.replicas if section.replicas != AUTO else None
+        """None: as many as the cluster gives a topic that names no number."""
         self.settings = section.settings
 
     @property

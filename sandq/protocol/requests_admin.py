@@ -35,12 +35,15 @@ def _check_id(value: Any) -> str | None:
 
 
 class TopicCreate(Request, type=Type.TOPIC_CREATE):
-    """Make a topic; `settings` as in a topic record, all optional."""
+    """Make a topic; `settings` as in a topic record, all optional.
+
+    `replicas` nil: the broker chooses, 3 where at least 3 nodes can hold replicas, else 1.
+    """
 
     name: str
     kind: str
     partitions: U32
-    replicas: U32
+    replicas: U32 | None
     settings: Mapping[str, Any]
 
 

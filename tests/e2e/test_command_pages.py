@@ -37,6 +37,7 @@ REFUSED = {
     "sandctl cluster transfer": "node2 does not hold partition 0",
     "sandctl cluster rebuild": "node2 does not hold partition 0",
     "sandctl partition skip": "is not shut",
+    "sandctl topic raise-replicas": "3 replicas, and 1 nodes are registered",
 }
 """What a single node cannot do."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import random
 import socket
 from collections.abc import Iterator
@@ -10,9 +12,10 @@ FIRST, END, SLICE = 12_000, 32_000, 100
 """Below the ports of outgoing connections: a client that knocks at a free one of those again and again may be given it
 as its own end, and is then connected to itself. And above those of `demo.node`, which demos and benchmarks take."""
 
-_held: list[socket.socket] = []
+_held = contextlib.ExitStack()
 """Names in the kernel that this process holds: each stands for `SLICE` ports, or for a host, and goes with the
 process."""
+atexit.register(_held.close)
 
 
 def _take_slice() -> range:
@@ -33,7 +36,7 @@ def _take(what: str) -> bool:
     except OSError:
         name.close()
         return False
-    _held.append(name)
+    _held.enter_context(name)
     return True
 
 

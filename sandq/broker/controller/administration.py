@@ -81,6 +81,9 @@ from sandq.protocol.requests_admin import (
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
 
+DEFAULT_REPLICAS: Final = 3
+"""Replicas of a topic that names no number, where so many nodes can hold one. Two would survive the loss of no node."""
+
 LEADERS_WAIT_S = 10.0
 """For all partitions of a new topic to be led, or one by the node that is to."""
 OTHERS_WAIT_S = 2.0
@@ -157,11 +160,12 @@ class Administration(TopicRestores):
     async def create_topic(self, request: TopicCreate, caller: Caller) -> Topic:
         """Returns once the topic takes messages. Raises InvalidRequest, TopicExists; Conflict while not every node can
         have such a topic."""
-        name, kind, partitions, replicas = request.name, request.kind, request.partitions, request.replicas
+        name, kind, partitions = request.name, request.kind, request.partitions
         check_name("topic", name)
         if kind not in CLASSES:
             raise InvalidRequest(f"kind {kind!r} is not known; this version has: {', '.join(CLASSES)}")
         record = self._checked(request)
+        replicas = self._replicas(request.replicas)
 
         async def create() -> Topic:
             if name in self._view.topics:
@@ -178,7 +182,6 @@ class Administration(TopicRestores):
         self._check_ready()
         if request.kind in (PRIORITY, FAIR):
             self._node_log.check_level(RANKED_LEVEL)
-        self._check_replicas(request.replicas)
         record = parse_settings(request.settings, request.kind).record()
         if record.get(MAX_IN_FLIGHT_PER_KEY) is not None:
             self._node_log.check_level(KEY_LIMIT_LEVEL)
@@ -241,13 +244,14 @@ class Administration(TopicRestores):
                 name, auto_create.kind, auto_create.partitions, auto_create.replicas, auto_create.settings
             )
             record = {**self._checked(wanted), AUTO_CREATED: True}
-            topic = await self._create(name, wanted.kind, wanted.partitions, wanted.replicas, record, caller)
+            replicas = self._replicas(wanted.replicas)
+            topic = await self._create(name, wanted.kind, wanted.partitions, replicas, record, caller)
             self.auto_created += 1
             log.info(
                 "topic created, for it is used",
                 topic=name,
                 partitions=wanted.partitions,
-                replicas=wanted.replicas,
+                replicas=replicas,
                 principal=caller.principal,
                 peer=caller.address,
             )
@@ -263,7 +267,7 @@ class Administration(TopicRestores):
         if partitions is not None:
             self._check_partitions(partitions)
         if replicas is not None:
-            self._check_replicas(replicas)
+            self._replicas(replicas)
 
         async def update() -> Topic:
             old = self._catalog.topic(name).record
@@ -438,7 +442,11 @@ class Administration(TopicRestores):
                 size=count,
             )
 
-    def _check_replicas(self, replicas: int) -> None:
+    def _replicas(self, wanted: int | None) -> int:
+        """Return how many replicas a topic gets: as many as are wanted, or else the default for this cluster.
+
+        Raises InvalidRequest if there are too few nodes; Unavailable while the cluster is being formed.
+        """
         nodes = self._view.nodes
         # One that cannot be reached may never be registered.
         voters = {node_of(member) for member in self._metadata.group.members.voters}
@@ -446,11 +454,14 @@ class Administration(TopicRestores):
         if absent:
             raise Unavailable(f"the cluster is being formed: {', '.join(absent)} is not registered yet; try again")
         able = [node for node in nodes.values() if node.standing == IN]
-        if not 1 <= replicas <= len(able):
+        if wanted is None:
+            return DEFAULT_REPLICAS if len(able) >= DEFAULT_REPLICAS else 1
+        if not 1 <= wanted <= len(able):
             leaving = f", {len(nodes) - len(able)} of which leave" if len(able) < len(nodes) else ""
             raise InvalidRequest(
-                f"{replicas} replicas, and {len(nodes)} nodes are registered{leaving}: a node holds one at most"
+                f"{wanted} replicas, and {len(nodes)} nodes are registered{leaving}: a node holds one at most"
             )
+        return wanted
 
     async def _place(self, partitions: int, replicas: int, topic: Topic | None = None) -> list[list[str]]:
         """Where new partitions go; those that the topic has get as many replicas. Raises InvalidRequest, TooLarge."""

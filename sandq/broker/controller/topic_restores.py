@@ -43,7 +43,7 @@ class TopicRestores(ABC):
     def _check_partitions(self, partitions: int) -> None: ...
 
     @abstractmethod
-    def _check_replicas(self, replicas: int) -> None: ...
+    def _replicas(self, wanted: int | None) -> int: ...
 
     @abstractmethod
     def _check_total(self, what: str, count: int) -> None: ...
@@ -83,7 +83,7 @@ class TopicRestores(ABC):
         self._node_log.check_level(RESTORE_LEVEL)
         if kind in (PRIORITY, FAIR):
             self._node_log.check_level(RANKED_LEVEL)
-        self._check_replicas(request.replicas)
+        self._replicas(request.replicas)
         record = {**record_of(request.settings, kind), RESTORING: request.restore_id}
         owner = request.owner if self._view.feature_level >= IDENTITIES_LEVEL else None
 

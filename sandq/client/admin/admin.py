@@ -122,12 +122,13 @@ class Admin(AccessAdmin, OverviewAdmin):
         *,
         kind: str = TIMER,
         partitions: int = 1,
-        replicas: int = 1,
+        replicas: int | None = None,
         timeout: Duration | None = None,
         **settings: Unpack[TopicSettings],
     ) -> TopicRecord:
-        """Make a topic; settings: `lease="30s"`, `max_attempts=10`, `backoff={...}`, `delete_on_ack=True`,
-        ...
+        """Make a topic; settings: `lease="30s"`, `max_attempts=10`, `backoff={...}`, `delete_on_ack=True`, and others.
+
+        `replicas`: copies of each partition; None: 3 if the cluster has 3 nodes or more, else 1.
 
         TopicExists when there is one of this name; InvalidSetting names every mistake in the settings. What may not be
         meant so (two replicas do not survive one node) stands in `warnings` of the answer, and is logged. A
@@ -135,7 +136,8 @@ class Admin(AccessAdmin, OverviewAdmin):
         """
         check_name("topic", name)
         _check_count("partitions", partitions)
-        _check_count("replicas", replicas)
+        if replicas is not None:
+            _check_count("replicas", replicas)
         request = TopicCreate(name, kind, partitions, replicas, _plain(settings))
         frame = await call(self._cluster, request, idempotent=False)
         self._cluster.forget(name)

@@ -32,7 +32,7 @@ async def create(request: Request, body: bodies.TopicCreate) -> Found:
     settings = settings_of(body.settings)
     _authorize_dead_letters(request, settings)
     record = await client.admin.create_topic(
-        body.name, kind=body.kind, partitions=partitions or 1, replicas=replicas or 1, **settings
+        body.name, kind=body.kind, partitions=partitions or 1, replicas=replicas, **settings
     )
     return topic_json(record)
 

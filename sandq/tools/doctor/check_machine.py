@@ -31,7 +31,7 @@ _PYTHON_MARKER = re.compile(r"""\s*python_version\s*(<|>=)\s*['"]([0-9.]+)['"]\s
 _CLAUSE = re.compile(r"(===|==|!=|>=|<=|~=|<|>)\s*([0-9A-Za-z.*+!_-]+)")
 
 
-def check_python(version: Sequence[int] = sys.version_info) -> Check:
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     """Check that this Python is one on which sandq was tested."""
     found = f"{'.'.join(map(str, version[:3]))} ({sys.executable})"
     oldest, newest = (".".join(map(str, each)) for each in (PYTHON_OLDEST, PYTHON_NEWEST))
@@ -68,7 +68,7 @@ def check_packages(requires: Callable[[], Sequence[str] | None] | None = None) -
     yield ok("packages", f"{fine} packages in versions that sandq allows")
 
 
-def _applies(marker: str | None, version: Sequence[int] = sys.version_info) -> bool:
+def _applies(marker: str | None, version: tuple[int, ...] = sys.version_info[:3]) -> bool:
     """Whether a requirement is for this Python. One for an extra is not."""
     if marker is None:
         return True

@@ -121,7 +121,7 @@ async def test_how_far_a_snapshot_is_can_be_seen(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Throttle, "take", one_by_one)
     small = {"STORAGE__CHECKPOINT_BYTES": "1000000"}
     async with found_nodes(tmp_path, *NAMES, **small) as nodes, nodes.connect() as client:
-        await client.admin.create_topic("t")
+        await client.admin.create_topic("t", replicas=1)
         async with client.producer("t") as producer:
             for _ in range(100):
                 await producer.send(random.Random(5).randbytes(30_000), delay="1h")

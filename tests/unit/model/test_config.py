@@ -403,7 +403,8 @@ def test_frozen() -> None:
 def test_topics_that_are_made_when_they_are_used(write) -> None:  # type: ignore[no-untyped-def]
     base = "cluster: {bootstrap: true}\n"
     none = load_config(write(base), {}).auto_create_topics
-    assert (none.patterns, none.kind, none.partitions, none.replicas, none.settings) == ([], "timer", 1, 1, {})
+    assert (none.patterns, none.kind, none.partitions, none.replicas, none.settings) == (*([], "timer", 1, "auto", {}),)
+    assert AutoCreate(none).replicas is None
     assert not AutoCreate(none).is_on and not AutoCreate(none).matches("orders")
     text = "auto_create_topics: {patterns: ['orders.*', 'a?'], kind: fair, replicas: 3, settings: {ageing: 1m}}"
     some = AutoCreate(load_config(write(base + text), {}).auto_create_topics)

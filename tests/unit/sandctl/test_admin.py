@@ -33,7 +33,7 @@ def test_topics_that_rank_their_messages(
 ) -> None:
     assert ctl("topic", "create", "mails", "--kind", kind, *options).exit_code == 0
     (frame,) = server.of_type(Type.TOPIC_CREATE)
-    assert frame[2:] == ["mails", kind, 1, 1, settings]
+    assert frame[2:] == ["mails", kind, 1, None, settings]
     if settings:
         assert ctl("topic", "update", "mails", *options).exit_code == 0
         (frame,) = server.of_type(Type.TOPIC_UPDATE)
@@ -67,11 +67,11 @@ def test_topics(ctl: Any, server: FakeServer) -> None:
         "topic", "create", "orders", "--partitions", "3", "--lease", "1m", "--max-attempts", "none",
         "--backoff", "fixed", "--backoff-first", "5s", "--retain",
     )  # fmt: skip
-    assert (result.exit_code, result.output) == (0, "created topic orders (3 partitions)\n")
+    assert (result.exit_code, result.output) == (0, "created topic orders (3 partitions, 1 replica)\n")
     (frame,) = server.of_type(Type.TOPIC_CREATE)
     backoff = {"kind": "fixed", "first": "5s"}
     settings = {"lease": "1m", "max_attempts": None, "backoff": backoff, "delete_on_ack": False}
-    assert frame[2:] == ["orders", "timer", 3, 1, settings]
+    assert frame[2:] == ["orders", "timer", 3, None, settings]
 
     lines = ctl("topic", "list").output.splitlines()
     assert lines[0].split() == [

@@ -34,7 +34,7 @@ PATHS = sorted(commands(main))
 ANY_NUMBER = (
     *(("message", "cancel"), ("kv", "get"), ("kv", "delete")),
     *(("pipeline", "forecast"), ("pipeline", "report")),
-    *(("identity", "grant"), ("identity", "ungrant"), ("role", "put")),
+    *(("identity", "grant"), ("identity", "ungrant"), ("role", "put"), ("topic", "raise-replicas")),
 )
 """Commands that take any number of ids, of keys, of topics, of grants."""
 

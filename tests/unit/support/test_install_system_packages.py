@@ -45,7 +45,7 @@ class Machine:
 def machine(tmp_path: Path) -> Machine:
     """Root's, with apt-get and all that tests need but serf."""
     machine = Machine(tmp_path)
-    for program in ("java", "prometheus", "chromium", "chromedriver", "mysql"):
+    for program in ("java", "prometheus", "chromium", "chromedriver", "mysql", "debootstrap"):
         machine.has(program)
     for program, does in {"id": "echo 0", "apt-get": "", "apt-cache": "", "systemctl": "", "update-rc.d": ""}.items():
         machine.has(program, does)

@@ -93,14 +93,14 @@ function createTopic() {
       { name: "name", label: "Name", required: true, placeholder: "orders" },
       { name: "kind", label: "Kind", kind: "select", value: "timer", options: [["timer", "timer: delivers each message at its time"], ["compacted", "compacted: keeps the last value of each key"], ["priority", "priority: the lowest number goes first"], ["fair", "fair: shared among tenants"]] },
       { name: "partitions", label: "Partitions", kind: "number", value: "3" },
-      { name: "replicas", label: "Copies of each", kind: "select", options: [["1", "1"], ["3", "3"]], value: "1" },
+      { name: "replicas", label: "Copies of each", kind: "select", options: [["", "3 with three nodes or more, else 1"], ["1", "1"], ["3", "3"]], value: "" },
       { name: "lease", label: "Lease", placeholder: "30s", help: "How long a consumer may hold a message; all other settings can be changed later." },
     ],
-    command: (values) => sandctl("topic create", [values.name || "NAME"], { kind: values.kind === "timer" ? null : values.kind, partitions: values.partitions === "1" ? null : values.partitions, replicas: values.replicas === "1" ? null : values.replicas, ...settingOptions(values.lease ? { lease: values.lease } : {}) }),
+    command: (values) => sandctl("topic create", [values.name || "NAME"], { kind: values.kind === "timer" ? null : values.kind, partitions: values.partitions === "1" ? null : values.partitions, replicas: values.replicas || null, ...settingOptions(values.lease ? { lease: values.lease } : {}) }),
     run: async (values) => {
-      const made = await post("/topics", { name: values.name, kind: values.kind, partitions: Number(values.partitions), replicas: Number(values.replicas), settings: values.lease ? { lease: values.lease } : {} });
+      const made = await post("/topics", { name: values.name, kind: values.kind, partitions: Number(values.partitions), ...(values.replicas ? { replicas: Number(values.replicas) } : {}), settings: values.lease ? { lease: values.lease } : {} });
       location.hash = topicHref(made.name);
-      return `Topic ${made.name} is there, with ${plural(made.partitions, "partition")}`;
+      return `Topic ${made.name} is there, with ${plural(made.partitions, "partition")} and ${plural(made.replicas, "replica")} of each`;
     },
   });
 }
