@@ -11,7 +11,7 @@ from sandq.model.features import KNOWN
 from tests.support.nodes.three import NAMES, ThreeNodes
 from tests.support.waiting import PATIENCE_S, until_holds
 
-MADE = {"AUTO_CREATE_TOPICS__PATTERNS": "made.*", "AUTO_CREATE_TOPICS__REPLICAS": "3"}
+MADE = {"AUTO_CREATE_TOPICS__PATTERNS": "made.*"}
 
 
 async def test_many_who_ask_at_a_time_make_one(tmp_path: Path) -> None:

@@ -62,6 +62,21 @@ def test_priority_and_tenant_of_what_is_produced(ctl: Any, server: FakeServer) -
     assert result.exit_code == 1 and "tenant: 'a/b' is not allowed" in result.stderr
 
 
+def test_replicas_are_raised_of_topics_that_have_fewer(ctl: Any, server: FakeServer) -> None:
+    server.topics.clear()
+    server.add_topic("few")
+    server.add_topic("many")
+    server.topics["many"] = server.topics["many"]._replace(replicas=3)
+    assert ctl("topic", "raise-replicas", "--all").output == "raised 1 topic to 3 replicas\n"
+    (frame,) = server.of_type(Type.TOPIC_UPDATE)
+    assert frame[2:] == ["few", {}, None, 3]
+    named = ctl("topic", "raise-replicas", "many")
+    assert (named.exit_code, named.output) == (0, "raised 0 topics to 3 replicas\n")
+    assert "there is no topic 'none'" in ctl("topic", "raise-replicas", "none").stderr
+    for wrong in ((), ("--all", "few")):
+        assert ctl("topic", "raise-replicas", *wrong).exit_code == 2
+
+
 def test_topics(ctl: Any, server: FakeServer) -> None:
     result = ctl(
         "topic", "create", "orders", "--partitions", "3", "--lease", "1m", "--max-attempts", "none",
