@@ -168,7 +168,8 @@ class Runner:
     async def _call(self, message: Message) -> None:
         with processing(self._tracing, message, self._subscription.group):
             if self._threads is None:
-                await self._handler(message)
+                _check_has_run(self._handler, await self._handler(message))
+                self._warn_if_it_blocked(message)
             else:
                 await self._threads.call(self._handler, message)
 
@@ -176,9 +177,21 @@ class Runner:
         """Call an async handler, and cancel it when it takes longer than this."""
         limit.deadline = anyio.current_time() + timeout_s
         with limit, processing(self._tracing, message, self._subscription.group):
-            await self._handler(message)
+            _check_has_run(self._handler, await self._handler(message))
+        self._warn_if_it_blocked(message)
         if limit.cancel_called:  # also where the handler swallowed it: whatever it left undone is done again
             self._time_out(message)
+
+    def _warn_if_it_blocked(self, message: Message) -> None:
+        """Log that an async handler kept the event loop so long that its lease ended without an extension."""
+        lease = message._piece.lease
+        late_s = anyio.current_time() - lease.expires_at
+        if late_s >= 0 and not (lease.extending or message.is_settled):
+            log.warning(
+                "%s blocked the event loop: its lease ended %.1f s ago and could not be extended, so the message is "
+                "delivered again. Make %s a plain function, which runs in a thread, or await what it waits for",
+                *(_of(message), late_s, _name_of(self._handler)),
+            )
 
     def _time_out(self, message: Message, failure: Exception | None = None) -> None:
         """The handler took too long, and raised this when it was cancelled: the message comes again, unless it was
@@ -282,10 +295,20 @@ class _Threads:
             lambda: (handler(threaded),), abandon_on_cancel=True, limiter=self._limiter
         )
         self.pump.empty()  # it may have settled the message
-        if inspect.isawaitable(found):
-            if inspect.iscoroutine(found):
-                found.close()
-            raise _NotAHandler(f"handler: {handler!r} is a plain function, but returned something to be awaited")
+        _check_has_run(handler, found)
+
+
+def _check_has_run(handler: Callable[[Any], object], found: object) -> None:
+    """Raise _NotAHandler if a handler returned something that has yet to run: its message would be acked before."""
+    if inspect.isgenerator(found) or inspect.isasyncgen(found):
+        kind = "a generator, whose lines run only when somebody iterates over it"
+    elif inspect.isawaitable(found):
+        kind = "something to be awaited"
+    else:
+        return
+    if inspect.iscoroutine(found):
+        found.close()  # else Python warns that it was never awaited
+    raise _NotAHandler(f"handler: {handler!r} returned {kind}; call it in the handler, and wait until it has ended")
 
 
 def check_options(handler: object, concurrency: object) -> None:
@@ -293,6 +316,11 @@ def check_options(handler: object, concurrency: object) -> None:
     if not callable(handler):
         raise InvalidRequest(f"handler: a function that takes a message is expected, not {handler!r}")
     _check_signature(handler)
+    call = getattr(handler, "__call__", None)  # noqa: B004 - of an object that is called like a function
+    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in (handler, call)):
+        raise InvalidRequest(
+            f"handler: {_name_of(handler)} has a `yield`, so a call runs none of its lines; use a function without"
+        )
     if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise InvalidRequest(f"concurrency: an int within 1..{CONCURRENCY_MAX} is expected, not {concurrency!r}")
 
@@ -306,10 +334,13 @@ def _check_signature(handler: Callable[..., object]) -> None:
     try:
         signature.bind(None)
     except TypeError as error:
-        name = getattr(handler, "__qualname__", None) or repr(handler)
         raise InvalidRequest(
-            f"handler: {name}{signature} cannot be called with one argument, the message: {error}"
+            f"handler: {_name_of(handler)}{signature} cannot be called with one argument, the message: {error}"
         ) from None
+
+
+def _name_of(handler: object) -> str:
+    return getattr(handler, "__qualname__", None) or repr(handler)
 
 
 def timeout_s_of(timeout: Duration | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -643,21 +643,75 @@ def test_what_is_no_handler_is_refused(with_client: Any) -> None:
     with_client(body)
 
 
-def test_a_plain_function_that_returns_an_awaitable_ends_it(with_client: Any) -> None:
-    async def body(server: FakeServer, client: Client) -> None:
-        async def work(message: Message) -> None: ...
+async def _work(message: object) -> None: ...
 
+
+def _generator(message: object) -> Iterator[None]:
+    yield
+
+
+async def _async_generator(message: object) -> AsyncIterator[None]:
+    yield
+
+
+async def _returns_a_coroutine(message: object) -> object:
+    return _work(message)
+
+
+async def _returns_a_generator(message: object) -> object:
+    return _generator(message)
+
+
+class _Yields:
+    def __call__(self, message: object) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize(
+    ("handler", "returned"),
+    [
+        (lambda message: _work(message), "something to be awaited"),
+        (lambda message: _generator(message), "a generator"),
+        (lambda message: _async_generator(message), "a generator"),
+        (_returns_a_coroutine, "something to be awaited"),
+        (_returns_a_generator, "a generator"),
+    ],
+)
+@pytest.mark.parametrize("timeout", [None, "1h"])
+def test_a_handler_that_returns_what_has_yet_to_run_ends_the_run(
+    with_client: Any, handler: Any, returned: str, timeout: str | None
+) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
         async def deliver() -> None:
             server.deliver(await subscribed(server), [b"one"], token=TOKEN)
 
-        handler: Callable[[Any], Awaitable[None]] = lambda message: work(message)  # noqa: E731
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(deliver)
-            with pytest.raises(InvalidRequest, match="plain function, but returned something to be awaited"):
-                await client.run("t", "g", handler)
+            with pytest.raises(InvalidRequest, match=f"handler: .* returned {returned}"):
+                await client.run("t", "g", handler, timeout=timeout)
         assert not server.acks and not server.nacks
 
     with_client(body)
+
+
+@pytest.mark.parametrize("handler", [_generator, _async_generator, _Yields(), partial(_generator)])
+def test_a_handler_with_a_yield_is_refused_before_anything_is_leased(handler: Any) -> None:
+    with pytest.raises(InvalidRequest, match="has a `yield`, so a call runs none of its lines"):
+        check_options(handler, 1)
+
+
+def test_an_async_handler_that_blocks_past_its_lease_is_named(with_client: Any, caplog: Any) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        async def blocks(message: Message) -> None:
+            while anyio.current_time() < message._piece.lease.expires_at:
+                pass
+
+        async with running(client, blocks, lease="300ms", concurrency=1):
+            server.deliver(await subscribed(server), [b"1"], token=TOKEN, lease_ms=300)
+            await until_holds(lambda: "blocked the event loop" in caplog.text)
+
+    with_client(body)
+    assert "blocks a plain function, which runs in a thread" in caplog.text
 
 
 def test_objects_and_partials_are_handlers(with_client: Any) -> None:
