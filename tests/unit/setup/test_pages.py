@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from tests.support.paths import ROOT
 
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if "adr" not in path.parts)
+FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 FEATURES = "backup|console|http|push|schedules|slo|spark|sql"
 MISSING = re.compile(
     rf"\b(?:{FEATURES})\b[^.|]*\b(?:is|are) (?:missing|not (?:yet )?(?:there|available|supported|built)(?: yet)?)\b",
@@ -38,3 +40,33 @@ def test_a_feature_called_missing_is_found() -> None:
     assert MISSING.search("Push and schedules are missing.")
     assert MISSING_SECTION.search("## What is not there yet")
     assert not MISSING.search("The key is missing: the request is refused.")
+
+
+LINK = re.compile(r"\]\(([^()\s]*(?:\([^()\s]*\))?[^()\s]*)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.M):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        number = 0
+        while (f"{anchor}-{number}" if number else anchor) in found:
+            number += 1
+        found.add(f"{anchor}-{number}" if number else anchor)
+    return found
+
+
+def test_every_link_leads_to_a_file_and_a_heading() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    dead = []
+    for page in pages:
+        for link in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+                dead.append(f"{page.relative_to(ROOT)}: {link}")
+    assert dead == [], "\n".join(dead)
