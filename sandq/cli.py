@@ -383,14 +383,14 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
             log.warning("this node is open to anybody", what=what, remedy="docs/security.md")
         collect_rarely()
         log.info("ready", data_dir=str(serving.data_dir), clients=clients, http=http)
-        started.append(True)
+        ready.set()
 
     async def run() -> None:
         stop, starting, watch = trio.Event(), trio.CancelScope(), LoopWatch()
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(until_told, signals, stop, starting)
-                nursery.start_soon(watch.run)
+                nursery.start_soon(watch_once_ready, watch)
                 with starting:
                     await serve_until(stop, partial(run_node, config, abandon=abandon, watch=watch), on_ready)
                 nursery.cancel_scope.cancel()
@@ -402,10 +402,14 @@ def _serve(config_file: Path | None, log_format: str, log_level: str) -> None:
             say("stopping")
             log.info("stopping", signal=signal.Signals(number).name)
             stop.set()
-            if not started:
+            if not ready.is_set():
                 starting.cancel()  # it may wait for other nodes
 
-    started: list[bool] = []
+    async def watch_once_ready(watch: LoopWatch) -> None:
+        await ready.wait()  # imports take the loop for seconds on a slow machine, and nobody is served before
+        await watch.run()
+
+    ready = trio.Event()
     try:
         log.info("started", version=sandq.__version__)
         open_files.raise_limit()

@@ -34,15 +34,15 @@ _Keys = tuple[str | int, ...]
 def load_config(path: str | Path | None, environ: Mapping[str, str], *, is_node: bool = True) -> NodeConfig:
     """The configuration of a node: of the file at `path`, and of `environ` over it.
 
-    Without a file: one node, `node1`, that founds its own cluster, with its data in ./sandq-data. Who is no node
-    (`is_node`) need not say which cluster it belongs to. Raises ConfigError with every mistake, one in a line, and as a
+    Without a file: one node, `node1`, that founds its own cluster, with its data in ./sandq-data. A file without the
+    section `cluster` founds one as well. A gateway (not `is_node`) need not say which cluster it belongs to. Raises ConfigError with every mistake, one in a line, and as a
     list in `details["mistakes"]`.
     """
     draft = _Draft(None if path is None else str(path))
     if path is not None:
         draft.read(_read(Path(path)))
     draft.override(environ)
-    if path is None or not is_node:
+    if path is None or not is_node or "cluster" not in draft.values:
         cluster = draft.section("cluster")
         if not cluster.keys() & {"seeds", "peers", "bootstrap"}:
             cluster["bootstrap"] = True
