@@ -21,7 +21,8 @@ from sandq.model.errors import InvalidRequest
 from sandq.model.names import TIMER
 from sandq.model.times import Duration, Instant, duration_ms, instant_ms
 from sandq.testing.loops import others_blocked
-from sandq.testing.node import LOOK_MOST_S, EmbeddedNode, Options, State
+from sandq.testing.node import EmbeddedNode, Options, State
+from sandq.testing.silence import Silence
 
 START = "2030-01-01T00:00:00Z"
 """Where virtual time begins unless a test chooses."""
@@ -156,15 +157,14 @@ class AsyncBroker(_Face):
 
     async def _wait_for_clients(self) -> None:
         last: State | None = None
-        looked_s, waited_s = anyio.current_time(), 0.0
+        silence = Silence(anyio.current_time())
         while True:
             await others_blocked()
             state: State = await self._call(self._node.state)
-            now_s = anyio.current_time()
-            waited_s += min(now_s - looked_s, LOOK_MOST_S)
-            looked_s = now_s
+            waited_s = silence.look(anyio.current_time())
             if state != last:
-                last, waited_s = state, 0.0
+                last = state
+                silence.end()
                 continue
             # Nobody here has anything to do. Whoever still has a message sleeps, or works in a thread, or keeps it.
             if self._node.is_settled(state) or waited_s >= self._patience_s:

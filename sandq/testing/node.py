@@ -28,6 +28,7 @@ from sandq.protocol.requests_admin import TopicCreate
 from sandq.storage.memory_files import MemoryFiles
 from sandq.storage.stores import MemoryStores
 from sandq.testing.quiet import quiet_logs
+from sandq.testing.silence import Silence
 from sandq.testing.virtual_time import VirtualClock, VirtualTimers
 
 T = TypeVar("T")
@@ -43,8 +44,6 @@ QUIET_S = 0.01
 """Who has settled everything and says nothing for so long has nothing to add: a handler may ack first, and produce
 then. In real time."""
 _POLL_S = 0.001
-LOOK_MOST_S = 0.005
-"""So much of the time between two looks counts as waiting: on a machine that stood still, clients did, too."""
 
 
 class State(NamedTuple):
@@ -261,14 +260,14 @@ class EmbeddedNode:
 
     async def wait_for_clients(self) -> None:
         """Until they have settled what they were sent, or say nothing any more."""
-        last, looked_s, waited_s = await self.state(), trio.current_time(), 0.0
+        silence, last = Silence(trio.current_time()), await self.state()
         while True:
             await trio.sleep(_POLL_S)
-            state, now_s = await self.state(), trio.current_time()
-            waited_s += min(now_s - looked_s, LOOK_MOST_S)
-            looked_s = now_s
+            state = await self.state()
+            waited_s = silence.look(trio.current_time())
             if state != last:
-                last, waited_s = state, 0.0
+                last = state
+                silence.end()
             elif waited_s >= (QUIET_S if self.is_settled(state) else self._options.patience_s):
                 self.give_up(state)
                 return

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,8 +31,9 @@ from sandq.errors import (
     TimedOut,
     Unauthenticated,
 )
-from sandq.testing import AsyncBroker, Broker
-from sandq.testing.node import LOOK_MOST_S, EmbeddedNode, State
+from sandq.testing import AsyncBroker, Broker, silence
+from sandq.testing.node import EmbeddedNode, State
+from sandq.testing.silence import BUSY_MOST_S, BUSY_SHARE, LOOK_MOST_S, Silence
 from tests.support.waiting import PATIENCE_S
 
 FIXED = {"kind": "fixed", "first": "10m", "jitter_percent": 0}
@@ -303,9 +305,57 @@ async def test_time_in_which_a_machine_stands_still_is_no_waiting(
         return await work()
 
     monkeypatch.setattr(AsyncBroker, "_call", call)
+    monkeypatch.setattr(silence, "_times_ns", dict)
     node: Any = Node()
     await (EmbeddedNode.wait_for_clients(node) if face == "blocking" else AsyncBroker(node, 0.1)._wait_for_clients())
     assert len(looks) == pytest.approx(0.1 / LOOK_MOST_S, abs=1)
+
+
+@pytest.mark.parametrize("of_another", [False, True])
+def test_time_in_which_other_threads_work_or_wait_for_a_processor_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch, of_another: bool
+) -> None:
+    thread = threading.get_native_id() + of_another
+    second_ns = 1_000_000_000
+    busy_ns = round(BUSY_SHARE * second_ns)
+    times = [{thread: 0}, {thread: busy_ns - 1}, {thread: 2 * busy_ns}, {thread: 2 * busy_ns}]
+    monkeypatch.setattr(silence, "_times_ns", partial(next, iter(times)))
+    found = Silence(0.0)
+    waited = [round(found.look(now_s) / LOOK_MOST_S) for now_s in (1.0, 2.0, 3.0)]
+    assert waited == ([1, 1, 2] if of_another else [1, 2, 3])
+
+
+def test_threads_that_never_rest_are_waited_for_no_longer_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = threading.get_native_id() + 1
+    times = ({thread: number * 60_000_000_000} for number in itertools.count())
+    monkeypatch.setattr(silence, "_times_ns", partial(next, times))
+    found = Silence(0.0)
+    assert found.look(BUSY_MOST_S) == 0 and found.look(BUSY_MOST_S + 1) == LOOK_MOST_S
+    found.end()
+    assert found.look(BUSY_MOST_S + 2) == 0
+
+
+def test_a_handler_that_computes_is_waited_for() -> None:
+    with sandq.testing.broker() as b, b.client() as client:
+        b.create_topic("t", lease="1s")
+        settled: list[str] = []
+
+        def work() -> None:
+            with client.subscribe("t", group="g", auto_extend=False) as subscription:
+                message = next(subscription)
+                began_s = time.thread_time()
+                while time.thread_time() < began_s + 0.5:
+                    pass
+                message.ack().wait()
+                settled.append(f"attempt {message.attempt}")
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        b.wait_for_consumers("t", "g")
+        client.produce("t", b"1")
+        b.advance("1h")
+        worker.join(PATIENCE_S)
+        assert settled == ["attempt 1"]
 
 
 def test_a_slow_handler_is_waited_for(client: sandq.sync.Client) -> None:
