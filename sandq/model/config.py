@@ -35,8 +35,9 @@ def load_config(path: str | Path | None, environ: Mapping[str, str], *, is_node:
     """The configuration of a node: of the file at `path`, and of `environ` over it.
 
     Without a file: one node, `node1`, that founds its own cluster, with its data in ./sandq-data. A file without the
-    section `cluster` founds one as well. A gateway (not `is_node`) need not say which cluster it belongs to. Raises ConfigError with every mistake, one in a line, and as a
-    list in `details["mistakes"]`.
+    section `cluster` founds one as well. A gateway (not `is_node`) need not say which cluster it belongs to.
+
+    Raises ConfigError with every mistake, one in a line, and as a list in `details["mistakes"]`.
     """
     draft = _Draft(None if path is None else str(path))
     if path is not None:

@@ -18,7 +18,7 @@ WRONG = (click.NoSuchOption, click.BadOptionUsage)
 
 
 def problem(command: str) -> str | None:
-    """Return why a command line cannot be typed, or None. Missing arguments and values are no problem: text abbreviates."""
+    """Return why a command line cannot be typed, or None. Arguments may be missing: text abbreviates."""
     line = re.split(r";| (?:[|#>]|&&|<<|2>)", command)[0].rstrip(" \\").replace("...", "")
     try:
         words = shlex.split(line)[1:]
