@@ -1,4 +1,4 @@
-"""`sandctl topic`: create, list, show, update, raise-replicas, purge, delete; `forecast` stands in `sandctl.commands.forecast`."""
+"""`sandctl topic`: create, list, show, update, raise-replicas, purge, delete. commands/forecast.py has `forecast`."""
 
 from __future__ import annotations
 
