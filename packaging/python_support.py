@@ -1,4 +1,4 @@
-"""Says in one line why this Python cannot install sandq; prints nothing and exits with 0 if it can.
+"""Says in one line why this Python cannot install sandq; prints "supported" if it can.
 
 `make setup` runs it before anything is downloaded. It runs on any Python 3, so it uses old syntax only.
 """
@@ -82,8 +82,7 @@ def main():
     if reason is None:
         is_glibc = platform.libc_ver()[0] == "glibc"
         reason = missing_for_leveldb(version, platform.machine(), is_glibc, _can_compile)
-    if reason is not None:
-        print(reason)
+    print(reason or "supported")
     return int(reason is not None)
 
 

@@ -97,8 +97,9 @@ def program(directory: Path, name: str, script: str) -> Path:
 
 def test_the_first_interpreter_that_is_supported_is_chosen(tmp_path: Path) -> None:
     old = program(tmp_path, "python3", "echo 'this is too old'; exit 1")
+    other = program(tmp_path, "no-python", "exit 0")
     broken = program(tmp_path, "python3.14", "exit 127")
-    done = choose("python-of-nowhere", old, broken, sys.executable)
+    done = choose("python-of-nowhere", old, other, broken, sys.executable)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{sys.executable}\n", "")
 
 
