@@ -1,4 +1,4 @@
-"""packaging/release.py, which is no package of ours: a module by its path."""
+"""Scripts of packaging/, which is no package of ours: modules by their paths."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 from tests.support.paths import ROOT
 
 
-def release() -> Any:
-    spec = importlib.util.spec_from_file_location("sandq_release", ROOT / "packaging" / "release.py")
+def packaging_script(name: str) -> Any:
+    """Return the module of packaging/NAME.py."""
+    spec = importlib.util.spec_from_file_location(f"sandq_{name}", ROOT / "packaging" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def release() -> Any:
+    """Return packaging/release.py."""
+    return packaging_script("release")

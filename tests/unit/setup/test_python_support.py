@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -18,20 +17,13 @@ from packaging.specifiers import SpecifierSet
 from sandq.tools.doctor import check_machine
 from tests.support.paths import ROOT
 from tests.support.pythons.roots import SUITES
+from tests.support.release import packaging_script
 
 PROJECTS = (ROOT / "pyproject.toml", ROOT / "packaging/client/pyproject.toml")
 CHOOSE = ROOT / "packaging" / "choose-python"
 
 
-def python_support() -> Any:
-    spec = importlib.util.spec_from_file_location("python_support", ROOT / "packaging" / "python_support.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-support = python_support()
+support = packaging_script("python_support")
 
 
 def project(path: Path) -> Any:
