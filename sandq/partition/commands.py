@@ -34,6 +34,7 @@ from sandq.partition.levels import (
     RANKED,
     SCHEDULES,
     SCOPED_KEYS,
+    UNFINISHED,
     UPDATES,
 )
 
@@ -377,8 +378,18 @@ class Seek(Command):
 
 @dataclass(frozen=True, slots=True)
 class DropGroup(Command):
+    """Delete a group. `unless_unfinished`: refuse if the group has yet to finish messages that it received."""
+
     type: ClassVar[int] = CommandType.DROP_GROUP
     group: str
+    unless_unfinished: bool = False
+
+    @property
+    def needed_level(self) -> int:
+        return UNFINISHED if self.unless_unfinished else self.feature_level
+
+    def fields(self) -> tuple[Any, ...]:
+        return (self.group, True) if self.unless_unfinished else (self.group,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -585,7 +585,8 @@ class TimerPartition:
         self._advance(max(self.now_ms, before.shared.stamp_ms), view)
         self._settlement.give_back_all(self.now_ms, view)
         for group in self.groups.by_id.values():
-            group.paused, group.touched_ms = True, self.now_ms
+            group.use(self.now_ms)
+            group.paused = True
             self.groups.store(group, view)
             if shared.is_ordered:  # what was leased waits now, and so do those behind it
                 group.order.clear()
@@ -670,7 +671,7 @@ class TimerPartition:
                 return admin.seek(command, self._latest(index, place), index, now_ms, view)
             case c.DropGroup():
                 self._trim_schedule.note_settled(now_ms)
-                return admin.drop(command.group, index, now_ms, view)
+                return admin.drop(command.group, index, now_ms, view, unless_unfinished=command.unless_unfinished)
             case c.ConfigureGroup():
                 return admin.configure(command.group, command.settings, view)
             case c.PauseGroup():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.errors import InvalidRequest
+from sandq.model.errors import Conflict, InvalidRequest
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
 from sandq.partition import rows
@@ -14,6 +14,7 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.jobs.jobs import Jobs
+from sandq.partition.levels import UNFINISHED
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.log.reader import cursor_before
 from sandq.partition.rows import Range
@@ -45,7 +46,7 @@ class GroupAdmin:
                 )
             group = self._groups.create(command.group, self._cursor(command.start, latest))
             group.paused = command.paused
-        group.touched_ms = now_ms
+        group.use(now_ms)
         self._groups.store(group, view)
         return group.group_id
 
@@ -77,6 +78,8 @@ class GroupAdmin:
             group.ready.clear(view)
         group.reader.seek(cursor)
         group.generation += 1
+        if group.is_expired:
+            group.use(now_ms)
         if gone:
             # Their log rows were trimmed or swept: the group has the only ones.
             again = Waiting(now_ms, 0, 0, None, PackedRanges(sorted(gone)), now_ms, kept=True)
@@ -94,8 +97,14 @@ class GroupAdmin:
         self._groups.store(group, view)
         return cursor
 
-    def drop(self, name: str, index: int, now_ms: int, view: View) -> None:
+    def drop(
+        self, name: str, index: int, now_ms: int, view: View, *, unless_unfinished: bool = False
+    ) -> None:
+        """Delete a group with its leases, retries and dead letters. Raises Conflict if `unless_unfinished` is given
+        and the group has yet to finish messages that it received."""
         group = self._groups.named(name)
+        if unless_unfinished and group.unfinished:
+            raise unfinished_conflict(name, group.unfinished)
         for lease in list(group.leases.values()):
             self._leases.revoke(lease, view)
         self._groups.remove(group, view)
@@ -111,14 +120,14 @@ class GroupAdmin:
         """Have the group get nothing more, or get again what there is. Who resumes it has use for it."""
         group = self._groups.named(name)
         group.paused = paused
-        group.touched_ms = now_ms
+        group.use(now_ms)
         self._groups.store(group, view)
 
     def touch(self, names: list[str], now_ms: int, view: View) -> None:
         for name in names:
             group = self._groups.find(name)
             if group is not None:
-                group.touched_ms = now_ms
+                group.use(now_ms)
                 self._groups.store(group, view)
 
     def idle_ms(self) -> int | None:
@@ -131,7 +140,8 @@ class GroupAdmin:
 
     def drop_idle(self, index: int, now_ms: int, view: View) -> bool:
         """Drop one group that nobody used for `group_ttl`; one that is paused is kept for as long again, and so is one
-        with dead letters while some of the partition have yet to be sent. Whether there was one."""
+        with dead letters while some of the partition have yet to be sent. A group with unfinished messages expires
+        instead, `group_ttl` after the last of these was due. Whether there was one."""
         idle_ms = self.idle_ms()
         if idle_ms is None or idle_ms > now_ms:
             return False
@@ -139,6 +149,14 @@ class GroupAdmin:
         assert group is not None
         if group.paused or (self._outbox.messages and group.dead.total()):
             group.touched_ms = now_ms
+            self._groups.store(group, view)
+            return True
+        if group.unfinished and self._shared.level >= UNFINISHED:
+            due_ms, ttl_ms = group.latest_due_ms, idle_ms - group.touched_ms
+            if due_ms + ttl_ms > now_ms:
+                group.touched_ms = due_ms
+            else:
+                group.touched_ms, group.is_expired = now_ms, True  # from then on the log may be trimmed
             self._groups.store(group, view)
             return True
         self.drop(group.name, index, now_ms, view)
@@ -183,3 +201,14 @@ class GroupAdmin:
                 else:
                     self._kept.drop(group, offset, now_ms, view)
         return again
+
+
+def unfinished_conflict(name: str, count: int) -> Conflict:
+    """Return the error that refuses to delete a group with so many unfinished messages."""
+    messages = "1 message" if count == 1 else f"{count} messages"
+    return Conflict(
+        f"group {name!r} has yet to finish {messages} (leased, retrying or blocked by their keys), which would be lost; "
+        "let its consumers finish, or delete it with force",
+        group=name,
+        unfinished=count,
+    )

@@ -77,6 +77,8 @@ class Group:
         self._since: LeastOfRising[Holder] = LeastOfRising(_pinned_since_ms)
         self.paused = False
         """Somebody wants it to get nothing."""
+        self.is_expired = False
+        """`group_ttl` has passed: the log is no longer kept for what it has yet to receive."""
         self.seeking = False
         self.resetting = False
         """The partition's clock is being set back."""
@@ -89,17 +91,22 @@ class Group:
 
     def row(self) -> bytes:
         dead = sorted((reason, count) for reason, count in self.dead.items() if count)
-        paused = (True,) if self.paused else ()  # a version that does not know of it meets no such row
-        return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken, *paused)
+        # A version that does not know of these meets no such row.
+        later = (self.paused, True) if self.is_expired else (True,) if self.paused else ()
+        return rows.pack(self.name, self.cursor, dead, self.touched_ms, self.settings, self.reader.taken, *later)
 
     @classmethod
     def load(cls, key: bytes, row: bytes, look_aheads: LookAheads) -> Group:
-        name, cursor, dead, touched_ms, settings, taken, *paused = rows.unpack(row)
+        name, cursor, dead, touched_ms, settings, taken, *later = rows.unpack(row)
         group = cls(int.from_bytes(key[1:], "big"), name, cursor, look_aheads)
         group.dead.update(dict(dead))
         group.touched_ms, group.settings, group.reader.taken = touched_ms, settings, tuple(taken)
-        group.paused = paused == [True]
+        group.paused, group.is_expired = later[:1] == [True], later[1:] == [True]
         return group
+
+    def use(self, now_ms: int) -> None:
+        """Note that the group has a consumer, or that an operator acts on it; the caller stores the group."""
+        self.touched_ms, self.is_expired = now_ms, False
 
     def setting(self, name: str, topic: Mapping[str, Any]) -> Any:
         """A setting of the topic, unless the group overrides it."""
@@ -131,6 +138,19 @@ class Group:
     def in_flight(self) -> int:
         """Messages that are leased, and are not settled."""
         return self.metrics.leased
+
+    @property
+    def unfinished(self) -> int:
+        """Number of messages that the group has received and has yet to finish: leased, waiting or blocked."""
+        return self.metrics.leased + self.metrics.waiting + len(self.order.blocked)
+
+    @property
+    def latest_due_ms(self) -> int:
+        """When the last of its unfinished messages is due, or its lease ends; 0 without any."""
+        times = [entry.due_ms for entry in self.waiting.values()]
+        times += [lease.deadline_ms for lease in self.leases.values() if lease.live]
+        times += [offsets.deliver_ms(offset) for offset in self.order.blocked]
+        return max(times, default=0)
 
     @property
     def has_room(self) -> bool:
@@ -366,6 +386,13 @@ class Group:
         """Everything below this offset is acked or dead in this group."""
         first, following = self.first_unacked(), _next(self.cursor)
         return following if first is None else min(first, following)  # of what it passed, some may be above the cursor
+
+    def kept_from(self) -> bytes | None:
+        """Return the offset from which on the log is kept for this group; None if it is not.
+
+        An expired group keeps no message that it has yet to receive.
+        """
+        return self.first_unacked() if self.is_expired else self.done_below()
 
 
 def _first(holder: Holder) -> bytes | None:

@@ -32,6 +32,8 @@ class GroupTable:
         """Ids of the groups that have changed since, for each who asked for it."""
         self._touched_ms: LeastOf[int] = LeastOf()
         """By id."""
+        self.expired: set[int] = set()
+        """Ids of the expired groups."""
 
     def changes(self) -> set[int]:
         """A set that gets the id of each group that may be another than it was, or is no more. Once the caller has
@@ -89,7 +91,7 @@ class GroupTable:
             )
         self.by_id[group.group_id] = group
         self._by_name[group.name] = group
-        self._touched_ms.put(group.group_id, group.touched_ms)
+        self._note_use(group)
         group.on_change = self._note_change
         group.note_change()
 
@@ -101,14 +103,22 @@ class GroupTable:
     def store(self, group: Group, view: View) -> None:
         """Put the row of a group that is new or has changed."""
         view.put(rows.group_key(group.group_id), group.row())
-        self._touched_ms.put(group.group_id, group.touched_ms)
+        self._note_use(group)
         group.note_change()
+
+    def _note_use(self, group: Group) -> None:
+        self._touched_ms.put(group.group_id, group.touched_ms)
+        if group.is_expired:
+            self.expired.add(group.group_id)
+        elif self.expired:
+            self.expired.discard(group.group_id)
 
     def remove(self, group: Group, view: View) -> None:
         """Delete a group and its row; its leases have ended, and its other rows are for a job to delete."""
         del self.by_id[group.group_id]
         del self._by_name[group.name]
         self._touched_ms.put(group.group_id, None)
+        self.expired.discard(group.group_id)
         group.note_change()
         view.delete(rows.group_key(group.group_id))
 

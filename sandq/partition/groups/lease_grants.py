@@ -39,7 +39,7 @@ class LeaseGrants:
     def grant(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
         """Grant what is due, in order. `place` is the entry's next free place for a token. Raises UnknownGroup."""
         group = self._groups.named(command.group)
-        group.touched_ms = now_ms
+        group.use(now_ms)
         self._groups.store(group, view)
         if group.halts or group.paused:
             return []

@@ -34,7 +34,7 @@ class GroupSummaries:
     # -- what the log must keep -----------------------------------------------------------------------------------
 
     def done_below(self) -> bytes | None:
-        """The offset below which every group is done with everything; None without groups."""
+        """The offset below which every group is done with everything; None without groups that keep the log."""
         self._look()
         first = self._done.first()
         return None if first is None else first[0]
@@ -57,7 +57,7 @@ class GroupSummaries:
             self._changed.update(self._groups.by_id)
         for group_id in self._changed:
             group = self._groups.by_id.get(group_id)
-            self._done.put(group_id, None if group is None else group.done_below())
+            self._done.put(group_id, None if group is None else group.kept_from())
             self._pinned.put(group_id, None if group is None else self._pinned_since_ms(group))
             if group is not None:
                 group.is_noted = False

@@ -72,7 +72,7 @@ class Sweeper:
         if not self._position:
             self._position, self._left, self._shared.settled = self._log.state.trimmed, 0, 0
         groups = list(self._groups.by_id.values())
-        passed = min([group.cursor for group in groups], default=offsets.FIRST)
+        passed = min([group.cursor for group in groups if not group.is_expired], default=offsets.FIRST)
         start = rows.after(rows.log_key(max(self._position, self._log.state.trimmed)))
         stop = rows.after(rows.log_key(min(passed, self._holds.lowest)))
         found = view.scan(start, stop, limit=SWEEP_ROWS, max_bytes=SWEEP_BYTES) if start < stop else []
@@ -98,6 +98,8 @@ class Sweeper:
             else:
                 self._left += len(live)
         for group in groups:
+            if group.is_expired:
+                group.reader.look_anew(found[-1][0][1:])  # it may have read ahead what is gone now
             self._groups.store(group, view)
         self._position = found[-1][0][1:]
 

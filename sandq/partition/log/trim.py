@@ -86,7 +86,9 @@ class Trimmer:
         self._schedule.due_ms = None
         limit = self._limit(now_ms)
         if limit is not None:
-            if self._trim(limit, now_ms, view) or self._unpin(now_ms, view):
+            is_behind = self._trim(limit, now_ms, view)
+            self._move_expired(view)
+            if is_behind or self._unpin(now_ms, view):
                 self._schedule.due_ms = now_ms
                 return
             if self._sweeper.is_due:
@@ -222,6 +224,15 @@ class Trimmer:
             message_id = rows.unpack(value[rows.LOG_HEADER.size :])[0] or entry.first
             view.delete(rows.PAYLOAD + message_id)
             self._kept.expire_move(entry.first, message_id, now_ms, view)
+
+    def _move_expired(self, view: View) -> None:
+        """Move the cursors of expired groups behind the trimmed rows, which these groups may have read ahead."""
+        for group_id in sorted(self._groups.expired):
+            group = self._groups.by_id[group_id]
+            if group.cursor < self._log.state.trimmed:
+                group.reader.seek(self._log.state.trimmed)
+                group.gaps.clear_passed(group.cursor, view)
+                self._groups.store(group, view)
 
     # -- what pins it ---------------------------------------------------------------------------------------------
 
