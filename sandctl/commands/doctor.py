@@ -185,17 +185,24 @@ async def _of_topic(client: Client, record: TopicRecord) -> list[Finding]:
 def _groups(topic: str, rows: Sequence[Mapping[str, Any]], pushed: set[str]) -> Iterator[Finding]:
     ready: Counter[str] = Counter()
     consumers: Counter[str] = Counter()
+    expired: Counter[str] = Counter()
     told: set[tuple[str, str]] = set()
     for row in rows:
         group, reason = row["group"], row.get("reason")
         ready[group] += row.get("ready") or 0
         consumers[group] += row.get("consumers") or 0
+        if row.get("expired"):
+            expired[group] += row.get("unfinished") or 0
         if reason and (group, reason) not in told:
             told.add((group, reason))
             todo = f"sandctl group show {topic} {group} says more; a paused one: sandctl group resume {topic} {group}"
             yield Finding("groups", "warning", f"{group} of {topic} gets nothing: {reason}", todo)
+    for group, count in expired.items():
+        todo = f"start its consumers; if nobody needs these messages: sandctl group delete {topic} {group} --force"
+        kept = f"it keeps {counted(count, 'message')} that it has yet to finish, and no others"
+        yield Finding("groups", "warning", f"{group} of {topic} has expired (group_ttl): {kept}", todo)
     for group, count in ready.items():
-        if count and not consumers[group] and group not in pushed:
+        if count and not consumers[group] and group not in pushed and group not in expired:
             todo = f"start its consumers; if nobody needs it: sandctl group delete {topic} {group}"
             found = f"{group} of {topic}: {counted(count, 'message')} ready, and no consumer is connected"
             yield Finding("groups", "warning", found, todo)

@@ -93,6 +93,8 @@ def show(topic: str, name: str) -> None:
         "consumers": max((row.get("consumers") or 0 for row in rows), default=0),
         **{count: sum(row.get(count) or 0 for row in rows) for count in _COUNTS},
         **_blocked(rows),
+        "unfinished": sum(row.get("unfinished") or 0 for row in rows),
+        **({"expired": True} if any(row.get("expired") for row in rows) else {}),
         "dead_reasons": dict(reasons) if reasons or settings().output != "table" else None,
         "partitions": [
             {key: row.get(key) for key in _columns(rows) if key != "group"}
@@ -229,23 +231,28 @@ def resume(topic: str, name: str) -> None:
 @group.command()
 @topic_argument()
 @group_argument
+@click.option("--force", is_flag=True, help="Delete it with the messages that it has yet to finish: they are lost.")
 @yes_option
 @common_options
-def delete(topic: str, name: str, yes: bool) -> None:
-    """Delete a group of TOPIC: where it stood, what it holds, its dead letters. The messages stay.
+def delete(topic: str, name: str, force: bool, yes: bool) -> None:
+    """Delete a group of TOPIC: its position and its dead letters.
 
     \b
       sandctl group delete orders billing
 
-    It is refused while the group has consumers. One that subscribes afterwards makes a new group, which begins where
-    its --start says.
+    It is refused while the group has consumers, and while it has messages that are leased, retrying or blocked by
+    their keys; --force deletes these as well. A consumer that subscribes afterwards makes a new group, which begins
+    where its --start says.
     """
     if not yes:
-        need_yes("deleting a group deletes its place and its dead letters")
-        confirm_name(name, f"This deletes group {name} of {topic} with its place and its dead letters", "deleted")
+        lost = (
+            "its position, its dead letters and its unfinished messages" if force else "its position and dead letters"
+        )
+        need_yes(f"deleting a group deletes {lost}")
+        confirm_name(name, f"This deletes group {name} of {topic} with {lost}", "deleted")
 
     async def work(client: Client) -> None:
-        await client.admin.delete_group(topic, name)
+        await client.admin.delete_group(topic, name, force=force)
 
     run(work)
     done(f"deleted group {name} of {topic}", {"deleted": name, "topic": topic})

@@ -49,6 +49,8 @@ class GroupStatus:
     """There may be more in the log that is due than the last lease came to: the next one goes on with it."""
     limit: Limited | None = None
     """Of a group that has limits."""
+    unfinished: int = 0
+    """Messages that are leased, waiting or blocked by their keys."""
 
     @property
     def not_before_ms(self) -> int:
@@ -111,6 +113,7 @@ class _Standing(NamedTuple):
             oldest_ms,
             status.is_promoting,
             status.limit,
+            status.unfinished,
         )
 
 
@@ -263,6 +266,7 @@ class StatusTable:
             None if oldest is None else offsets.deliver_ms(oldest),
             is_promoting,
             limit,
+            group.unfinished,
         )
         return _Standing(status, passed, from_s, least, head_ms)
 

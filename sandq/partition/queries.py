@@ -351,7 +351,10 @@ class PartitionQueries:
                 "dead": group.dead.total(),
                 "dead_reasons": {reason: count for reason, count in sorted(group.dead.items()) if count},
                 "settings": group.settings or None,
-                "touched_ms": group.touched_ms,
+                "unfinished": group.unfinished,
+                "expired": group.is_expired,
+                # Up to the last due time of its messages, an idle group counts as used.
+                "touched_ms": min(group.touched_ms, self._machine.now_ms),
                 "reason": group.stall_reason() or (limit_reason(group, self._machine.now_ms) if ready > 0 else None),
             }
             if self._machine.shared.is_ordered:

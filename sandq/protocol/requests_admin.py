@@ -14,12 +14,28 @@ from typing import Annotated, Any, Final, Self
 from sandq.model.limits import FIXED
 from sandq.protocol.fields import OFFSET_BYTES, U48_MAX
 from sandq.protocol.frames import Frame, Type, encode_frame
-from sandq.protocol.request import U32, U48, Bounds, Offset, Partition, Request, choice, each
+from sandq.protocol.request import (
+    U32,
+    U48,
+    Bounds,
+    Offset,
+    Partition,
+    Request,
+    choice,
+    each,
+    with_missing,
+    without_nils,
+)
 from sandq.protocol.requests import Start
 from sandq.protocol.requests_messages import DEAD_REASONS, PAGE_MAX, PageSize, check_error, check_prefix
 
 SHOW: Final = "show"
 ACCEPT: Final = "accept"
+
+CHECK: Final = "check"
+FORCE: Final = "force"
+_PLAIN_DELETE: Final = 4
+"""Items of a GROUP_DELETE without a mode."""
 
 DRAIN: Final = "drain"
 UNDRAIN: Final = "undrain"
@@ -89,10 +105,23 @@ class GroupSeek(Request, type=Type.GROUP_SEEK):
 
 
 class GroupDelete(Request, type=Type.GROUP_DELETE):
-    """Forget a group that has no consumers, with its dead letters."""
+    """Forget a group that has no consumers, with its dead letters.
+
+    Without a mode it is refused while the group has unfinished messages. `check`: delete nothing, and answer how many
+    unfinished messages it has here. `force`: delete it with its unfinished messages.
+    """
 
     topic: str
     group: str
+    mode: Annotated[str, choice(CHECK, FORCE)] | None = None
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        return cls.checked(with_missing(frame, _PLAIN_DELETE, 1))
+
+    def frame(self, request_id: int) -> bytes:
+        """Without the mode, which a version of before does not know, where there is none."""
+        return encode_frame(self.type, request_id, *without_nils(self, 1))
 
 
 class GroupUpdate(Request, type=Type.GROUP_UPDATE):

@@ -131,7 +131,10 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
         "group": of(_T.GROUP_SEEK, "group", _GROUP),
         "to": of(_T.GROUP_SEEK, "to", "`earliest`, `latest`, u48 or an offset"),
     },
-    c.DropGroup: {"group": of(_T.GROUP_DELETE, "group", _GROUP)},
+    c.DropGroup: {
+        "group": of(_T.GROUP_DELETE, "group", _GROUP),
+        "unless_unfinished": of(_T.GROUP_DELETE, "mode", "false for `force`, and below feature level 18"),
+    },
     c.ConfigureGroup: {
         "group": of(_T.GROUP_UPDATE, "group", _GROUP),
         "settings": of(_T.GROUP_UPDATE, "settings", "`parse_group_settings`", "model/settings.py"),

@@ -37,15 +37,18 @@ from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, c
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
+from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition.clock_reset import NOTHING
 from sandq.partition.jobs.redrive import Outcome
-from sandq.partition.levels import SCOPED_KEYS
+from sandq.partition.levels import SCOPED_KEYS, UNFINISHED
 from sandq.partition.log.fetch import Extent, Fetched
 from sandq.partition.produce_validation import check_not_far, most_value_bytes
 from sandq.partition.queries import UNITS_S, PartitionQueries
 from sandq.protocol.request import PartitionRequest
 from sandq.protocol.requests_admin import (
+    CHECK,
+    FORCE,
     ClockReset,
     DeadList,
     DeadPurge,
@@ -352,13 +355,26 @@ class MessageQueries:
         cursors = await call_all([(delivery.host, c.Seek(group, to)) for delivery in chosen])
         return [(delivery.partition, cursor) for delivery, cursor in zip(chosen, cursors, strict=True)]
 
-    async def delete_group(self, request: GroupDelete, caller: Caller) -> None:
-        group = request.group
+    async def delete_group(self, request: GroupDelete, caller: Caller) -> int | None:
+        """Return the number of unfinished messages if that is all that is asked for (CHECK).
+
+        Raises Conflict while the group has consumers, and, without FORCE, while it has unfinished messages.
+        """
+        group, mode = request.group, request.mode
         chosen = await self._with_group(request.topic, group)
         consumers = max(delivery.consumers(group) for delivery in chosen)
         if consumers:
             raise Conflict(f"group {group!r} has {consumers} consumers: end them first", group=group)
-        await call_all([(delivery.host, c.DropGroup(group)) for delivery in chosen])
+        statuses = [delivery.host.status for delivery in chosen]
+        unfinished: int = sum([found.unfinished for status in statuses if (found := status.groups.get(group))])
+        if mode == CHECK:
+            return unfinished
+        if unfinished and mode != FORCE:
+            raise unfinished_conflict(group, unfinished)
+        # Each partition checks again: its group may have leased something since.
+        commands = [c.DropGroup(group, mode != FORCE and status.level >= UNFINISHED) for status in statuses]
+        await call_all([(delivery.host, command) for delivery, command in zip(chosen, commands, strict=True)])
+        return None
 
     async def update_group(self, request: GroupUpdate, caller: Caller) -> None:
         record = parse_group_settings(request.settings, self._broker.topic(request.topic).record.settings)

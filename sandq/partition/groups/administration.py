@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sandq.model import offsets
-from sandq.model.errors import Conflict, InvalidRequest
+from sandq.model.errors import InvalidRequest
 from sandq.model.limits import FIXED
+from sandq.model.unfinished import unfinished_conflict
 from sandq.partition import commands as c
 from sandq.partition import rows
 from sandq.partition.groups.group import Group
@@ -97,9 +98,7 @@ class GroupAdmin:
         self._groups.store(group, view)
         return cursor
 
-    def drop(
-        self, name: str, index: int, now_ms: int, view: View, *, unless_unfinished: bool = False
-    ) -> None:
+    def drop(self, name: str, index: int, now_ms: int, view: View, *, unless_unfinished: bool = False) -> None:
         """Delete a group with its leases, retries and dead letters. Raises Conflict if `unless_unfinished` is given
         and the group has yet to finish messages that it received."""
         group = self._groups.named(name)
@@ -201,14 +200,3 @@ class GroupAdmin:
                 else:
                     self._kept.drop(group, offset, now_ms, view)
         return again
-
-
-def unfinished_conflict(name: str, count: int) -> Conflict:
-    """Return the error that refuses to delete a group with so many unfinished messages."""
-    messages = "1 message" if count == 1 else f"{count} messages"
-    return Conflict(
-        f"group {name!r} has yet to finish {messages} (leased, retrying or blocked by their keys), which would be lost; "
-        "let its consumers finish, or delete it with force",
-        group=name,
-        unfinished=count,
-    )

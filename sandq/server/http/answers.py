@@ -287,6 +287,13 @@ class Group(Answer):
         description="How many of `ready` wait until fewer messages of their keys are in flight; null in a topic "
         "without `ordering: key` and `max_in_flight_per_key`.",
     )
+    unfinished: int = Field(
+        description="Messages that the group has received and has yet to finish: leased, retrying, or blocked by "
+        "their keys."
+    )
+    expired: bool = Field(
+        description="`group_ttl` has passed: it keeps its unfinished messages, and no others, until it is used."
+    )
     limits: dict[str, Any] | None = Field(
         default=None,
         description="Over all partitions, with how many messages are `in_flight`, and how many partitions may have "

@@ -244,9 +244,15 @@ async def limit(request: Request, topic: TopicName, group: GroupName, body: bodi
 
 
 @router.delete(GROUP, operation_id="deleteGroup", status_code=204, summary="Forget a group and its dead letters")
-async def delete(request: Request, topic: TopicName, group: GroupName) -> None:
-    """409 CONFLICT while it has consumers."""
-    await gateway_of(request).client.admin.delete_group(topic, group)
+async def delete(
+    request: Request,
+    topic: TopicName,
+    group: GroupName,
+    force: Annotated[bool, Query(description="With the messages that it has yet to finish: they are lost.")] = False,
+) -> None:
+    """409 CONFLICT while it has consumers, and, without `force`, while it has messages that are leased, retrying or
+    blocked by their keys."""
+    await gateway_of(request).client.admin.delete_group(topic, group, force=force)
 
 
 @router.post(f"{GROUP}/seek", operation_id="seekGroup", response_model=answers.Seeked, summary="Go on from elsewhere")
@@ -341,6 +347,8 @@ def _group(name: str, rows: list[dict[str, Any]]) -> Found:
         "consumers": max(row["consumers"] for row in parts),
         "settings": settings_json(settings) if settings else None,
         "blocked_by_key": blocked_by_key_of_rows(parts),
+        "unfinished": sum(row.get("unfinished") or 0 for row in parts),
+        "expired": any(row.get("expired") for row in parts),
         "limits": group_limits_of_rows(parts),
         "reason": "; ".join(reasons) or None,
         "partitions": [_partition(row) for row in parts],

@@ -34,6 +34,7 @@ from sandq.protocol.replies_messages import (
 )
 from sandq.protocol.requests import IGNORE, REJECT, REPLACE, REPLACE_PENDING, Produce
 from sandq.protocol.requests_admin import (
+    CHECK,
     DeadList,
     DeadPurge,
     DeadRedrive,
@@ -438,7 +439,9 @@ class FakeMessages:
 
     def do_group_delete(self, connection: Any, frame: Frame) -> Any:
         request = GroupDelete.parse(frame)
-        self.group(request.group)
+        group = self.group(request.group)
+        if request.mode == CHECK:
+            return (group.get("unfinished", 0),)
         del self.groups[request.group]
         return ()
 

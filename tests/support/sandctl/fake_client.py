@@ -308,8 +308,8 @@ class FakeAdmin:
     async def resume_group(self, topic: str, group: str) -> None:
         self._client.note("resume_group", topic=topic, group=group)
 
-    async def delete_group(self, topic: str, group: str) -> None:
-        self._client.note("delete_group", topic=topic, group=group)
+    async def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
+        self._client.note("delete_group", topic=topic, group=group, force=force)
 
     async def update_topic(
         self, name: str, *, partitions: int | None = None, replicas: int | None = None, **settings: Any

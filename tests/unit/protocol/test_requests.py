@@ -117,7 +117,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", "latest")),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", 5)),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", BASE)),
-    (Type.GROUP_DELETE, requests_admin.GroupDelete("t", "g")),
+    (Type.GROUP_DELETE, requests_admin.GroupDelete("t", "g", "force")),
     (Type.GROUP_UPDATE, requests_admin.GroupUpdate("t", "g", {})),
     (Type.GROUP_PAUSE, requests_admin.GroupPause("t", "g", True)),
     (Type.GROUP_LIMIT, requests_admin.GroupLimit("t", "g", {"rate": 1.5, "burst": 3})),

@@ -218,7 +218,8 @@ def test_group_update_and_delete(ctl: Ctl, client: FakeClient) -> None:
         assert ctl("group", "update", "t", "g", *bad).exit_code == 2
     assert ctl("group", "delete", "t", "g").exit_code == 2
     assert ctl("group", "delete", "t", "g", "--yes").stdout == "deleted group g of t\n"
-    assert client.asked("delete_group") == [{"topic": "t", "group": "g"}]
+    assert ctl("group", "delete", "t", "g", "--yes", "--force").exit_code == 0
+    assert client.asked("delete_group") == [{"topic": "t", "group": "g", "force": force} for force in (False, True)]
 
 
 def test_group_pause_and_resume(ctl: Ctl, client: FakeClient) -> None:

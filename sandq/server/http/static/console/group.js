@@ -156,14 +156,15 @@ function seek(topic, group, found, done) {
 function deleteGroup(topic, group) {
   act({
     title: `Delete ${group}…`, verb: "Delete", danger: true, typed: group,
-    about: `Forgets its place and its dead letters; the messages of the topic stay. It is refused while it has consumers.`,
+    about: "Deletes its position and its dead letters. It is refused while it has consumers, and while it has messages that are leased, retrying or blocked by their keys.",
+    fields: [{ name: "force", label: "Also delete the messages that it has yet to finish: they are lost", kind: "checkbox" }],
     count: async () => {
       const now = await get(path("topics", topic, "groups", group));
-      return `${plural(now.lag, "message")} are due and not acked, ${plural(now.dead, "dead letter")}, ${plural(now.consumers, "consumer")}.`;
+      return `${plural(now.lag, "message")} are due and not acked, ${plural(now.dead, "dead letter")}, ${plural(now.consumers, "consumer")}. It has yet to finish ${plural(now.unfinished, "message")}.`;
     },
-    command: () => sandctl("group delete", [topic, group], { yes: true }),
-    run: async () => {
-      await remove(path("topics", topic, "groups", group));
+    command: (values) => sandctl("group delete", [topic, group], { force: values.force, yes: true }),
+    run: async (values) => {
+      await remove(path("topics", topic, "groups", group) + (values.force ? "?force=true" : ""));
       location.hash = topicHref(topic, "groups");
       return "The group is gone";
     },
