@@ -106,7 +106,7 @@ class Load:
                 while await self._held(client):  # noqa: ASYNC110 - nobody tells when
                     await anyio.sleep(TRIM_LOOK_S)
             with suppress(NotFound):  # it ended before there was one
-                await client.admin.delete_group(self.topic, self.group)
+                await client.admin.delete_group(self.topic, self.group, force=True)
 
     async def _held(self, client: Client) -> int:
         return sum(int(row.get("messages") or 0) for row in await client.admin.stats(self.topic))

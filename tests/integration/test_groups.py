@@ -117,7 +117,10 @@ async def test_deleting_a_group_takes_everything_of_it(node: Serving, api: sandq
             await api.admin.delete_group("t", "g")
         assert await api.dead("t", "g").counts() == {"nacked": 10}
         assert await node.broker.ask(partial(rows_of_groups, node)) >= 20
-    await api.admin.delete_group("t", "g")
+    with pytest.raises(Conflict, match="has yet to finish 20 messages"):
+        await api.admin.delete_group("t", "g")
+    assert await group_names(api) == {"g"}
+    await api.admin.delete_group("t", "g", force=True)
     assert await group_names(api) == set()
     for refused in (api.admin.delete_group("t", "g"), api.dead("t", "g").counts(), api.dead("t", "g").redrive()):
         with pytest.raises(UnknownGroup):

@@ -8,7 +8,7 @@ from sandq.partition.dedup.expiring_rows import ExpiringRows
 from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
-from sandq.partition.levels import OWNERSHIP
+from sandq.partition.levels import OWNERSHIP, UNFINISHED
 from sandq.partition.log.log_state import LogState
 from sandq.partition.log.reader import row_holding
 from sandq.partition.rows import LogEntry, Range
@@ -88,7 +88,9 @@ class KeptMessages:
         self._expiring_rows.expire_move(message_id, now_ms, view)
 
     def is_in_log(self, offset: bytes, view: View) -> bool:
-        """Whether the log has a message still, or did not say that it has not."""
+        """Return whether the log still has a message."""
         if offset <= self._log_state.trimmed:
             return False
-        return self._shared.rank is None or row_holding(view, offset) is not None
+        # Sweeps and clock resets leave gaps: after a reset the log begins below offsets that were trimmed before it.
+        is_dense = self._shared.rank is None and self._shared.level < UNFINISHED
+        return is_dense or row_holding(view, offset) is not None

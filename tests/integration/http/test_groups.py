@@ -84,7 +84,10 @@ async def test_groups_and_their_lag(web: Web) -> None:
     assert (await web.get("/topics/t/groups/g"))["settings"]["max_attempts"] == 3
     await web.patch("/topics/t/groups/g", {"settings": {"lease": "1m"}}, 400)
     await web.patch("/topics/t/groups/g", {}, 400)
-    await web.delete("/topics/t/groups/g", 204)
+    assert (group["unfinished"], group["expired"]) == (2, False)
+    refused = await web.delete("/topics/t/groups/g", 409)
+    assert refused["code"] == "CONFLICT" and "has yet to finish 2 messages" in refused["detail"]
+    await web.delete("/topics/t/groups/g?force=true", 204)
     await web.delete("/topics/t/groups/g", 404)
 
 

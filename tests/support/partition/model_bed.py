@@ -80,7 +80,7 @@ class Bed(RuleBasedStateMachine):
         budget: int | None,
         evicts: bool,
     ) -> None:
-        assert KNOWN.highest == SKIP_LEVEL > SLICES, "newer levels change nothing in how entries are applied"
+        assert KNOWN.highest == SKIP_LEVEL > SLICES, "the rules of newer levels have tests of their own"
         self.budget = budget
         """So many messages an entry that settles leases writes again, from the level `BUDGET` on; None: any number."""
         self.highest = highest

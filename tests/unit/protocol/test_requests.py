@@ -117,7 +117,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", "latest")),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", 5)),
     (Type.GROUP_SEEK, requests_admin.GroupSeek("t", "g", BASE)),
-    (Type.GROUP_DELETE, requests_admin.GroupDelete("t", "g", "force")),
+    (Type.GROUP_DELETE, requests_admin.GroupDelete("t", "g")),
     (Type.GROUP_UPDATE, requests_admin.GroupUpdate("t", "g", {})),
     (Type.GROUP_PAUSE, requests_admin.GroupPause("t", "g", True)),
     (Type.GROUP_LIMIT, requests_admin.GroupLimit("t", "g", {"rate": 1.5, "burst": 3})),
@@ -179,6 +179,15 @@ def test_a_lease_without_partitions_is_one_of_before() -> None:
     for request, items in ((plain, 10), (plain._replace(partitions=[3]), 11)):
         (frame,) = FrameReader().feed(request.frame(77))
         assert len(frame) == items and requests.Lease.parse(frame) == request
+
+
+def test_group_delete_without_mode_is_encoded_as_before() -> None:
+    plain = requests_admin.GroupDelete("t", "g")
+    for request, items in ((plain, 4), (plain._replace(mode="force"), 5)):
+        (frame,) = FrameReader().feed(request.frame(77))
+        assert len(frame) == items and requests_admin.GroupDelete.parse(frame) == request
+    with pytest.raises(InvalidRequest, match="mode"):
+        requests_admin.GroupDelete.parse([Type.GROUP_DELETE, 77, "t", "g", "now"])
 
 
 def test_whom_a_gateway_asks_for_may_have_grants() -> None:

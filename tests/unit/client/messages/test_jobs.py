@@ -385,7 +385,11 @@ def test_topics_and_groups_are_changed(with_client: Any) -> None:
         assert (await client.admin.groups("t"))[0]["settings"] == {"max_attempts": 3}
         await client.admin.update_group("t", "g")
         assert server.groups["g"]["settings"] == {}
-        await client.admin.delete_group("t", "g")
+        server.groups["g"]["unfinished"] = 3
+        with pytest.raises(Conflict, match="has yet to finish 3 messages") as refused:
+            await client.admin.delete_group("t", "g")
+        assert refused.value.details == {"group": "g", "unfinished": 3} and "g" in server.groups
+        await client.admin.delete_group("t", "g", force=True)
         for use in (
             lambda: client.admin.delete_group("t", "g"),
             lambda: client.admin.update_group("t", "g"),

@@ -125,6 +125,17 @@ def test_groups_nodes_and_partitions(offline: Ctl, sick: FakeClient) -> None:
     ]
 
 
+def test_expired_group_is_named_with_what_it_keeps(offline: Ctl, sick: FakeClient) -> None:
+    sick.groups = [
+        {"group": "a", "partition": at, "ready": 2, "consumers": 0, "expired": at > 0, "unfinished": 2}
+        for at in (0, 1, 2)
+    ]
+    ((what, state, found, todo),) = findings(offline)
+    assert (what, state) == ("groups", "warning")
+    assert found == "a of t has expired (group_ttl): it keeps 4 messages that it has yet to finish, and no others"
+    assert "sandctl group delete t a --force" in todo
+
+
 def test_certificates_that_end_soon(offline: Ctl, sick: FakeClient) -> None:
     day = 86_400
     sick.certificate_ends = {"n1": NOW_MS / 1000 + 40 * day, "n2": NOW_MS / 1000 + 29.5 * day, "n3": NOW_MS / 1000 - 5}
