@@ -188,7 +188,7 @@ async def test_leases_that_run_out_are_counted(timed: Serving, hand: HandClock) 
 async def test_nothing_is_left_of_a_topic_or_group_that_was_deleted(walked: tuple[Serving, sandq.Client]) -> None:
     node, client = walked
     assert (await scrape(node)).having("group", "g")
-    await client.admin.delete_group("t", "g")
+    await client.admin.delete_group("t", "g", force=True)
     found = await scrape(node)
     assert not found.having("group", "g") and found.having("topic", "t")
     await client.admin.delete_topic("t")

@@ -87,7 +87,7 @@ async def test_groups_and_their_lag(web: Web) -> None:
     assert (group["unfinished"], group["expired"]) == (2, False)
     refused = await web.delete("/topics/t/groups/g", 409)
     assert refused["code"] == "CONFLICT" and "has yet to finish 2 messages" in refused["detail"]
-    await web.delete("/topics/t/groups/g?force=true", 204)
+    await web.delete("/topics/t/groups/g", 204, force=True)
     await web.delete("/topics/t/groups/g", 404)
 
 
