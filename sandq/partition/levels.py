@@ -81,6 +81,8 @@ QUEUE_BYTES: Final = 14
 """What may have something ready in a group is bounded by the bytes that it takes in memory, too: names may be long."""
 RESTORE: Final = 16
 """Partitions are made of the rows of a backup. What is applied goes by the command and the settings."""
+JITTER: Final = 18
+"""Messages that fail together each have a jitter of their own."""
 UNFINISHED: Final = 18
 """A group that has yet to finish messages it received does not go after `group_ttl`: it expires, and keeps these."""
 RESTORE_CHECKS: Final = 18

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 _MASK = (1 << 64) - 1
 
 
-def delay_ms(backoff: dict[str, Any], attempt: int, base: bytes, group_id: int) -> int:
-    """Delay before attempt + 1.
+WAITS: Final = 256
+"""Different waits that the jitter gives, at most: messages that fail together fill so many rows at most."""
+
+
+class Wait(NamedTuple):
+    """How long messages wait for their next attempt: `delay_ms`, and up to `spread_ms` less or more."""
+
+    delay_ms: int
+    spread_ms: int
+
+    def of(self, offset: int, group_id: int, attempt: int) -> int:
+        """Return the wait of one message, in ms: a hash of its offset, the group and the attempt chooses it."""
+        spread = self.spread_ms
+        if not spread:
+            return self.delay_ms
+        steps = min(2 * spread, WAITS - 1)
+        step = _mix(offset, group_id, attempt) % (steps + 1)
+        return max(self.delay_ms - spread + 2 * spread * step // steps, 0)
+
+
+def wait_of(backoff: dict[str, Any], attempt: int) -> Wait:
+    """Return the wait before attempt + 1.
 
     `backoff` is the record of the settings: kind, first_ms, factor_permille, cap_ms, jitter_percent.
-    The jitter is spread evenly over +- jitter_percent by a hash of offset, group and attempt.
     """
     kind = backoff["kind"]
     if kind == "none":
-        return 0
+        return Wait(0, 0)
     first_ms, cap_ms = backoff["first_ms"], backoff["cap_ms"]
     delay: int = first_ms
     if kind == "linear":
@@ -27,7 +46,12 @@ def delay_ms(backoff: dict[str, Any], attempt: int, base: bytes, group_id: int) 
             if delay >= cap_ms:
                 break
     delay = min(delay, cap_ms)
-    spread = delay * backoff["jitter_percent"] // 100
+    return Wait(delay, delay * backoff["jitter_percent"] // 100)
+
+
+def delay_ms(backoff: dict[str, Any], attempt: int, base: bytes, group_id: int) -> int:
+    """Return the one wait of messages that fail together, the first of which is `base`: below the level `JITTER`."""
+    delay, spread = wait_of(backoff, attempt)
     if spread:
         delay += _mix(int.from_bytes(base, "big"), group_id, attempt) % (2 * spread + 1) - spread
     return max(delay, 0)

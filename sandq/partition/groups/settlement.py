@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
 from sandq.model.batch import Column
@@ -21,7 +22,8 @@ from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import HISTORY_ATTEMPTS, HISTORY_ERROR_CHARS, History, Lease, Waiting
 from sandq.partition.groups.packed_ranges import PackedRanges
 from sandq.partition.groups.renewal import Change, renew, renew_each
-from sandq.partition.levels import BUDGET, SENT, SLICES
+from sandq.partition.groups.retry import Wait
+from sandq.partition.levels import BUDGET, JITTER, SENT, SLICES
 from sandq.partition.rows import Range
 from sandq.partition.shared_state import NOT_YET, SharedState
 from sandq.partition.view import View
@@ -33,6 +35,8 @@ BACKOFF_GROWS = 1000
 """The back-off of snoozes is that of so many attempts at most."""
 SNOOZED = "snoozed"
 """How an attempt ended that is not counted: beside what messages die of, in their history."""
+CUT_SHARE: Final = 4
+"""Ranges are cut for the jitter up to this part of what may wait: 2,500 messages of a group in a partition."""
 _NACK_REST: tuple[Any, ...] = (True, None, RETRY)
 """What an item of a Nack says that is not there: begun, no changes, and how it ends."""
 
@@ -353,12 +357,20 @@ class LeaseSettlement:
         each snooze after which none was counted. `change`: as in `_retry_or_bury`."""
         group = self._groups.by_id[lease.group_id]
         is_snooze = reason == SNOOZED
+        wait: Wait | None = None
+        failures = min(lease.attempt + lease.snoozes, BACKOFF_GROWS) if is_snooze else lease.attempt
         if delay_ms is None:
             backoff = group.setting("backoff", self._shared.settings)
-            failures = min(lease.attempt + lease.snoozes, BACKOFF_GROWS) if is_snooze else lease.attempt
-            delay_ms = retry.delay_ms(backoff, failures, lease.first_of(mask), group.group_id)
+            if self._shared.level >= JITTER:
+                wait = retry.wait_of(backoff, failures)
+                delay_ms = wait.delay_ms
+            else:
+                delay_ms = retry.delay_ms(backoff, failures, lease.first_of(mask), group.group_id)
+        due_of = None
+        if wait is not None and wait.spread_ms:
+            due_of = partial(_jittered, wait, group.group_id, failures, now_ms)
         attempt = lease.attempt - is_snooze
-        self._requeue(lease, mask, now_ms + delay_ms, attempt, reason, error, now_ms, view, change)
+        self._requeue(lease, mask, now_ms + delay_ms, attempt, reason, error, now_ms, view, change, due_of=due_of)
 
     def _requeue(
         self,
@@ -371,13 +383,22 @@ class LeaseSettlement:
         now_ms: int,
         view: View,
         change: Change | None = None,
+        *,
+        due_of: Callable[[int], int] | None = None,
     ) -> None:
-        """Let what a lease names in `mask` wait until `due_ms`. `change`: as in `_retry_or_bury`."""
+        """Let what a lease names in `mask` wait until `due_ms`. `change`: as in `_retry_or_bury`.
+
+        `due_of`: when each message is due, by its offset as a number. Its ranges are cut for that while few wait: many
+        ranges halt the group, so where many wait already each range of the lease has the due time of its first message.
+        """
         kept = lease.kept or change is not None
         group = self._groups.by_id[lease.group_id]
+        is_cut = due_of is not None and group.waiting_ranges + mask.bit_count() <= group.most_waiting // CUT_SHARE
         for ranges, history, queue in self._with_history(lease, mask, reason, error, now_ms):
             by_due: dict[int, list[Range]] = {}
-            for waiting in ranges:
+            for waiting in _singles(ranges) if is_cut else ranges:
+                if due_of is not None:
+                    due_ms = due_of(int.from_bytes(waiting.base, "big"))
                 # Leased ahead of its time and given back before it: not before its time even so.
                 at_ms = min(max(due_ms, offsets.deliver_ms(waiting.base)), offsets.U48_MAX)
                 by_due.setdefault(at_ms, []).append(waiting)
@@ -452,3 +473,18 @@ def _lost(lease: Lease, mask: int, foreign: list[list[Any]], what: c.What) -> Lo
     if what is None and mask == (1 << lease.total) - 1:
         return []
     return [[r.base, r.length] for r in lease.select(mask)] + foreign
+
+
+def _jittered(wait: Wait, group_id: int, attempt: int, now_ms: int, offset: int) -> int:
+    """Return when a message that failed at `now_ms` is due again."""
+    return now_ms + wait.of(offset, group_id, attempt)
+
+
+def _singles(ranges: Sequence[Range]) -> Iterator[Range]:
+    """Yield each message as a range of its own."""
+    for base, length in ranges:
+        if length == 1:
+            yield Range(base, 1)
+        else:
+            for offset in offsets.run(base, length):
+                yield Range(offset, 1)
