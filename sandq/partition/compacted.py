@@ -21,6 +21,7 @@ from sandq.partition.kv.key_table import KeyTable
 from sandq.partition.kv.writes import KeyWriter, Writes
 from sandq.partition.log.look_aheads import LookAheads
 from sandq.partition.log.message_log import Stored
+from sandq.partition.log.pieces import Message
 from sandq.partition.produce_validation import check_writes
 from sandq.partition.state_machine import TimerPartition
 from sandq.partition.view import View
@@ -34,6 +35,7 @@ class CompactedPartition(TimerPartition):
     def __init__(self, partition: int, settings: dict[str, Any], look_aheads: LookAheads | None = None) -> None:
         super().__init__(partition, settings, look_aheads)
         self.keys = KeyTable(self.log.garbage)
+        self._lease_grants.is_latest = self._is_latest
         self._writer = KeyWriter(self.shared, self.log, self.keys)
         self.compactor = Compactor(self.shared, self.groups, self.log, self.keys)
 
@@ -57,6 +59,13 @@ class CompactedPartition(TimerPartition):
         if row is not None:
             self.compactor.load(rows.unpack(row))
         return self
+
+    def _is_latest(self, message: Message, view: View) -> bool:
+        """Whether no later write of a message's key exists; a deletion may be the last one though it is forgotten."""
+        key = message.fields[Column.KEY]
+        is_gone = self.keys.write_of(key, view) is None
+        is_deletion = message.fields.get(Column.VALUE) is None
+        return is_deletion if is_gone else self.keys.is_latest(key, message.offset, view)
 
     # -- apply ----------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,8 @@ class Counted(NamedTuple):
     """Sent to other partitions, and stored there: dead letters, and what acks send."""
     undeliverable: int = 0
     """Of those, refused there for good."""
+    superseded: int = 0
+    """Retried writes of a compacted topic that a group skipped, because a later write of their key exists."""
 
 
 class Totals:
@@ -70,6 +72,7 @@ class Totals:
             self.updated,
             self.forwarded,
             self.undeliverable,
+            self.superseded,
         ) = counted
 
     def counted(self) -> Counted:
@@ -91,6 +94,7 @@ class Totals:
             self.updated,
             self.forwarded,
             self.undeliverable,
+            self.superseded,
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sandq.model import offsets
 from sandq.model.limits import FIXED
 from sandq.partition import commands as c
@@ -13,8 +15,9 @@ from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
 from sandq.partition.groups.leases import Lease
 from sandq.partition.groups.ranked_grants import RankedGrants
-from sandq.partition.levels import SLICES
+from sandq.partition.levels import SLICES, SUPERSEDED
 from sandq.partition.limits.group_limits import GroupLimits
+from sandq.partition.log.pieces import Message
 from sandq.partition.log.reader import single_row_entry
 from sandq.partition.rows import LogEntry, Range
 from sandq.partition.shared_state import SharedState
@@ -34,6 +37,9 @@ class LeaseGrants:
         self._dead = group_state.dead
         self._unique = unique
         self._limits = limits
+        self._reader = group_state.reader
+        self.is_latest: Callable[[Message, View], bool] | None = None
+        """Whether no later write of a message's key exists; None: the topic is not compacted."""
         self._ranked = RankedGrants(shared, group_state, unique)
 
     def grant(self, index: int, place: int, command: c.Lease, now_ms: int, view: View) -> list[Lease]:
@@ -102,7 +108,7 @@ class LeaseGrants:
 
     def _take_waiting(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Put ranges into the lease whose back-off has passed, all with the same number of attempts. Bytes taken."""
-        left, taken_bytes = limit, 0
+        left, taken_bytes, looked_at = limit, 0, 0
         while left > 0 and taken_bytes < max_bytes:
             entry = group.next_waiting()
             if entry is None or entry.due_ms > horizon_ms:
@@ -117,8 +123,16 @@ class LeaseGrants:
                 continue
             count, size = fitting(self._kept, group, entry, left, max_bytes - taken_bytes, view)
             ranges = self._waiting.take(group, entry, count, view)
-            left -= count
             taken_bytes += size
+            if self.is_latest is not None and self._shared.level >= SUPERSEDED:
+                ranges = self._without_superseded(group, ranges, entry.kept, lease.leased_ms, view)
+                looked_at += count
+                count = sum([length for _, length in ranges])
+                if not count and looked_at < FIXED.grant_messages:
+                    continue
+                if not count:
+                    break
+            left -= count
             lease.attempt, lease.kept, lease.snoozes = entry.alike
             lease.due_ms = entry.due_ms
             lease.since_ms = min(lease.since_ms, entry.since_ms)
@@ -127,6 +141,23 @@ class LeaseGrants:
                 lease.past.append((ranges, entry.history))
         lease.ranges.sort()
         return taken_bytes
+
+    def _without_superseded(
+        self, group: Group, ranges: list[Range], kept: bool, now_ms: int, view: View
+    ) -> list[Range]:
+        """Finish the messages that a later write of their key follows, and return the others.
+
+        Delivered again they would come after that later write: a copy of the table would keep the older value.
+        """
+        assert self.is_latest is not None
+        latest: list[Range] = []
+        for message in self._reader.messages(view, ranges, group.group_id if kept else None):
+            if self.is_latest(message, view):
+                latest.append(Range(message.offset, 1))
+            else:
+                self._kept.finish(group, [Range(message.offset, 1)], kept, now_ms, view)
+                self._shared.totals.superseded += 1
+        return ranges if len(latest) == sum([length for _, length in ranges]) else latest
 
     def _take_free(self, group: Group, lease: Lease, horizon_ms: int, limit: int, max_bytes: int, view: View) -> int:
         """Put messages into the lease that their keys blocked, and whose turn has come. Bytes taken."""

@@ -192,8 +192,12 @@ class KeyTable:
 
     def is_latest(self, key: bytes, offset: bytes, view: View) -> bool:
         """Whether the write at this offset is the last one of its key."""
+        return offset == self.write_of(key, view)
+
+    def write_of(self, key: bytes, view: View) -> bytes | None:
+        """Return the offset of the last write of a key; None if it deleted the key, and is forgotten."""
         known = self._known(key, view)
-        return offset == (view.get(DELETION + key) if known is None else known[2])
+        return view.get(DELETION + key) if known is None else known[2]
 
     def get(self, key: bytes, now_ms: int, view: View) -> bytes | None:
         """The row of the value that a key has."""

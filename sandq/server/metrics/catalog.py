@@ -122,6 +122,12 @@ TOPICS: Final = (
     Metric("sandq_messages_acked_total", COUNTER, TOPIC, "Messages acked."),
     Metric("sandq_messages_nacked_total", COUNTER, TOPIC, "Messages nacked."),
     Metric("sandq_messages_snoozed_total", COUNTER, TOPIC, "Messages given back without counting the attempt."),
+    Metric(
+        "sandq_messages_superseded_total",
+        COUNTER,
+        TOPIC,
+        "Writes of a compacted topic that were not tried again, because a later write of their key exists.",
+    ),
     Metric("sandq_messages_lease_expired_total", COUNTER, TOPIC, "Messages whose lease ran out."),
     Metric("sandq_messages_released_total", COUNTER, TOPIC, "Messages given back by consumers that left."),
     Metric("sandq_messages_redelivered_total", COUNTER, TOPIC, "Messages sent that had been leased before."),

@@ -78,6 +78,7 @@ _OF_TOPIC = (
     ("sandq_messages_acked_total", "acked"),
     ("sandq_messages_nacked_total", "nacked"),
     ("sandq_messages_snoozed_total", "snoozed"),
+    ("sandq_messages_superseded_total", "superseded"),
     ("sandq_messages_lease_expired_total", "lease_expired"),
     ("sandq_messages_released_total", "released"),
     ("sandq_messages_cancelled_total", "cancelled"),
