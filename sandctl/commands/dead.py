@@ -46,6 +46,10 @@ def _ids_option(command: F) -> F:
     )(command)
 
 
+def _all_option(command: F) -> F:
+    return click.option("--all", "everything", is_flag=True, help="Every dead letter of the group.")(command)
+
+
 def _error_cell(row: DeadLetter) -> str | None:
     """The last error of a dead letter, and why its dead letter topic did not take it."""
     if row.not_forwarded is None:
@@ -62,8 +66,15 @@ def _which(reason: str | None, error: str | None, window: Window) -> dict[str, A
     return {name: value for name, value in named.items() if value is not None} | window.arguments()
 
 
-def _check_alone(ids: Sequence[str], which: dict[str, Any], others: dict[str, bool]) -> None:
-    """UsageError when letters are named, and chosen too."""
+def _check_ways(ids: Sequence[str], which: dict[str, Any], everything: bool, others: dict[str, bool]) -> None:
+    """Raise UsageError unless the letters are chosen in one way: by --id, by filters, or by --all."""
+    if not (ids or which or everything or others["--dry-run"]):
+        filters = "--reason, --error, --key-prefix, --since, --until"
+        raise click.UsageError(f"say which dead letters: --id, {filters}, or --all")
+    if everything and which:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in which)
+        raise click.UsageError(f"--all goes without {names}: every dead letter, or those that match")
+    others = {"--all": everything, **others}
     given = [f"--{name.replace('_', '-')}" for name in which] + [name for name, is_given in others.items() if is_given]
     if ids and given:
         raise click.UsageError(f"--id names the letters: it goes without {', '.join(given)}")
@@ -127,6 +138,7 @@ def list_(
 @dead.command()
 @_which_options
 @_ids_option
+@_all_option
 @click.option("--rate", type=click.IntRange(1), metavar="N", help="So many messages a second at most.")
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @common_options
@@ -139,6 +151,7 @@ def redrive(
     key_prefix: str | None,
     error: str | None,
     ids: tuple[str, ...],
+    everything: bool,
     rate: int | None,
     dry_run: bool,
 ) -> None:
@@ -146,15 +159,17 @@ def redrive(
 
     \b
       sandctl dead redrive orders --group billing --reason nacked --since -1d
-      sandctl dead redrive orders --group billing --rate 50
+      sandctl dead redrive orders --group billing --all --rate 50
       sandctl dead redrive orders --group billing --error "no stock" --key-prefix eu/
       sandctl dead redrive orders --group billing --id 01HN7K2B6R0000000001000000
 
     Interrupted, it stops; what was redriven by then stays so. Of letters named by --id the outcome of each is printed,
     and the exit code is 1 unless all were redriven.
     """
-    arguments = _which(reason, error, Window.of(since, until, key_prefix))
-    _check_alone(ids, arguments, {"--rate": rate is not None, "--dry-run": dry_run})
+    window = Window.of(since, until, key_prefix)
+    window.check_prefixes()
+    arguments = _which(reason, error, window)
+    _check_ways(ids, arguments, everything, {"--rate": rate is not None, "--dry-run": dry_run})
     if ids:
         _show(run(lambda client: client.dead(topic, group).redrive_ids(ids)), "redriven")
         return
@@ -176,6 +191,7 @@ def redrive(
 @dead.command()
 @_which_options
 @_ids_option
+@_all_option
 @click.option("--dry-run", is_flag=True, help="Only count them.")
 @yes_option
 @common_options
@@ -188,6 +204,7 @@ def purge(
     key_prefix: str | None,
     error: str | None,
     ids: tuple[str, ...],
+    everything: bool,
     dry_run: bool,
     yes: bool,
 ) -> None:
@@ -195,14 +212,16 @@ def purge(
 
     \b
       sandctl dead purge orders --group billing --reason expired --until -7d --dry-run
-      sandctl dead purge orders --group billing --yes
+      sandctl dead purge orders --group billing --all --yes
       sandctl dead purge orders --group billing --id 01HN7K2B6R0000000001000000
 
     It asks before it deletes, unless letters are named by --id: then the outcome of each is printed, and the exit code
     is 1 unless all were purged.
     """
-    arguments = _which(reason, error, Window.of(since, until, key_prefix))
-    _check_alone(ids, arguments, {"--dry-run": dry_run})
+    window = Window.of(since, until, key_prefix)
+    window.check_prefixes()
+    arguments = _which(reason, error, window)
+    _check_ways(ids, arguments, everything, {"--dry-run": dry_run})
     if ids:
         _show(run(lambda client: client.dead(topic, group).purge_ids(ids)), "purged")
         return

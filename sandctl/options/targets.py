@@ -92,6 +92,7 @@ def named_or_window(
     ids: Sequence[str], unique_key: str | None, tenant: str | None, everything: bool, window: Window
 ) -> list[Target] | Window:
     """What is meant; UsageError unless it is said in one way."""
+    window.check_prefixes()
     ways = (bool(ids), unique_key is not None, everything, not window.is_open)
     if sum(ways) != 1:
         raise click.UsageError(_WHICH if not any(ways) else f"{_WHICH}; one of these, not several")

@@ -212,6 +212,13 @@ class Window:
         """As the client takes them; only those that are given."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
+    def check_prefixes(self) -> None:
+        """Raise UsageError for an empty prefix: every key begins with it, and a script's variable may be unset."""
+        for name in ("key_prefix", "unique_key_prefix"):
+            if getattr(self, name) == b"":
+                option = f"--{name.replace('_', '-')}"
+                raise click.UsageError(f"{option}: it is empty; give the beginning of a key, or say --all instead")
+
     def text(self, what: str) -> str:
         """ "due from ... until ..., with keys that begin with ..."; nothing when it is open."""
         from sandq.model.times import format_instant

@@ -243,6 +243,9 @@ _DEAD: Final = {
 }
 _DEAD_JOBS: Final = ("redrive", "purge_dead")
 _DEAD_FILTERS: Final = ("error", "key_prefix")
+BULK_PREFIXES: Final = ("key_prefix", "unique_key_prefix")
+EMPTY_PREFIX: Final = "{name}: it is empty, which every key begins with; give some text, or leave it out"
+"""Problem of a bulk job with an empty prefix. An unset variable of a script must not select every message."""
 _TO, _SHIFT, _PRIORITY = "to_ms", "shift_ms", "priority"
 JOBS: Final[Mapping[str, Mapping[str, Argument]]] = {
     "cancel": _PENDING,
@@ -306,6 +309,9 @@ def _arguments(kind: str, given: Mapping[Any, Any]) -> dict[str, Any]:
     for name in _DEAD_FILTERS if kind in _DEAD_JOBS else ("unique_key_prefix",):
         if name in arguments and arguments[name] is None:
             del arguments[name]
+    for name in BULK_PREFIXES:
+        if arguments.get(name) == b"":
+            raise wrong(EMPTY_PREFIX.format(name=name))
     error = arguments.get("error")
     if error is not None and (problem := check_error(error)) is not None:
         raise wrong(problem)

@@ -92,7 +92,7 @@ def test_the_tour_of_dead_letters(tour: Callable[[str], str]) -> None:
     tour('produce orders "lunch is ready" --ttl 1s')
     wait_until(lambda: "expired" in tour("dead list orders --group desk --values"))
     assert "lunch is ready" in tour("dead list orders --group desk --values")
-    tour("dead redrive orders --group desk")
+    tour("dead redrive orders --group desk --all")
     assert tour("consume orders --group desk") == "lunch is ready\n"
 
 

@@ -234,7 +234,7 @@ def test_dead_letters(ctl: Ctl, tmp_path: Path) -> None:
     assert redriven == "redriven 6 of 6 dead letters\n"
     assert sorted(ctl("consume failed --group billing").out.split()) == [str(number) for number in range(6)]
     assert ctl("dead purge failed --group billing --until -7d --yes").out == "purged 0 of 0 dead letters\n"
-    assert "--yes" in ctl("dead purge failed --group billing", code=2).err
+    assert "--yes" in ctl("dead purge failed --group billing --all", code=2).err
     assert ctl("dead purge failed --group billing --reason expired --yes").out == "purged 1 of 1 dead letter\n"
     assert ctl("dead list failed --group billing").err == "none\n"
     ctl("topic create saved")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import Any
 
 import pytest
@@ -153,6 +154,22 @@ async def test_two_times_or_none_are_refused(api: sandq.Client) -> None:
     for times in wrong:
         with pytest.raises(InvalidRequest):
             await api.messages("t").move_all(**times)
+
+
+async def test_bulk_calls_with_an_empty_filter_are_refused(api: sandq.Client) -> None:
+    await api.admin.create_topic("t")
+    await api.produce("t", b"x", key="k", delay="1h")
+    messages, dead = api.messages("t"), api.dead("t", "g")
+    for name in ("key_prefix", "unique_key_prefix"):
+        for call in (messages.cancel_all, partial(messages.move_all, shift="1h")):
+            for dry_run in (False, True):
+                with pytest.raises(InvalidRequest, match=f"{name}: it is empty"):
+                    await call(**{name: ""}, dry_run=dry_run)
+    for settle in (dead.redrive, dead.purge):
+        for which in ({"key_prefix": b""}, {"error": ""}):
+            with pytest.raises(InvalidRequest, match=next(iter(which))):
+                await settle(**which)
+    assert len([1 async for _ in messages.list()]) == 1
 
 
 async def test_a_job_is_begun_once_and_can_be_stopped(timed: Serving, hand: HandClock, dial: Dial) -> None:

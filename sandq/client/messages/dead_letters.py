@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sandq.client.admin.admin import Admin
 from sandq.client.arguments import suggesting
-from sandq.client.messages.jobs import Progress, run_job
+from sandq.client.messages.jobs import Progress, bulk_prefix, run_job
 from sandq.client.messages.merged_pages import Merged
 from sandq.client.messages.messages import check_limit
 from sandq.client.messages.stored_message import DeadLetter, DeadOutcome, JobResult
@@ -136,6 +136,8 @@ class DeadLetters:
         `progress` and cancellation as with `messages.cancel_all`. Conflict: `error` and `key_prefix` are for a cluster
         at feature level 11.
         """
+        if key_prefix is not None:
+            key_prefix = bulk_prefix("key_prefix", key_prefix)
         arguments = self._arguments(_which(reason, since, until, error, key_prefix), dry_run)
         if rate is not None:
             if type(rate) is not int or rate < 1:
@@ -158,6 +160,8 @@ class DeadLetters:
         timeout: Duration | None = None,
     ) -> JobResult:
         """Forget those that are chosen. Otherwise as `redrive`."""
+        if key_prefix is not None:
+            key_prefix = bulk_prefix("key_prefix", key_prefix)
         arguments = self._arguments(_which(reason, since, until, error, key_prefix), dry_run)
         return await run_job(self._cluster, self.topic, "purge_dead", arguments, progress)
 

@@ -10,17 +10,26 @@ from typing import Any, Final
 import anyio
 
 from sandq.client.messages.stored_message import JobResult
+from sandq.client.producer.validation import Value, as_bytes
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call_leader, each, fresh_topic
-from sandq.model.errors import Conflict, SandqError, UnknownGroup
+from sandq.model.errors import Conflict, InvalidRequest, SandqError, UnknownGroup
 from sandq.protocol.replies_messages import RUNNING, STOPPED, JobRecord
-from sandq.protocol.requests_messages import JOB_ID_BYTES, JobStart, JobStatus, JobStop
+from sandq.protocol.requests_messages import EMPTY_PREFIX, JOB_ID_BYTES, JobStart, JobStatus, JobStop
 
 Progress = Callable[[JobResult], None]
 
 _POLL_FIRST_S: Final = 0.02
 _POLL_MAX_S: Final = 0.5
 _POLL_FACTOR: Final = 1.5
+
+
+def bulk_prefix(name: str, prefix: Value) -> bytes:
+    """Return the bytes of a prefix that selects messages of a bulk job. Raises InvalidRequest if it is empty."""
+    data = as_bytes(name, prefix)
+    if not data:
+        raise InvalidRequest(EMPTY_PREFIX.format(name=name))
+    return data
 
 
 async def run_job(

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Final
 
 from sandq.client.arguments import suggesting
-from sandq.client.messages.jobs import Progress, run_job
+from sandq.client.messages.jobs import Progress, bulk_prefix, run_job
 from sandq.client.messages.merged_pages import Merged
 from sandq.client.messages.stored_message import JobResult, StoredMessage, lives_of, target_of, target_text
 from sandq.client.positions import shift_ms, span_ms
@@ -260,8 +260,9 @@ class Messages:
         progress: Progress | None = None,
         timeout: Duration | None = None,
     ) -> JobResult:
-        """Cancel every pending message whose delivery time and keys match; without any bound, all there are. Conflict:
-        `unique_key_prefix` is for a cluster at feature level 11.
+        """Cancel every pending message whose delivery time and keys match; without any bound, all there are.
+
+        InvalidRequest for an empty prefix. Conflict: `unique_key_prefix` is for a cluster at feature level 11.
 
         `dry_run` only counts. `progress(result)` is called every now and then. Leaving this by cancellation stops it;
         what is cancelled by then stays so.
@@ -389,10 +390,10 @@ def _arguments(
     dry_run: bool,
 ) -> dict[str, Any]:
     from_ms, until_ms = span_ms(since, until)
-    prefix = None if key_prefix is None else as_bytes("key_prefix", key_prefix)
+    prefix = None if key_prefix is None else bulk_prefix("key_prefix", key_prefix)
     arguments = {"from_ms": from_ms, "until_ms": until_ms, "key_prefix": prefix, "dry_run": bool(dry_run)}
     if unique_key_prefix is not None:  # a broker of before does not know it
-        arguments["unique_key_prefix"] = as_bytes("unique_key_prefix", unique_key_prefix)
+        arguments["unique_key_prefix"] = bulk_prefix("unique_key_prefix", unique_key_prefix)
     return arguments
 
 

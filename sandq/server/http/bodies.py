@@ -3,7 +3,7 @@ one); nothing unknown is passed over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -24,6 +24,8 @@ DEAD_IDS = 1000
 """Dead letters that one request names."""
 MEMBERS_MAX = 64
 """More than any object has that is no value of a user's."""
+FILTERS = ("reason", "error", "key_prefix", "unique_key_prefix")
+"""Members that select messages of a bulk request, beside `since` and `until`."""
 INT_MAX = 2**53
 """What every JSON reader understands as a whole number."""
 
@@ -529,12 +531,32 @@ class UpdateIn(MoveIn):
         return changes
 
 
+def check_bulk(which: Mapping[str, Any], *, everything: bool, dry_run: bool, what: str) -> None:
+    """Refuse a bulk request that does not say which messages it is for, or says it twice. Raises InvalidRequest.
+
+    `which`: its filters by name, None for those that are not given. `what`: what it would do to every message.
+    """
+    given = [name for name, value in which.items() if value is not None]
+    if everything and given:
+        raise InvalidRequest(f"all: it goes without {', '.join(given)}: every message, or those that match")
+    if not (given or everything or dry_run):
+        raise InvalidRequest(f"this would {what}: say all=true, or which ({', '.join(which)})")
+
+
 class Window(Body):
     """Which messages: those whose delivery time is from `since` on and before `until`."""
 
     since: Instant | None = None
     until: Instant | None = None
     dry_run: bool = Field(default=False, description="Only count them.")
+    all: bool = Field(default=False, description="Needed when nothing else says which.")
+
+    def chosen(self, what: str) -> dict[str, Any]:
+        """Return the arguments of the client for this request. Raises InvalidRequest, as `check_bulk` does."""
+        given = self.model_dump(exclude_unset=True, exclude={"all", "ids"})
+        which = {name: given.get(name) for name in ("since", "until", *FILTERS) if name in type(self).model_fields}
+        check_bulk(which, everything=self.all, dry_run=self.dry_run, what=what)
+        return given
 
 
 class MoveAllIn(Window):

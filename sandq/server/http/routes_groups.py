@@ -309,12 +309,13 @@ async def dead(
     summary="Deliver dead letters once more",
 )
 async def redrive(request: Request, topic: TopicName, group: GroupName, body: bodies.RedriveIn | None = None) -> Found:
-    """All that match, or those of `ids`, with an outcome for each. It ends when the client goes away; what is redriven
-    by then stays so. 409 CONFLICT with `ids`, `error` or `key_prefix` in a cluster below feature level 11."""
+    """Those that match, those of `ids` with an outcome for each, or with `all` every one.
+
+    It ends when the client goes away; what is redriven by then stays so. 409 CONFLICT with `ids`, `error` or `key_prefix` in a cluster below feature level 11."""
     letters = gateway_of(request).client.dead(topic, group)
     if body is not None and (ids := body.named()) is not None:
         return _outcomes(await while_connected(request, lambda: letters.redrive_ids(ids)))
-    arguments = body.model_dump(exclude_unset=True, exclude={"ids"}) if body else {}
+    arguments = (body or bodies.RedriveIn()).chosen("redrive every dead letter of the group")
     return (await while_connected(request, lambda: letters.redrive(**arguments)))._asdict()
 
 
@@ -322,12 +323,13 @@ async def redrive(request: Request, topic: TopicName, group: GroupName, body: bo
     f"{GROUP}/dead/purge", operation_id="purgeDeadLetters", response_model=BY_IDS, summary="Forget dead letters"
 )
 async def purge(request: Request, topic: TopicName, group: GroupName, body: bodies.DeadIn | None = None) -> Found:
-    """All that match, or those of `ids`, as with redrive. It ends when the client goes away; what is forgotten by then
-    stays so."""
+    """Those that match, those of `ids`, or with `all` every one, as with redrive.
+
+    It ends when the client goes away; what is forgotten by then stays so."""
     letters = gateway_of(request).client.dead(topic, group)
     if body is not None and (ids := body.named()) is not None:
         return _outcomes(await while_connected(request, lambda: letters.purge_ids(ids)))
-    arguments = body.model_dump(exclude_unset=True, exclude={"ids"}) if body else {}
+    arguments = (body or bodies.DeadIn()).chosen("purge every dead letter of the group")
     return (await while_connected(request, lambda: letters.purge(**arguments)))._asdict()
 
 

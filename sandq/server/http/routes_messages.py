@@ -115,8 +115,7 @@ async def cancel_all(
 ) -> Found:
     """It ends when the client goes away; what is cancelled by then stays so."""
     which = {"since": since, "until": until, "key_prefix": key_prefix, "unique_key_prefix": unique_key_prefix}
-    if not any([value is not None for value in which.values()]) and not (all or dry_run):
-        raise InvalidRequest(f"this would cancel every pending message: say all=true, or which ({', '.join(which)})")
+    bodies.check_bulk(which, everything=all, dry_run=dry_run, what="cancel every pending message")
     found = gateway_of(request).client.messages(topic)
     result = await while_connected(
         request,
@@ -136,7 +135,8 @@ async def cancel_all(
 async def move_all(request: Request, topic: TopicName, body: bodies.MoveAllIn) -> Found:
     """It ends when the client goes away; what is moved by then stays so."""
     found = gateway_of(request).client.messages(topic)
-    return (await while_connected(request, lambda: found.move_all(**body.model_dump(exclude_unset=True))))._asdict()
+    arguments = body.chosen("move every pending message")
+    return (await while_connected(request, lambda: found.move_all(**arguments)))._asdict()
 
 
 @router.get(

@@ -267,7 +267,7 @@ async def test_bad_bodies(web: Web) -> None:
 @by_both
 async def test_no_such_group_or_topic(web: Web) -> None:
     await topic(web)
-    for path, body in (("seek", {"to": "latest"}), ("dead/redrive", {}), ("dead/purge", {})):
+    for path, body in (("seek", {"to": "latest"}), ("dead/redrive", {"all": True}), ("dead/purge", {"all": True})):
         assert (await web.post(f"/topics/t/groups/nobody/{path}", body, 404))["code"] == "UNKNOWN_GROUP"
         assert (await web.post(f"/topics/nope/groups/g/{path}", body, 404))["code"] == "UNKNOWN_TOPIC"
     assert (await web.get("/topics/t/groups/nobody/dead", 404))["code"] == "UNKNOWN_GROUP"
@@ -298,10 +298,10 @@ async def test_dead_letters(web: Web) -> None:
     assert [json.loads(line)["text"] for line in lines.text.splitlines()] == list("abcdef")
     assert (await web.post("/topics/t/groups/g/dead/redrive", {"dry_run": True}))["matched"] == 6
     assert (await web.post("/topics/t/groups/g/dead/redrive", {"reason": "expired"}))["done"] == 0
-    assert (await web.post("/topics/t/groups/g/dead/redrive"))["done"] == 6
+    assert (await web.post("/topics/t/groups/g/dead/redrive", {"all": True}))["done"] == 6
     for message in await lease(web, 6, wait="1m"):
         await web.post("/topics/t/groups/g/nack", held(message))
-    assert (await web.post("/topics/t/groups/g/dead/purge"))["done"] == 6
+    assert (await web.post("/topics/t/groups/g/dead/purge", {"all": True}))["done"] == 6
     assert (await web.get("/topics/t/groups/g"))["dead"] == 0
 
 

@@ -230,6 +230,30 @@ async def test_many_at_once_are_cancelled_and_moved(web: Web) -> None:
         await web.patch("/topics/t/messages", body, 400)
 
 
+async def test_bulk_changes_without_a_filter_are_refused(web: Web) -> None:
+    await topic(web)
+    await web.post("/topics/t", {"messages": [{"text": str(n), "key": "k", "delay": "1h"} for n in range(3)]})
+    for name in ("since", "until", "key_prefix", "unique_key_prefix"):
+        words = name if name.endswith("prefix") else "'' is not an instant"
+        assert words in (await web.delete("/topics/t/messages", 400, **{name: ""}))["detail"], name
+        assert name in (await web.patch("/topics/t/messages", {name: "", "shift": "1h"}, 400))["detail"], name
+    for body in ({"shift": "1h"}, {"shift": "1h", "key_prefix": None}):
+        assert "all=true" in (await web.patch("/topics/t/messages", body, 400))["detail"]
+    both = {"all": True, "key_prefix": "k"}
+    assert "all: it goes without key_prefix" in (await web.delete("/topics/t/messages", 400, **both))["detail"]
+    assert "all: it goes without" in (await web.patch("/topics/t/messages", {**both, "shift": "1h"}, 400))["detail"]
+    assert (await web.patch("/topics/t/messages", {"shift": "1h", "dry_run": True}))["matched"] == 3
+    assert (await web.patch("/topics/t/messages", {"shift": "1h", "all": True}))["done"] == 3
+    for act in ("redrive", "purge"):
+        path = f"/topics/t/groups/g/dead/{act}"
+        for empty in (None, {}, {"reason": None}):
+            assert "all=true" in (await web.post(path, empty, 400))["detail"]
+        for name in ("error", "key_prefix", "since", "until"):
+            assert name in (await web.post(path, {name: ""}, 400))["detail"], name
+        assert "all: it goes without reason" in (await web.post(path, {"all": True, "reason": "nacked"}, 400))["detail"]
+        assert "ids: they go without all" in (await web.post(path, {"all": True, "ids": ["x"]}, 400))["detail"]
+
+
 async def test_pages_have_every_message_once(web: Web) -> None:
     """Also where partitions hold offsets of the same instant and index."""
     await topic(web, partitions=3)

@@ -90,7 +90,7 @@ EVERY: list[tuple[int, Any]] = [
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "cancel", {**RANGE, "key_prefix": None})),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "move", {**RANGE, "key_prefix": b"a", "to_ms": 9})),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "move", {**RANGE, "key_prefix": b"a", "priority": -9})),
-    (Type.JOB_START, messages.JobStart("t", 0, JOB, "move", {**RANGE, "key_prefix": b"", "shift_ms": 1 - 2**48})),
+    (Type.JOB_START, messages.JobStart("t", 0, JOB, "move", {**RANGE, "key_prefix": b"z", "shift_ms": 1 - 2**48})),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "redrive", {**RANGE, "group": "g", "reason": None, "rate": 5})),
     (Type.JOB_START, messages.JobStart("t", 0, JOB, "purge_dead", {**RANGE, "group": "g", "reason": "expired"})),
     (Type.JOB_STATUS, messages.JobStatus("t", 0, JOB)),
@@ -452,6 +452,10 @@ def test_mistakes_are_named(cls: Any, frame: Any, words: str) -> None:
         ("redrive", {**RANGE, "group": "g", "error": b"no"}, "error: expected str, got bin"),
         ("redrive", {**RANGE, "group": "g", "key_prefix": bytes(65_537)}, "a key_prefix of 65537 bytes"),
         ("cancel", {**RANGE, "error": "no"}, "'error' is no argument of 'cancel'"),
+        ("cancel", {**RANGE, "key_prefix": b""}, "key_prefix: it is empty"),
+        ("move", {**RANGE, "unique_key_prefix": b"", "to_ms": 9}, "unique_key_prefix: it is empty"),
+        ("redrive", {**RANGE, "group": "g", "key_prefix": b""}, "key_prefix: it is empty"),
+        ("purge_dead", {**RANGE, "group": "g", "key_prefix": b""}, "key_prefix: it is empty"),
     ],
 )
 def test_mistakes_in_a_jobs_arguments_are_named(kind: str, arguments: dict[str, Any], words: str) -> None:

@@ -297,7 +297,7 @@ def test_words_that_no_command_knows(ctl: Any, server: FakeServer, path: tuple[s
         ["group", "delete", "t", "{}", "--yes"],
         ["group", "update", "t", "{}", "--reset"],
         ["dead", "list", "t", "-g", "{}"],
-        ["dead", "purge", "{}", "-g", "g", "--yes"],
+        ["dead", "purge", "{}", "-g", "g", "--all", "--yes"],
         ["kv", "get", "{}", "a"],
         ["kv", "put", "{}", "a", "b"],
         ["kv", "cas", "{}", "a", "b", "--absent"],

@@ -105,7 +105,7 @@ def test_dead_letters_and_groups(ctl: Any, server: FakeServer) -> None:
     assert result.stderr == "3 dead in group g: 1 expired, 2 nacked\n"
     assert ctl("dead", "list", "t", "-g", "nobody").exit_code == 1
     assert ctl("dead", "redrive", "t", "-g", "g", "--reason", "expired").stdout == "redriven 1 of 1 dead letter\n"
-    assert ctl("dead", "purge", "t", "-g", "g", "--yes").stdout == "purged 2 of 2 dead letters\n"
+    assert ctl("dead", "purge", "t", "-g", "g", "--all", "--yes").stdout == "purged 2 of 2 dead letters\n"
 
     assert ctl("group", "update", "t", "g", "--max-attempts", "3").exit_code == 0
     assert server.groups["g"]["settings"] == {"max_attempts": 3}

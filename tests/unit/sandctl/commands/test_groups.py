@@ -122,17 +122,32 @@ def test_dead_redrive(ctl: Ctl, client: FakeClient) -> None:
         assert ctl("dead", "redrive", "t", "-g", "g", *args).exit_code == 2
 
 
+@pytest.mark.parametrize("command", ["redrive", "purge"])
+def test_dead_letters_chosen_by_nothing_are_refused(ctl: Ctl, client: FakeClient, command: str) -> None:
+    ways: list[tuple[list[str], str]] = [
+        ([], "or --all"),
+        (["--key-prefix", ""], "--key-prefix: it is empty"),
+        (["--error", ""], "--error: some text is expected"),
+        (["--all", "--reason", "nacked"], "--all goes without --reason"),
+        (["--all", "--id", "01HN7K2B6R0000000001000000"], "it goes without --all"),
+    ]
+    for args, words in ways:
+        result = ctl("dead", command, "t", "-g", "g", *args, *(["--yes"] if command == "purge" else []))
+        assert result.exit_code == 2 and words in result.stderr
+    assert client.asked(command) == []
+
+
 def test_dead_purge(ctl: Ctl, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ctl("dead", "purge", "t", "-g", "g").exit_code == 2
+    assert ctl("dead", "purge", "t", "-g", "g", "--all").exit_code == 2
     assert ctl("dead", "purge", "t", "-g", "g", "--dry-run", "-o", "json").stdout.split() == [
         "{", '"matched":', "3,", '"dry_run":', "true", "}",
     ]  # fmt: skip
-    assert ctl("dead", "purge", "t", "-g", "g", "--yes").stdout == "purged 2 of 3 dead letters\n"
+    assert ctl("dead", "purge", "t", "-g", "g", "--all", "--yes").stdout == "purged 2 of 3 dead letters\n"
     monkeypatch.setattr("sandctl.options.confirmation.can_ask", lambda: True)
-    result = ctl("dead", "purge", "t", "-g", "g", input="\n")
+    result = ctl("dead", "purge", "t", "-g", "g", "--all", input="\n")
     assert result.exit_code == 1 and "Delete 3 dead letters of group g for good? [y/N]" in result.stderr
     client.matched = 0
-    assert ctl("dead", "purge", "t", "-g", "g").stdout == "no dead letters\n"
+    assert ctl("dead", "purge", "t", "-g", "g", "--all").stdout == "no dead letters\n"
     assert [call.get("dry_run") for call in client.asked("purge")] == [True, None, True, True]
 
 

@@ -238,6 +238,7 @@ function deadLetters(context, topic, group) {
     const ids = [...rows.chosen];
     const which = filters();
     const isPurge = how === "purge";
+    const isAll = !ids.length && !Object.keys(which).length;
     act({
       title: isPurge ? "Purge dead letters…" : "Redrive dead letters…", verb: isPurge ? "Purge them" : "Redrive them", danger: isPurge, typed: isPurge ? topic : undefined,
       about: `${ids.length ? "Those that are chosen." : Object.keys(which).length ? "All that match the filter." : "All of this group."} ${isPurge ? "They are forgotten; it cannot be undone." : "They are delivered once more, with all attempts before them."}`,
@@ -247,9 +248,9 @@ function deadLetters(context, topic, group) {
         const job = await post(`${at}/${how}`, { ...which, dry_run: true });
         return `${plural(job.matched, "dead letter")}.`;
       },
-      command: (values) => sandctl(`dead ${how}`, [topic], ids.length ? { g: group, id: ids, yes: isPurge } : { ...options(which), rate: values.rate, yes: isPurge }),
+      command: (values) => sandctl(`dead ${how}`, [topic], ids.length ? { g: group, id: ids, yes: isPurge } : { ...options(which), all: isAll, rate: values.rate, yes: isPurge }),
       run: async (values) => {
-        const job = await post(`${at}/${how}`, ids.length ? { ids } : { ...which, ...(values.rate ? { rate: Number(values.rate) } : {}) });
+        const job = await post(`${at}/${how}`, ids.length ? { ids } : { ...which, ...(isAll ? { all: true } : {}), ...(values.rate ? { rate: Number(values.rate) } : {}) });
         return `${plural(job.done, "dead letter")} ${isPurge ? "purged" : "redriven"}`;
       },
       done: () => { detail.hidden = true; ask(); },

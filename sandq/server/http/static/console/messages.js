@@ -285,7 +285,7 @@ function moveMany(topic, filters, options, done) {
     },
     command: (values) => sandctl("message move", [topic], { ...options, state: null, all: isAll, shift: values.shift.startsWith("-") ? values.shift : `+${values.shift}`, yes: true }),
     run: async (values) => {
-      const job = await patch(path("topics", topic, "messages"), { ...which, shift: values.shift });
+      const job = await patch(path("topics", topic, "messages"), { ...which, shift: values.shift, ...(isAll ? { all: true } : {}) });
       return `${plural(job.done, "message")} moved, ${count(job.too_late)} were too late`;
     },
     done: () => done(),
