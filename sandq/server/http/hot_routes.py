@@ -1,8 +1,9 @@
 """Requests that come most, past the layers that cost more than their work.
 
 FastAPI tries one route after the other, solves what each depends on, and runs its endpoint behind middlewares. Here the
-path says the endpoint, and that is all. What is not plain is left to FastAPI: a query, a body that is large, empty or
-wrong. So routes, their models and `/openapi.json` are written once, and mistakes are told by it alone.
+path says the endpoint, and that is all. What is not plain is left to FastAPI: a query, an encoded path, a
+body that is large, empty or wrong. So routes, their models and `/openapi.json` are written once, and mistakes are told
+by it alone.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class HotRoutes:
 
     def _find(self, scope: Scope) -> tuple[APIRoute, dict[str, str]] | None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["query_string"]:
+            return None
+        if b"%" in scope["raw_path"]:
             return None
         for pattern, route in self._routes:
             match = pattern.fullmatch(scope["path"])

@@ -1,24 +1,26 @@
 """Keys and names in paths and queries, and versions in conditions: read exactly, or refused.
 
 A key is bytes. In a path it is percent-encoded UTF-8, slashes as they are or encoded; or, with `encoding=base64`,
-base64url, padded or not. A version is a strong entity tag. The name of a schedule is one segment of a path: its
-slashes are percent-encoded, for behind it stands what is to be done with it.
+base64url, padded or not. A version is a strong entity tag. The name of a schedule, the unique key of a message and a
+principal are one segment of a path: their slashes are percent-encoded, because further segments may follow.
 """
 
 from __future__ import annotations
 
 import base64
 import re
+from enum import Enum
+from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
-from fastapi import Request
+from fastapi import APIRouter, Depends, Request
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.routing import Match
 from starlette.types import Scope
 
 from sandq.model.errors import InvalidRequest
 from sandq.model.offsets import from_text, to_text
-from sandq.server.http.strict import Route
+from sandq.server.http.strict import Route, router_of
 
 _BAD_PERCENT = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+={0,2}")
@@ -60,25 +62,43 @@ def key_of(request: Request, key: str, encoding: str) -> bytes:
 
 
 class SegmentRoute(Route):
-    """A route with a name in its path that may have slashes: those that are percent-encoded part no segments."""
+    """A route whose path holds names with slashes. A percent-encoded slash belongs to the name; it ends no segment."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if scope["type"] == "http":
-            segments = scope["raw_path"].decode("latin-1").split("/")
-            path = "/".join([unquote(segment).replace("/", "%2F") for segment in segments])
-            scope = {**scope, "path": path}
-        return super().matches(scope)
+        """Match segment by segment, as the path was sent. The parameters of a match are decoded."""
+        if scope["type"] != "http" or b"%" not in scope["raw_path"]:
+            return super().matches(scope)
+        segments = scope["raw_path"].decode("latin-1").split("/")
+        kept = [unquote(segment).replace("%", "%25").replace("/", "%2F") for segment in segments]
+        match, child = super().matches({**scope, "path": "/".join(kept)})
+        if match is not Match.NONE:
+            names = child["path_params"]
+            child["path_params"] = {name: _decoded(value) for name, value in names.items()}
+        return match, child
 
 
-def segment_of(request: Request) -> str:
-    """The name that a path has behind /topics/{topic}/.../, as it was sent."""
-    sent = request.scope["raw_path"].split(b"/")[_SEGMENTS]
+def _decoded(value: Any) -> Any:
+    return value.replace("%2F", "/").replace("%25", "%") if isinstance(value, str) else value
+
+
+def check_segments(request: Request) -> None:
+    """Raise InvalidRequest for a path that is no percent-encoded UTF-8."""
+    sent = request.scope["raw_path"]
     if _BAD_PERCENT.search(sent):
         raise InvalidRequest("the path: a % stands before two hexadecimal digits; the character itself is %25")
     try:
-        return unquote_to_bytes(sent).decode()
+        unquote_to_bytes(sent).decode()
     except UnicodeDecodeError:
-        raise InvalidRequest("the path: percent-encoded UTF-8 is expected") from None
+        raise InvalidRequest(
+            "the path: percent-encoded UTF-8 is expected; a unique key may be given in base64url, with encoding=base64"
+        ) from None
+
+
+def segment_router(*tags: str | Enum) -> APIRouter:
+    """Return a router whose routes have names with slashes in their paths."""
+    router = router_of(*tags, route=SegmentRoute)
+    router.dependencies.append(Depends(check_segments))
+    return router
 
 
 def bytes_of(name: str, text: str, encoding: str) -> bytes:

@@ -16,11 +16,13 @@ from sandq.model.times import instant_ms
 from sandq.server.http import answers, bodies_access
 from sandq.server.http.caller import caller_of
 from sandq.server.http.gateway import Found, gateway_of
-from sandq.server.http.strict import router_of
+from sandq.server.http.paths import segment_router
 
-router = router_of("access")
+router = segment_router("access")
 TokenName = Annotated[str, Path(description="The token's name.")]
-Principal = Annotated[str, Path(description="`token:NAME`, `cert:NAME` or `jwt:SUBJECT`.")]
+Principal = Annotated[
+    str, Path(description="`token:NAME`, `cert:NAME` or `jwt:SUBJECT`, percent-encoded: a slash is `%2F`.")
+]
 RoleName = Annotated[str, Path(description="The role's name.")]
 
 

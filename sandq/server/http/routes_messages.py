@@ -29,10 +29,10 @@ from sandq.server.http import answers, bodies
 from sandq.server.http.caller import check_delays
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
+from sandq.server.http.paths import bytes_of, segment_router
 from sandq.server.http.routes_topics import TopicName
-from sandq.server.http.strict import router_of
 
-router = router_of("messages")
+router = segment_router("messages")
 
 MESSAGE_WORK: Final = 8
 """Of one of many that are produced."""
@@ -45,7 +45,13 @@ By = Annotated[Literal["id", "unique_key"], Query(description="What the message 
 Tenant = Annotated[
     str | None, Query(description="With `by=unique_key`, in a fair topic: whose it is; otherwise `default`.")
 ]
-MessageName = Annotated[str, Path(description="Its id, or its unique key with `by=unique_key`.")]
+MessageName = Annotated[
+    str, Path(description="Its id, or its unique key with `by=unique_key`, percent-encoded: a slash is `%2F`.")
+]
+Encoding = Annotated[
+    Literal["text", "base64"],
+    Query(description="With `by=unique_key`: `base64` for a unique key in base64url, which may be any bytes."),
+]
 Since = Annotated[str | None, Query(description="From this instant on (RFC 3339 or epoch milliseconds).")]
 Until = Annotated[str | None, Query(description="Before this instant.")]
 KeyPrefix = Annotated[str | None, Query(description="Messages whose key begins so.")]
@@ -145,8 +151,15 @@ async def move_all(request: Request, topic: TopicName, body: bodies.MoveAllIn) -
     response_model=answers.StoredMessage,
     summary="One message",
 )
-async def get(request: Request, topic: TopicName, message: MessageName, by: By = "id", tenant: Tenant = None) -> Found:
-    found = await gateway_of(request).client.messages(topic).get(**_named(message, by, tenant))
+async def get(
+    request: Request,
+    topic: TopicName,
+    message: MessageName,
+    by: By = "id",
+    tenant: Tenant = None,
+    encoding: Encoding = "text",
+) -> Found:
+    found = await gateway_of(request).client.messages(topic).get(**_named(message, by, tenant, encoding))
     return stored_json(found, value=True)
 
 
@@ -156,8 +169,15 @@ async def get(request: Request, topic: TopicName, message: MessageName, by: By =
     response_model=answers.Why,
     summary="What a message waits for",
 )
-async def why(request: Request, topic: TopicName, message: MessageName, by: By = "id", tenant: Tenant = None) -> Found:
-    return why_json(await gateway_of(request).client.messages(topic).why(**_named(message, by, tenant)))
+async def why(
+    request: Request,
+    topic: TopicName,
+    message: MessageName,
+    by: By = "id",
+    tenant: Tenant = None,
+    encoding: Encoding = "text",
+) -> Found:
+    return why_json(await gateway_of(request).client.messages(topic).why(**_named(message, by, tenant, encoding)))
 
 
 @router.patch(
@@ -173,9 +193,10 @@ async def update(
     body: bodies.UpdateIn,
     by: By = "id",
     tenant: Tenant = None,
+    encoding: Encoding = "text",
 ) -> Found:
     """409 TOO_LATE (with its `state`) when somebody had it already."""
-    messages, named = gateway_of(request).client.messages(topic), _named(message, by, tenant)
+    messages, named = gateway_of(request).client.messages(topic), _named(message, by, tenant, encoding)
     delay = body.delay if body.delay_ms is None else delay_of(body.delay, body.delay_ms)
     where_to: dict[str, Any] = {"deliver_at": body.deliver_at, "delay": delay, "priority": body.priority}
     if changes := body.changes():
@@ -196,14 +217,24 @@ async def update(
     summary="Cancel a pending message",
 )
 async def cancel(
-    request: Request, topic: TopicName, message: MessageName, by: By = "id", tenant: Tenant = None
+    request: Request,
+    topic: TopicName,
+    message: MessageName,
+    by: By = "id",
+    tenant: Tenant = None,
+    encoding: Encoding = "text",
 ) -> Found:
     """409 TOO_LATE (with its `state`) when somebody had it already."""
-    return {"id": await gateway_of(request).client.messages(topic).cancel(**_named(message, by, tenant))}
+    return {"id": await gateway_of(request).client.messages(topic).cancel(**_named(message, by, tenant, encoding))}
 
 
-def _named(message: str, by: str, tenant: str | None) -> dict[str, Any]:
-    return {"id": message, "tenant": tenant} if by == "id" else {"unique_key": message, "tenant": tenant}
+def _named(message: str, by: str, tenant: str | None, encoding: str) -> dict[str, Any]:
+    """Return the arguments of the client that name a message. Raises InvalidRequest."""
+    if by == "unique_key":
+        return {"unique_key": bytes_of("unique_key", message, encoding), "tenant": tenant}
+    if encoding != "text":
+        raise InvalidRequest("encoding: it says how a unique key is written; with it goes by=unique_key")
+    return {"id": message, "tenant": tenant}
 
 
 # Last: a partition's number stands where words may stand.

@@ -13,11 +13,10 @@ from sandq.server.http import answers_schedules as answers
 from sandq.server.http import bodies_schedules as bodies
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
-from sandq.server.http.paths import SegmentRoute, segment_of
+from sandq.server.http.paths import segment_router
 from sandq.server.http.routes_topics import TopicName
-from sandq.server.http.strict import router_of
 
-router = router_of("schedules", route=SegmentRoute)
+router = segment_router("schedules")
 ALL = "/topics/{topic}/schedules"
 ONE = f"{ALL}/{{name}}"
 ScheduleName = Annotated[str, Path(description="The schedule's name, percent-encoded, its slashes, too: `%2F`.")]
@@ -91,7 +90,7 @@ async def preview(request: Request, body: bodies.PreviewIn) -> Found:
     summary="One schedule, how it stands, and what it did last",
 )
 async def show(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> Found:
-    return schedule_json(await _of(request, topic).get(segment_of(request), tenant=tenant))
+    return schedule_json(await _of(request, topic).get(name, tenant=tenant))
 
 
 @router.patch(ONE, operation_id="updateSchedule", response_model=answers.Schedule, summary="Change a schedule")
@@ -101,13 +100,13 @@ async def update(
     """What is not named stays; null is as if it had never been told. A message whose time has come stays as it was, the
     next one is another one."""
     schedules, changes = _of(request, topic), body.arguments()
-    return schedule_json(await schedules.update(segment_of(request), tenant=tenant, **changes))
+    return schedule_json(await schedules.update(name, tenant=tenant, **changes))
 
 
 @router.delete(ONE, operation_id="deleteSchedule", status_code=204, summary="Delete a schedule")
 async def delete(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
     """A message whose time has come stays; that of the next occurrence is cancelled."""
-    await _of(request, topic).delete(segment_of(request), tenant=tenant)
+    await _of(request, topic).delete(name, tenant=tenant)
 
 
 @router.get(
@@ -121,9 +120,9 @@ async def next_(
     tenant: Tenant = None,
 ) -> Found:
     """None of one that is paused or has ended."""
-    schedules, named = _of(request, topic), segment_of(request)
-    zone = (await schedules.get(named, tenant=tenant)).zone
-    fires = await schedules.next(named, count, tenant=tenant)
+    schedules = _of(request, topic)
+    zone = (await schedules.get(name, tenant=tenant)).zone
+    fires = await schedules.next(name, count, tenant=tenant)
     return {"next": [fire_json(fire, zone) for fire in fires]}
 
 
@@ -135,13 +134,13 @@ async def next_(
 )
 async def pause(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
     """What comes due meanwhile is left out."""
-    await _of(request, topic).pause(segment_of(request), tenant=tenant)
+    await _of(request, topic).pause(name, tenant=tenant)
 
 
 @router.post(f"{ONE}/resume", operation_id="resumeSchedule", status_code=204, summary="Let a schedule fire again")
 async def resume(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> None:
     """From the first occurrence from now on."""
-    await _of(request, topic).resume(segment_of(request), tenant=tenant)
+    await _of(request, topic).resume(name, tenant=tenant)
 
 
 @router.post(
@@ -152,7 +151,7 @@ async def resume(request: Request, topic: TopicName, name: ScheduleName, tenant:
 )
 async def trigger(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> Found:
     """Beside all occurrences; also of one that is paused."""
-    return {"id": await _of(request, topic).trigger(segment_of(request), tenant=tenant)}
+    return {"id": await _of(request, topic).trigger(name, tenant=tenant)}
 
 
 def _of(request: Request, topic: str) -> Schedules:

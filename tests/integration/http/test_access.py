@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -51,6 +52,17 @@ async def test_a_token_is_made_used_rotated_and_revoked(boss: httpx.AsyncClient)
     assert (await boss.post("/tokens/app/rotate")).status_code == 200
     assert (await boss.delete("/tokens/app")).status_code == 204
     assert (await boss.delete("/tokens/app")).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["repo:octo/shop:environment:prod", "O=Acme/CN=till 7", "a%2Fb", "a/"])
+async def test_a_principal_with_a_slash_is_read_changed_and_deleted(boss: httpx.AsyncClient, name: str) -> None:
+    principal = f"jwt:{name}"
+    at = f"/identities/{quote(principal, safe='')}"
+    await boss.post("/identities", json={"principal": principal, "grants": ["read:a.*"]})
+    assert (await boss.get(at)).json()["principal"] == principal
+    assert (await boss.patch(at, json={"add": ["read:b.*"]})).json()["grants"] == ["read:a.*", "read:b.*"]
+    assert (await boss.delete(at)).status_code == 204
+    assert (await boss.get(at)).status_code == 404
 
 
 async def test_identities_and_roles_are_changed(boss: httpx.AsyncClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -228,6 +229,44 @@ async def test_many_at_once_are_cancelled_and_moved(web: Web) -> None:
     assert (await web.delete("/topics/t/messages", all=True))["done"] == 0
     for body in ({}, {"to": "x"}, {"shift": "1h", "to": "2030-01-01T00:00:00Z"}, {"shift": "soon"}, {"all": 1}):
         await web.patch("/topics/t/messages", body, 400)
+
+
+ODD_KEYS = ["order-17/mail", "order-17/why", "a/", "/", "%2F", "a%2Fb", "50%", "a?b#c", "é/ü", "k\n", "why"]
+
+
+@by_both
+async def test_a_unique_key_with_a_slash_names_one_message(web: Web) -> None:
+    await topic(web)
+    await web.post("/topics/t", {"text": "other", "delay": "1h", "unique_key": "order-17"})
+    for key in ODD_KEYS:
+        await web.post("/topics/t", {"text": key, "delay": "1h", "unique_key": key})
+    for key in ODD_KEYS:
+        encoded = base64.urlsafe_b64encode(key.encode()).decode().rstrip("=")
+        for name, how in ((quote(key, safe=""), {}), (encoded, {"encoding": "base64"})):
+            at, by = f"/topics/t/messages/{name}", {"by": "unique_key", **how}
+            assert (await web.get(at, **by))["text"] == key
+            assert (await web.get(f"{at}/why", **by))["groups"] == []
+            changed = await web.ask("PATCH", at, {"text": key, "delay": "2h"}, 200, params=by)
+            assert changed["id"] == (await web.get(at, **by))["id"]
+        assert (await web.delete(f"/topics/t/messages/{quote(key, safe='')}", by="unique_key"))["id"] == changed["id"]
+    left = (await web.get("/topics/t/messages", values=True))["messages"]
+    assert [message["text"] for message in left] == ["other"]
+
+
+async def test_a_unique_key_that_is_no_text_is_named_in_base64(web: Web) -> None:
+    await topic(web)
+    stored = await web.post("/topics/t", {"text": "a", "delay": "1h", "unique_key_base64": "/wA="})
+    for name in ("_wA", "_wA="):
+        found = await web.get(f"/topics/t/messages/{name}", by="unique_key", encoding="base64")
+        assert (found["id"], found["unique_key_base64"]) == (stored["id"], "/wA=")
+    wrong: list[tuple[str, dict[str, str], str]] = [
+        ("%FF%00", {"by": "unique_key"}, "encoding=base64"),
+        ("50%", {"by": "unique_key"}, "%25"),
+        ("+wA", {"by": "unique_key", "encoding": "base64"}, "is not base64url"),
+        (stored["id"], {"encoding": "base64"}, "by=unique_key"),
+    ]
+    for name, params, words in wrong:
+        assert words in (await web.get(f"/topics/t/messages/{name}", 400, **params))["detail"], name
 
 
 async def test_bulk_changes_without_a_filter_are_refused(web: Web) -> None:
