@@ -164,7 +164,7 @@ class Settled(Answer):
 
 
 class Extended(Answer):
-    lease_until: str = Field(description="When the first of the leases ends now.")
+    lease_until: str | None = Field(description="When the first of the leases ends now; null if there are none.")
 
 
 class StoredMessage(Message):

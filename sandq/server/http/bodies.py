@@ -394,7 +394,12 @@ class AckIn(Body):
 
     lease_token: str | None = None
     offset: str | None = None
-    messages: list[HeldIn] | None = Field(default=None, min_length=1, max_length=SETTLE_ITEMS, fail_fast=True)
+    messages: list[HeldIn] | None = Field(
+        default=None,
+        max_length=SETTLE_ITEMS,
+        fail_fast=True,
+        description="Those of an answer to `lease`; none, where nothing was leased.",
+    )
     without_leader: list[int] | None = Field(default=None, description="Of the answer to `lease`; ignored here.")
 
     def held(self) -> list[tuple[str, str | None]]:

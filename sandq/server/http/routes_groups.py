@@ -171,7 +171,7 @@ async def extend(request: Request, topic: TopicName, group: GroupName, body: bod
             streams.extended(token, lease_s)
     ends = [ms for ms in until_ms if ms is not None]
     _settled(leases, held, [one for one, ms in zip(held, until_ms, strict=True) if ms is None])
-    return {"lease_until": when(min(ends))}
+    return {"lease_until": when(min(ends, default=None))}
 
 
 def _settled(

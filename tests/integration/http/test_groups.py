@@ -237,7 +237,6 @@ BAD_BODIES: list[tuple[str, object, str]] = [
     ("ack", {"lease_token": "x"}, "is not a lease"),
     ("ack", {"lease_token": "1.0.5", "offset": "x"}, "offset"),
     ("ack", {"lease_token": "1.0.5", "messages": [{"lease_token": "1.0.5"}]}, "one of"),
-    ("ack", {"messages": []}, "messages"),
     ("ack", {"messages": [{"offset": "x"}]}, "messages.0.lease_token"),
     ("nack", {"lease_token": "1.0.5", "delay": "x"}, "duration"),
     ("nack", {"lease_token": "1.0.5", "delay_ms": 1.5}, "body.delay_ms: a whole number of milliseconds"),
@@ -274,6 +273,20 @@ async def test_no_such_group_or_topic(web: Web) -> None:
     assert (await web.post("/topics/nope/groups/g/lease", None, 404))["code"] == "UNKNOWN_TOPIC"
     assert (await web.post("/topics/t/groups/a%2Fb/lease", None, 404))["code"] == "NO_ROUTE"
     assert (await web.post("/topics/t/groups/-/lease", None, 400))["code"] == "INVALID_NAME"
+
+
+@by_both
+async def test_an_empty_lease_sent_back_settles_nothing(web: Web) -> None:
+    await topic(web)
+    leased = await web.post("/topics/t/groups/g/lease", {"max": 5})
+    assert leased["messages"] == []
+    for act in ("ack", "nack", "dead"):
+        assert await web.post(f"/topics/t/groups/g/{act}", leased, 200) == {"settled": 0}
+    assert await web.post("/topics/t/groups/g/extend", {**leased, "lease": "2m"}, 200) == {"lease_until": None}
+    then = await web.post("/topics/t/groups/g/ack", {**leased, "then": [{"text": "x"}]}, 400)
+    assert "then: it goes with the ack of messages of one lease" in then["detail"]
+    for body in ({}, {"messages": None}, {"messages": [], "lease_token": "1.0.1"}):
+        assert (await web.post("/topics/t/groups/g/ack", body, 400))["code"] == "INVALID"
 
 
 async def test_seek(web: Web) -> None:

@@ -29,6 +29,7 @@ PLAIN: list[tuple[str, Any]] = [
     (LEASE, {}),
     (ACK, {"lease_token": "99.0.1"}),
     (ACK, {"lease_token": "nonsense"}),
+    (ACK, {"messages": []}),
     (ACK, {"lease_token": "99.0.1", "messages": [{"lease_token": "99.0.1"}]}),
 ]
 ODD: list[tuple[str, Any]] = [
@@ -50,7 +51,6 @@ ODD: list[tuple[str, Any]] = [
     (LEASE, b"null"),
     (LEASE, b'{"max": 0}'),
     (ACK, b""),
-    (ACK, b'{"messages": []}'),
 ]
 
 
