@@ -13,7 +13,7 @@ import click
 from sandctl.commands.kv_watch import watch
 from sandctl.options.common import common_options, run, settings
 from sandctl.options.names import topic_argument
-from sandctl.options.payload import headers_of, open_source, whole
+from sandctl.options.payload import as_json, headers_of, open_source, whole
 from sandctl.options.times import DURATION, VERSION, limit_option, raw
 from sandctl.output.records import entry_record, key_cell, key_name, key_record, value_cell, when, without_long_value
 from sandctl.output.results import done, say, show_one, show_rows, show_stream
@@ -98,6 +98,7 @@ def _value_options(command: F) -> F:
             click.option(
                 "--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be given several times."
             ),
+            click.option("--json", "is_json", is_flag=True, help="VALUE is JSON: it is checked, and shown as JSON."),
         )
     ):
         command = option(command)
@@ -108,7 +109,13 @@ def _value_options(command: F) -> F:
 @_value_options
 @common_options
 def put(
-    topic: str, key: str, value: str | None, path: str | None, ttl: timedelta | None, headers: tuple[str, ...]
+    topic: str,
+    key: str,
+    value: str | None,
+    path: str | None,
+    ttl: timedelta | None,
+    headers: tuple[str, ...],
+    is_json: bool,
 ) -> None:
     """Put VALUE under KEY in TOPIC, whatever it has, and print the version.
 
@@ -116,8 +123,11 @@ def put(
       sandctl kv put config theme dark
       sandctl kv put config logo --file logo.png --header type=image/png
       sandctl kv put sessions ada "logged in" --ttl 30m
+      sandctl kv put config limits '{"most": 5}' --json
     """
     data, more = _payload(value, path), headers_of(headers)
+    if is_json:
+        data, more = as_json(data, more)
     _written(key, run(lambda client: client.kv(topic).put(os.fsencode(key), data, ttl=ttl, headers=more)))
 
 
@@ -133,6 +143,7 @@ def cas(
     path: str | None,
     ttl: timedelta | None,
     headers: tuple[str, ...],
+    is_json: bool,
     version: str | None,
     absent: bool,
 ) -> None:
@@ -147,6 +158,8 @@ def cas(
     if (version is None) is not absent:
         raise click.UsageError("say what is expected: --version VERSION, or --absent; one of them")
     data, more = _payload(value, path), headers_of(headers)
+    if is_json:
+        data, more = as_json(data, more)
 
     async def work(client: Client) -> str:
         return await client.kv(topic).cas(os.fsencode(key), data, expected=version, ttl=ttl, headers=more)

@@ -14,7 +14,7 @@ import click
 
 from sandctl.options.common import common_options, run, settings
 from sandctl.options.names import topic_argument
-from sandctl.options.payload import headers_of, open_source, whole
+from sandctl.options.payload import as_json, headers_of, open_source, whole
 from sandctl.options.times import DURATION, INSTANT, RATE, now_ms, raw
 from sandctl.output.jsonl import LINE_BYTES_MAX, BadLine, parse_line
 from sandctl.output.progress import Progress
@@ -35,6 +35,7 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
 @click.option("--file", "-f", "path", metavar="FILE|-", help="Take what to send from a file; - is standard input.")
 @click.option("--lines", is_flag=True, help="Each line is a message (without its line feed).")
 @click.option("--jsonl", is_flag=True, help="Each line is a JSON object; see below.")
+@click.option("--json", "is_json", is_flag=True, help="The message is JSON: it is checked, and shown as JSON.")
 @click.option("--key", help="Messages of one key go to one partition.")
 @click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be given several times.")
 @click.option("--at", type=INSTANT, metavar="INSTANT", help="Deliver at this moment, never before.")
@@ -71,6 +72,7 @@ def produce(
     path: str | None,
     lines: bool,
     jsonl: bool,
+    is_json: bool,
     key: str | None,
     headers: tuple[str, ...],
     at: int | None,
@@ -90,10 +92,12 @@ def produce(
     standard input is read when no file is named).
 
     \b
-      sandctl produce orders '{"order": 17}' --key customer-7 --in 2h
+      sandctl produce orders '{"order": 17}' --json --key customer-7 --in 2h
       sandctl produce orders "call Ada" --unique-key ada --on-conflict replace --at +1d
       sandctl produce orders tick --count 600 --rate 10
       sandctl consume orders -g copy -o jsonl | sandctl produce archive --jsonl
+
+    With --json the message gets the header content-type, application/json, by which consumers see it as JSON.
 
     A JSON object has the value as "text", as "value" (base64) or as "json" (a "value" of null deletes the key, in a
     compacted topic); and may have "key", "headers",
@@ -103,6 +107,8 @@ def produce(
     """
     if lines and jsonl:
         raise click.UsageError("--lines and --jsonl: one of them, not both")
+    if is_json and (lines or jsonl):
+        raise click.UsageError("--json is of one message: it does not go with --lines or --jsonl")
     if at is not None and delay is not None:
         raise click.UsageError("--at and --in: one of them, not both")
     if payload is not None and (path is not None or lines or jsonl):
@@ -135,6 +141,8 @@ def produce(
             run(lambda client: _send_lines(client, topic, source, jsonl, common, rate), waits=True)
             return
         value = os.fsencode(payload) if payload is not None else whole(source)
+        if is_json:
+            value, common["headers"] = as_json(value, common.get("headers"))
         if count is not None:
             again = _repeated({"value": value, **common}, count)
             run(lambda client: _send_many(client, topic, again, rate, count), waits=True)
@@ -280,7 +288,7 @@ async def _of_lines(
             yield {"value": line, **common}
             continue
         try:
-            own = parse_line(line)
+            own = parse_line(line, common.get("headers"))
         except BadLine as error:
             yield error
             return

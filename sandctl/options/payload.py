@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import BinaryIO, cast
 
 import click
@@ -28,6 +29,17 @@ def whole(source: BinaryIO) -> bytes:
             f"--file is one message, and this one is larger than {LINE_BYTES_MAX >> 20} MiB; --lines or --jsonl?"
         )
     return data
+
+
+def as_json(value: bytes, headers: Mapping[str, str] | None) -> tuple[bytes, dict[str, str]]:
+    """Return a value as compact JSON, and its headers with the content type. UsageError unless the value is JSON."""
+    from sandq.errors import InvalidRequest
+    from sandq.model.json_values import MISSING, content_of, read_strictly
+
+    try:
+        return content_of(MISSING, read_strictly(value.decode()), headers)
+    except (ValueError, InvalidRequest) as error:
+        raise click.UsageError(f"--json: the value is no JSON: {error}") from None
 
 
 def headers_of(headers: tuple[str, ...]) -> dict[str, str] | None:

@@ -7,7 +7,7 @@ name.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,18 +21,19 @@ class BadLine(Exception):
     """A line that is no message; the text says why."""
 
 
-def parse_line(line: bytes) -> dict[str, Any]:
-    """A line's message as arguments of `Producer.send`; BadLine when it is none."""
+def parse_line(line: bytes, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A line's message as arguments of `Producer.send`; BadLine when it is none. `headers`: of lines without any."""
     from sandq.client.json_format import read_message
     from sandq.errors import InvalidRequest
+    from sandq.model.json_values import read_strictly
 
     try:
-        found = json.loads(line)
+        found = read_strictly(line.decode())
     except ValueError as error:  # JSONDecodeError, and UnicodeDecodeError
         raise BadLine(f"not JSON: {error}") from None
-    except RecursionError:
-        raise BadLine("not JSON: nested too deep") from None
     try:
+        if headers and isinstance(found, dict) and found.get("headers") is None:
+            found = {**found, "headers": dict(headers)}
         return read_message(found)
     except InvalidRequest as error:
         raise BadLine(error.message) from None

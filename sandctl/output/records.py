@@ -63,10 +63,15 @@ def key_record(name: str, key: bytes) -> dict[str, Any]:
 
 def without_long_value(record: dict[str, Any]) -> dict[str, Any]:
     """A record for people: of a value that is long, the beginning."""
+    if "json" in record:
+        from sandctl.output.results import to_json
+
+        text = to_json(record["json"])
+        record = {name: text if name == "json" else part for name, part in record.items()}
     cut = {
         name: f"{text[:_VALUE_CHARS]}… ({len(text):,} characters; -o json has them all)"
         for name, text in record.items()
-        if name in ("text", "value") and len(text or "") > _VALUE_CHARS
+        if name in ("json", "text", "value") and len(text or "") > _VALUE_CHARS
     }
     return {**record, **cut}
 

@@ -33,9 +33,12 @@ def text_of(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """A value that JSON knows: bytes as base64, integers above 2**53 as text (other languages would round them)."""
+    """A value that JSON knows: bytes as base64, integers above 2**53 as text (other languages would round them).
+
+    The JSON value of a message stays as it was sent.
+    """
     if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {str(key): part if key == "json" else plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(part) for part in value]
     if isinstance(value, bytes):

@@ -38,6 +38,7 @@ from sandq.client.transport.credentials import token_or_environment
 from sandq.client.transport.request_batcher import RequestBatcher
 from sandq.client.transport.requests import used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, TimedOut
+from sandq.model.json_values import MISSING
 from sandq.model.names import check_name
 from sandq.model.ports import DEFAULT_SERVER
 from sandq.model.times import Duration, Instant, duration_ms
@@ -81,8 +82,9 @@ class Client:
         self,
         /,
         topic: str,
-        value: Value | None,
+        value: Value | None = MISSING,
         *,
+        json: Any = MISSING,
         key: Value | None = None,
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
@@ -111,6 +113,7 @@ class Client:
             receipt = await self.send(
                 topic,
                 value,
+                json=json,
                 key=key,
                 headers=headers,
                 deliver_at=deliver_at,
@@ -134,8 +137,9 @@ class Client:
         self,
         /,
         topic: str,
-        value: Value | None,
+        value: Value | None = MISSING,
         *,
+        json: Any = MISSING,
         key: Value | None = None,
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
@@ -153,6 +157,7 @@ class Client:
         producer = await self._producer_of(topic)
         return await producer.send(
             value,
+            json=json,
             key=key,
             headers=headers,
             deliver_at=deliver_at,
@@ -167,8 +172,9 @@ class Client:
         )
 
     async def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
-        """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value",
-        "key", ...). `await receipts` gives their offsets, or raises what failed first; each of them can be awaited."""
+        """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value"
+        or "json", "key", ...). `await receipts` gives their offsets, or raises what failed first; each of them can be
+        awaited."""
         return await (await self._producer_of(topic)).send_many(messages)
 
     def producer(self, topic: str, *, linger: Duration | None = None) -> Producer:

@@ -2,7 +2,7 @@
 
     {"text": "hello"}                     the value: UTF-8 text,
     {"value": "aGVsbG8="}                 or base64,
-    {"json": {"order": 7}}                or JSON, sent as its compact text
+    {"json": {"order": 7}}                or JSON, sent as its compact text, with the header content-type
     {"value": null}                       of a compacted topic: its key is deleted
     "key": "k" | "key_base64": "aw=="     optional
     "headers": {"a": "text", "n": 1, "b": {"base64": "aw=="}}
@@ -11,6 +11,7 @@
     "unique_key": "order-7" | "unique_key_base64": "aw=="
     "priority": -3, "tenant": "acme"      of topics of the kinds priority and fair
 
+A value whose headers say that it is JSON is written as `json`, so what went in as JSON comes out as JSON.
 What is written of a message can be read again: what only a broker knows (offset, id, state, ...) is passed over.
 Moments (`..._ms`) are written as RFC 3339 (`..._at`), durations as text.
 """
@@ -20,7 +21,6 @@ from __future__ import annotations
 import base64
 import binascii
 import heapq
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +32,7 @@ from sandq.client.messages.stored_message import DeadLetter, Life, StoredMessage
 from sandq.model.errors import InvalidRequest
 from sandq.model.group_limits import GROUP_LIMITS, limits_of
 from sandq.model.headers import headers_or_none
+from sandq.model.json_values import MISSING, json_bytes, shown_json, with_json_type
 from sandq.model.nack_ends import MAX_SNOOZES
 from sandq.model.names import COMPACTED, FAIR, PRIORITY, TIMER
 from sandq.model.outbox import DEAD_LETTER, DEAD_LETTER_TOPIC
@@ -167,6 +168,8 @@ def _read_parts(found: Mapping[str, Any], arguments: dict[str, Any]) -> Iterator
             arguments["headers"] = read_headers(found["headers"])
         except InvalidRequest as error:
             yield "headers", error
+    if "json" in found and "value" in arguments:
+        arguments["headers"] = with_json_type(arguments.get("headers"))
     times = [name for name in _WHEN if found.get(name) is not None]
     if len(times) > 1:
         yield times[1], InvalidRequest(f"{' and '.join(times)}: one of them, not both")
@@ -204,7 +207,7 @@ def read_value(found: Mapping[str, Any]) -> bytes | None:
         raise InvalidRequest(f"one of text, value and json is expected, not {' and '.join(given) or 'none'}")
     name = given[0]
     if name == "json":
-        return json.dumps(found["json"], ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        return json_bytes(found["json"])
     if name == "value" and found["value"] is None:
         return None
     if not isinstance(found[name], str):
@@ -258,11 +261,15 @@ def _decoded(name: str, text: object) -> bytes:
 # What is written.
 
 
-def entry_json(entry: Entry, *, value: bool = True) -> dict[str, Any]:
-    """A key of a compacted topic, and what it has; its value and headers are left out unless they are wanted."""
+def entry_json(entry: Entry, *, value: bool = True, as_text: bool = False) -> dict[str, Any]:
+    """A key of a compacted topic, and what it has; its value and headers are left out unless they are wanted.
+
+    `as_text`: its value is never `json`.
+    """
+    cell = None if as_text else entry.headers_bytes
     return {
         **key_fields("key", entry.key),
-        **(value_fields(entry.value) | content_fields(None, entry.headers_bytes) if value else {}),
+        **(value_fields(entry.value, cell) | content_fields(None, entry.headers_bytes) if value else {}),
         "version": entry.version,
         "expires_at": when(entry.expires_ms),
         "partition": entry.partition,
@@ -273,7 +280,7 @@ def change_json(change: Change) -> dict[str, Any]:
     """A change of a key; of a deletion `"value": null`."""
     return {
         **key_fields("key", change.key),
-        **value_fields(change.value),
+        **value_fields(change.value, change.headers_bytes),
         **content_fields(None, change.headers_bytes),
         "deleted": change.deleted,
         "version": change.version,
@@ -365,9 +372,8 @@ def settings_json(record: Mapping[str, Any], kind: str = TIMER) -> dict[str, Any
 
 def message_json(message: Message | LeasedMessage) -> dict[str, Any]:
     """A delivered message."""
-    record = value_fields(None if message.deleted else message.value) | content_fields(
-        message.key, message.headers_bytes
-    )
+    headers = message.headers_bytes
+    record = value_fields(None if message.deleted else message.value, headers) | content_fields(message.key, headers)
     record |= rank_fields(message.priority, message.tenant)
     record |= {
         "deliver_at": format_instant(message.deliver_at_ms),
@@ -384,10 +390,10 @@ def message_json(message: Message | LeasedMessage) -> dict[str, Any]:
     return record
 
 
-def stored_json(message: StoredMessage, *, value: bool) -> dict[str, Any]:
-    """A stored message, wherever it is in its life."""
+def stored_json(message: StoredMessage, *, value: bool, as_text: bool = False) -> dict[str, Any]:
+    """A stored message, wherever it is in its life. `as_text`: its value is never `json`."""
     return {
-        **(value_fields(message.value) if value else {}),
+        **(value_fields(message.value, None if as_text else message.headers_bytes) if value else {}),
         **content_fields(message.key, message.headers_bytes),
         **key_fields("unique_key", message.unique_key),
         **rank_fields(message.priority, message.tenant),
@@ -409,7 +415,7 @@ def stored_json(message: StoredMessage, *, value: bool) -> dict[str, Any]:
 def dead_json(letter: DeadLetter, *, value: bool) -> dict[str, Any]:
     """A dead letter."""
     return {
-        **(value_fields(letter.value) if value else {}),
+        **(value_fields(letter.value, letter.headers_bytes) if value else {}),
         **content_fields(letter.key, letter.headers_bytes),
         **key_fields("unique_key", letter.unique_key),
         **rank_fields(letter.priority, letter.tenant),
@@ -499,10 +505,15 @@ def when(ms: int | None) -> str | None:
     return None if ms is None else format_instant(ms)
 
 
-def value_fields(value: bytes | None) -> dict[str, Any]:
-    """The value as `text`, or as `value` when it is no UTF-8; None, a deletion, as `"value": null`."""
+def value_fields(value: bytes | None, headers: bytes | None = None) -> dict[str, Any]:
+    """Return the value as `json`, `text`, or `value` in base64; None, a deletion, as `"value": null`.
+
+    `headers`: as they are stored. The value is JSON if they say so and it can be read as such.
+    """
     if value is None:
         return {"value": None}
+    if headers is not None and (shown := shown_json(value, headers)) is not MISSING:
+        return {"json": shown}
     text = text_or_none(value)
     return {"value": encoded(value)} if text is None else {"text": text}
 

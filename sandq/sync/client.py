@@ -108,8 +108,8 @@ class Client(Wrapper[AsyncClient]):
     send = sending(AsyncClient.send)
 
     def produce_many(self, topic: str, messages: Iterable[Value | Mapping[str, Any]]) -> Receipts:
-        """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value",
-        "key", ...). `receipts.wait()` gives their offsets, or raises what failed first."""
+        """Store several messages, as `produce` stores one: each is a value, or a mapping of its arguments ("value"
+        or "json", "key", ...). `receipts.wait()` gives their offsets, or raises what failed first."""
         sent = self._portal.call(partial(self._inner.produce_many, topic, list(messages)))
         return Receipts(self._portal, [sent])
 

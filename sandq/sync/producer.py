@@ -16,6 +16,7 @@ from sandq.client.producer.batches import Receipts as AsyncReceipts
 from sandq.client.producer.producer import Producer as AsyncProducer
 from sandq.client.producer.validation import Headers, Ready, Value, delay_of
 from sandq.model.errors import SandqError
+from sandq.model.json_values import MISSING, content_of
 from sandq.model.times import Duration, Instant
 from sandq.sync.wrappers import Blocks, BlockWrapper, Wrapper, blocking
 
@@ -156,8 +157,9 @@ class Producer(BlockWrapper[AsyncProducer]):
 
     def send(
         self,
-        value: Value | None,
+        value: Value | None = MISSING,
         *,
+        json: Any = MISSING,
         key: Value | None = None,
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
@@ -178,6 +180,8 @@ class Producer(BlockWrapper[AsyncProducer]):
         """
         if delay_ms is not None:
             delay = delay_of(delay, delay_ms)
+        if json is not MISSING or value is MISSING:
+            value, headers = content_of(value, json, headers)
         inner, portal = self._inner, self._portal
         message = inner.checks.message(
             value, key, headers, deliver_at, delay, partition, ttl, unique_key, on_conflict, priority, tenant
@@ -208,7 +212,7 @@ class Producer(BlockWrapper[AsyncProducer]):
         priority: int | None = None,
         tenant: str | None = None,
     ) -> Receipts:
-        """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
+        """Send many: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
 
         The options given here hold for values and for what a mapping does not name. A mistake in one
         raises at once, naming its place; those before it are sent all the same.

@@ -10,6 +10,7 @@ from sandq.client.arguments import suggesting
 from sandq.client.producer.validation import AT, DELAY, TIME_BITS, Headers, MessageValidation, Value
 from sandq.client.transport.cluster import Cluster
 from sandq.model.errors import InvalidRequest, TooLarge
+from sandq.model.json_values import MISSING, content_of
 from sandq.model.limits import FIXED
 from sandq.model.names import check_name
 from sandq.model.times import Duration, Instant
@@ -21,8 +22,9 @@ class Outgoing:
     """A message that `message.ack(then=[...])` sends: what `produce` takes of one. `topic`: None is that of the message
     that is acked. It has no unique key: the ack itself is done once."""
 
-    value: Value | None
+    value: Value | None = MISSING
     topic: str | None = None
+    json: Any = field(default=MISSING, kw_only=True)
     key: Value | None = field(default=None, kw_only=True)
     headers: Headers | None = field(default=None, kw_only=True)
     deliver_at: Instant | None = field(default=None, kw_only=True)
@@ -35,8 +37,9 @@ class Outgoing:
         """As ACK_THEN has it. Raises InvalidRequest, InvalidTime, TooLarge."""
         if self.topic is not None:
             check_name("topic", self.topic)
+        given, named_headers = content_of(self.value, self.json, self.headers)
         value, key, headers, lot, at_ms, _, ttl_ms, _, rank = checks.message(
-            *(self.value, self.key, self.headers, self.deliver_at, self.delay, None, self.ttl, None, "reject"),
+            *(given, self.key, named_headers, self.deliver_at, self.delay, None, self.ttl, None, "reject"),
             *(self.priority, self.tenant),
         )
         priority, tenant = rank or (None, None)

@@ -8,6 +8,7 @@ from typing import Any, overload
 from sandq.client.messages.log_page import LogPiece
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
+from sandq.model.json_values import json_of
 from sandq.protocol.requests_keys import KeyValue
 
 
@@ -48,6 +49,10 @@ class Entry:
     def headers_bytes(self) -> bytes | None:
         """The headers as they are stored: msgpack; None when there are none."""
         return self._found.headers
+
+    def json(self) -> Any:
+        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        return json_of(self.value)
 
     @property
     def expires_ms(self) -> int | None:
@@ -138,6 +143,10 @@ class Change:
     def headers_bytes(self) -> bytes | None:
         """The headers as they are stored: msgpack; None when there are none."""
         return self._piece.headers(self._position)
+
+    def json(self) -> Any:
+        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        return json_of(self.value)
 
     @property
     def created_ms(self) -> int:

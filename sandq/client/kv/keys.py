@@ -25,6 +25,7 @@ from sandq.client.transport.request_batcher import Counter, RequestBatcher
 from sandq.client.transport.requests import fresh_topic, used_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import BELONGS_TO, InvalidRequest, UnknownPartition
+from sandq.model.json_values import MISSING, content_of
 from sandq.model.names import COMPACTED
 from sandq.model.partitioning import KeyPartitions
 from sandq.model.times import Duration
@@ -76,14 +77,16 @@ class Keys:
     async def put(
         self,
         key: Value,
-        value: Value,
+        value: Value = MISSING,
         *,
+        json: Any = MISSING,
         headers: Headers | None = None,
         ttl: Duration | None = None,
         timeout: Duration | None = None,
     ) -> str:
         """Let a key have a value, whatever it had; its version, once it is safe. `ttl`: after that it has none (None:
-        the topic's setting)."""
+        the topic's setting). `json` is put in place of a value, as `produce` sends it."""
+        value, headers = content_of(value, json, headers)
         return await self._write(key, _no_null(value), headers, ttl)
 
     @timed_change
@@ -126,9 +129,10 @@ class Keys:
     async def cas(
         self,
         key: Value,
-        value: Value | None,
+        value: Value | None = MISSING,
         *,
         expected: str | None,
+        json: Any = MISSING,
         headers: Headers | None = None,
         ttl: Duration | None = None,
         timeout: Duration | None = None,
@@ -139,6 +143,7 @@ class Keys:
         It is done once: sent again after a lost answer, it is answered as the first time. TimedOut and ConnectionLost
         after `delivery_timeout` leave open whether it was done.
         """
+        value, headers = content_of(value, json, headers)
         condition = _ABSENT if expected is None else _version(expected)
         return await self._write(key, value, headers, ttl, expected=condition)
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 from sandq.model import offsets as offset_model
 from sandq.model.batch import Batch, Column, headers_unpack
 from sandq.model.errors import ProtocolError
+from sandq.model.json_values import json_of
 
 BYTES: Final = offset_model.OFFSET_BYTES
 
@@ -153,6 +154,10 @@ class LogMessage(Generic[P]):
     def headers_bytes(self) -> bytes | None:
         """The headers as they are stored: msgpack; None when there are none."""
         return self._piece.headers(self._position)
+
+    def json(self) -> Any:
+        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        return json_of(self.value)
 
     @property
     def priority(self) -> int:

@@ -19,6 +19,7 @@ from sandq.client.transport.requests import call_leader, fresh_topic
 from sandq.model import offsets as offset_model
 from sandq.model.errors import InvalidRequest, NotFound, ProtocolError, TooLate
 from sandq.model.headers import headers_or_none
+from sandq.model.json_values import MISSING, content_of
 from sandq.model.names import DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT
 from sandq.model.partitioning import partition_for
 from sandq.model.times import LEAST_INSTANT_MS, Duration, Instant, duration_ms, instant_ms
@@ -194,6 +195,7 @@ class Messages:
         unique_key: Value | None = None,
         tenant: str | None = None,
         value: Value | None = None,
+        json: Any = MISSING,
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
         delay: Duration | None = None,
@@ -204,7 +206,8 @@ class Messages:
         """Give a message that is delayed or ready, or waits for another attempt, another value, other headers (`{}`:
         none), or both, in every group; its offset. What is not given stays as it is, and so do its place, its keys, its
         ttl and its attempts. With `deliver_at`, `delay`, `delay_ms` or `priority` it is moved as well, in one step: all
-        of it is done, or nothing.
+        of it is done, or nothing. `json` is a value as `produce` sends it; without `headers` the message keeps those
+        that it has, with the content type of JSON.
 
         Once this returns, nobody is given the old value any more. TooLate and NotFound as with `move`; but without
         another time or priority it is never too late for what waits. TooLarge: the value or the headers. Conflict below
@@ -212,6 +215,10 @@ class Messages:
         when an answer is lost. Several at the same time share frames.
         """
         target = target_of(id, unique_key, tenant)
+        if json is not MISSING:
+            if headers is None:
+                headers = (await self.get(id, unique_key=unique_key, tenant=tenant)).headers
+            value, headers = content_of(MISSING if value is None else value, json, headers)
         if value is None and headers is None:
             raise InvalidRequest("update: a value or headers are expected, or both")
         if delay_ms is not None:

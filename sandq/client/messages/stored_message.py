@@ -11,6 +11,7 @@ from sandq.client.producer.validation import Value, as_unique_key
 from sandq.model import offsets as offset_model
 from sandq.model.batch import headers_unpack
 from sandq.model.errors import InvalidRequest
+from sandq.model.json_values import json_of
 from sandq.model.names import DEFAULT_TENANT, check_tenant
 from sandq.protocol.replies_messages import DeadRecord, MessageRecord
 from sandq.protocol.requests_messages import BY_ID, BY_UNIQUE_KEY, Target
@@ -76,6 +77,10 @@ class StoredMessage:
     def headers_bytes(self) -> bytes | None:
         """The headers as they are stored: msgpack; None when there are none."""
         return self._headers
+
+    def json(self) -> Any:
+        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        return json_of(self.value)
 
 
 class Attempt(NamedTuple):
@@ -195,6 +200,10 @@ class DeadLetter:
     def headers_bytes(self) -> bytes | None:
         """The headers as they are stored: msgpack; None when there are none."""
         return self._headers
+
+    def json(self) -> Any:
+        """Return the value, read as JSON. Raises InvalidRequest if it is none."""
+        return json_of(self.value)
 
 
 class FetchedMessage(LogMessage[LogPiece]):

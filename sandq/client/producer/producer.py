@@ -29,15 +29,17 @@ from sandq.client.tracing import creating
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import fresh_topic, used_topic
 from sandq.model.errors import ClosedError, InvalidRequest, SandqError, UnknownPartition
+from sandq.model.json_values import MISSING, content_of
 from sandq.model.times import Duration, Instant
 
 log = logging.getLogger("sandq.client")
 
 _ARGUMENTS = (
-    *("value", "key", "headers", "deliver_at", "delay", "delay_ms", "partition"),
+    *("value", "json", "key", "headers", "deliver_at", "delay", "delay_ms", "partition"),
     *("ttl", "unique_key", "on_conflict", "priority", "tenant"),
 )
 """Of `send`: what a message given as a mapping may name."""
+_CONTENT = ("value", "json")
 _NO_TIME: Final = {"deliver_at": None, "delay": None, "delay_ms": None}
 _TIMES: Final = _NO_TIME.keys()
 
@@ -129,8 +131,9 @@ class Producer:
 
     async def send(
         self,
-        value: Value | None,
+        value: Value | None = MISSING,
         *,
+        json: Any = MISSING,
         key: Value | None = None,
         headers: Headers | None = None,
         deliver_at: Instant | None = None,
@@ -144,6 +147,9 @@ class Producer:
         tenant: str | None = None,
     ) -> Receipt:
         """Put a message into the next batch; waits only while the buffer is full.
+
+        `json` is sent in place of a value, as its compact text, with the header `content-type: application/json` unless
+        the headers have a content type; consumers get it by `message.json()`. InvalidRequest for what is no JSON.
 
         `deliver_at` is an instant, `delay` (seconds or text) is counted from the moment the broker stores the message,
         and so is `delay_ms`, whole milliseconds; without any it is delivered at once. InvalidTime for more than ten
@@ -164,6 +170,8 @@ class Producer:
         """
         if delay_ms is not None:
             delay = delay_of(delay, delay_ms)
+        if json is not MISSING or value is MISSING:
+            value, headers = content_of(value, json, headers)
         if self._accumulator.buffered_bytes >= self._buffer_bytes or not self._is_open:
             await self.wait_for_room()
         message = self.checks.message(
@@ -196,7 +204,7 @@ class Producer:
         priority: int | None = None,
         tenant: str | None = None,
     ) -> Receipts:
-        """Send many: each is a value, or a mapping of `send`'s arguments ("value", "key", ...).
+        """Send many: each is a value, or a mapping of `send`'s arguments ("value" or "json", "key", ...).
 
         The options given here hold for values and for what a mapping does not name. A mistake in one
         raises at once, naming its place; those before it are sent all the same.
@@ -278,15 +286,16 @@ class Producer:
             await self._look_for_more()
 
     async def _send_mapping(self, message: Mapping[str, Any], common: Mapping[str, Any]) -> Receipt:
-        if "value" not in message:
-            raise InvalidRequest('a message given as a mapping needs a "value"')
+        content = {name: message[name] for name in _CONTENT if name in message}
+        if not content:
+            raise InvalidRequest('a message given as a mapping needs a "value", or "json"')
         unknown = next((name for name in message if name not in _ARGUMENTS), None)
         if unknown is not None:
             raise InvalidRequest(f"{unknown!r:.60}: no such argument of a message{did_you_mean(unknown, _ARGUMENTS)}")
-        given = {name: value for name, value in message.items() if value is not None and name != "value"}
+        given = {name: value for name, value in message.items() if value is not None and name not in _CONTENT}
         if not _TIMES.isdisjoint(given):
             common = {**common, **_NO_TIME}
-        return await self.send(message["value"], **{**common, **given})
+        return await self.send(**content, **{**common, **given})
 
     def check_open(self) -> None:
         """ClosedError outside of its block."""

@@ -41,7 +41,7 @@ _MAKING: Final = frozenset((*SETTINGS, *VALUES, "name", "key", "key_base64", "he
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def schedule_json(schedule: Schedule, *, value: bool = True) -> dict[str, Any]:
+def schedule_json(schedule: Schedule, *, value: bool = True, as_text: bool = False) -> dict[str, Any]:
     """A schedule: its settings, its message (without the value unless that is wanted), how it stands, and what it did
     last."""
     settings: dict[str, Any] = {
@@ -61,7 +61,7 @@ def schedule_json(schedule: Schedule, *, value: bool = True) -> dict[str, Any]:
     return {
         "name": schedule.name,
         **{name: told for name, told in settings.items() if told is not None},
-        **(value_fields(schedule.value) if value else {}),
+        **(value_fields(schedule.value, None if as_text else schedule.headers_bytes) if value else {}),
         **content_fields(schedule.key, schedule.headers_bytes),
         **rank_fields(schedule.priority, schedule.tenant),
         "topic": schedule.topic,
@@ -116,10 +116,7 @@ def read_schedule(found: object) -> dict[str, Any]:
         raise InvalidRequest(f"{unknown[0]}: no such field of a schedule{meant}")
     if found.get("name") is None:
         raise InvalidRequest("name: a schedule has one")
-    value = read_value(found)
-    if value is None:
-        raise InvalidRequest("value: null is none, and each occurrence is a message")
-    arguments: dict[str, Any] = {"name": found["name"], "value": value}
+    arguments: dict[str, Any] = {"name": found["name"], **_content(found)}
     if (key := read_key(found, "key")) is not None:
         arguments["key"] = key
     if found.get("headers") is not None:
@@ -132,14 +129,20 @@ def read_changes(found: Mapping[str, Any]) -> dict[str, Any]:
     `create` takes when nothing is said. InvalidRequest says which field is wrong."""
     changes = {name: found[name] for name in SETTINGS if name in found}
     if any([name in found for name in VALUES]):
-        changes["value"] = read_value(found)
-        if changes["value"] is None:
-            raise InvalidRequest("value: null is none, and each occurrence is a message")
+        changes |= _content(found)
     if "key" in found or "key_base64" in found:
         changes["key"] = read_key(found, "key")
     if "headers" in found:
         changes["headers"] = None if found["headers"] is None else read_headers(found["headers"])
     return changes
+
+
+def _content(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of a schedule's messages as the client takes it, as `json` or as `value`."""
+    value = read_value(found)
+    if value is None:
+        raise InvalidRequest("value: null is none, and each occurrence is a message")
+    return {"json": found["json"]} if "json" in found else {"value": value}
 
 
 def _length(ms: int | None) -> str | None:

@@ -18,6 +18,7 @@ from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call, call_leader, each, fresh_topic
 from sandq.model.batch import Column, encode
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, ProtocolError, SandqError
+from sandq.model.json_values import MISSING, content_of, with_json_type
 from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, check_tenant, schedule_id
 from sandq.model.offsets import to_text
 from sandq.model.partitioning import partition_for
@@ -99,8 +100,9 @@ class Schedules:
     async def create(
         self,
         name: str,
-        value: Value,
+        value: Value = MISSING,
         *,
+        json: Any = MISSING,
         cron: str | None = None,
         every: Duration | None = None,
         zone: str | None = None,
@@ -127,9 +129,9 @@ class Schedules:
         message for all, none ("skip"), or one for each ("all", at most the last `misfire_most`). With `overlap_group`
         an occurrence is skipped while the message of the last one is not acked in that group.
 
-        The message is that of `produce`; it gets the headers `sandq-schedule` and `sandq-occurrence` (ms). Conflict:
-        there is another schedule of this name; one that is the same is returned as it is, also if somebody has paused
-        it, unless `paused` is told.
+        The message is that of `produce`, with a value or `json`; it gets the headers `sandq-schedule` and
+        `sandq-occurrence` (ms). Conflict: there is another schedule of this name; one that is the same is returned as
+        it is, also if somebody has paused it, unless `paused` is told.
         """
         settings = _settings(
             cron=cron,
@@ -143,6 +145,7 @@ class Schedules:
             misfire_most=misfire_most,
             overlap_group=overlap_group,
         )
+        value, headers = content_of(value, json, headers)
         message = {"value": value, "key": key, "headers": headers, "ttl": ttl, "priority": priority}
         await self._put([_Told(name, NEW, settings, message, paused, tenant)])
         return await self.get(name, tenant=tenant)
@@ -167,6 +170,9 @@ class Schedules:
             if name is None:
                 raise InvalidRequest(f"{where}: name: it has none")
             message = {part: arguments.pop(part, None) for part in _MESSAGE}
+            if "json" in arguments:
+                given = MISSING if message["value"] is None else message["value"]
+                message["value"], message["headers"] = content_of(given, arguments.pop("json"), message["headers"])
             paused, tenant = arguments.pop("paused", None), arguments.pop("tenant", None)
             try:
                 told.append(_Told(name, None, _settings(**arguments), message, paused, tenant))
@@ -182,6 +188,7 @@ class Schedules:
         *,
         tenant: str | None = None,
         value: Value = KEEP,
+        json: Any = KEEP,
         cron: str | None = KEEP,
         every: Duration | None = KEEP,
         zone: str | None = KEEP,
@@ -215,6 +222,8 @@ class Schedules:
             "overlap_group": overlap_group,
         }
         changes = {what: told for what, told in named.items() if told is not KEEP}
+        if json is not KEEP:
+            value, _ = content_of(value, json, None)
         parts = {"value": value, "key": key, "headers": headers, "ttl": ttl, "priority": priority}
         for _ in range(CHANGED_AGAIN_MOST):
             old = await self.get(name, tenant=tenant)
@@ -223,6 +232,8 @@ class Schedules:
             message["ttl"] = None if old.ttl_ms is None else timedelta(milliseconds=old.ttl_ms)
             message["priority"] = old.priority or None
             message |= {what: told for what, told in parts.items() if told is not KEEP}
+            if json is not KEEP:
+                message["headers"] = with_json_type(message["headers"])
             told = _Told(name, old.version, settings, message, old.paused, old.tenant)
             (result,) = await self._put([told], may_conflict=True)
             if result.outcome == "not_found":
@@ -531,7 +542,7 @@ def _settings(
 _MESSAGE: Final = ("value", "key", "headers", "ttl", "priority")
 _ARGUMENTS: Final = (
     *("name", "cron", "every", "zone", "start", "end", "count", "jitter", "misfire", "misfire_most", "overlap_group"),
-    *(*_MESSAGE, "tenant", "paused"),
+    *(*_MESSAGE, "json", "tenant", "paused"),
 )
 """Of `create`."""
 _WIRE: Final = {"every": "every_ms", "start": "start_ms", "end": "end_ms", "jitter": "jitter_ms"}

@@ -88,7 +88,8 @@ class Message(Answer):
     topic: str
     partition: int
     deliver_at: str
-    text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
+    json_: Any = Field(default=None, alias="json", description="The value when its headers say that it is JSON ...")
+    text: str | None = Field(default=None, description="... when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64; null: the message deletes its key.")
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
@@ -111,7 +112,8 @@ class Put(Answer):
 class Entry(Answer):
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
-    text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
+    json_: Any = Field(default=None, alias="json", description="The value when its headers say that it is JSON ...")
+    text: str | None = Field(default=None, description="... when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64.")
     headers: dict[str, Any] | None = _HEADERS
     headers_base64: str | None = _HEADERS_BASE64
@@ -132,7 +134,8 @@ class KeyPage(Answer):
 class Change(Answer):
     key: str | None = _KEY
     key_base64: str | None = _KEY_BASE64
-    text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
+    json_: Any = Field(default=None, alias="json", description="The value when its headers say that it is JSON ...")
+    text: str | None = Field(default=None, description="... when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64; null: the key was deleted.")
     headers: dict[str, Any] | None = _HEADERS
     headers_base64: str | None = _HEADERS_BASE64

@@ -34,7 +34,8 @@ class Schedule(Answer):
     overlap_group: str | None = None
     ttl: str | None = None
     paused: bool
-    text: str | None = Field(default=None, description="The value when it is UTF-8 ...")
+    json_: Any = Field(default=None, alias="json", description="The value when its headers say that it is JSON ...")
+    text: str | None = Field(default=None, description="... when it is UTF-8 ...")
     value: str | None = Field(default=None, description="... otherwise in base64.")
     key: str | None = None
     key_base64: str | None = None

@@ -14,6 +14,7 @@ from sandq.client.consumer import SETTLE_ITEMS, Outgoing
 from sandq.client.json_format import FROM_OTHERS, read_headers, read_message, read_value
 from sandq.client.producer import delay_of
 from sandq.model.errors import InvalidRequest, InvalidTime
+from sandq.model.json_values import with_json_type
 from sandq.model.limits import FIXED
 from sandq.model.times import TIME_MAX_MS, duration_ms, instant_ms
 from sandq.protocol.fields import PARTITION_MAX
@@ -240,7 +241,11 @@ class GroupUpdate(Body):
 HeaderValue = TypeAliasType("HeaderValue", str | int | float | bool | dict[str, str] | None)
 _TEXT: Any = Field(default=None, description="The value, as UTF-8 text.")
 # No `= None` in the schema: null is a value, too.
-_JSON: Any = Field(default=None, alias="json", description="The value, as JSON; it is sent as its compact text.")
+_JSON: Any = Field(
+    default=None,
+    alias="json",
+    description="The value, as JSON; it is sent as its compact text, with the header `content-type: application/json`.",
+)
 _HEADERS: Any = Field(default=None, description='Bytes are written as `{"base64": "aw=="}`.')
 
 
@@ -325,12 +330,10 @@ class PutIn(BaseModel):
         value = read_value(given)
         if value is None:
             raise InvalidRequest("value: null is none; DELETE deletes a key")
-        headers = given.get("headers")
-        return {
-            "value": value,
-            "headers": None if headers is None else read_headers(headers),
-            "ttl": given.get("ttl"),
-        }
+        headers = None if given.get("headers") is None else read_headers(given["headers"])
+        if "json" in given:
+            headers = with_json_type(headers)
+        return {"value": value, "headers": headers, "ttl": given.get("ttl")}
 
 
 def _without_nulls(body: BaseModel) -> dict[str, Any]:
@@ -528,9 +531,10 @@ class UpdateIn(MoveIn):
         given = _without_nulls(self)
         changes: dict[str, Any] = {}
         if not given.keys().isdisjoint(("text", "value", "json")):
-            changes["value"] = read_value(given)
-            if changes["value"] is None:
+            value = read_value(given)
+            if value is None:
                 raise InvalidRequest("value: null is none; DELETE cancels a message")
+            changes |= {"json": given["json"]} if "json" in given else {"value": value}
         if given.get("headers") is not None:
             changes["headers"] = read_headers(given["headers"])
         return changes

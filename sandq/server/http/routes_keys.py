@@ -19,6 +19,7 @@ from sandq.server.http.gateway import Found, gateway_of, wait_apart, while_conne
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, PAGE_BYTES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.paths import bytes_of, is_known, key_of, only, refuse, text_of, version_of
 from sandq.server.http.positions import position_text, start_of
+from sandq.server.http.routes_messages import AsText
 from sandq.server.http.routes_topics import TopicName
 from sandq.server.http.strict import router_of
 
@@ -106,6 +107,7 @@ async def get(
     key: KeyName,
     encoding: Encoding = "text",
     consistency: Consistency = "linearizable",
+    as_text: AsText = False,
     if_none_match: Annotated[
         str | None, Header(alias="If-None-Match", description="Versions that the client has: 304.")
     ] = None,
@@ -129,7 +131,7 @@ async def get(
     if is_known(only(request, "If-None-Match"), entry.version):
         return Response(status_code=304, headers=headers)
     response.headers.update(headers)
-    return entry_json(entry)
+    return entry_json(entry, as_text=as_text)
 
 
 @router.put(KEY, operation_id="putKey", response_model=answers.Put, responses=_CHANGED, summary="Put a value")

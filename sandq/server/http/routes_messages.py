@@ -57,6 +57,9 @@ Until = Annotated[str | None, Query(description="Before this instant.")]
 KeyPrefix = Annotated[str | None, Query(description="Messages whose key begins so.")]
 UniqueKeyPrefix = Annotated[str | None, Query(description="Messages whose unique key begins so.")]
 After = Annotated[str | None, Query(description="The offset behind which to begin: `next` of the page before.")]
+AsText = Annotated[
+    bool, Query(description="The value as `text` or `value`, also where it is JSON: each digit stays as it was sent.")
+]
 State = Annotated[Literal["delayed", "ready", "leased", "waiting", "acked"] | None, Query()]
 
 
@@ -158,9 +161,10 @@ async def get(
     by: By = "id",
     tenant: Tenant = None,
     encoding: Encoding = "text",
+    as_text: AsText = False,
 ) -> Found:
     found = await gateway_of(request).client.messages(topic).get(**_named(message, by, tenant, encoding))
-    return stored_json(found, value=True)
+    return stored_json(found, value=True, as_text=as_text)
 
 
 @router.get(
@@ -298,7 +302,7 @@ async def fetch(
 
     def shown(message: Any) -> Found:
         return {
-            **value_fields(None if message.deleted else message.value),
+            **value_fields(None if message.deleted else message.value, message.headers_bytes),
             **content_fields(message.key, message.headers_bytes),
             **rank_fields(message.priority, message.tenant),
             "deliver_at": when(message.deliver_at_ms),

@@ -14,6 +14,7 @@ from sandq.server.http import bodies_schedules as bodies
 from sandq.server.http.gateway import Found, gateway_of, while_connected
 from sandq.server.http.lines import DEFAULT_LIMIT, LINES, Limit, as_lines, page_of, wants_lines
 from sandq.server.http.paths import segment_router
+from sandq.server.http.routes_messages import AsText
 from sandq.server.http.routes_topics import TopicName
 
 router = segment_router("schedules")
@@ -89,8 +90,10 @@ async def preview(request: Request, body: bodies.PreviewIn) -> Found:
     response_model=answers.Schedule,
     summary="One schedule, how it stands, and what it did last",
 )
-async def show(request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None) -> Found:
-    return schedule_json(await _of(request, topic).get(name, tenant=tenant))
+async def show(
+    request: Request, topic: TopicName, name: ScheduleName, tenant: Tenant = None, as_text: AsText = False
+) -> Found:
+    return schedule_json(await _of(request, topic).get(name, tenant=tenant), as_text=as_text)
 
 
 @router.patch(ONE, operation_id="updateSchedule", response_model=answers.Schedule, summary="Change a schedule")

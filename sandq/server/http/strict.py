@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from enum import Enum
@@ -21,17 +20,11 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from sandq.model.errors import SandqError, TooLarge
+from sandq.model.json_values import excess_of, read_strictly
 from sandq.server.http.problems import Problem, let_go_of
 
-PARTS_MOST: Final = 250_000
-"""Of a body: its objects, arrays, and the commas between what stands in them. They are what reading it costs ..."""
-ARRAYS_MOST: Final = 50_000
-"""... and of these arrays: nothing else gets a turn while they are read."""
-MEMBERS_MOST: Final = 10_000
-"""Of an object: each that is not known is a mistake of its own."""
 THREAD_BYTES: Final = 64 << 10
 """A larger body is read in a thread, one at a time."""
-_COUNTED_BYTES: Final = 1 << 20
 
 
 class _Request(Request):
@@ -51,15 +44,15 @@ class _Request(Request):
 
 def read_json(body: bytes) -> Any:
     """What a body says. Raises JSONDecodeError, TooLarge."""
-    _check_parts(body)
+    excess = excess_of(body)
+    if excess is not None:
+        what, most = excess
+        raise TooLarge(f"the body has more than {most} {what}; send less at once", maximum=most)
     try:
-        return _DECODER.decode(body.decode(json.detect_encoding(body), "surrogatepass"))
-    except RecursionError:
-        raise json.JSONDecodeError("nested too deep", "", 0) from None
-    except json.JSONDecodeError:
-        raise
-    except ValueError as error:  # not UTF-8, or one of ours
+        text = body.decode(json.detect_encoding(body), "surrogatepass")
+    except ValueError as error:
         raise json.JSONDecodeError(str(error), "", 0) from None
+    return read_strictly(text)
 
 
 def _read_large(body: bytes, field: ModelField | None) -> Any:
@@ -72,54 +65,9 @@ def _read_large(body: bytes, field: ModelField | None) -> Any:
     return said if mistakes else meant
 
 
-def _check_parts(body: bytes) -> None:
-    """By the bytes of its structure, those within texts included. A part of the body at a time: it may be long."""
-    parts = arrays = 0
-    for start in range(0, len(body), _COUNTED_BYTES):
-        piece = body[start : start + _COUNTED_BYTES]
-        opened = piece.count(b"[")
-        arrays += opened
-        parts += opened + piece.count(b"{") + piece.count(b",")
-        for what, count, most in (("arrays", arrays, ARRAYS_MOST), ("parts", parts, PARTS_MOST)):
-            if count > most:
-                raise TooLarge(f"the body has more than {most} {what}; send less at once", maximum=most)
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a number")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:40]} is too large")
-    return number
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError(f"{_twice(name for name, _ in pairs)[0][:80]!r} is there twice")
-    if len(found) > MEMBERS_MOST:
-        raise ValueError(f"an object has {len(found)} members; {MEMBERS_MOST} at most")
-    return found
-
-
 def _twice(names: Iterable[str]) -> list[str]:
     """Those that are there more than once."""
     return [name for name, count in Counter(names).items() if count > 1]
-
-
-def _whole(text: str) -> int:
-    if len(text) > 40:
-        raise ValueError(f"{text[:40]}... is too large")
-    return int(text)
-
-
-_DECODER: Final = json.JSONDecoder(
-    parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once
-)
-"""Made once: `json.loads` makes one for each body."""
 
 
 class Route(APIRoute):

@@ -123,7 +123,7 @@ async def test_triggers_and_occurrences(timers: Web, hand: HandClock) -> None:
     await timers.post(SCHEDULES, {"name": "a", "json": {"x": 1}, "every": "1h", "count": 2}, 201)
     sent = (await timers.post(at("a", "/trigger")))["id"]
     (message,) = (await timers.post("/topics/t/groups/g/lease", {"ack": True, "wait": "1m"}))["messages"]
-    assert message["id"] == sent and message["text"] == '{"x":1}' and message["headers"]["sandq-schedule"] == "a"
+    assert message["id"] == sent and message["json"] == {"x": 1} and message["headers"]["sandq-schedule"] == "a"
     (event,) = (await timers.get(at("a")))["history"]
     assert (event["outcome"], event["id"]) == ("triggered", sent)
 

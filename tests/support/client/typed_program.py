@@ -67,7 +67,7 @@ def blocking() -> None:
     with sandq.sync.connect("localhost:7170") as client:
         offset: str = client.produce("orders", "paid", delay="2h", headers={"a": 1})
         client.produce("orders", 17)  # wrong: arg-type
-        client.produce("orders")  # wrong: call-arg
+        client.produce("orders", json={"order": 7})
         client.produce("orders", b"", partition="one")  # wrong: arg-type
         with client.producer("orders") as producer:
             text: str = producer.send(b"x").wait()

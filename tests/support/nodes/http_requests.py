@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 from urllib.parse import quote
 
@@ -52,6 +54,13 @@ class Web:
 
     async def raw(self, method: str, path: str, **options: Any) -> httpx.Response:
         return await self.client.request(method, path, **options)
+
+
+def value_of(found: dict[str, Any]) -> bytes:
+    """The bytes of a value that an answer shows."""
+    if "json" in found:
+        return json.dumps(found["json"], ensure_ascii=False, separators=(",", ":")).encode()
+    return found["text"].encode() if "text" in found else base64.b64decode(found["value"])
 
 
 def path(key: str | bytes) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sandctl.output.jsonl import BadLine, parse_line
+from sandctl.output.results import to_json
 from sandq.model.batch import Batch, Column, headers_unpack
 from sandq.model.errors import StorageFailed
 from sandq.protocol.frames import Type
@@ -126,7 +127,10 @@ def test_any_line_is_a_message_or_a_bad_line() -> None:
         parse_line(b"\xff\xfe")
     with pytest.raises(BadLine):
         parse_line(b'{"text": "\\ud800"}')
-    assert parse_line(b'{"json": null}') == {"value": b"null"}
+    typed = {"content-type": "application/json"}
+    assert parse_line(b'{"json": null}') == {"value": b"null", "headers": typed}
+    assert parse_line(b'{"json": 1}', {"a": "b"}) == {"value": b"1", "headers": {"a": "b", **typed}}
+    assert parse_line(b'{"json": 1, "headers": {}}', {"a": "b"}) == {"value": b"1", "headers": typed}
 
 
 def test_a_refused_line_is_named(ctl: Any, server: FakeServer) -> None:
@@ -243,3 +247,15 @@ def test_output_that_nobody_reads_yet_costs_no_lease(spawn: Any, server: FakeSer
     wait_until(lambda: server.extends)
     output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, len(output), errors) == (0, 40 * 10_001, b"")
+
+
+def test_a_message_of_json_is_checked_and_has_its_content_type(ctl: Any, server: FakeServer) -> None:
+    assert ctl("produce", "t", '{"n": 12345678901234567890}', "--json", "--header", "a=b").exit_code == 0
+    assert stored(server) == [b'{"n":12345678901234567890}']
+    for value, args in (("{", []), ("NaN", []), ("1", ["--lines"]), ('{"a":1,"a":2}', [])):
+        result = ctl("produce", "t", *(args if args else [value]), "--json", input=b"")
+        assert result.exit_code == 2 and "--json" in result.stderr, value
+
+
+def test_the_json_of_a_message_keeps_its_numbers() -> None:
+    assert to_json({"json": {"n": 2**60}, "size": 2**60}) == f'{{"json": {{"n": {2**60}}}, "size": "{2**60}"}}'

@@ -227,7 +227,7 @@ function deadLetters(context, topic, group) {
   }
   async function look(row) {
     detail.hidden = false;
-    await load(detail, () => get(path("topics", topic, "messages", row.id), {}, { signal: context.signal }), (message) => [
+    await load(detail, () => get(path("topics", topic, "messages", row.id), { as_text: true }, { signal: context.signal }), (message) => [
       h("div", { class: "head" }, h("h2", { class: "mono" }, row.id), badge(row.reason, "bad"), h("div", { class: "acts" }, h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),
       facts([["Last error", row.error], ["Died", `${instant(row.dead_at)} (${ago(row.dead_at)})`], ["Was due", instant(row.deliver_at)], ["Attempts", row.attempts], ["Life", row.life], ["Key", keyText(row) || null], ["Its topic refused it", row.not_forwarded]]),
       headersView(message), h("h3", {}, "Value"), valueView(message), h("h3", {}, "Attempts"), attempts(row.history),

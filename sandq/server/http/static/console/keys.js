@@ -58,7 +58,7 @@ export function keysTab(context, topic) {
   async function look(row) {
     const [where, query] = place(row);
     detail.hidden = false;
-    await load(detail, () => get(where, query, { signal: context.signal }), (entry) => [
+    await load(detail, () => get(where, { ...query, as_text: true }, { signal: context.signal }), (entry) => [
       h("div", { class: "head" }, h("h2", { class: "mono" }, cut(name(entry), 200)), h("div", { class: "acts" },
         button("Change…", () => change(entry), writes), button("Delete…", () => drop(entry), { ...writes, kind: "danger" }),
         h("button", { type: "button", class: "quiet", onclick: () => { detail.hidden = true; } }, "Close"))),

@@ -82,7 +82,7 @@ export function messagesTab(context, topic) {
   }
   async function look(name, by, tenant = "") {
     detail.hidden = false;
-    await load(detail, () => get(path("topics", topic, "messages", name), { by: by === "id" ? null : by, tenant }, { signal: context.signal }),
+    await load(detail, () => get(path("topics", topic, "messages", name), { by: by === "id" ? null : by, tenant, as_text: true }, { signal: context.signal }),
       (message) => messageView(context, topic, message, { name, by, tenant, again: () => { look(name, by, tenant); ask(); }, list: () => ask(), close: () => { detail.hidden = true; } }));
     detail.focus();
     detail.scrollIntoView({ block: "nearest" });

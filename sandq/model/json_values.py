@@ -1,0 +1,209 @@
+"""Values that are JSON: how they are written, how a message says that it has one, and how they are read back.
+
+A message whose value is JSON has the header `content-type` with `application/json`, or a type that ends with `+json`.
+Producers set it for a value that is given as JSON; readers then show the value as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+from sandq.model.errors import InvalidRequest
+from sandq.model.headers import HeaderValue, headers_or_none
+
+CONTENT_TYPE: Final = "content-type"
+JSON_TYPE: Final = "application/json"
+MISSING: Final[Any] = ...
+"""Default of an argument for which None is a value."""
+PARTS_MOST: Final = 250_000
+"""Maximum number of objects, arrays and commas in a JSON text: they are what reading it costs."""
+ARRAYS_MOST: Final = 50_000
+"""Maximum number of arrays in a JSON text."""
+MEMBERS_MOST: Final = 10_000
+"""Maximum number of members of one object."""
+INT_CHARS_MOST: Final = 40
+SHOWN_DEPTH_MOST: Final = 100
+"""Maximum nesting of a value that is shown as JSON; encoders of answers have a limit of their own."""
+_COUNTED_BYTES: Final = 1 << 20
+_FLOAT_CHARS_SURE: Final = 15
+"""A double keeps every number of up to 15 significant digits that is not close to zero."""
+_FLOAT_NORMAL_LEAST: Final = 1e-300
+_FLOAT_CHARS_MOST: Final = 400
+_LONE_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
+
+
+def content_of(value: Any, json_value: Any, headers: Any) -> tuple[Any, Any]:
+    """Return the value and headers of a message that is given as a value, or as JSON. Raises InvalidRequest.
+
+    `value`, `json_value`: MISSING for the one that is not given.
+    """
+    if json_value is MISSING:
+        if value is MISSING:
+            raise InvalidRequest("a value is expected, or json")
+        return value, headers
+    if value is not MISSING:
+        raise InvalidRequest("value and json: one of them, not both")
+    return json_bytes(json_value), with_json_type(headers)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return the compact JSON text of a value. Raises InvalidRequest for what JSON cannot say."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError, too
+        raise InvalidRequest(f"json: {error}") from None
+
+
+def json_of(value: bytes | None) -> Any:
+    """Return what a value says, read as JSON; None stands for a value that was not asked for. Raises InvalidRequest."""
+    if value is None:
+        raise InvalidRequest("json: there is no value here: it was deleted, or was not asked for")
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"json: the value is no JSON: {error}") from None
+
+
+def with_json_type(headers: Mapping[str, HeaderValue] | None) -> dict[str, HeaderValue]:
+    """Return the headers with the content type of JSON, unless they have a content type."""
+    if headers is not None and not isinstance(headers, Mapping):
+        raise InvalidRequest(f"headers: a mapping is expected, not {type(headers).__name__}")
+    kept = dict(headers or {})
+    if _content_type(kept) is None:
+        kept[CONTENT_TYPE] = JSON_TYPE
+    return kept
+
+
+def has_json_type(cell: bytes | None) -> bool:
+    """Return whether stored headers say that the value is JSON."""
+    if not cell or b"json" not in cell.lower():
+        return False
+    content_type = _content_type(headers_or_none(cell) or {})
+    if isinstance(content_type, bytes):
+        content_type = content_type.decode("latin-1")
+    if not isinstance(content_type, str):
+        return False
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == JSON_TYPE or media_type.endswith("+json")
+
+
+def _content_type(headers: Mapping[str, Any]) -> Any:
+    if CONTENT_TYPE in headers:
+        return headers[CONTENT_TYPE]
+    return next((value for name, value in headers.items() if str(name).lower() == CONTENT_TYPE), None)
+
+
+def read_strictly(text: str) -> Any:
+    """Return what a JSON text says. Raises JSONDecodeError; stricter than Python's decoder.
+
+    No NaN, no number that a double would change, no member twice, no nesting without end.
+    """
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deep", "", 0) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # one of ours
+        raise json.JSONDecodeError(str(error), "", 0) from None
+
+
+def excess_of(body: bytes) -> tuple[str, int] | None:
+    """Return of what a JSON text has too many, and how many are allowed; None if it can be read at once.
+
+    Counts the bytes of structure, those within strings included, one part of the text at a time.
+    """
+    parts = arrays = 0
+    for start in range(0, len(body), _COUNTED_BYTES):
+        piece = body[start : start + _COUNTED_BYTES]
+        opened = piece.count(b"[")
+        arrays += opened
+        parts += opened + piece.count(b"{") + piece.count(b",")
+        for what, count, most in (("arrays", arrays, ARRAYS_MOST), ("parts", parts, PARTS_MOST)):
+            if count > most:
+                return what, most
+    return None
+
+
+def shown_json(value: bytes, cell: bytes | None) -> Any:
+    """Return the JSON of a stored value whose headers say that it is JSON; MISSING if it is shown as text or base64.
+
+    A value that is no strict JSON, has too many parts, or is nested too deep is not shown as JSON: producers may store
+    any bytes under any content type, and an answer with other messages must not fail for one of them.
+    """
+    if not has_json_type(cell) or excess_of(value) is not None:
+        return MISSING
+    try:
+        text = value.decode()
+        found = read_strictly(text)
+    except ValueError:  # JSONDecodeError, and UnicodeDecodeError
+        return MISSING
+    return MISSING if _depth_exceeds(found, SHOWN_DEPTH_MOST) or ("\\u" in text and _has_half(found)) else found
+
+
+def _depth_exceeds(found: Any, most: int) -> bool:
+    level = [found]
+    for _ in range(most):
+        level = [part for one in level for part in _parts(one) if isinstance(part, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _parts(one: Any) -> Iterable[Any]:
+    return one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+
+
+def _has_half(found: Any) -> bool:
+    """Return whether a string holds half a surrogate pair, which UTF-8 cannot write."""
+    return _LONE_SURROGATE.search(json.dumps(found, ensure_ascii=False)) is not None
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a number")
+
+
+def _exact(text: str) -> float:
+    """Return the number of a JSON text. Raises ValueError if a double would silently be another number."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large")
+    is_sure = len(text) <= _FLOAT_CHARS_SURE and abs(number) >= _FLOAT_NORMAL_LEAST
+    if not is_sure and (len(text) > _FLOAT_CHARS_MOST or not _is_same(text, number)):
+        raise ValueError(f"{text[:40]} has more digits than a double can hold: send it as text")
+    return number
+
+
+def _is_same(text: str, number: float) -> bool:
+    try:
+        return Decimal(text) == Decimal(repr(number))
+    except ArithmeticError:  # an exponent that no Decimal has
+        return False
+
+
+def _whole(text: str) -> int:
+    if len(text) > INT_CHARS_MOST:
+        raise ValueError(f"{text[:40]}... is too large")
+    return int(text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"{twice[:80]!r} is there twice")
+    if len(found) > MEMBERS_MOST:
+        raise ValueError(f"an object has {len(found)} members; {MEMBERS_MOST} at most")
+    return found
+
+
+_DECODER: Final = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_float=_exact, parse_int=_whole, object_pairs_hook=_once
+)
+"""Made once: `json.loads` makes one for each text."""
