@@ -86,11 +86,11 @@ class Load:
                 await self._clean_up(client, consumes)
 
     async def _check_empty(self, client: Client) -> None:
-        from sandq.errors import InvalidRequest
+        from sandq.errors import Conflict
 
         held = await self._held(client)
         if held:
-            raise InvalidRequest(
+            raise Conflict(
                 f"topic {self.topic} holds {counted(held, 'message')}, which this would consume: "
                 "name an empty one, or none (then one is made, and deleted at the end)"
             )

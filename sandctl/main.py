@@ -62,14 +62,22 @@ class Root(LazyGroup):
             _failed(error.message)
             return EXIT_CANNOT_CONNECT
         except Exception as error:
-            from sandq.errors import InvalidName, InvalidSetting, InvalidTime, SandqError
+            from sandq.errors import InvalidRequest, SandqError
 
             if not isinstance(error, SandqError):
                 raise
             failed = _failed(error.message, getattr(error, "__notes__", ()))
-            # What a node or a file tells of what was typed is as wrong as what sandctl sees itself.
-            return EXIT_USAGE if isinstance(error, (InvalidName, InvalidSetting, InvalidTime)) else failed
+            # A request that cannot be meant so is wrong usage, whether sandctl, the client or a node found that.
+            return EXIT_USAGE if isinstance(error, InvalidRequest) and not _is_of_content(error) else failed
         return result if isinstance(result, int) else 0
+
+
+_OF_CONTENT = ("sandq.backup.errors", "sandq.spark.jobs.schedule")
+"""Modules whose errors say that a file's content is wrong: the command itself was right."""
+
+
+def _is_of_content(error: Exception) -> bool:
+    return any(kind.__module__ in _OF_CONTENT for kind in type(error).__mro__)
 
 
 def _forget_output() -> None:

@@ -57,7 +57,7 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
 )
 @click.option("--priority", type=int, metavar="N", help="Of a priority or fair TOPIC: lower goes first.  [default: 0]")
 @click.option("--tenant", metavar="NAME", help="Of a fair TOPIC: whose share it counts for.  [default: default]")
-@click.option("--partition", type=int, help="Send to this partition.")
+@click.option("--partition", type=click.IntRange(0), help="Send to this partition.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Send the one message N times.")
 @click.option(
     "--rate",

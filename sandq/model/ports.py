@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv6Address
 from typing import Final
 
 from sandq.model.errors import InvalidRequest
@@ -29,11 +30,21 @@ def parse_server(text: str) -> tuple[str, int]:
     host, separator, port = text.rpartition(":")
     if not separator or text.endswith("]") or (text.count(":") > 1 and not text.startswith("[")):
         host, port = text, str(CLIENT_PORT)
+    is_v6 = ":" in host
     host = host.removeprefix("[").removesuffix("]")
     if (
         not host
+        or (is_v6 and not _is_ipv6(host))
         or any(char in host for char in "/@ \t\n")
         or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536)
     ):
         raise InvalidRequest(f"{text!r} is not a server: HOST:PORT is expected")
     return host, int(port)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        IPv6Address(host)
+    except ValueError:
+        return False
+    return True

@@ -33,10 +33,10 @@ def test_settings(ctl: Ctl) -> None:
     ctl("topic update set --history 0s --ttl none --tombstone-retention 1h")
     settings = ctl.json("topic show set")["settings"]
     assert (settings["history"], settings["tombstone_retention"], settings["ttl"]) == ("0s", "1h", None)
-    assert "for ever" in ctl("topic update set --partitions 3", code=1).err
+    assert "for ever" in ctl("topic update set --partitions 3", code=2).err
     assert "retention" in ctl("topic update set --retention 1h", code=2).err
     assert "history" in ctl("topic create other --history 1m", code=2).err
-    assert "put or delete its key" in ctl("topic purge set --yes", code=1).err
+    assert "put or delete its key" in ctl("topic purge set --yes", code=2).err
 
 
 def test_keys(ctl: Ctl) -> None:
@@ -56,7 +56,7 @@ def test_keys(ctl: Ctl) -> None:
     assert ctl("kv get keys a/1", code=1).err == "sandctl: no value: 'a/1'\n"
     ctl("topic create timed")
     for words in ("get timed a", "put timed a b", "scan timed", "watch timed", "delete timed a"):
-        assert "timer topic" in ctl(f"kv {words}", code=1).err
+        assert "timer topic" in ctl(f"kv {words}", code=2).err
 
 
 def test_the_log_is_valid_input(ctl: Ctl) -> None:

@@ -56,10 +56,10 @@ def test_priority_and_tenant_of_what_is_produced(ctl: Any, server: FakeServer) -
     rows = [(row.value, row.priority, row.tenant) for row in server.stored["mails", 0]]
     assert sorted(rows) == [(b"a", -5, b"acme"), (b"b", 2, b"shop"), (b"c", 0, b"acme")]
     result = ctl("produce", "t", "a", "--priority", "1")
-    assert result.exit_code == 1 and "priority: topic 't' is a timer topic" in result.stderr
+    assert result.exit_code == 2 and "priority: topic 't' is a timer topic" in result.stderr
     assert ctl("produce", "mails", "a", "--priority", "high").exit_code == 2
     result = ctl("produce", "mails", "a", "--tenant", "a/b")
-    assert result.exit_code == 1 and "tenant: 'a/b' is not allowed" in result.stderr
+    assert result.exit_code == 2 and "tenant: 'a/b' is not allowed" in result.stderr
 
 
 def test_replicas_are_raised_of_topics_that_have_fewer(ctl: Any, server: FakeServer) -> None:
@@ -186,7 +186,7 @@ def test_no_server_is_exit_code_3(ctl: Any) -> None:
     result = ctl("topic", "list", env={"SANDCTL_SERVERS": "127.0.0.1:1, 127.0.0.1:2"})
     assert result.exit_code == 3 and "no server can be reached" in result.stderr
     result = CliRunner(env={"SANDCTL_SERVERS": "nonsense:port"}).invoke(main, ["topic", "list"])
-    assert result.exit_code == 1 and "HOST:PORT" in result.stderr
+    assert result.exit_code == 2 and "HOST:PORT" in result.stderr
 
 
 def test_servers_from_the_option_come_first(ctl: Any, server: FakeServer) -> None:
@@ -280,4 +280,4 @@ def test_one_pattern_of_tenants_is_changed(ctl: Any, server: FakeServer) -> None
     result = ctl("tenant", "set", "mails", "other", "--remove")
     assert result.exit_code == 1 and "says nothing of 'other'" in result.stderr
     result = ctl("tenant", "list", "t")
-    assert result.exit_code == 1 and "topic 't' is a timer topic" in result.stderr
+    assert result.exit_code == 2 and "topic 't' is a timer topic" in result.stderr

@@ -529,8 +529,10 @@ def test_server_texts() -> None:
     assert parse_server("host:80") == ("host", 80)
     assert parse_server("[::1]:80") == ("::1", 80)
     assert parse_server("::1") == ("::1", 7170)
+    assert parse_server("fe80::1%eth0") == ("fe80::1%eth0", 7170)
     assert parse_server("[::1]") == ("::1", 7170)
-    for text in ("", ":80", "host:", "host:0", "host:65536", "host:x", "host:+1", "a b:80", "host/x", "u@host:80"):
+    wrong = ("", ":80", "host:", "host:0", "host:65536", "host:x", "host:+1", "a b:80", "host/x", "u@host:80")
+    for text in (*wrong, "a:b:c", "::1:x"):
         with pytest.raises(InvalidRequest, match="is not a server: HOST:PORT is expected"):
             parse_server(text)
     for text in ("http://host:2108", "https://host", "sandq://host:7170/x"):
