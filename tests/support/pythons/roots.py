@@ -32,7 +32,8 @@ set -e
 root=$1; shift
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
-[ ! -d /etc/ssl/certs ] || mount --bind -o ro /etc/ssl/certs "$root/etc/ssl/certs"
+certificates=/etc/ssl/certs/ca-certificates.crt
+[ ! -e $certificates ] || mount --bind -o ro $certificates "$root$certificates"
 exec chroot "$root" "$@"
 """
 
