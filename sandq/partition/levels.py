@@ -83,6 +83,8 @@ RESTORE: Final = 16
 """Partitions are made of the rows of a backup. What is applied goes by the command and the settings."""
 JITTER: Final = 18
 """Messages that fail together each have a jitter of their own."""
+OVERLAP: Final = 18
+"""Triggered runs of a schedule hold up its occurrences, as the last occurrence does."""
 SUPERSEDED: Final = 18
 """A group does not receive a write of a compacted topic again after a later write of its key."""
 UNFINISHED: Final = 18

@@ -6,7 +6,7 @@ from where to go on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -314,6 +314,18 @@ class PartitionQueries:
     def schedules_named(self, names: Sequence[str]) -> list[bytes | None]:
         """The rows of these schedules; None where there is none."""
         return schedule_queries.named(self._view, self._machine.shared.in_turns(names, TURN_READS))
+
+    def cancelled_occurrences(self, stored: Iterable[schedule_queries.Stored]) -> frozenset[str]:
+        """Return the names of those schedules whose next occurrence was made ahead of its time, and cancelled."""
+        now_ms, log = self._machine.now_ms, self._machine.log
+        return frozenset(
+            [
+                name
+                for name, row in self._machine.shared.in_turns([*stored], TURN_READS)
+                if (made := schedule_queries.made_later(name, row, now_ms)) is not None
+                and log.find_owned(made, self._view) is None
+            ]
+        )
 
     def schedule_page(
         self, prefix: str, after: str | None, most: int

@@ -157,6 +157,54 @@ def test_one_that_is_unacked_holds_up_the_next(b: Broker, client: Client) -> Non
     assert [event.outcome for event in schedule.history] == ["sent", "skipped", "skipped", "skipped", "sent"]
 
 
+def test_unacked_triggered_run_holds_up_the_next(b: Broker, client: Client) -> None:
+    client.admin.create_topic("t")
+    schedules, group = client.schedules("t"), client.leases("t", "g")
+    group.take()
+    schedules.create("s", b"", every="1h", overlap_group="g")
+    schedules.trigger("s")
+    (running,) = group.take(10, lease="12h")
+    b.advance("1h")
+    assert group.take(10) == []
+    group.ack([running])
+    b.advance("1h")
+    assert len(group.take(10)) == 1
+    assert [event.outcome for event in schedules.get("s").history] == ["triggered", "skipped", "sent"]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "purged"])
+def test_cancelled_next_occurrence_is_shown_no_longer(b: Broker, client: Client, how: str) -> None:
+    client.admin.create_topic("t")
+    schedules, group = client.schedules("t"), client.leases("t", "g")
+    group.take()
+    schedules.create("s", b"v", every="10m", count=3)
+    before = schedules.get("s")
+    assert before.next_id is not None and before.next_ms is not None
+    if how == "cancelled":
+        client.messages("t").cancel(before.next_id)
+    else:
+        client.admin.purge_topic("t")
+    shown = schedules.get("s")
+    assert (shown.next_ms, shown.next_id, shown.fired) == (before.next_ms + 600_000, None, 1)
+    assert [row.next_ms for row in schedules.list()] == [shown.next_ms]
+    fires = schedules.next("s", 5)
+    assert [fire.occurrence_ms for fire in fires] == [shown.next_ms, shown.next_ms + 600_000]
+    b.advance("10m")
+    assert group.take(10, ack=True) == []
+    assert schedules.get("s").next_ms == shown.next_ms and schedules.get("s").fired == 1
+    b.advance("10m")
+    assert len(group.take(10, ack=True)) == 1
+
+
+def test_moved_next_occurrence_is_shown_still(client: Client) -> None:
+    client.admin.create_topic("t")
+    schedules = client.schedules("t")
+    before = schedules.create("s", b"v", every="10m")
+    assert before.next_id is not None
+    client.messages("t").move(before.next_id, delay="5m")
+    assert schedules.get("s").next_ms == before.next_ms
+
+
 def test_tenants_of_a_fair_topic(b: Broker, client: Client) -> None:
     client.admin.create_topic("f", kind="fair", partitions=3)
     schedules, group = client.schedules("f"), client.leases("f", "g")

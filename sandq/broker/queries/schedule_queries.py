@@ -16,6 +16,7 @@ import trio
 from sandq.broker.broker import Broker
 from sandq.broker.queries.linearizable_reads import PAGE_WORK, Room
 from sandq.broker.replication.raft_group import RaftGroup
+from sandq.broker.replication.replica import PartitionReplica
 from sandq.model.batch import Batch, Column, peek
 from sandq.model.batch_format import stored_bytes_of
 from sandq.model.caller import Caller
@@ -29,7 +30,7 @@ from sandq.partition import commands as c
 from sandq.partition.log.pieces import decode_fields
 from sandq.partition.produce_validation import Place, check_batch
 from sandq.partition.rows import Fields
-from sandq.partition.schedules.schedule import Schedule
+from sandq.partition.schedules.schedule import GRACE_MS, Schedule
 from sandq.partition.schedules.schedule_queries import Stored
 from sandq.partition.schedules.schedule_table import CHANGED, STALE, TAKEN, UNCHANGED
 from sandq.protocol.requests_schedules import (
@@ -150,17 +151,34 @@ class ScheduleQueries:
     async def get(self, request: ScheduleGet, caller: Caller) -> list[_Row | None]:
         """Schedules by their names; None where there is none."""
         host, _ = self._place(request.topic, request.partition)
-        found = await self._named(host, request.names)
-        return [None if name not in found else _shown(found[name]) for name in request.names]
+        names = request.names
+
+        def ask(replica: PartitionReplica) -> tuple[list[Stored], frozenset[str]]:
+            rows = replica.queries.schedules_named(names)
+            stored = [(name, row) for name, row in zip(names, rows, strict=True) if row is not None]
+            return stored, replica.queries.cancelled_occurrences(stored)
+
+        stored, cancelled = await self._broker.reads.ask(host, ask, 1, self._room, _size, len(names))
+        found = await self._in_thread(self._all_shown, stored, cancelled, self._broker.clock.now_ms())
+        shown = {row["name"]: row for row in found}
+        return [shown.get(name) for name in names]
 
     async def page(self, request: ScheduleList, caller: Caller) -> tuple[list[_Row], str | None]:
         """A page of schedules, and the name behind which the next one begins."""
         host, _ = self._place(request.topic, request.partition)
         prefix, limit, after = request.prefix, request.limit, request.after
-        stored, following = await self._broker.reads.ask(
-            host, lambda replica: replica.queries.schedule_page(prefix, after, limit), 1, self._room, _size, PAGE_WORK
-        )
-        return [_shown(Schedule.load(name, row)) for name, row in stored], following
+
+        def ask(replica: PartitionReplica) -> tuple[list[Stored], frozenset[str], str | None]:
+            stored, following = replica.queries.schedule_page(prefix, after, limit)
+            return stored, replica.queries.cancelled_occurrences(stored), following
+
+        stored, cancelled, following = await self._broker.reads.ask(host, ask, 1, self._room, _size, PAGE_WORK)
+        now_ms = self._broker.clock.now_ms()
+        return await self._in_thread(self._all_shown, stored, cancelled, now_ms), following
+
+    @staticmethod
+    def _all_shown(stored: Sequence[Stored], cancelled: AbstractSet[str], now_ms: int) -> list[_Row]:
+        return [_shown_at(Schedule.load(name, row), name in cancelled, now_ms) for name, row in stored]
 
     async def preview(self, request: SchedulePreview, caller: Caller) -> tuple[list[list[int]], str]:
         """When a schedule would fire: (occurrence, when that is delivered) for each, and which zone data says so."""
@@ -448,7 +466,24 @@ def _shown(schedule: Schedule) -> _Row:
     }
 
 
-def _size(page: tuple[list[Stored], str | None]) -> int:
+def _shown_at(schedule: Schedule, is_cancelled: bool, now_ms: int) -> _Row:
+    """Return a schedule as it is shown. If the message of its next occurrence was cancelled, that one is over, and the
+    occurrence behind it is the next."""
+    row = _shown(schedule)
+    if not is_cancelled or schedule.expected_ms is None:
+        return row
+    fired, expected_ms = schedule.fired + 1, schedule.expected_ms
+    try:
+        recurrence = Recurrence.from_record(schedule.recurrence)
+        plan = planning.following(
+            schedule.name, recurrence, schedule.settings, fired, expected_ms, now_ms, schedule.done, GRACE_MS
+        )
+    except SandqError:
+        return row  # this node cannot go by its zone: as when it fires
+    return row | {"next_ms": plan.next_ms, "fire_ms": plan.fire_ms, "next_id": None, "fired": fired}
+
+
+def _size(page: tuple[list[Stored], Any] | tuple[list[Stored], Any, Any]) -> int:
     return sum([len(row) for _, row in page[0]])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from sandq.partition import rows
-from sandq.partition.schedules.schedule import fire_key, fire_of, key_of, name_of
+from sandq.partition.schedules.schedule import Schedule, fire_key, fire_of, key_of, name_of
 from sandq.partition.view import Row, View
 
 PAGE_BYTES: Final = 2 << 20
@@ -48,6 +48,13 @@ def page(view: View, prefix: str, after: str | None, most: int) -> tuple[list[St
     stored = [(name_of(key), value) for key, value in found]
     is_full = len(found) == most or sum([len(value) for _, value in found]) >= PAGE_BYTES
     return stored, stored[-1][0] if is_full else None
+
+
+def made_later(name: str, row: bytes, now_ms: int) -> bytes | None:
+    """Return the id of a message that was made ahead of its time, which has yet to come."""
+    schedule = Schedule.load(name, row)
+    is_later = schedule.fire_ms is not None and schedule.fire_ms > now_ms
+    return schedule.made if is_later else None
 
 
 def _behind(prefix: bytes) -> bytes:

@@ -18,6 +18,7 @@ from sandq.partition import rows
 from sandq.partition.groups.claim import ACKED, DEAD
 from sandq.partition.groups.group_table import GroupTable
 from sandq.partition.jobs.pending import Pending
+from sandq.partition.levels import OVERLAP
 from sandq.partition.log.message_log import MessageLog
 from sandq.partition.rows import Fields
 from sandq.partition.schedules.schedule import (
@@ -221,10 +222,13 @@ class ScheduleTable:
         if schedule.settings.get("misfire") == "skip" and stamp_ms - schedule.fire_ms > GRACE_MS:
             return MISSED
         group = schedule.settings.get("overlap_group")
-        last_id = schedule.last_id
-        if group is not None and last_id is not None and self._is_unsettled(group, last_id, view):
-            return SKIPPED
-        return SENT
+        if group is None:
+            return SENT
+        runs = [schedule.last_id]
+        if self._shared.level >= OVERLAP:
+            runs += [message_id for _, message_id in schedule.triggers]
+        is_running = any([one is not None and self._is_unsettled(group, one, view) for one in runs])
+        return SKIPPED if is_running else SENT
 
     def _is_unsettled(self, group_name: str, message_id: bytes, view: View) -> bool:
         """Whether a group has yet to ack a message, which is not dead either."""

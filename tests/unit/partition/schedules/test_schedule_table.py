@@ -176,6 +176,28 @@ def test_one_that_is_unacked_lets_the_next_be_skipped(bench: Bench) -> None:
     assert schedules.fire(4 * MINUTE, 5 * MINUTE) == ["fired", "sent"] and schedules.due(4 * MINUTE) == [4 * MINUTE]
 
 
+def test_unacked_triggered_run_lets_the_next_be_skipped(bench: Bench) -> None:
+    bench.apply(0, c.RaiseLevel(18))
+    schedules = Schedules(bench, overlap_group="g")
+    schedules.trigger(5, b"t1")
+    lease = bench.one(at=5)
+    for number in range(12):  # more than the history holds
+        at = (number + 1) * MINUTE
+        assert schedules.fire(at, at + MINUTE) == ["fired", "skipped"]
+        bench.extend(lease.token, 2 * MINUTE, at)
+        bench.trim(at)
+        bench.restart()
+    bench.ack(lease.token, at=12 * MINUTE)
+    assert schedules.fire(13 * MINUTE, 14 * MINUTE) == ["fired", "sent"] and schedules.due(13 * MINUTE) == [13 * MINUTE]
+
+
+def test_unacked_triggered_run_holds_up_nothing_below_level_18(bench: Bench) -> None:
+    schedules = Schedules(bench, overlap_group="g")
+    schedules.trigger(5, b"t1")
+    bench.one(at=5)
+    assert schedules.fire(MINUTE, 2 * MINUTE) == ["fired", "sent"]
+
+
 def test_one_that_is_to_fire_now_does_so_before_it_is_changed(bench: Bench) -> None:
     schedules = Schedules(bench, misfire="skip")
     assert schedules.put(2 * MINUTE, at=MINUTE) == ["taken"] and schedules.pause(MINUTE) == ["taken"]
