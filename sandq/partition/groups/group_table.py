@@ -132,13 +132,20 @@ class GroupTable:
         """Whether another group has yet to take a message."""
         last = self._behind
         is_other = last is not None and last is not group and self.by_id.get(last.group_id) is last
-        if is_other and last is not None and last.is_pending(offset, view):
+        if is_other and last is not None and self.awaits(last, offset, view):
             return True
         for other in self.by_id.values():
-            if other is not group and other.is_pending(offset, view):
+            if other is not group and self.awaits(other, offset, view):
                 self._behind = other
                 return True
         return False
+
+    def awaits(self, group: Group, offset: bytes, view: View) -> bool:
+        """Whether a group has yet to take a message. Beside other groups an expired one counts only for what its keys
+        block: else it would keep unique keys taken as long as the log has their messages."""
+        if group.is_expired and len(self.expired) < len(self.by_id) and offset not in group.order.blocked:
+            return False
+        return group.is_pending(offset, view)
 
     def is_blocked(self, offset: bytes) -> bool:
         """Whether a message is blocked by its key in some group."""

@@ -30,7 +30,7 @@ class Ownership:
         found: set[str] = set()
         for group in self._groups.by_id.values():
             if group.is_pending(offset, view):
-                pending = True
+                pending = pending or self._groups.awaits(group, offset, view)
                 continue
             holder = group.holder_of(offset)
             if isinstance(holder, Waiting):

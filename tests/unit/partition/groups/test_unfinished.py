@@ -166,3 +166,30 @@ def test_seek_back_after_a_clock_reset_keeps_what_the_log_has_no_longer() -> Non
     bench.trim(1000 + 2 * MINUTE)
     bench.seek("earliest", 1000 + 3 * MINUTE)
     assert bench.values(bench.lease(at=1000 + 3 * MINUTE)) == ["x"]
+
+
+def test_expired_group_keeps_no_unique_key_taken() -> None:
+    bench = bench_of(delete_on_ack=False, dedup_window="1m")
+    bench.open("other")
+    bench.put("retried")
+    bench.nack(bench.one().token, delay=0)
+    bench.put("x", unique="k")
+    at = TTL
+    bench.apply(at, c.Touch(["other"]))
+    bench.trim(at)
+    assert bench.machine.groups.named("g").is_expired
+    for lease in bench.lease(at=at, group="other"):
+        bench.ack(lease.token, at=at)
+    assert bench.send("again", unique=["k"], at=at).refused == [(0, "delivered")]
+    assert bench.send("again", unique=["k"], at=at + MINUTE).refused == []
+    assert bench.values(bench.lease(at=at + MINUTE)) == ["retried", "x", "again"]
+
+
+def test_message_that_only_an_expired_group_has_yet_to_take_is_pending() -> None:
+    bench = bench_of()
+    bench.put("retried")
+    bench.nack(bench.one().token, delay=0)
+    bench.put("x", unique="k")
+    bench.trim(TTL)
+    assert bench.machine.groups.named("g").is_expired
+    assert bench.send("again", unique=["k"], at=TTL).refused == [(0, "ready")]

@@ -390,9 +390,7 @@ def test_move_to_another_priority(ctl: Ctl, client: FakeClient) -> None:
 
 @pytest.mark.parametrize("option", ["--key-prefix", "--unique-key-prefix"])
 @pytest.mark.parametrize("command", [["cancel"], ["move", "--in", "1h"]])
-def test_a_window_of_an_empty_prefix_is_refused(
-    ctl: Ctl, client: FakeClient, command: list[str], option: str
-) -> None:
+def test_a_window_of_an_empty_prefix_is_refused(ctl: Ctl, client: FakeClient, command: list[str], option: str) -> None:
     result = ctl("message", *command, "t", option, "", "--yes")
     assert result.exit_code == 2 and f"{option}: it is empty" in result.stderr
     assert client.asked("cancel_all") == client.asked("move_all") == []
