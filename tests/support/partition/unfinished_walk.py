@@ -47,6 +47,7 @@ class UnfinishedWalk:
         """How often a group expired, and was kept by its unfinished messages."""
         self.refused = 0
         """How often the deletion of a group was refused."""
+        self.open()
 
     # -- commands -------------------------------------------------------------------------------------------------
 
