@@ -68,16 +68,16 @@ class Root(LazyGroup):
                 raise
             failed = _failed(error.message, getattr(error, "__notes__", ()))
             # A request that cannot be meant so is wrong usage, whether sandctl, the client or a node found that.
-            return EXIT_USAGE if isinstance(error, InvalidRequest) and not _is_of_content(error) else failed
+            return EXIT_USAGE if isinstance(error, InvalidRequest) and not _is_no_usage(error) else failed
         return result if isinstance(result, int) else 0
 
 
-_OF_CONTENT = ("sandq.backup.errors", "sandq.spark.jobs.schedule")
-"""Modules whose errors say that a file's content is wrong: the command itself was right."""
+_NO_USAGE = ("sandq.backup.errors", "sandq.spark.jobs.schedule", "sandq.spark.jobs.chart")
+"""Modules whose errors concern the content of a file, or a package that is not installed: the command was right."""
 
 
-def _is_of_content(error: Exception) -> bool:
-    return any(kind.__module__ in _OF_CONTENT for kind in type(error).__mro__)
+def _is_no_usage(error: Exception) -> bool:
+    return any(kind.__module__ in _NO_USAGE for kind in type(error).__mro__)
 
 
 def _forget_output() -> None:
@@ -108,15 +108,13 @@ COMMANDS = {
     "topic": Later(
         "sandctl.commands.topics",
         "topic",
-        "Create, list, show, change, purge and delete topics; see when their messages are due.",
+        "Create, list, show, change, purge and delete topics.",
     ),
-    "produce": Later(
-        "sandctl.commands.produce", "produce", "Send messages to TOPIC, and print the offset of each once it is stored."
-    ),
+    "produce": Later("sandctl.commands.produce", "produce", "Send messages, and print the offset of each."),
     "consume": Later(
         "sandctl.commands.consume",
         "consume",
-        "Print messages of TOPIC as a consumer of a group, and ack each once it is printed.",
+        "Print and ack messages of topics, as a consumer of a group.",
     ),
     "kv": Later("sandctl.commands.kv", "kv", "Read, put, delete, list and watch the keys of a compacted topic."),
     "message": Later(
@@ -125,49 +123,46 @@ COMMANDS = {
     "schedule": Later(
         "sandctl.commands.schedules",
         "schedule",
-        "Have messages recur: by a cron expression in a time zone, or at intervals.",
+        "Make messages recur: by cron expressions, or at intervals.",
     ),
-    "group": Later(
-        "sandctl.commands.groups", "group", "Look at consumer groups, seek, change, limit, push, pause and delete them."
-    ),
+    "group": Later("sandctl.commands.groups", "group", "Show, seek, change, limit, push, pause and delete groups."),
     "tenant": Later(
         "sandctl.commands.tenants",
         "tenant",
-        "Look at the tenants of a fair topic; change their weights, and what limits them.",
+        "Show tenants of a fair topic; change weights and limits.",
     ),
     "lease": Later(
         "sandctl.commands.leases",
         "lease",
-        "Take messages of a group; ack, nack or bury what is leased, give it back, hold it longer.",
+        "Lease messages of a group; ack, nack, extend, give back.",
     ),
     "dead": Later("sandctl.commands.dead", "dead", "Look at dead letters, deliver them again, or purge them."),
     "cluster": Later(
         "sandctl.commands.cluster",
         "cluster",
-        "Look at the cluster, found it, drain and remove nodes, finalize upgrades; clocks.",
+        "Show the cluster, form it, drain and remove nodes.",
     ),
     "partition": Later(
         "sandctl.commands.partition",
         "partition",
-        "Look at partitions that are shut by an entry, and skip that entry.",
+        "List and skip entries that shut partitions.",
     ),
     "backup": Later(
         "sandctl.commands.backup",
         "backup",
-        "Back up the cluster while it runs; list, verify, restore backups, and make them at intervals.",
+        "Create, list, verify, restore and schedule backups.",
     ),
     "whoami": Later("sandctl.commands.login", "whoami", "Show who you are to the cluster, and what you may do."),
     "login": Later("sandctl.commands.login", "login", "Keep a token for the servers, for the commands that follow."),
     "logout": Later("sandctl.commands.login", "logout", "Forget the token that is kept for the servers."),
+    "context": Later("sandctl.commands.context", "context", "Keep clusters by name: servers, TLS, token."),
     "token": Later("sandctl.commands.tokens", "token", "Make, list, rotate and revoke tokens."),
     "identity": Later(
         "sandctl.commands.identities",
         "identity",
-        "Look at who may do what; grant rights, take them away, delete identities.",
+        "Show, create, change and delete identities.",
     ),
-    "role": Later(
-        "sandctl.commands.roles", "role", "Look at roles, which are named lists of grants; make and delete them."
-    ),
+    "role": Later("sandctl.commands.roles", "role", "List, make and delete roles, which are lists of grants."),
     "audit": Later(
         "sandctl.commands.audit",
         "audit",
@@ -176,9 +171,9 @@ COMMANDS = {
     "debug": Later(
         "sandctl.commands.debug",
         "debug",
-        "Look into a node: stacks, stalls, queues; change what it logs; collect all of it.",
+        "Look into a node: stacks, stalls, queues, logs.",
     ),
-    "slo": Later("sandctl.commands.slo", "slo", "See how late messages were delivered, beside what the nodes promise."),
+    "slo": Later("sandctl.commands.slo", "slo", "Show how late messages were, beside the objective."),
     "sql": Later("sandctl.commands.sql", "sql", "Ask about messages, keys, groups and the cluster in SQL, MySQL's."),
     "doctor": Later(
         "sandctl.commands.doctor",
@@ -188,7 +183,7 @@ COMMANDS = {
     "pipeline": Later(
         "sandctl.pipeline",
         "pipeline",
-        "Archive, load, replay and query messages with Spark; see what is due, what waits, what died.",
+        "Archive, replay, query and forecast messages with Spark.",
     ),
     "bench": Later("sandctl.commands.bench", "bench", "Measure how fast and how punctual a cluster is."),
     "completion": Later(

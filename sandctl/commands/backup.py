@@ -88,7 +88,7 @@ def status_option(command: F) -> F:
     )(command)
 
 
-@click.group()
+@click.group(short_help="Create, list, verify, restore and schedule backups.")
 def backup() -> None:
     """Back up the cluster while it runs; list, verify, restore backups, and make them at intervals.
 
@@ -182,7 +182,7 @@ def _create_increment(
     done(f"{text}; it reaches {_shown_time(made.reach_ms)}", made.shown())
 
 
-@backup.command("list")
+@backup.command("list", short_help="List the backups at a URL, the oldest first.")
 @url_argument
 @key_option
 @options_of_all
@@ -203,7 +203,7 @@ def list_(url: str, backup_key: str | None) -> None:
     show_rows(rows, _COLUMNS)
 
 
-@backup.command()
+@backup.command(short_help="Read a whole backup, and check that it is intact.")
 @url_argument
 @click.argument("backup_id", metavar="BACKUP", default="latest")
 @click.option("--replay", is_flag=True, help="Make partitions of its increments, as a restore does, and let them go.")
@@ -237,7 +237,7 @@ def verify(url: str, backup_id: str, replay: bool, work_dir: Path | None, backup
     done(f"backup {manifest.backup_id} is good: {manifest.plain_bytes:,} bytes{behind}{made}", found.shown())
 
 
-@backup.command()
+@backup.command(short_help="Restore topics of a backup, in this or another cluster.")
 @url_argument
 @click.argument("backup_id", metavar="BACKUP", default="latest")
 @topic_option
@@ -357,7 +357,7 @@ def delete(url: str, backup_id: str, yes: bool) -> None:
     done(f"backup {backup_id} deleted", {"backup_id": backup_id})
 
 
-@backup.command()
+@backup.command(short_help="Make backups at intervals, and delete old ones.")
 @url_argument
 @click.option("--every", required=True, type=DURATION, metavar="DURATION", help="Between two backups: 6h.")
 @click.option(
@@ -422,7 +422,7 @@ def schedule(
     run(work, waits=True)
 
 
-@backup.command()
+@backup.command(short_help="Ship changes behind a backup until it is ended.")
 @url_argument
 @click.argument("backup_id", metavar="BACKUP", default="latest")
 @click.option(

@@ -110,7 +110,7 @@ def produce(**options: Any) -> None:
     _measure("produce", options)
 
 
-@bench.command()
+@bench.command(short_help="Measure how fast messages are consumed and acked.")
 @_options(0)
 @_batch_option(1000, "Messages that are stored, and delivered, together.")
 @common_options
@@ -125,7 +125,7 @@ def consume(**options: Any) -> None:
     _measure("consume", {**options, "rate": None})
 
 
-@bench.command()
+@bench.command(short_help="Measure how late scheduled messages arrive.")
 @_options(STAMP_CHARS)
 @_rate_option("So many messages come due in a second.", LATENESS_RATE)
 @common_options

@@ -29,7 +29,7 @@ _OUTCOMES: Final = {
 }
 
 
-@click.group()
+@click.group(short_help="Show the cluster, form it, drain and remove nodes.")
 def cluster() -> None:
     """Look at the cluster, found it, drain and remove nodes, finalize upgrades; clocks."""
 
@@ -50,7 +50,7 @@ async def _info(client: Client) -> dict[str, Any]:
     return await client.admin.cluster()
 
 
-@cluster.command()
+@cluster.command(short_help="Found a cluster with the node that is asked.")
 @yes_option
 @common_options
 def init(yes: bool) -> None:
@@ -79,7 +79,7 @@ def init(yes: bool) -> None:
     done(f"{told['node']} has founded cluster {uuid}", told)
 
 
-@cluster.command()
+@cluster.command(short_help="Let the cluster use the features of a new version.")
 @click.option("--dry-run", is_flag=True, help="Only say which feature levels.")
 @yes_option
 @common_options
@@ -109,7 +109,7 @@ def finalize(dry_run: bool, yes: bool) -> None:
     done(f"the cluster has come from feature level {before} to {after}", told)
 
 
-@cluster.command()
+@cluster.command(short_help="List the nodes: state, roles, addresses, version.")
 @limit_option
 @common_options
 def nodes(limit: int | None) -> None:
@@ -180,7 +180,7 @@ def _condition(row: dict[str, Any]) -> str | None:
     return f"{standing}, sick" if row.get("sick") else str(standing)
 
 
-@cluster.command()
+@cluster.command(short_help="List partitions: leader, nodes, moves, content.")
 @topic_option("Only those of this topic.")
 @limit_option
 @common_options
@@ -220,7 +220,7 @@ cluster.add_command(rebuild)
 cluster.add_command(plan)
 
 
-@cluster.group(invoke_without_command=True)
+@cluster.group(invoke_without_command=True, short_help="Show clocks, and correct what a wrong clock did.")
 @common_options
 @click.pass_context
 def clock(context: click.Context) -> None:
@@ -234,7 +234,7 @@ def clock(context: click.Context) -> None:
         context.invoke(show)
 
 
-@clock.command()
+@clock.command(short_help="Show the guarded clock beside the wall clock.")
 @common_options
 def show() -> None:
     """Show the guarded clock beside the wall clock, and how far the other nodes' clocks are ahead of it.
@@ -245,7 +245,7 @@ def show() -> None:
     show_one(_clock(accept=False))
 
 
-@clock.command()
+@clock.command(short_help="Accept a step of the wall clock.")
 @common_options
 def accept() -> None:
     """Follow the wall clock although it stepped: it is right, and the guarded clock was wrong.
@@ -258,7 +258,7 @@ def accept() -> None:
     done(f"the guarded clock is now {state['guarded']}{stays}", state)
 
 
-@clock.command()
+@clock.command(short_help="List partitions whose time is ahead of the clock.")
 @click.argument("topic", required=False)
 @common_options
 def floors(topic: str | None) -> None:
@@ -284,7 +284,7 @@ def floors(topic: str | None) -> None:
     show_rows(run(work), columns)
 
 
-@clock.command()
+@clock.command(short_help="Set partitions back that a wrong clock put ahead.")
 @click.argument("topic", required=False)
 @click.argument("partition", type=int, required=False)
 @yes_option

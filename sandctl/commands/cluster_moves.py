@@ -41,7 +41,7 @@ def wait_options(command: F) -> F:
     )
 
 
-@click.command()
+@click.command(short_help="Move everything off a node.")
 @node_argument
 @click.option("--undo", is_flag=True, help="Let it take part again.")
 @wait_options
@@ -126,7 +126,7 @@ def transfer(topic: str, partition: int, node: str) -> None:
     done(f"{node} leads partition {partition} of {topic}", {"topic": topic, "partition": partition, "leader": node})
 
 
-@click.command()
+@click.command(short_help="Rebuild the replica of a partition on a node.")
 @topic_argument()
 @click.argument("partition", type=int)
 @node_argument

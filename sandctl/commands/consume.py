@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sandctl.options.common import common_options, run
-from sandctl.options.names import group_option, topics_argument
+from sandctl.options.names import group_only_option, one_group, topics_argument
 from sandctl.options.times import DURATION, EARLIEST, PLACE
 from sandctl.output.escaping import value_text
 from sandctl.output.jsonl import message_record
@@ -30,9 +30,9 @@ ASKED_AT_MOST = 50
 """With --no-ack: so often, while it says that there is something and nothing comes."""
 
 
-@click.command()
+@click.command(short_help="Print and ack messages of topics, as a consumer of a group.")
 @topics_argument
-@group_option
+@group_only_option
 @click.option("--max", "maximum", type=click.IntRange(1), metavar="N", help="Wait for N messages, then exit.")
 @click.option("--follow", is_flag=True, help="Go on until interrupted.")
 @click.option("--no-ack", is_flag=True, help="Look only: at the end the messages are given back to the group.")
@@ -61,7 +61,7 @@ ASKED_AT_MOST = 50
 @common_options
 def consume(
     topics: tuple[str, ...],
-    group: str,
+    group_given: str | None,
     maximum: int | None,
     follow: bool,
     no_ack: bool,
@@ -77,17 +77,20 @@ def consume(
     an object that `produce --jsonl` takes.
 
     \b
-      sandctl consume orders --group billing
+      sandctl consume orders billing
       sandctl consume orders --group audit --start -1h --follow -o jsonl
       sandctl consume orders refunds --group desk
       sandctl consume 'orders.*' --group desk --follow
 
-    TOPIC is a name, or a pattern: "*" stands for any characters, "?" for one, "[ab]" for one of them. With --follow and
-    --max topics of a pattern that come later are joined.
+    GROUP is the last word, unless --group names it. TOPIC is a name, or a pattern: "*" stands for any characters, "?"
+    for one, "[ab]" for one of them. With --follow and --max topics of a pattern that come later are joined.
 
     With --no-ack at most 10,000 messages are held, and it ends there. --start of a group that is there already does
     nothing: see `group seek`.
     """
+    group_named = topics[-1] if group_given is None and len(topics) > 1 else None
+    group = one_group(group_named, group_given)
+    topics = topics if group_named is None else topics[:-1]
     if maximum is not None and follow:
         raise click.UsageError("--max and --follow: one of them, not both")
     if no_ack and maximum is not None and maximum > NO_ACK_CREDIT:

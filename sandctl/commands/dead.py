@@ -80,7 +80,7 @@ def _check_ways(ids: Sequence[str], which: dict[str, Any], everything: bool, oth
         raise click.UsageError(f"--id names the letters: it goes without {', '.join(given)}")
 
 
-@dead.command("list")
+@dead.command("list", short_help="List the dead letters of a group.")
 @_which_options
 @click.option("--values", is_flag=True, help="Show values, too.")
 @limit_option
@@ -135,7 +135,7 @@ def list_(
         click.echo(f"{sum(counts.values()):,} dead in group {group}: {parts}", err=True)
 
 
-@dead.command()
+@dead.command(short_help="Deliver dead letters to their group again.")
 @_which_options
 @_ids_option
 @_all_option

@@ -26,7 +26,7 @@ FAILURES_MOST: Final = 3
 _NODE = click.option("--node", metavar="NODE", help="The node.  [default: the one that is asked]")
 
 
-@click.group()
+@click.group(short_help="Look into a node: stacks, stalls, queues, logs.")
 def debug() -> None:
     """Look into a node: stacks, stalls, queues; change what it logs; collect all of it."""
 
@@ -111,7 +111,7 @@ def log_level(level: str | None, for_: timedelta | None, node: str | None) -> No
     show_one(run(work))
 
 
-@debug.command()
+@debug.command(short_help="Collect what is known of the cluster in a .tar.gz.")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @common_options
 def bundle(file: Path) -> None:

@@ -22,7 +22,7 @@ _EMPTY_ROWS = 3
 _BLOCKS = "▏▎▍▌▋▊▉█"
 
 
-@click.command()
+@click.command(short_help="Show how many messages come due in each second or hour.")
 @topic_argument("name")
 @click.option(
     "--unit", type=click.Choice(list(UNITS_MS)), default="minute", show_default=True, help="How wide a bucket is."

@@ -36,7 +36,7 @@ _COLUMNS = {
 }
 
 
-@click.group()
+@click.group(short_help="Show, seek, change, limit, push, pause and delete groups.")
 def group() -> None:
     """Look at consumer groups, seek, change, limit, push, pause and delete them.
 
@@ -68,7 +68,7 @@ def list_(topic: str, limit: int | None) -> None:
     show_rows(rows, _columns(rows), limit)
 
 
-@group.command()
+@group.command(short_help="Show one group: settings, lag, position in each partition.")
 @topic_argument()
 @group_argument
 @common_options
@@ -169,7 +169,7 @@ def update(topic: str, name: str, reset: bool, **options: Any) -> None:
     done(f"updated group {name} of {topic}", {"group": name, "topic": topic, "settings": given or None})
 
 
-@group.command()
+@group.command(short_help="Limit what a group has in flight, and its rate.")
 @topic_argument()
 @group_argument
 @click.option("--max-in-flight", metavar="N", type=int, help="So many messages that are leased and not settled.")
@@ -215,7 +215,7 @@ def pause(topic: str, name: str) -> None:
     _set_paused(topic, name, True)
 
 
-@group.command()
+@group.command(short_help="Resume a group that is paused.")
 @topic_argument()
 @group_argument
 @common_options
@@ -228,7 +228,7 @@ def resume(topic: str, name: str) -> None:
     _set_paused(topic, name, False)
 
 
-@group.command()
+@group.command(short_help="Delete a group: its position, its leases, its dead letters.")
 @topic_argument()
 @group_argument
 @click.option("--force", is_flag=True, help="Delete it with the messages that it has yet to finish: they are lost.")

@@ -69,7 +69,7 @@ async def _find(client: Client, principal: str) -> Identity:
     raise NotFound(f"there is no identity {principal!r}; `sandctl identity list` names all")
 
 
-@click.group()
+@click.group(short_help="Show, create, change and delete identities.")
 def identity() -> None:
     """Look at who may do what; grant rights, take them away, delete identities.
 
@@ -77,7 +77,7 @@ def identity() -> None:
     """
 
 
-@identity.command("list")
+@identity.command("list", short_help="List all identities: tokens, certificates, subjects.")
 @limit_option
 @common_options
 def list_(limit: int | None) -> None:
@@ -93,7 +93,7 @@ def list_(limit: int | None) -> None:
     show_rows([_row(one) for one in run(work)], COLUMNS, limit)
 
 
-@identity.command()
+@identity.command(short_help="Let in a certificate, or a subject of an outside issuer.")
 @click.argument("principal")
 @grant_option
 @expires_options

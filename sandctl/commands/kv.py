@@ -43,7 +43,7 @@ def kv() -> None:
     """
 
 
-@kv.command()
+@kv.command(short_help="Show what keys have: value, version, headers.")
 @topic_argument()
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @click.option("--raw", "only_value", is_flag=True, help="Only the value of one KEY: its bytes, and nothing else.")
@@ -105,7 +105,7 @@ def _value_options(command: F) -> F:
     return command
 
 
-@kv.command()
+@kv.command(short_help="Put a value, whatever the key has.")
 @_value_options
 @common_options
 def put(
@@ -131,7 +131,7 @@ def put(
     _written(key, run(lambda client: client.kv(topic).put(os.fsencode(key), data, ttl=ttl, headers=more)))
 
 
-@kv.command()
+@kv.command(short_help="Put a value if the key has the version that is expected.")
 @_value_options
 @click.option("--version", type=VERSION, metavar="VERSION", help="Only if KEY has this version.")
 @click.option("--absent", is_flag=True, help="Only if KEY has no value.")
@@ -167,7 +167,7 @@ def cas(
     _written(key, run(work))
 
 
-@kv.command()
+@kv.command(short_help="Delete keys, and print the version of each deletion.")
 @topic_argument()
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @click.option("--version", type=VERSION, metavar="VERSION", help="Only if the one KEY has this version.")
@@ -201,7 +201,7 @@ def delete(topic: str, keys: tuple[str, ...], version: str | None) -> None:
         show_rows(rows, {})
 
 
-@kv.command()
+@kv.command(short_help="List the keys that have a value, in order.")
 @topic_argument()
 @click.option("--prefix", metavar="TEXT", help="Keys that begin so.")
 @click.option("--start", metavar="KEY", help="From this key on.")

@@ -23,7 +23,7 @@ _VALUE_COLUMNS = 20
 """A value is cut to the width of the terminal, but has as many as this."""
 
 
-@click.command()
+@click.command(short_help="Print changes of keys as they come.")
 @topic_argument()
 @click.option("--key", metavar="KEY", help="Only changes of this key.")
 @click.option("--prefix", metavar="TEXT", help="Only changes of keys that begin so.")

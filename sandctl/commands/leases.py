@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from sandctl.options.common import common_options, run, settings
-from sandctl.options.names import group_option, topic_argument
+from sandctl.options.names import group_only_option, group_option, one_group, topic_argument
 from sandctl.options.targets import Target, change_each, named, show_outcomes, unique_key_options
 from sandctl.options.times import DURATION, EARLIEST, ID, PLACE
 from sandctl.output.jsonl import message_record
@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _COLUMNS = ("ID", "LEASE TOKEN", "ATTEMPT", "HELD UNTIL", "KEY", "VALUE")
 
 
-@click.group()
+@click.group(short_help="Lease messages of a group; ack, nack, extend, give back.")
 def lease() -> None:
     """Take messages of a group; ack, nack or bury what is leased, give it back, hold it longer.
 
@@ -34,7 +34,7 @@ def lease() -> None:
     """
 
 
-@lease.command()
+@lease.command(short_help="Lease ready messages, and print them with their tokens.")
 @topic_argument()
 @group_option
 @click.option("--max", "maximum", type=click.IntRange(1, 1000), default=1, show_default=True, metavar="N")
@@ -105,20 +105,27 @@ def _which_messages(command: F) -> F:
     def with_chosen(
         *,
         topic: str,
-        group: str,
+        group_given: str | None,
         ids: tuple[str, ...],
         unique_key: str | None,
         tenant: str | None,
         tokens: tuple[str, ...],
         **others: Any,
     ) -> Any:
+        if group_given is None and ids:
+            group_named, *ids_left = ids
+        else:
+            group_named, ids_left = None, [*ids]
+        group = one_group(group_named, group_given)
+        context = click.get_current_context()
+        ids = tuple(ID.convert(one_id, None, context) for one_id in ids_left)
         return command(chosen=_Chosen(topic, group, ids, unique_key, tenant, tokens), **others)
 
     options = click.option(
         "--lease-token", "tokens", metavar="TOKEN", multiple=True, help="All that is under this lease; may be repeated."
     )(with_chosen)
-    options = click.argument("ids", metavar="[ID]...", nargs=-1, type=ID)(unique_key_options(options))
-    return cast("F", topic_argument()(group_option(options)))
+    options = click.argument("ids", metavar="[GROUP] [ID]...", nargs=-1)(unique_key_options(options))
+    return cast("F", topic_argument()(group_only_option(options)))
 
 
 @lease.command()
@@ -137,9 +144,16 @@ def ack(
     chosen.settle("acked", lambda leases, held: leases.ack([held]))
 
 
-@lease.command()
+@lease.command(short_help="Return messages for another attempt.")
 @_which_messages
-@click.option("--in", "delay", type=DURATION, metavar="DURATION", help="They come again after so long.  [the back-off]")
+@click.option(
+    "--in",
+    "--delay",
+    "delay",
+    type=DURATION,
+    metavar="DURATION",
+    help="They come again after so long.  [the back-off]",
+)
 @click.option("--error", metavar="TEXT", help="Why; `message why` and dead letters show it.")
 @click.option("--no-count", is_flag=True, help="Snooze them: the attempt does not count, up to max_snoozes times.")
 @common_options
@@ -161,7 +175,7 @@ def nack(
     chosen.settle("nacked", lambda leases, held: leases.nack([held], **terms))
 
 
-@lease.command()
+@lease.command(short_help="Give messages up: they are dead letters at once.")
 @_which_messages
 @click.option("--error", metavar="TEXT", help="Why; their dead letters say it.")
 @common_options
@@ -179,7 +193,7 @@ def dead(
     chosen.settle("dead", lambda leases, held: leases.dead([held], error))
 
 
-@lease.command("give-back")
+@lease.command("give-back", short_help="Return messages unstarted; the attempt does not count.")
 @_which_messages
 @common_options
 def give_back(
@@ -195,7 +209,7 @@ def give_back(
     chosen.settle("given back", lambda leases, held: leases.give_back([held]))
 
 
-@lease.command()
+@lease.command(short_help="Hold messages, and all under their leases, for longer.")
 @_which_messages
 @click.option("--for", "held_for", type=DURATION, required=True, metavar="DURATION", help="Until so long from now.")
 @common_options

@@ -79,10 +79,10 @@ def cancel(
     show_outcomes(which, run(lambda client: change_each(client, topic, which, change)), "cancelled")
 
 
-@click.command()
+@click.command(short_help="Move pending messages to another time or priority.")
 @_which_options
-@click.option("--at", type=INSTANT, metavar="INSTANT", help="To this moment.")
-@click.option("--in", "delay", type=DURATION, metavar="DURATION", help="To so long from now.")
+@click.option("--at", "--deliver-at", "at", type=INSTANT, metavar="INSTANT", help="To this moment.")
+@click.option("--in", "--delay", "delay", type=DURATION, metavar="DURATION", help="To so long from now.")
 @click.option("--shift", type=SHIFT, metavar="[+|-]DURATION", help="By so much later, or (-1h) earlier.")
 @click.option("--priority", type=int, metavar="N", help="Another priority, in a priority or fair topic.")
 @common_options

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sandq.client import Messages
 
 
-@click.command()
+@click.command(short_help="Give pending messages another value or other headers.")
 @topic_argument()
 @click.argument("ids", metavar="[ID]...", nargs=-1, type=ID)
 @unique_key_options
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 @click.option("--file", "-f", "path", metavar="FILE|-", help="Their new value is in a file; - is standard input.")
 @click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="Headers in place of theirs.")
 @click.option("--no-headers", is_flag=True, help="They have no headers any more.")
-@click.option("--at", type=INSTANT, metavar="INSTANT", help="Move them to this moment, too.")
-@click.option("--in", "delay", type=DURATION, metavar="DURATION", help="Move them to so long from now, too.")
+@click.option("--at", "--deliver-at", "at", type=INSTANT, metavar="INSTANT", help="Move them to this moment, too.")
+@click.option("--in", "--delay", "delay", type=DURATION, metavar="DURATION", help="Move them to so long from now, too.")
 @click.option("--priority", type=int, metavar="N", help="And another priority, in a priority or fair topic.")
 @common_options
 def update(

@@ -103,7 +103,7 @@ def get(topic: str, message_id: str | None, unique_key: str | None, tenant: str 
     show_one(without_long_value(record) if settings().output == "table" else record)
 
 
-@message.command()
+@message.command(short_help="Tell why a message was, or was not, delivered.")
 @topic_argument()
 @click.argument("message_id", metavar="ID", type=ID, required=False)
 @unique_key_options

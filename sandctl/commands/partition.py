@@ -18,7 +18,7 @@ METADATA = "@metadata"
 """What stands for the cluster's metadata where a topic is expected: no topic has such a name."""
 
 
-@click.group(short_help="Look at partitions that are shut by an entry, and skip that entry.")
+@click.group(short_help="List and skip entries that shut partitions.")
 def partition() -> None:
     """Look at partitions that are shut because an entry of their log cannot be applied, and skip that entry.
 
@@ -28,7 +28,7 @@ def partition() -> None:
     """
 
 
-@partition.command("shut")
+@partition.command("shut", short_help="List the replicas that are shut, and why.")
 @common_options
 def shut() -> None:
     """List the replicas that are shut, on all nodes: the entry that could not be applied, and why.
@@ -54,7 +54,7 @@ def shut() -> None:
     show_rows([{**row, "topic": row["topic"] or METADATA} for row in run(work)], columns, None)
 
 
-@partition.command("skip")
+@partition.command("skip", short_help="Skip the entry that shut a partition.")
 @topic_argument()
 @click.argument("partition_number", type=click.IntRange(0), metavar="PARTITION", default=0)
 @click.option("--index", type=click.IntRange(1), help="Entry to skip, as `partition shut` lists it.")

@@ -26,7 +26,7 @@ def _size(context: click.Context, parameter: click.Parameter, text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-@click.command()
+@click.command(short_help="Estimate nodes, disk, memory and CPU of a load.")
 @click.option("--rate", type=RATE, required=True, help="Messages a second, on average.")
 @click.option("--peak", type=float, default=2.0, show_default=True, help="The busiest second, as a multiple of that.")
 @click.option("--size", callback=_size, default="200", show_default=True, help="Value, key and headers of a message.")

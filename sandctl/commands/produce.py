@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _UNCONFIRMED = 10_000  # receipts that wait for being printed
 
 
-@click.command()
+@click.command(short_help="Send messages, and print the offset of each.")
 @topic_argument()
 @click.argument("payload", required=False)
 @click.option("--file", "-f", "path", metavar="FILE|-", help="Take what to send from a file; - is standard input.")
@@ -38,8 +38,8 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
 @click.option("--json", "is_json", is_flag=True, help="The message is JSON: it is checked, and shown as JSON.")
 @click.option("--key", help="Messages of one key go to one partition.")
 @click.option("--header", "headers", metavar="NAME=VALUE", multiple=True, help="May be given several times.")
-@click.option("--at", type=INSTANT, metavar="INSTANT", help="Deliver at this moment, never before.")
-@click.option("--in", "delay", type=DURATION, metavar="DURATION", help="Deliver after this delay.")
+@click.option("--at", "--deliver-at", "at", type=INSTANT, metavar="INSTANT", help="Deliver at this moment, not before.")
+@click.option("--in", "--delay", "delay", type=DURATION, metavar="DURATION", help="Deliver after this delay.")
 @click.option(
     "--ttl",
     type=DURATION,

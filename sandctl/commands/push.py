@@ -36,7 +36,7 @@ def push() -> None:
     """
 
 
-@push.command("set")
+@push.command("set", short_help="Push the messages of a group to a URL, or change how.")
 @topic_argument()
 @group_argument
 @click.option("--url", metavar="URL", help="Where messages are POSTed to.")
@@ -85,7 +85,7 @@ def set_(topic: str, name: str, secret_file: str | None, new_secret: bool, keep_
         say(f"its new secret, which is not shown again: {made}")
 
 
-@push.command("show")
+@push.command("show", short_help="Show how a group is pushed, on each node.")
 @topic_argument()
 @group_argument
 @common_options
@@ -119,7 +119,7 @@ def list_(topic: str, limit: int | None) -> None:
     show_rows(_pushes(topic), _COLUMNS, limit)
 
 
-@push.command("remove")
+@push.command("remove", short_help="Stop pushing the messages of a group.")
 @topic_argument()
 @group_argument
 @common_options

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sandq.client import Client
 
 
-@click.group()
+@click.group(short_help="List, make and delete roles, which are lists of grants.")
 def role() -> None:
     """Look at roles, which are named lists of grants; make and delete them."""
 
@@ -40,7 +40,7 @@ def list_(limit: int | None) -> None:
     show_rows([*built_in, *made], {"role": "ROLE", "grants": "GRANTS", "built_in": "BUILT IN"}, limit)
 
 
-@role.command()
+@role.command(short_help="Make a role, or replace its grants.")
 @click.argument("name")
 @click.argument("grants", metavar="GRANT...", nargs=-1, required=True)
 @common_options

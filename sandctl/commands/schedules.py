@@ -31,7 +31,7 @@ _file_option = click.option(
 )
 
 
-@click.group()
+@click.group(short_help="Make messages recur: by cron expressions, or at intervals.")
 def schedule() -> None:
     """Have messages recur: by a cron expression in a time zone, or at intervals.
 
@@ -91,7 +91,7 @@ def create(
     _tell("created schedule", run(work))
 
 
-@schedule.command("list")
+@schedule.command("list", short_help="List the schedules of a topic by name.")
 @topic_argument()
 @click.option("--prefix", metavar="TEXT", default="", help="Those whose names begin like this.")
 @click.option("--tenant", metavar="T", help="In a fair TOPIC: only those of this tenant.")
@@ -126,7 +126,7 @@ def list_(topic: str, prefix: str, tenant: str | None, values: bool, limit: int 
     run(work)
 
 
-@schedule.command()
+@schedule.command(short_help="Show one schedule, and what it did last.")
 @topic_argument()
 @schedule_argument
 @_tenant_option
@@ -197,7 +197,7 @@ def update(
     _tell("updated schedule", run(work))
 
 
-@schedule.command()
+@schedule.command(short_help="Pause a schedule: it fires nothing until it is resumed.")
 @topic_argument()
 @schedule_argument
 @_tenant_option
@@ -216,7 +216,7 @@ def pause(topic: str, name: str, tenant: str | None) -> None:
     done(f"paused schedule {name} of {topic}", {"schedule": name, "topic": topic, "paused": True})
 
 
-@schedule.command()
+@schedule.command(short_help="Resume a schedule from its next occurrence on.")
 @topic_argument()
 @schedule_argument
 @_tenant_option
@@ -235,7 +235,7 @@ def resume(topic: str, name: str, tenant: str | None) -> None:
     _tell("resumed schedule", run(work))
 
 
-@schedule.command()
+@schedule.command(short_help="Send the message of a schedule now, and print its id.")
 @topic_argument()
 @schedule_argument
 @_tenant_option
@@ -256,7 +256,7 @@ def trigger(topic: str, name: str, tenant: str | None) -> None:
     done(sent, {"schedule": name, "topic": topic, "id": sent})
 
 
-@schedule.command("next")
+@schedule.command("next", short_help="Show when a schedule fires next.")
 @topic_argument()
 @schedule_argument
 @click.option("--count", type=click.IntRange(1, 1000), default=10, show_default=True, help="So many at most.")
@@ -300,7 +300,7 @@ def preview(count: int, name: str, after: int | None, **options: Any) -> None:
     _show_fires(run(work), given.get("zone", "UTC"))
 
 
-@schedule.command()
+@schedule.command(short_help="Delete a schedule, and cancel its next message.")
 @topic_argument()
 @schedule_argument
 @_tenant_option

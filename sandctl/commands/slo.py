@@ -18,7 +18,7 @@ _BAR_CHARS: Final = 30
 _TOPICS_SHOWN: Final = 10
 
 
-@click.command()
+@click.command(short_help="Show how late messages were, beside the objective.")
 @click.option("--node", metavar="NODE", help="Only what this node has delivered.")
 @click.option("--check", is_flag=True, help="End with 1 when the budget is used up, or a message came early.")
 @common_options

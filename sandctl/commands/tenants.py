@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _OF_TENANT = ("tenant", "ready", "in_flight", "max_in_flight", "weight", "rate", "burst", "free_ms")
 
 
-@click.group()
+@click.group(short_help="Show tenants of a fair topic; change weights and limits.")
 def tenant() -> None:
     """Look at the tenants of a fair topic; change their weights, and what limits them."""
 
 
-@tenant.command("list")
+@tenant.command("list", short_help="Show the tenants of a topic, and their backlog by group.")
 @topic_argument()
 @common_options
 def list_(topic: str) -> None:
@@ -50,7 +50,7 @@ def list_(topic: str) -> None:
     show_one({"topic": topic, "patterns": patterns, "tenants": tenants})
 
 
-@tenant.command("set")
+@tenant.command("set", short_help="Change weight and limits of a tenant, of a prefix, or of all.")
 @topic_argument()
 @click.argument("pattern")
 @click.option("--weight", type=int, metavar="N", help="So many turns for one of a tenant of weight 1: 1 to 1000.")

@@ -57,7 +57,7 @@ def create(
     _show_new(name, run(work), out)
 
 
-@token.command()
+@token.command(short_help="Give a token another text; the old one ends at once.")
 @click.argument("name")
 @expires_options
 @click.option("--out", metavar="FILE", help="Write the token to FILE, which only you may read, and do not print it.")

@@ -29,7 +29,7 @@ _COLUMNS = {
 }
 
 
-@click.group()
+@click.group(short_help="Create, list, show, change, purge and delete topics.")
 def topic() -> None:
     """Create, list, show, change, purge and delete topics; see when their messages are due."""
 
@@ -73,7 +73,7 @@ def create(name: str, kind: str, partitions: int, replicas: int | None, **option
     done(f"created topic {name} ({counted(len(record.partitions), 'partition')}, {copies})", _row(record))
 
 
-@topic.command()
+@topic.command(short_help="Change settings, partitions or replicas of a topic.")
 @topic_argument("name")
 @click.option("--partitions", type=int, metavar="N", help="Have so many; they cannot become fewer.")
 @click.option("--replicas", type=int, metavar="N", help="Copies of each partition.")
@@ -102,7 +102,7 @@ def update(name: str, partitions: int | None, replicas: int | None, **options: A
     done(f"updated topic {name}", {**_row(record), "settings": shown(record.settings, record.kind)})
 
 
-@topic.command("raise-replicas")
+@topic.command("raise-replicas", short_help="Give topics more replicas, after nodes were added.")
 @click.argument("names", metavar="[TOPIC]...", nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="All topics that have fewer replicas.")
 @click.option("--replicas", type=click.IntRange(min=2), default=3, show_default=True, metavar="N")
@@ -204,7 +204,7 @@ def delete(name: str, yes: bool) -> None:
     done(f"deleted topic {name}", {"deleted": name})
 
 
-@topic.command()
+@topic.command(short_help="Cancel all pending messages of a topic.")
 @topic_argument("name")
 @click.option("--dead", is_flag=True, help="Purge the dead letters of all groups, too.")
 @yes_option

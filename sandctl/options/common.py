@@ -7,13 +7,15 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sandctl.options.contexts import CONTEXT_VARIABLE, chosen, complete_contexts
+from sandctl.options.login import TOKEN_VARIABLE
 from sandctl.options.times import DURATION
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class Settings:
     """Whether by TLS; None: with one of these files, or as the environment says."""
     files: dict[str, str] = field(default_factory=dict)
     """By the name of their option: ca, cert, key."""
+    context: str | None = None
+    """Name of the context that was asked for by `--context`."""
 
     @property
     def deadlines_s(self) -> tuple[float, float, float]:
@@ -71,6 +75,23 @@ class Settings:
 def settings() -> Settings:
     """Those of the command that is running."""
     return click.get_current_context().find_root().ensure_object(Settings)
+
+
+class ConnectionOption(click.Option):
+    """An option about the connection, which the help of the top command lists, and that of the others does not."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return name and help; below the top command one line for all of them, at `--server`."""
+        if ctx.parent is None:
+            return super().get_help_record(ctx)
+        if self.name == "server":
+            return "-s, --server HOST:PORT", "A node. This and all other connection options: sandctl --help"
+        return None
+
+
+def _keep_context(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.find_root().ensure_object(Settings).context = value
 
 
 def _keep_servers(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> None:
@@ -121,6 +142,7 @@ def timeout_option(command: F) -> F:
     """`--timeout`, of commands that have no other one of this name."""
     return click.option(
         "--timeout",
+        cls=ConnectionOption,
         type=DURATION,
         metavar="DURATION",
         callback=_keep_timeout,
@@ -135,6 +157,7 @@ def options_of_all(command: F) -> F:
     command = tls_options(command)
     command = click.option(
         "--insecure",
+        cls=ConnectionOption,
         is_flag=True,
         callback=_keep_insecure,
         expose_value=False,
@@ -142,6 +165,7 @@ def options_of_all(command: F) -> F:
     )(command)
     command = click.option(
         "--token-file",
+        cls=ConnectionOption,
         metavar="FILE",
         callback=_keep_token_file,
         expose_value=False,
@@ -153,16 +177,28 @@ def options_of_all(command: F) -> F:
         type=click.Choice(OUTPUTS),
         callback=_keep_output,
         expose_value=False,
-        help="How results are written: a table for people (the default), json, or a JSON object a line.",
+        help="Write results as a table (the default), as json, or as an object a line.",
+    )(command)
+    command = click.option(
+        "--context",
+        cls=ConnectionOption,
+        metavar="NAME",
+        callback=_keep_context,
+        expose_value=False,
+        shell_complete=complete_contexts,
+        help=f"A cluster by the name that `sandctl context add` gave it. Default: {CONTEXT_VARIABLE}, or the one of "
+        "`sandctl context use`.",
     )(command)
     return click.option(
         "-s",
         "--server",
+        cls=ConnectionOption,
         metavar="HOST:PORT",
         multiple=True,
         callback=_keep_servers,
         expose_value=False,
-        help=f"A node of the cluster; may be given again. Default: {SERVERS_VARIABLE}, or {DEFAULT_SERVERS[0]}.",
+        help=f"A node of the cluster; may be given again. Default: {SERVERS_VARIABLE}, those of the context, or "
+        f"{DEFAULT_SERVERS[0]}.",
     )(command)
 
 
@@ -176,6 +212,7 @@ def tls_options(command: F) -> F:
         command = click.option(
             f"--{name}",
             f"{name.removeprefix('cert-')}_file",
+            cls=ConnectionOption,
             metavar="FILE",
             callback=_keep_file,
             expose_value=False,
@@ -184,6 +221,7 @@ def tls_options(command: F) -> F:
     return click.option(
         "--tls/--no-tls",
         "tls",
+        cls=ConnectionOption,
         default=None,
         callback=_keep_tls,
         expose_value=False,
@@ -191,28 +229,60 @@ def tls_options(command: F) -> F:
     )(command)
 
 
-def servers() -> tuple[str, ...]:
-    """The option's, the environment's (comma separated), or the default."""
-    given = settings().servers
-    if given:
-        return given
+def named_servers() -> tuple[str, ...]:
+    """Return the servers of the option, else of the environment (comma separated); none if neither names one."""
     listed = [name.strip() for name in os.environ.get(SERVERS_VARIABLE, "").split(",")]
-    return tuple(name for name in listed if name) or DEFAULT_SERVERS
+    return settings().servers or tuple(name for name in listed if name)
+
+
+def effective() -> Settings:
+    """Return the settings of this command, completed by those of its context.
+
+    Options win over the context, and the context of `--context` wins over the environment. Any other context (of
+    SANDCTL_CONTEXT, or the current one) is left aside where servers are named without it, so that its token goes to no
+    other server; variables of the environment win over it.
+    """
+    given = settings()
+    if given.context is None and named_servers():
+        return replace(given, servers=named_servers())
+    context = chosen(given.context)
+    if context is None:
+        return replace(given, servers=named_servers() or DEFAULT_SERVERS)
+
+    def is_free(variable: str) -> bool:
+        return given.context is not None or not os.environ.get(variable)
+
+    files = {} if given.tls is False else dict(context.files)
+    files = {name: path for name, path in files.items() if is_free(f"{TLS_PREFIX}{name.upper()}")}
+    tls = context.tls if given.tls is None and is_free(f"{TLS_PREFIX}TLS") else given.tls
+    is_silent = given.token is None and given.token_file is None and is_free(TOKEN_VARIABLE)
+    return replace(
+        given,
+        servers=given.servers or context.servers,
+        files={**files, **given.files},
+        tls=tls,
+        token=context.token if is_silent else given.token,
+    )
+
+
+def servers() -> tuple[str, ...]:
+    """Return the servers that this command asks."""
+    return effective().servers
 
 
 def shown_token() -> str | None:
     """The token that is shown to the servers; None: there is none."""
     from sandctl.options.login import credentials
 
-    given = settings()
-    found: str | None = credentials(given.token, given.token_file, given.insecure, servers()).get("token")
+    given = effective()
+    found: str | None = credentials(given.token, given.token_file, given.insecure, given.servers).get("token")
     return found
 
 
 @contextmanager
 def tls_in_environment() -> Iterator[None]:
     """What this command is told of TLS holds for whatever connects inside the block, and processes begun there."""
-    given = settings()
+    given = effective()
     said = {f"SANDQ_{name.upper()}": path for name, path in given.files.items()}
     for name in ("TLS", "CA", "CERT", "KEY"):
         if path := os.environ.get(f"{TLS_PREFIX}{name}"):
@@ -242,7 +312,7 @@ async def connected() -> AsyncIterator[Client]:
     from sandq.client.tls import tls_of
     from sandq.errors import ProtocolError, Retriable, WrongPort
 
-    given = settings()
+    given = effective()
     connect_s, request_s, delivery_s = given.deadlines_s
     ca, cert, key = (given.files.get(name) for name in ("ca", "cert", "key"))
     options = Options(
@@ -250,11 +320,11 @@ async def connected() -> AsyncIterator[Client]:
         timeout_s=request_s,
         delivery_timeout_s=delivery_s,
         tls=tls_of(given.tls, ca, cert, key, os.environ, TLS_PREFIX),
-        **credentials(given.token, given.token_file, given.insecure, servers()),
+        **credentials(given.token, given.token_file, given.insecure, given.servers),
     )
     async with AsyncExitStack() as stack:
         try:
-            client = await stack.enter_async_context(connect_with(options, servers(), "sandctl"))
+            client = await stack.enter_async_context(connect_with(options, given.servers, "sandctl"))
         except (Retriable, ProtocolError, WrongPort) as error:
             raise CannotConnect(error.message) from None
         yield client

@@ -21,10 +21,15 @@ OTHERS = 0o077
 """What of a mode lets others than the owner in."""
 
 
+def config_directory() -> Path:
+    """Return the directory of the files that sandctl keeps for its user."""
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "sandq"
+
+
 def login_file() -> Path:
     """Where logins are kept."""
-    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "sandq" / "login.json"
+    return config_directory() / "login.json"
 
 
 def credentials(token: str | None, token_file: str | None, insecure: bool, servers: tuple[str, ...]) -> dict[str, Any]:
@@ -68,16 +73,9 @@ def _checked(token: str, where: str) -> str:
 def read_logins() -> dict[str, str]:
     """Tokens by server; none when there is no file. UsageError: others may read it, or it is damaged."""
     file = login_file()
-    try:
-        with file.open("rb") as opened:
-            mode = os.fstat(opened.fileno()).st_mode
-            content = opened.read(FILE_BYTES)
-    except FileNotFoundError:
+    content = read_private(file)
+    if content is None:
         return {}
-    except OSError as error:
-        raise click.UsageError(f"{file}: {error.strerror}") from None
-    if mode & OTHERS:
-        raise click.UsageError(f"{file} is open to others than its owner: chmod 600 {file}")
     try:
         found = json.loads(content)
     except ValueError:
@@ -85,6 +83,21 @@ def read_logins() -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(token, str) for token in found.values()):
         raise click.UsageError(f"{file} is damaged: remove it, and log in again")
     return found
+
+
+def read_private(file: Path) -> bytes | None:
+    """Return what is in a file that only its owner may read; None if there is none. UsageError: it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            content = opened.read(FILE_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise click.UsageError(f"{file}: {error.strerror}") from None
+    if mode & OTHERS:
+        raise click.UsageError(f"{file} is open to others than its owner: chmod 600 {file}")
+    return content
 
 
 def write_logins(logins: dict[str, str]) -> Path:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -26,8 +27,9 @@ def topic_argument(name: str = "topic") -> Callable[[F], F]:
 
 
 def topics_argument(command: F) -> F:
-    """TOPIC..., of those that are there, or a pattern of them, as `topics`."""
-    return click.argument("topics", metavar="TOPIC...", nargs=-1, required=True, shell_complete=_topics)(command)
+    """TOPIC..., of those that are there, or a pattern of them, as `topics`; the last one may be a group."""
+    metavar = "TOPIC... [GROUP]"
+    return click.argument("topics", metavar=metavar, nargs=-1, required=True, shell_complete=_topics)(command)
 
 
 def topic_option(text: str) -> Callable[[F], F]:
@@ -41,13 +43,38 @@ def topics_option(text: str) -> Callable[[F], F]:
 
 
 def group_argument(command: F) -> F:
-    """GROUP behind TOPIC, as `name`."""
-    return click.argument("name", metavar="GROUP", shell_complete=_groups)(command)
+    """GROUP behind TOPIC, or `--group GROUP`, as `name`."""
+    return _group(command, "name")
 
 
 def group_option(command: F) -> F:
-    """`--group`."""
-    return click.option("--group", "-g", required=True, help="The consumer group.", shell_complete=_groups)(command)
+    """`--group GROUP`, or GROUP behind TOPIC, as `group`."""
+    return _group(command, "group")
+
+
+def _group(command: F, name: str) -> F:
+    @wraps(command)
+    def with_group(*, group_named: str | None, group_given: str | None, **others: Any) -> Any:
+        return command(**{name: one_group(group_named, group_given)}, **others)
+
+    options = click.argument("group_named", metavar="[GROUP]", required=False, shell_complete=_groups)(with_group)
+    return cast("F", group_only_option(options))
+
+
+def group_only_option(command: F) -> F:
+    """`--group` as `group_given`, of commands that read a positional GROUP themselves."""
+    text = "The consumer group, if it does not stand behind TOPIC."
+    return click.option("--group", "-g", "group_given", metavar="GROUP", help=text, shell_complete=_groups)(command)
+
+
+def one_group(named: str | None, given: str | None) -> str:
+    """Return the group, given as an argument or as `--group`. UsageError unless it is given in one way."""
+    if named is not None and given is not None:
+        raise click.UsageError(f"the group is given twice, as {named!r} and by --group: once is enough")
+    found = named if given is None else given
+    if found is None:
+        raise click.UsageError("say which group: GROUP behind TOPIC, or --group GROUP")
+    return found
 
 
 def schedule_argument(command: F) -> F:

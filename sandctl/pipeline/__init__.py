@@ -13,37 +13,37 @@ JOBS = {
     "archive": Later(
         "sandctl.pipeline.archive",
         "archive",
-        "Write what came due of topics to Parquet files, each message once.",
+        "Archive due messages as Parquet files.",
     ),
     "compact": Later(
         "sandctl.pipeline.compact",
         "compact",
-        "Put small files of an archive together; who reads it notices nothing.",
+        "Put small files of an archive together.",
     ),
     "schedule": Later(
         "sandctl.pipeline.schedule",
         "schedule",
-        "Send the rows of Parquet, CSV or JSON files to TOPIC, each at its time.",
+        "Send the rows of files, each at the time of its row.",
     ),
     "replay": Later(
         "sandctl.pipeline.replay",
         "replay",
-        "Send messages of an archive to TOPIC again, at once or at other times.",
+        "Send messages of an archive to a topic.",
     ),
     "sql": Later(
         "sandctl.pipeline.sql",
         "sql",
-        "Ask about archived, due and pending messages in SQL.",
+        "Query archived, due and pending messages in Spark's SQL.",
     ),
     "forecast": Later(
         "sandctl.pipeline.forecast",
         "forecast",
-        "Show how many messages of topics are due when, as table, CSV or chart.",
+        "Show how many messages come due in each hour.",
     ),
     "report": Later(
         "sandctl.pipeline.report",
         "report",
-        "Show what groups have before them, what is due by day, and what died of what.",
+        "Show lag, what comes due, and what died, by day.",
     ),
 }
 
@@ -63,6 +63,8 @@ class _Pipeline(LazyGroup):
         raise StartupError("sandq-client comes without the pipeline: pip install 'sandq[spark]', and Java 17 or later")
 
 
-@click.command("pipeline", cls=_Pipeline, later=JOBS)
+@click.command(
+    "pipeline", cls=_Pipeline, later=JOBS, short_help="Archive, replay, query and forecast messages with Spark."
+)
 def pipeline() -> None:
     """Archive, load, replay and query messages with Spark; see what is due, what waits, what died."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sandq.spark.jobs import ArchiveSummary
 
 
-@click.command()
+@click.command(short_help="Archive due messages as Parquet files.")
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 @click.option("--pattern", metavar="REGEX", help="Instead of names: topics whose whole name matches.")
 @click.option(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-@click.command()
+@click.command(short_help="Put small files of an archive together.")
 @click.argument("path", metavar="DIR")
 @click.option(
     "--target",

@@ -28,7 +28,7 @@ _COLUMNS = {
 _FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-@click.command()
+@click.command(short_help="Show how many messages come due in each hour.")
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 @click.option("--ahead", type=DURATION, default="24h", show_default=True, help="So far from now on.")
 @click.option(

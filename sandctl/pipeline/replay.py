@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sandq.spark.jobs import ReplaySummary
 
 
-@click.command()
+@click.command(short_help="Send messages of an archive to a topic.")
 @click.argument("path", metavar="ARCHIVE")
 @topic_argument()
 @click.option("--from", "topics", metavar="TOPIC", multiple=True, help="Of these topics only; may be given again.")

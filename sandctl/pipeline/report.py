@@ -31,7 +31,7 @@ _HEADINGS = {
 _NONE = {"groups": "no groups", "due": "nothing is due", "dead": "no dead letters"}
 
 
-@click.command()
+@click.command(short_help="Show lag, what comes due, and what died, by day.")
 @click.argument("topics", metavar="[TOPIC]...", nargs=-1)
 @click.option(
     "--days", type=click.IntRange(1, 149), default=7, show_default=True, help="Days ahead, today included, in UTC."

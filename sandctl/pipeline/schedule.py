@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sandq.spark.jobs import ScheduleSummary
 
 
-@click.command()
+@click.command(short_help="Send the rows of files, each at the time of its row.")
 @topic_argument()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Found = tuple[list[str], list[dict[str, Any]]]
 
 
-@click.command()
+@click.command(short_help="Query archived, due and pending messages in Spark's SQL.")
 @click.argument("query", metavar="QUERY")
 @click.option("--topic", "topics", metavar="TOPIC", multiple=True, required=True, help="May be given again.")
 @click.option("--archive", metavar="DIR", help="What `sandctl pipeline archive` has written.")

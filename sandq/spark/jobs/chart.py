@@ -16,13 +16,17 @@ _DPI: Final = 120
 _OTHERS: Final = "others"
 
 
+class NoMatplotlib(InvalidRequest):
+    """The package that draws charts is not installed."""
+
+
 def write_png(path: Path, forecast: ForecastSummary) -> None:
     """Draw it. InvalidRequest when matplotlib is not there."""
     try:
         from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
         from matplotlib.figure import Figure
     except ImportError:
-        raise InvalidRequest("a chart needs matplotlib: pip install 'sandq[spark]'") from None
+        raise NoMatplotlib("a chart needs matplotlib: pip install 'sandq[spark]'") from None
     # A figure of its own, not pyplot's: no window system is looked for, and nothing is kept.
     figure = Figure(figsize=_INCHES, dpi=_DPI, layout="constrained")
     axes: Any = figure.subplots()

@@ -32,7 +32,7 @@ HEAVY = ("anyio", "asyncio", "trio", "msgpack", "pydantic", "rich", "sandq", "ya
 HOSTILE = ("\x1b[31mred", "a\nb", "a/b", "../../etc", "", " ", "x" * 250, "ü", "\u202e", "%s%n", "$(id)", "\udcff")
 PATHS = sorted(commands(main))
 ANY_NUMBER = (
-    *(("message", "cancel"), ("kv", "get"), ("kv", "delete")),
+    *(("consume",), ("message", "cancel"), ("kv", "get"), ("kv", "delete")),
     *(("pipeline", "forecast"), ("pipeline", "report")),
     *(("identity", "grant"), ("identity", "ungrant"), ("role", "put"), ("topic", "raise-replicas")),
 )
@@ -63,6 +63,8 @@ def test_help_imports_nothing_heavy_and_no_command() -> None:
             ".main",
             ".options",
             ".options.common",
+            ".options.contexts",
+            ".options.login",
             ".options.times",
             ".output",
             ".output.escaping",

@@ -416,9 +416,29 @@ def commands(group: Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def test_every_command_has_help() -> None:
-    assert len(commands(main)) == 113
+    assert len(commands(main)) == 118
     for path in commands(main):
         result = CliRunner().invoke(main, [*path, "--help"])
         assert result.exit_code == 0 and f"Usage: sandctl {' '.join(path)}" in result.output
         assert re.search(rf"(^|\()\W*sandctl {' '.join(path)}", result.output.partition("\n")[2], re.MULTILINE), path
         assert max(map(len, result.output.splitlines())) <= 100
+
+
+GROUP_COMMANDS = [
+    ["group", "show"],
+    ["group", "pause"],
+    ["dead", "list"],
+    ["dead", "redrive", "--all"],
+    ["lease", "take"],
+]
+
+
+@pytest.mark.parametrize("words", GROUP_COMMANDS, ids=lambda words: " ".join(words))
+def test_a_group_is_named_behind_the_topic_or_by_an_option(ctl: Ctl, client: FakeClient, words: list[str]) -> None:
+    shown = [ctl(*words, "t", *how) for how in (["g"], ["-g", "g"], ["--group", "g"])]
+    assert len({(one.exit_code, one.stdout, one.stderr) for one in shown}) == 1
+    assert shown[0].exit_code != 2
+    none = ctl(*words, "t")
+    assert none.exit_code == 2 and "say which group: GROUP behind TOPIC, or --group GROUP" in none.stderr
+    twice = ctl(*words, "t", "g", "-g", "g")
+    assert twice.exit_code == 2 and "the group is given twice" in twice.stderr
