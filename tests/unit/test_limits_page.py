@@ -14,7 +14,7 @@ from sandq.broker.replication import reader_pins
 from sandq.broker.snapshots import transfer
 from sandq.gossip import nodes, packets, streams
 from sandq.membership import intake
-from sandq.model import headers, sources
+from sandq.model import headers, json_values, sources
 from sandq.model.limits import DEFAULT, FIXED, FixedLimits, Limits
 from sandq.partition import produce_validation
 from sandq.partition.groups.leases import HISTORY_ERROR_CHARS
@@ -22,7 +22,7 @@ from sandq.partition.jobs import jobs
 from sandq.partition.kv import key_table
 from sandq.protocol.requests_backup import LOG_BYTES
 from sandq.server import caller_requests, connection, failed_logins, tcp
-from sandq.server.http import bodies, bounds, connections, event_streams, guards, lines, strict, supervisor, worker_pipe
+from sandq.server.http import bodies, bounds, connections, event_streams, guards, lines, supervisor, worker_pipe
 from sandq.server.places import Places
 from tests.support.paths import ROOT
 
@@ -92,9 +92,9 @@ def test_fixed_limits_are_those_of_the_code() -> None:
             f"less than {size(connections.SMALL_BYTES)}: {connections.PIECES_PER_S:,} a second",
         ),
         "JSON": (
-            f"{strict.PARTS_MOST:,} parts",
-            f"{strict.ARRAYS_MOST:,} arrays",
-            f"{strict.MEMBERS_MOST:,} members",
+            f"{json_values.PARTS_MOST:,} parts",
+            f"{json_values.ARRAYS_MOST:,} arrays",
+            f"{json_values.MEMBERS_MOST:,} members",
             f"{bodies.MEMBERS_MAX} of one that is no value",
             f"{bodies.MESSAGES_MAX:,} messages",
         ),
