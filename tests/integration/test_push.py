@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import sandq
+from sandq.broker.replication.replica import PartitionReplica
 from sandq.errors import InvalidRequest, InvalidSetting, UnknownTopic
 from sandq.model.features import KNOWN
 from sandq.node import Serving, run_node
@@ -115,6 +116,24 @@ async def test_what_fails_comes_again_as_the_same_message(
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
     assert [got.headers["sandq-attempt"] for got in (first, second)] == ["1", "2"]
     await until_settled(client, waiting=0, leased=0, dead=0)
+
+
+async def test_pushed_messages_that_fail_together_wait_differently(
+    client: sandq.Client, receiver: Receiver, timed: Serving
+) -> None:
+    await client.admin.update_topic("t", backoff={"kind": "fixed", "first": "1m", "jitter_percent": 50})
+    receiver.answers = [(500, {}, b"no stock")] * 4
+    await push(client, receiver)
+    await client.produce_many("t", [b"m"] * 4)
+    await until_settled(client, waiting=4)
+
+    def due_times() -> set[int]:
+        replica = timed.broker.topic("t").partitions[0].host.replica
+        assert isinstance(replica, PartitionReplica)
+        group = replica.queries._machine.groups.named("g")
+        return {entry.due_ms for entry in group.waiting.values()}
+
+    assert len(await timed.broker.ask(due_times)) == 4
 
 
 async def test_a_deletion_of_a_compacted_topic_is_pushed_as_one(client: sandq.Client, receiver: Receiver) -> None:
