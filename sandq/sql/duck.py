@@ -24,6 +24,7 @@ from sandq.sql.errors import (
     UNKNOWN_FUNCTION,
     SqlError,
 )
+from sandq.sql.json_values import MACROS
 from sandq.sql.places import Places
 
 T = TypeVar("T")
@@ -51,6 +52,8 @@ class Duck:
         }
         self._database = duckdb.connect(":memory:", config=config)
         self._database.execute("SET TimeZone = 'UTC'")
+        for macro in MACROS:
+            self._database.execute(macro)
         for name, value in (("enable_external_access", False), ("lock_configuration", True)):
             self._database.execute(f"SET {name} = {str(value).lower()}")
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlglot import exp
 from sqlglot.dialects import DuckDB
 
+from sandq.sql import json_types, json_values
 from sandq.sql.budget import STATEMENT_BYTES, STATEMENT_NODES
 from sandq.sql.errors import TOO_LARGE, UNKNOWN_FUNCTION, SqlError
 from sandq.sql.schema import TABLES, Kind
@@ -59,11 +60,15 @@ class Facts:
 def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
     """A tree whose functions DuckDB has; the given one is changed. SqlError (1305): one is not allowed; (1153): the
     bounds of calls within calls make it too large."""
+    json_types.mark_kinds(tree, facts.database)
     _check_copies(tree)
     root, parts = tree, 0
     # Children first: what a function becomes holds what its arguments have become.
     for node in reversed(list(root.dfs())):
-        made = _replaced(node, facts)
+        kind = json_types.kind_of(node)
+        made = json_values.with_json(node)
+        if made is node:
+            made = _replaced(node, facts)
         if made is node:
             made = bounded(node)
             if made is not node:
@@ -73,6 +78,8 @@ def replace_functions(tree: exp.Expr, facts: Facts) -> exp.Expr:
                     raise SqlError(TOO_LARGE, _TOO_LARGE)
         if made is node:
             continue
+        if json_types.kind_of(made) is None:
+            json_types.set_kind(made, kind)
         if node is root:
             root = made
         else:
@@ -98,8 +105,10 @@ def _check_copies(tree: exp.Expr) -> None:
     """Raise SqlError (1153) for operators within each other that DuckDB multiplies: it cannot be interrupted then."""
     sizes: dict[int, int] = {}
     for node in reversed(list(tree.dfs())):  # children first
-        size = 1 + sum([sizes[id(child)] for child in node.iter_expressions()])
+        size = 1 + json_values.parts_of(node) + sum([sizes[id(child)] for child in node.iter_expressions()])
         copied = node.args.get(_COPIED.get(type(node), ""))
+        if isinstance(node, (exp.Max, exp.Min)) and json_types.is_json(node):
+            copied = node.this  # they become arg_max and arg_min of the value and its key
         if isinstance(copied, exp.Expr):
             size += sizes[id(copied)] * (_copies(node) - 1)
         if size > PARTS:
@@ -124,15 +133,14 @@ def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
         quotient = exp.Div(this=exp.paren(node.this, copy=False), expression=divisor)
         whole = _call("trunc", exp.cast(quotient, "DOUBLE", copy=False))
         return exp.cast(whole, "BIGINT", copy=False)
-    if isinstance(node, exp.Lambda):  # `json->'$.n'` as an argument
-        if len(node.expressions) == 1 and isinstance(node.this, exp.Literal) and node.this.is_string:
-            return _call("json_extract", exp.column(node.expressions[0].name), node.this)
+    if isinstance(node, exp.Lambda):
         raise unknown("->")
-    if isinstance(node, _OF_NUMBERS):
-        return _with_numbers(node)
+    kind = type(node).__name__
+    of_json = json_values.TYPED.get(kind)
+    if of_json is not None:
+        return of_json(node)
     if not isinstance(node, exp.Func):
         return node
-    kind = type(node).__name__
     if kind in _FIXED:
         return _fixed(node, kind, facts)
     if isinstance(node, exp.Anonymous):
@@ -143,31 +151,6 @@ def _replaced(node: exp.Expr, facts: Facts) -> exp.Expr:
     if kind in _ALLOWED:
         return node
     raise unknown(node.sql_name() if hasattr(node, "sql_name") else kind)
-
-
-_AGGREGATES: Final = (exp.Sum, exp.Avg, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.Variance, exp.VariancePop)
-_ARITHMETIC: Final = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod)
-_COMPARED: Final = (exp.GT, exp.GTE, exp.LT, exp.LTE, exp.EQ, exp.NEQ)
-_OF_NUMBERS: Final = (*_AGGREGATES, *_ARITHMETIC, *_COMPARED)
-
-
-def _with_numbers(node: exp.Expr) -> exp.Expr:
-    """MySQL reckons with what JSON holds as with numbers."""
-    if isinstance(node, _COMPARED) and not any(
-        isinstance(part, exp.Literal) and not part.is_string for part in (node.left, node.right)
-    ):
-        return node
-    for name in ("this", "expression"):
-        part = node.args.get(name)
-        if isinstance(part, exp.Anonymous) and str(part.this) in ("json_extract", "json_extract_string"):
-            text = _call("json_extract_string", *part.expressions)
-            node.set(name, exp.TryCast(this=text, to=exp.DataType.build("DOUBLE")))
-    return node
-
-
-def _json_extract(node: exp.Expr, facts: Facts) -> exp.Expr:
-    name = "json_extract_string" if isinstance(node, exp.JSONExtractScalar) else "json_extract"
-    return _call(name, node.this, node.expression)
 
 
 class _Bounded(DuckDB.Generator):  # type: ignore[misc]  # it is Any to mypy
@@ -338,8 +321,6 @@ _TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expr]]] = {
     **dict.fromkeys(("Length", "ByteLength"), lambda node, facts: _length(node)),
     "Upper": lambda node, facts: _call("upper", exp.cast(node.this.copy(), "VARCHAR")),
     "Lower": lambda node, facts: _call("lower", exp.cast(node.this.copy(), "VARCHAR")),
-    "JSONExtract": _json_extract,
-    "JSONExtractScalar": _json_extract,
     "TimeToUnix": _unix_timestamp,
     "UnixSeconds": _unix_timestamp,
     "StrToUnix": _unix_timestamp,
@@ -348,9 +329,7 @@ _TYPED: Final[dict[str, Callable[[Any, Facts], exp.Expr]]] = {
 
 _NAMED: Final[dict[str, Callable[..., exp.Expr]]] = {
     "FROM_UNIXTIME": lambda seconds: _time_of(seconds),
-    "JSON_UNQUOTE": lambda json: _call("json_extract_string", json, exp.Literal.string("$")),
-    "JSON_VALID": lambda text: _call("json_valid", exp.cast(text.copy(), "VARCHAR")),
-    "JSON_LENGTH": lambda json: _call("json_array_length", json),
+    **json_values.NAMED,
     "SUBSTRING_INDEX": lambda text, by, count: _substring_index(text, by, count),
     "MICROSECOND": lambda time: exp.Mod(
         this=exp.paren(_call("microsecond", time)), expression=exp.Literal.number(1_000_000)

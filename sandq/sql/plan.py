@@ -13,7 +13,7 @@ from sandq.sql.catalog import CATALOG, Catalog
 from sandq.sql.errors import NO_DATABASE, SYNTAX, UNKNOWN_DATABASE, UNKNOWN_TABLE, SqlError
 from sandq.sql.functions import duckdb_text
 from sandq.sql.scan import Scan, is_exact
-from sandq.sql.schema import DATABASES, INFORMATION_SCHEMA, TABLES, Column, Table
+from sandq.sql.schema import DATABASES, INFORMATION_SCHEMA, TABLES, Column, Table, find_table
 from sandq.sql.statement import not_supported, whole_number
 
 _JOINS: Final = ("", "INNER", "CROSS", "OUTER", "STRAIGHT_JOIN")
@@ -142,7 +142,7 @@ def _resolve(node: exp.Table, database: str | None, catalog: Catalog) -> Table |
         return name
     if of not in DATABASES:
         raise SqlError(UNKNOWN_DATABASE, f"Unknown database '{of}': there are {', '.join(DATABASES)}")
-    table = TABLES.get((of, name))
+    table = TABLES.get((of, name)) if node.db else find_table(of, name)
     if table is None:
         known = ", ".join(known for database, known in TABLES if database == of)
         raise SqlError(UNKNOWN_TABLE, f"Table '{of}.{name}' doesn't exist: there are {known}")
@@ -210,7 +210,7 @@ def _scan(
     order = select.args.get("order")
     if order is None:
         return Scan(table, bounds, fetched, limit)
-    if _is_by_time(select, order, column_of) and table.name in ("messages", "task"):
+    if _is_by_time(select, order, column_of) and (table.name == "messages" or table.is_of_tasks):
         return Scan(table, bounds, fetched, limit, is_ordered=True)
     return scan
 

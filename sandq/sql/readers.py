@@ -46,7 +46,7 @@ async def read(view: CallerView, scan: Scan, held: Held) -> Any:
     """The rows of a scan (pyarrow.Table with its needed columns); there may be others that WHERE is not true of."""
     if any(bound.values == () for bound in scan.bounds.columns.values()):  # a comparison with NULL
         return empty(scan.table, scan.needed)
-    if scan.table.name == "task":
+    if scan.table.is_of_tasks:
         return await _tasks(view, scan, held)
     return await _READERS[scan.table.name](view, scan, held)
 
@@ -661,6 +661,7 @@ _READERS: Final[Mapping[str, Callable[[CallerView, Scan, Held], Awaitable[Any]]]
     "nodes": _nodes,
     "forecast": _forecast,
     "queue": _queues,
+    "queues": _queues,
 }
 
 # -------------------------------------------------------------------------------------------------- rows

@@ -10,7 +10,7 @@ from sandq.protocol.requests_messages import LISTED_STATES
 from sandq.sql.bounds import Bound, Bounds
 from sandq.sql.errors import TOO_BIG_SELECT, SqlError
 from sandq.sql.pages import COLUMNS as OF_PAGES
-from sandq.sql.schema import TASK, Table
+from sandq.sql.schema import Table
 
 FEW: Final = 200
 """Up to so many messages are asked for one by one, which costs more for each, and less before the first."""
@@ -39,7 +39,7 @@ class Scan:
 
     def of_messages(self) -> Scan:
         """The scan of `messages` that a scan of `task` is; any other as it is."""
-        if self.table is not TASK:
+        if not self.table.is_of_tasks:
             return self
         from sandq.sql.schema import MESSAGES
 
@@ -71,7 +71,7 @@ class Scan:
 
     def request(self) -> str:
         """How it is asked for, for people."""
-        if self.table.name not in ("messages", "task"):
+        if self.table.name != "messages" and not self.table.is_of_tasks:
             return {"keys": "KV_SCAN", "dead_letters": "DEAD_LIST", "leases": "LIST, WHY"}.get(self.table.name, "admin")
         scan = self.of_messages()
         return "GET" if scan.by_name else "FETCH" if scan.by_page else "LIST"
@@ -88,11 +88,11 @@ class Scan:
         """SqlError (1104) when it would read a whole topic, or all of them, by accident."""
         if not self.table.needs_bounds or self.limit is not None or allow_full:
             return
-        topic = "queue" if self.table is TASK else "topic"
+        topic = "queue" if self.table.is_of_tasks else "topic"
         if self.bounds.of(topic).values is None:
             raise self._unbounded(f"say which: {topic} = '...'")
         of = self.bounds.of
-        if self.table.name in ("messages", "task"):
+        if self.table.name == "messages" or self.table.is_of_tasks:
             times = of("deliver_at"), of("offset")
             is_bounded = any(bound.is_range or bound.values is not None for bound in times) or bool(
                 self.of_messages().by_name
@@ -100,7 +100,9 @@ class Scan:
             states = of("state").values
             is_bounded |= states is not None and {"leased", "waiting"}.issuperset(states)
             if not is_bounded:
-                raise self._unbounded("bound deliver_at, or name an id" + ("" if self.table is TASK else " or offset"))
+                raise self._unbounded(
+                    "bound deliver_at, or name an id" + ("" if self.table.is_of_tasks else " or offset")
+                )
         elif self.table.name == "keys":
             key = of("key")
             if key.values is None and key.prefix is None and not key.is_range:
@@ -120,11 +122,11 @@ def is_exact(scan: Scan) -> bool:
         return False
     exact: dict[str, tuple[str, ...]] = {
         "messages": ("topic", "partition", "id", "offset", "deliver_at", "state"),
-        "task": (),  # z4's tasks are the delayed ones: the rest of what comes is left out
         "keys": ("topic", "partition"),
         "dead_letters": ("topic", "group"),
         "leases": (),
     }
+    # z4's tasks are the delayed ones: the rest of what comes is left out
     of_table = exact.get(scan.table.name, ())
     for name, bound in scan.bounds.columns.items():
         if name not in of_table or bound.prefix is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -59,6 +59,11 @@ class Table:
     columns: tuple[Column, ...]
     pushed: tuple[str, ...] = ()
     needs_bounds: bool = False
+
+    @property
+    def is_of_tasks(self) -> bool:
+        """Whether its rows are messages as z4 shows them."""
+        return self.database == Z4 and self.name in ("task", "tasks")
 
     def column(self, name: str) -> Column | None:
         """The column of this name, whatever its case."""
@@ -365,8 +370,17 @@ QUEUE = Table(
     ("id",),
 )
 
+TASKS = replace(TASK, name="tasks", comment="the same as task: the name in z4's README")
+QUEUES = replace(QUEUE, name="queues", comment="the same as queue")
+
 _SANDQ_TABLES = (*(MESSAGES, DEAD_LETTERS, LEASES, KEYS, SCHEDULES, GROUPS, TOPICS, PARTITIONS, NODES, FORECAST),)
 TABLES: Final[dict[tuple[str, str], Table]] = {
-    (table.database, table.name): table for table in (*_SANDQ_TABLES, TASK, QUEUE)
+    (table.database, table.name): table for table in (*_SANDQ_TABLES, TASK, TASKS, QUEUE, QUEUES)
 }
 DATABASES: Final = (SANDQ, Z4, INFORMATION_SCHEMA)
+
+
+def find_table(database: str, name: str) -> Table | None:
+    """Return a table; None if there is none of that name. The tables of z4 are found from database sandq, too."""
+    of, name = database.lower(), name.lower()
+    return TABLES.get((of, name)) or (TABLES.get((Z4, name)) if of == SANDQ else None)

@@ -10,7 +10,7 @@ from sqlglot import exp
 
 from sandq.sql.catalog import CATALOG, CHARSET, COLLATION
 from sandq.sql.errors import NO_DATABASE, SYNTAX, UNKNOWN_DATABASE, UNKNOWN_TABLE, SqlError
-from sandq.sql.schema import DATABASES, INFORMATION_SCHEMA, TABLES, Kind, Table
+from sandq.sql.schema import DATABASES, INFORMATION_SCHEMA, TABLES, Kind, Table, find_table
 from sandq.sql.statement import not_supported
 from sandq.sql.variables import Variables
 
@@ -139,7 +139,7 @@ def _find(database: str, name: str) -> Table | str:
     name = name.lower()
     if database == INFORMATION_SCHEMA and name in CATALOG.names:
         return name
-    table = TABLES.get((database, name))
+    table = find_table(database, name)
     if table is None:
         raise SqlError(UNKNOWN_TABLE, f"Table '{database}.{name}' doesn't exist")
     return table

@@ -569,6 +569,63 @@ async def test_z4_queries_work() -> None:
         assert queue["ack_deadline"] == 30 and '"g"' in queue["positions"]
 
 
+README_QUERY = (
+    "SELECT * FROM tasks WHERE queue = 'orders' AND deliver_at BETWEEN '2030-01-01 00:30:00' AND '2030-01-01 01:30:00' "
+    "AND JSON_EXTRACT(metadata, '$.user_id') = '{}'"
+)
+
+
+@pytest.mark.parametrize("database", ["z4", "sandq"])
+async def test_query_of_z4s_readme_finds_tasks_of_a_user(database: str) -> None:
+    async with benched() as bench:
+        client = bench.client
+        await client.admin.create_topic("orders", partitions=2)
+        for user in ("ada", "bob", 'a "b"', "ada"):
+            await client.produce("orders", b"x", headers={"user_id": user}, delay="1h")
+        await client.produce("orders", b"x", headers={"user_id": 10}, delay="1h")
+        await client.produce("orders", b"x", delay="1h")
+        await client.produce("orders", b"late", headers={"user_id": "ada"}, delay="2h")
+        await bench.session.run(f"USE {database}")
+        assert len(await bench.rows(README_QUERY.format("ada"))) == 2
+        assert len(await bench.rows(README_QUERY.format('a "b"'))) == 1
+        assert await bench.rows(README_QUERY.format("10")) == []  # a number is no text
+        assert len(await bench.rows(README_QUERY.format("10").replace("'10'", "10"))) == 1
+        counted = await bench.rows(
+            "SELECT JSON_EXTRACT(metadata, '$.user_id') AS user, COUNT(*) AS n FROM tasks WHERE queue = 'orders' "
+            "AND deliver_at > '2030-01-01' GROUP BY 1 ORDER BY n DESC, user"
+        )
+        assert list(counted[0].values()) == ['"ada"', 3]
+        assert (await bench.rows("SELECT id FROM queues")) == (await bench.rows("SELECT id FROM queue"))
+        described = await bench.rows("DESCRIBE tasks")
+        assert [row["Field"] for row in described][:3] == ["queue", "id", "deliver_at"]
+
+
+async def test_json_columns_are_compared_as_json_through_queries_and_joins() -> None:
+    async with benched() as bench:
+        client = bench.client
+        await client.admin.create_topic("orders", partitions=2)
+        await client.admin.create_topic("users", kind="compacted", partitions=1)
+        await client.kv("users").put("ada", b'{"name": "Ada", "level": 9}')
+        await client.kv("users").put("bob", b'{"name": "Bob", "level": 10}')
+        for who, amount in (("ada", 5), ("bob", 100), ("ada", 20)):
+            await client.produce("orders", b'{"who": "%s", "amount": %d}' % (who.encode(), amount), delay="1h")
+        await client.produce("orders", b"no JSON", delay="1h")
+        where = "topic = 'orders' AND deliver_at > '2030-01-01'"
+        joined = await bench.rows(
+            "SELECT u.json->>'$.name' AS name, o.json->'$.amount' AS amount FROM messages o JOIN `keys` u "
+            "ON o.json->'$.who' = u.`key` WHERE o.topic = 'orders' AND o.deliver_at > '2030-01-01' "
+            "AND u.topic = 'users' AND u.`key` IN ('ada', 'bob') ORDER BY o.json->'$.amount'"
+        )
+        assert [(row["name"], row["amount"]) for row in joined] == [("Ada", "5"), ("Ada", "20"), ("Bob", "100")]
+        inner = f"(SELECT json AS doc, json->'$.who' AS who FROM messages WHERE {where}) x"
+        assert await bench.column(f"SELECT COUNT(*) FROM {inner} WHERE who = 'ada'") == [2]
+        assert await bench.column(f"SELECT COUNT(*) FROM {inner} WHERE doc->'$.amount' BETWEEN 10 AND 99") == [1]
+        named = f"WITH x AS (SELECT json AS doc FROM messages WHERE {where})"
+        assert await bench.column(f"{named} SELECT MAX(doc->'$.amount') FROM x") == ["100"]
+        assert await bench.column(f"{named} SELECT COUNT(*) FROM x WHERE x.doc->'$.who' IN ('ada', 'bob')") == [3]
+        assert await bench.column(f"SELECT COUNT(*) FROM messages WHERE {where} AND NOT json->'$.who' = 'ada'") == [1]
+
+
 # ---------------------------------------------------------------------------------------------- what tools ask
 
 
@@ -576,7 +633,7 @@ async def test_tools_find_their_way() -> None:
     async with benched() as bench:
         assert "messages" in await bench.column("SHOW TABLES")
         assert await bench.column("SHOW DATABASES") == ["sandq", "z4", "information_schema"]
-        assert await bench.column("SHOW TABLES FROM z4") == ["task", "queue"]
+        assert await bench.column("SHOW TABLES FROM z4") == ["task", "tasks", "queue", "queues"]
         assert await bench.column("SHOW TABLES LIKE 'part%'") == ["partitions"]
         assert "deliver_at" in await bench.column("DESCRIBE messages")
         assert await bench.column("SHOW FULL COLUMNS FROM messages LIKE 'TOPIC'") == ["topic"]
