@@ -18,11 +18,10 @@ from sandctl.output.results import counted, say, shortened, show_rows
 
 if TYPE_CHECKING:
     from sandq.client import Client, TopicRecord
+    from sandq.model import health
 
 TOGETHER = 8
 """Topics that are asked about at a time."""
-RECENT_MS = 5 * 60_000
-"""A receiver that has failed since is told of, also while it takes other messages."""
 TRIES = 5
 """Of a batch of an outbox, in about two seconds: then it is told of."""
 LETTERS = 1000
@@ -41,6 +40,8 @@ class Finding(NamedTuple):
     state: str
     found: str
     todo: str = ""
+    situation: str = ""
+    """Its name in docs/operations.md, What needs attention; empty for others."""
 
 
 @click.command()
@@ -62,21 +63,27 @@ def doctor(topics: tuple[str, ...]) -> None:
     async def work(client: Client) -> list[Finding]:
         import anyio
 
+        from sandq.model import health
+
         info = await client.admin.cluster()
         records = {record.name: record for record in await client.admin.list_topics()}
         if topics:
             records = {name: await client.admin.topic(name) for name in dict.fromkeys(topics)}
+        overview = await client.admin.overview()
         found: dict[str, list[Finding]] = {name: [] for name in records}
         room = anyio.CapacityLimiter(TOGETHER)
 
         async def look(record: TopicRecord) -> None:
             async with room:
-                found[record.name] = await _of_topic(client, record)
+                seen = overview.topics.get(record.name)
+                oldest = {} if seen is None else {name: group.oldest_ms for name, group in seen.groups.items()}
+                found[record.name] = await _of_topic(client, record, oldest)
 
         async with anyio.create_task_group() as tasks:
             for record in records.values():
                 tasks.start_soon(look, record)
-        all_of_it = [*_nodes(info), *_certificates(client.certificate_ends, now_ms()), *_partitions(records.values())]
+        all_of_it = [*_of_health(health.of_nodes(info)), *_certificates(client.certificate_ends, now_ms())]
+        all_of_it += _of_health(_partitions(records.values()))
         all_of_it += [finding for name in sorted(found) for finding in found[name]]
         return all_of_it + _fine(all_of_it, len(records))
 
@@ -97,51 +104,23 @@ def doctor(topics: tuple[str, ...]) -> None:
         click.get_current_context().exit(1)
 
 
-_KINDS = ("nodes", "partitions", "groups", "pushes", "outboxes")
-
-
 def _fine(findings: Iterable[Finding], topics: int) -> list[Finding]:
     """A line for each kind of thing of which nothing is wrong."""
     named = {finding.what for finding in findings}
-    where = {"nodes": "all are up", "partitions": f"all have a leader ({counted(topics, 'topic')})"}
-    where |= {"groups": "none is stopped", "pushes": "no receiver fails", "outboxes": "nothing is held up"}
-    return [Finding(kind, "ok", where[kind]) for kind in _KINDS if kind not in named]
+    where = {
+        "nodes": "all are up",
+        "replicas": "none is shut or differs",
+        "partitions": f"all have a leader ({counted(topics, 'topic')})",
+        "groups": "none is stopped",
+        "pushes": "no receiver fails",
+        "outboxes": "nothing is held up",
+    }
+    return [Finding(kind, "ok", where[kind]) for kind in where if kind not in named]
 
 
-def _nodes(info: Mapping[str, Any]) -> Iterator[Finding]:
-    if info.get("waiting"):
-        todo = "start the others, or found it: sandctl cluster init"
-        yield Finding("nodes", "failed", f"{info['node']} belongs to no cluster yet: {info['waiting']}", todo)
-    for row in info.get("nodes") or ():
-        if row.get("sick"):
-            yield Finding("nodes", "failed", f"{row['node']} is sick: {row['sick']}", "see to its disk, or replace it")
-        elif not row.get("up"):
-            todo = "start it; if it does not come back: sandctl cluster remove"
-            yield Finding("nodes", "failed", f"{row['node']} cannot be reached by {info['node']}", todo)
-    for name, todo in (
-        ("storage_failed", "see to its disk, and start it again"),
-        ("no_room", "make room on its disk: docs/operations.md"),
-        ("clock_alarm", "set its clock right: sandctl cluster clock"),
-    ):
-        if info.get(name):
-            more = "" if info[name] is True else f": {info[name]}"
-            yield Finding("nodes", "failed", f"{info['node']} says {name.replace('_', ' ')}{more}", todo)
-    for port in info.get("exposed") or ():
-        yield Finding("nodes", "warning", f"{info['node']} is open to anybody: {port}", "docs/security.md")
-    if info.get("feature_level_next"):
-        reachable, level = info["feature_level_next"], info["feature_level"]
-        found = f"all nodes know feature level {reachable}, and the cluster is at {level}"
-        todo = "once nobody is to go back to the version before: sandctl cluster finalize"
-        yield Finding("nodes", "warning", found, todo)
-    for one in info.get("shut") or ():
-        where = f"partition {one['partition']} of {one['topic']}" if one["topic"] else "the metadata"
-        what = f"the replica of {where} at {one['node']} is shut: {one['error']}"
-        yield Finding("partitions", "failed", what, "sandctl partition shut (docs/operations.md, Shut partitions)")
-    for one in info.get("different") or ():
-        where = f"partition {one['partition']} of {one['topic']}"
-        nodes = ", ".join(one["nodes"])
-        todo = f"sandctl cluster rebuild {one['topic']} {one['partition']} NODE (docs/operations.md)"
-        yield Finding("nodes", "failed", f"the replica of {where} at {nodes} is not what the others are", todo)
+def _of_health(findings: Iterable[health.Finding]) -> Iterator[Finding]:
+    for one in findings:
+        yield Finding(one.what, one.state, one.found, one.todo, one.situation)
 
 
 def _certificates(ends_s: Mapping[str, float], at_ms: int) -> Iterator[Finding]:
@@ -153,18 +132,18 @@ def _certificates(ends_s: Mapping[str, float], at_ms: int) -> Iterator[Finding]:
             yield Finding("certificates", "warning", f"that of {node} ends in {counted(days, 'day')}", todo)
 
 
-def _partitions(records: Iterable[TopicRecord]) -> Iterator[Finding]:
+def _partitions(records: Iterable[TopicRecord]) -> Iterator[health.Finding]:
+    from sandq.model import health
+
     for record in records:
-        unled = [row.partition for row in record.partitions if row.leader is None]
-        if unled:
-            what = "partition" if len(unled) == 1 else "partitions"
-            found = f"{what} {', '.join(map(str, unled))} of {record.name}: no leader"
-            yield Finding("partitions", "failed", found, "see which nodes hold them: sandctl cluster partitions")
+        without = sum(row.leader is None for row in record.partitions)
+        yield from health.of_leaders(record.name, without, len(record.partitions))
 
 
-async def _of_topic(client: Client, record: TopicRecord) -> list[Finding]:
+async def _of_topic(client: Client, record: TopicRecord, oldest: Mapping[str, int | None]) -> list[Finding]:
     """Of its groups, pushes and outboxes."""
     from sandq.errors import SandqError
+    from sandq.model import health
 
     name = record.name
     try:
@@ -178,54 +157,43 @@ async def _of_topic(client: Client, record: TopicRecord) -> list[Finding]:
         ]
     except SandqError as error:
         return [Finding("groups", "failed", f"{name} could not be looked at: {error.message}", "ask again in a moment")]
-    pushed = {push["group"] for push in pushes}
-    return [*_groups(name, groups, pushed), *_pushes(name, pushes), *_outboxes(name, stats), *letters]
+    found = [finding for group in _groups(name, groups, pushes, oldest) for finding in health.of_group(group, now_ms())]
+    return [*_of_health(found), *_outboxes(name, stats), *letters]
 
 
-def _groups(topic: str, rows: Sequence[Mapping[str, Any]], pushed: set[str]) -> Iterator[Finding]:
-    ready: Counter[str] = Counter()
-    consumers: Counter[str] = Counter()
-    expired: Counter[str] = Counter()
-    told: set[tuple[str, str]] = set()
+def _groups(
+    topic: str,
+    rows: Sequence[Mapping[str, Any]],
+    pushes: Sequence[Mapping[str, Any]],
+    oldest: Mapping[str, int | None],
+) -> Iterator[health.GroupHealth]:
+    """The groups of a topic, over all partitions. `oldest`: by group, when its oldest message was due."""
+    from sandq.model import health
+
+    pushed = {push["group"]: push for push in pushes}
+    by_group: dict[str, list[Mapping[str, Any]]] = {group: [] for group in pushed}
     for row in rows:
-        group, reason = row["group"], row.get("reason")
-        ready[group] += row.get("ready") or 0
-        consumers[group] += row.get("consumers") or 0
-        if row.get("expired"):
-            expired[group] += row.get("unfinished") or 0
-        if reason and (group, reason) not in told:
-            told.add((group, reason))
-            todo = f"sandctl group show {topic} {group} says more; a paused one: sandctl group resume {topic} {group}"
-            yield Finding("groups", "warning", f"{group} of {topic} gets nothing: {reason}", todo)
-    for group, count in expired.items():
-        todo = f"start its consumers; if nobody needs these messages: sandctl group delete {topic} {group} --force"
-        kept = f"it keeps {counted(count, 'message')} that it has yet to finish, and no others"
-        yield Finding("groups", "warning", f"{group} of {topic} has expired (group_ttl): {kept}", todo)
-    for group, count in ready.items():
-        if count and not consumers[group] and group not in pushed and group not in expired:
-            todo = f"start its consumers; if nobody needs it: sandctl group delete {topic} {group}"
-            found = f"{group} of {topic}: {counted(count, 'message')} ready, and no consumer is connected"
-            yield Finding("groups", "warning", found, todo)
-
-
-def _pushes(topic: str, pushes: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    for push in pushes:
-        group, error = push["group"], shortened(push["error"] or "it did not say why", _ERROR_CHARS)
-        where = f"{group} of {topic}: {push['url']}"
-        see = f"sandctl group push show {topic} {group}"
-        if push["state"] in ("waiting", "probing"):
-            found = f"{where} fails at everything and is left alone, with a probe now and then: {error}"
-            todo = (
-                "mend the receiver, it is found again within a minute; messages wait, and but for the probe use no "
-                f"attempts ({see})"
-            )
-            yield Finding("pushes", "failed", found, todo)
-        elif push["state"] == "looking" and push["error"]:
-            todo = f"correct the URL (sandctl group push set), or allow it (push.allow of the nodes); {see}"
-            yield Finding("pushes", "failed", f"{where} cannot be reached: {error}", todo)
-        elif push["error_ms"] is not None and push["error_ms"] > now_ms() - RECENT_MS:
-            todo = f"see what the receiver says of it; {see}; sandctl dead list {topic} -g {group}"
-            yield Finding("pushes", "warning", f"{where} failed lately: {error}", todo)
+        by_group.setdefault(row["group"], []).append(row)
+    for group, parts in sorted(by_group.items()):
+        push = pushed.get(group, {})
+        error = push.get("error")
+        expired = [row.get("unfinished") or 0 for row in parts if row.get("expired")]
+        yield health.GroupHealth(
+            topic,
+            group,
+            ready=sum(row.get("ready") or 0 for row in parts),
+            leased=sum(row.get("leased") or 0 for row in parts),
+            dead=sum(row.get("dead") or 0 for row in parts),
+            consumers=max((row.get("consumers") or 0 for row in parts), default=0),
+            reason=next((row["reason"] for row in parts if row.get("reason")), None),
+            oldest_ms=oldest.get(group),
+            push=push.get("state"),
+            push_error=None if error is None else shortened(error, _ERROR_CHARS),
+            push_error_ms=push.get("error_ms"),
+            unfinished=sum(expired)
+            if (expired := [row.get("unfinished") or 0 for row in parts if row.get("expired")])
+            else None,
+        )
 
 
 def _outboxes(topic: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -118,7 +118,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
             quotas,
             member.usage,
         )
-        overview = Overview(broker, metrics.topic_seen)
+        overview = Overview(broker, metrics.topic_seen, pusher.states)
         info = ServerInfo(
             sandq.__version__,
             data_version(),

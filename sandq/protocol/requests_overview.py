@@ -44,6 +44,8 @@ class GroupRow(NamedTuple):
     """When the oldest message was due that is not acked."""
     held_up_by: int
     """Limits for which something that is due waits: 1 max_in_flight, 2 rate."""
+    push: str | None = None
+    """State of its push on this node; None: the group is not pushed, or the node does not tell."""
 
 
 class TopicRow(NamedTuple):

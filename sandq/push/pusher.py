@@ -23,6 +23,7 @@ from sandq.client import Client, connect_with
 from sandq.client.options import Options
 from sandq.client.tls import ClientTls
 from sandq.model.errors import SandqError, StartupError
+from sandq.model.health import PUSH_STARTING
 from sandq.model.push import shown
 from sandq.model.push_targets import PushRules
 from sandq.push.http_client import HttpClient, Resolve
@@ -95,6 +96,14 @@ class Pusher:
     def doing(self) -> Mapping[Pushed, str]:
         """What each pump does, for metrics."""
         return {pushed: str(pump.doing) for pushed, pump in self._pumps.items()}
+
+    def states(self) -> dict[str, dict[str, str]]:
+        """By topic and group that is pushed: what its pump does here; "starting" without one."""
+        found: dict[str, dict[str, str]] = {}
+        for topic, group in self._broker.metadata.pushes:
+            pump = self._pumps.get((topic, group))
+            found.setdefault(topic, {})[group] = PUSH_STARTING if pump is None else str(pump.doing)
+        return found
 
     def end(self) -> None:
         """Begin no more requests; `run` returns once those under way are done."""

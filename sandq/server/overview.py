@@ -7,7 +7,7 @@ are compared with those of before; the differences are what rates, and the histo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -131,8 +131,15 @@ class _Summed(NamedTuple):
 class Overview:
     """Of one node."""
 
-    def __init__(self, broker: Broker, see: Callable[[OpenTopic], TopicSeen]) -> None:
-        """`see`: what partitions published, and what came due since."""
+    def __init__(
+        self,
+        broker: Broker,
+        see: Callable[[OpenTopic], TopicSeen],
+        pushes: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
+    ) -> None:
+        """`see`: what partitions published, and what came due since. `pushes`: by topic and group that is pushed, how
+        that goes on this node."""
+        self._pushes = pushes
         self._broker = broker
         self._see = see
         self._tracks: dict[int, TopicTrack] = {}
@@ -172,6 +179,7 @@ class Overview:
         names = sorted(name for name in self._broker.catalog.topics if after is None or name > after)
         rows: list[TopicRow] = []
         groups, turn, following = 0, Turn(), None
+        pushes = self._pushes()
         for name in names:
             topic = self._broker.catalog.topics.get(name)
             if topic is None or (access is not None and not access.allows(Right.READ, name)):
@@ -179,7 +187,7 @@ class Overview:
             if len(rows) >= PAGE_TOPICS or groups >= PAGE_GROUPS:
                 following = rows[-1].name
                 break
-            row = self._row(topic)
+            row = _with_pushes(self._row(topic), pushes.get(name))
             rows.append(row)
             groups += len(row.furthest)
             await turn.spend(2 + len(topic.partitions) // _PARTITIONS_OF_WORK)
@@ -239,6 +247,12 @@ class Overview:
         if number in self._tracks:
             self._summed[number] = summed
         return summed
+
+
+def _with_pushes(row: TopicRow, pushes: Mapping[str, str] | None) -> TopicRow:
+    if not pushes:
+        return row
+    return row._replace(furthest=[group._replace(push=pushes.get(group.name)) for group in row.furthest])
 
 
 def _is_same(before: Sequence[PartitionSeen], now: Sequence[PartitionSeen]) -> bool:

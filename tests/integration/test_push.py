@@ -19,6 +19,7 @@ from sandq.errors import InvalidRequest, InvalidSetting, UnknownTopic
 from sandq.model.features import KNOWN
 from sandq.node import Serving, run_node
 from sandq.push.circuit import THRESHOLD
+from sandq.server.http.overview_rows import findings
 from tests.support.hostile_rows import HEADERS, NO_HEADERS, accept_any_headers
 from tests.support.nodes.hand_clock import HandClock
 from tests.support.nodes.raw_client import RawClient
@@ -294,6 +295,27 @@ async def test_a_receiver_that_is_down_is_left_alone_and_messages_keep_their_att
     await receiver.until(20 + failed)
     await until_settled(client, waiting=0, ready=0, leased=0, dead=0)
     assert (await the_push(client))["state"] == "pushing"
+
+
+async def test_overview_names_the_receiver_that_is_down_and_no_missing_consumers(
+    client: sandq.Client, receiver: Receiver, hand: HandClock
+) -> None:
+    receiver.otherwise = 500
+    await push(client, receiver, concurrency=1)
+    async with client.producer("t") as producer:
+        sent = [await (await producer.send(b"%d" % number)) for number in range(20)]
+    await until_answer(lambda: the_push(client), lambda row: row["state"] == "waiting")
+    hand.forward(3600)  # its messages are an hour old
+    info = await client.admin.cluster()
+
+    async def found() -> dict[str, str]:
+        seen = await client.admin.overview()
+        return {one["situation"]: one["todo"] for one in findings(info, seen, seen.topics.values())}
+
+    named = await until_answer(found, lambda named: "receiver-down" in named)
+    assert "no-consumers" not in named and not any("group delete" in todo for todo in named.values())
+    reasons = [(await client.messages("t").why(str(id)))["groups"][0]["reason"] for id in sent[-3:]]
+    assert not any("no consumer" in reason for reason in reasons)
 
 
 async def test_a_push_that_ends_lets_requests_end(client: sandq.Client, receiver: Receiver) -> None:

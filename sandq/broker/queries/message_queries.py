@@ -18,7 +18,7 @@ from sandq.broker.queries.partition_time import PartitionTime
 from sandq.broker.replication.in_parts import submit_in_parts
 from sandq.broker.replication.raft_group import Done, RaftGroup
 from sandq.broker.turns import Turn
-from sandq.model import offsets
+from sandq.model import health, offsets
 from sandq.model.batch_format import Column
 from sandq.model.caller import Caller
 from sandq.model.errors import (
@@ -210,8 +210,9 @@ class MessageQueries:
         delivery = self._broker.partition(request.topic, request.partition)
         for group in told["groups"]:
             group["consumers"] = delivery.consumers(group["group"])
-            if group["state"] == "ready" and not group["consumers"]:
-                group["reason"] += "; the group has no consumer on this node"
+            if group["state"] == "ready":
+                is_pushed = (request.topic, group["group"]) in self._broker.metadata.pushes
+                group["reason"] += health.why_ready(group["consumers"], is_pushed=is_pushed)
         return told
 
     def _found(self, request: Get | Why, shown: dict[str, Any] | None) -> dict[str, Any]:

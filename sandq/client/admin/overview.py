@@ -16,6 +16,7 @@ from sandq.client.timeouts import timed_read
 from sandq.client.transport.cluster import Cluster
 from sandq.client.transport.requests import call
 from sandq.model.errors import Conflict, InvalidRequest, NotFound, Retriable
+from sandq.model.health import worst_push
 from sandq.model.names import check_name
 from sandq.model.times import Duration
 from sandq.protocol.request import unknown_request
@@ -78,6 +79,8 @@ class GroupOverview:
     """When the oldest message was due that is not acked."""
     held_up_by: int = 0
     """1: something that is due waits for its `max_in_flight`, 2: for its `rate`, 3: for both."""
+    push: str | None = None
+    """State of its push, the worst of any node (`sandq.model.health.PUSH_STATES`); None: the group is not pushed."""
 
     @property
     def lag(self) -> int:
@@ -94,6 +97,7 @@ class GroupOverview:
         self.paused |= row.is_paused
         self.reason = self.reason or row.reason
         self.held_up_by |= row.held_up_by
+        self.push = worst_push((self.push, row.push))
         if row.oldest_ms is not None:
             self.oldest_ms = row.oldest_ms if self.oldest_ms is None else min(self.oldest_ms, row.oldest_ms)
 

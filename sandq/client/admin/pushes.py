@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
-_WORST_FIRST: Final = ("waiting", "probing", "looking", "pushing")
-STARTING: Final = "starting"
-"""No node says yet that it pushes."""
+from sandq.model.health import PUSH_STARTING, worst_push
 
 
 def together(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -30,7 +28,7 @@ def _whole(push: dict[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in push.items() if name not in ("node", "here", "nodes")}
     return {
         **settings,
-        "state": next((state for state in _WORST_FIRST if state in states), STARTING),
+        "state": worst_push(states) or PUSH_STARTING,
         "error": last.get("error"),
         "error_ms": last.get("error_ms"),
         "nodes": nodes,

@@ -53,13 +53,17 @@ class GroupOverview(Answer):
     consumers: int
     paused: bool
     reason: str | None = Field(description="Why it gets nothing new; null: it does.")
+    push: str | None = Field(
+        default=None, description="State of its push: `pushing`, `waiting` ...; null: the group is not pushed."
+    )
     held_up_by: list[str] = Field(description="Its limits for which something that is due waits.")
     oldest_at: str | None
 
 
 class Finding(Answer):
-    """What needs somebody to look."""
+    """A situation that needs attention."""
 
+    situation: str = Field(description="Its name in docs/operations.md, What needs attention.")
     state: str = Field(description="`failed` or `warning`.")
     what: str
     found: str

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from click.testing import Result
 
 from sandq.client import AuditPage, Forecast, Held, SloReport, TopicRecord
+from sandq.client.admin import ClusterOverview
 from sandq.client.messages.stored_message import Attempt, DeadLetter, DeadOutcome, JobResult, StoredMessage
 from sandq.model import offsets
 from sandq.model.batch import headers_pack
@@ -97,6 +98,7 @@ class FakeClient:
         self.slo: SloReport | None = None
         self.audit = AuditPage([], "", {}, {})
         self.info: dict[str, Any] = {"node": "n1", "nodes": [{"node": "n1", "up": True}]}
+        self.overview = ClusterOverview(NOW_MS, 10_000, {}, {})
         self.topics: list[TopicRecord] = []
         self.certificate_ends: dict[str, float] = {}
         self.biography: dict[str, Any] = {}
@@ -255,6 +257,9 @@ class FakeAdmin:
 
     async def cluster(self) -> dict[str, Any]:
         return self._client.info
+
+    async def overview(self) -> ClusterOverview:
+        return self._client.overview
 
     async def audit(self, last: int, *, after: str | None = None, node: str | None = None) -> AuditPage:
         self._client.note("audit", last=last, after=after, node=node)

@@ -101,7 +101,7 @@ def test_what_a_node_that_tells_nothing_may_lead_is_not_said_to_be_without_leade
     look = look_after(None, INFO, seen(topic("a", partitions=3), missing=missing))
     (found,) = told(Watcher(None), look)["cluster"][0]["findings"]
     assert (found["state"], found["what"]) == ("warning", "nodes")
-    assert "node3 tells nothing of its topics" in found["found"]
+    assert "node3 reports nothing of its topics" in found["found"]
 
 
 class Admin:

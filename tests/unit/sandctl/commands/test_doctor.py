@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from sandq.client import TopicRecord
+from sandq.client.admin import ClusterOverview, GroupOverview, TopicOverview
+from sandq.model.health import SITUATIONS
 from sandq.protocol.replies import Partition
 from tests.support.sandctl.fake_client import NOW_MS, Ctl, FakeClient, letter
 
@@ -34,7 +36,10 @@ def findings(ctl: Ctl, *args: str) -> list[tuple[str, str, str, str]]:
     result = ctl("doctor", "-o", "json", *args)
     rows = json.loads(result.stdout)
     assert result.exit_code == any(row["state"] == "failed" for row in rows)
-    return [tuple(row.values()) for row in rows if row["state"] != "ok"]
+    assert all(
+        row["situation"] in SITUATIONS or row["what"] in ("certificates", "outboxes") for row in rows if row["todo"]
+    )
+    return [(row["what"], row["state"], row["found"], row["todo"]) for row in rows if row["state"] != "ok"]
 
 
 def test_nothing_is_wrong(offline: Ctl, sick: FakeClient) -> None:
@@ -42,11 +47,12 @@ def test_nothing_is_wrong(offline: Ctl, sick: FakeClient) -> None:
     assert result.exit_code == 0, result.output
     assert [line.split() for line in result.stdout.splitlines()] == [
         ["ok", "nodes", "all", "are", "up"],
+        ["ok", "replicas", "none", "is", "shut", "or", "differs"],
         ["ok", "partitions", "all", "have", "a", "leader", "(1", "topic)"],
         ["ok", "groups", "none", "is", "stopped"],
         ["ok", "pushes", "no", "receiver", "fails"],
         ["ok", "outboxes", "nothing", "is", "held", "up"],
-        ["5", "ok"],
+        ["6", "ok"],
     ]
     assert findings(offline, "--topic", "t") == []
     assert offline("doctor", "--topic", "nowhere").exit_code == 1
@@ -59,19 +65,28 @@ def test_nothing_is_wrong(offline: Ctl, sick: FakeClient) -> None:
             {"state": "waiting", "error": "503 down"},
             "failed",
             "fails at everything",
-            "but for the probe use no attempts",
+            "messages wait without using attempts",
         ),
-        ({"state": "probing", "error": "503 down"}, "failed", "503 down", "mend the receiver"),
+        ({"state": "probing", "error": "503 down"}, "failed", "503 down", "repair the receiver"),
         ({"state": "looking", "error": "no such name"}, "failed", "cannot be reached: no such name", "push.allow"),
-        ({"error": "500", "error_ms": NOW_MS - 1000}, "warning", "failed lately: 500", "group push show t shop"),
+        (
+            {"error": "500", "error_ms": NOW_MS - 1000},
+            "warning",
+            "failed in the last minutes: 500",
+            "group push show t shop",
+        ),
     ],
 )
 def test_receivers_that_fail(
     offline: Ctl, sick: FakeClient, more: dict[str, Any], state: str, words: str, todo: str
 ) -> None:
-    sick.pushes = [push(**more), push(group="fine", error="500", error_ms=NOW_MS - 600_000), push(state="looking")]
+    sick.pushes = [
+        push(**more),
+        push(group="fine", error="500", error_ms=NOW_MS - 600_000),
+        push(group="other", state="looking"),
+    ]
     ((what, is_, found, do),) = findings(offline)
-    assert (what, is_) == ("pushes", state) and found.startswith("shop of t: https://shop.test/ ")
+    assert (what, is_) == ("pushes", state) and found.startswith("shop of t: its receiver ")
     assert words in found and todo in do
     assert f"-> {do}" in offline("doctor").stdout
 
@@ -102,7 +117,7 @@ def test_what_could_not_be_sent(offline: Ctl, sick: FakeClient) -> None:
 def test_groups_nodes_and_partitions(offline: Ctl, sick: FakeClient) -> None:
     sick.groups = [
         {"group": "a", "partition": at, "ready": 3, "consumers": 0, "reason": "it is paused"} for at in (0, 1)
-    ] + [{"group": "shop", "partition": 0, "ready": 3, "consumers": 0}]
+    ] + [{"group": name, "partition": at, "ready": 3, "consumers": 0} for name in ("b", "shop") for at in (0, 1)]
     sick.topics = [sick.topics[0]._replace(partitions=[Partition(0, 7, None), Partition(1, 8, "n1")])]
     sick.info = {
         "node": "n1",
@@ -116,12 +131,12 @@ def test_groups_nodes_and_partitions(offline: Ctl, sick: FakeClient) -> None:
     assert [(what, state, found) for what, state, found, _ in findings(offline)] == [
         ("nodes", "failed", "n2 cannot be reached by n1"),
         ("nodes", "failed", "n3 is sick: EIO"),
-        ("nodes", "failed", "n1 says no room"),
-        ("nodes", "warning", "n1 is open to anybody: listen.client on 10.0.0.1 without TLS (tls.client: require)"),
-        ("nodes", "failed", "the replica of partition 1 of t at n2 is not what the others are"),
-        ("partitions", "failed", "partition 0 of t: no leader"),
-        ("groups", "warning", "a of t gets nothing: it is paused"),
-        ("groups", "warning", "a of t: 6 messages ready, and no consumer is connected"),
+        ("nodes", "failed", "n1: its disk is nearly full"),
+        ("security", "warning", "n1 is open to anybody: listen.client on 10.0.0.1 without TLS (tls.client: require)"),
+        ("replicas", "failed", "the replica of partition 1 of t at n2 differs from the others"),
+        ("partitions", "failed", "1 of 2 partitions of t have no leader"),
+        ("groups", "warning", "a of t is paused: it gets nothing new"),
+        ("groups", "warning", "b of t: 6 ready, and no consumer is connected"),
     ]
 
 
@@ -134,6 +149,16 @@ def test_expired_group_is_named_with_what_it_keeps(offline: Ctl, sick: FakeClien
     assert (what, state) == ("groups", "warning")
     assert found == "a of t has expired (group_ttl): it keeps 4 messages that it has yet to finish, and no others"
     assert "sandctl group delete t a --force" in todo
+
+
+def test_groups_are_judged_by_the_age_and_leases_that_are_known(offline: Ctl, sick: FakeClient) -> None:
+    sick.groups = [{"group": "young", "ready": 3, "consumers": 0}, {"group": "leasing", "ready": 3, "leased": 1}]
+    groups = {"young": GroupOverview("young", ready=3, oldest_ms=NOW_MS - 1000)}
+    sick.overview = ClusterOverview(NOW_MS, 10_000, {"t": TopicOverview("t", "timer", 2, groups=groups)}, {})
+    assert findings(offline) == []
+    groups["young"].oldest_ms = NOW_MS - 60_000
+    ((_, _, found, _),) = findings(offline)
+    assert found == "young of t: 3 ready, and no consumer is connected"
 
 
 def test_certificates_that_end_soon(offline: Ctl, sick: FakeClient) -> None:

@@ -1,0 +1,306 @@
+"""The situations of a cluster that need attention, and how each is judged.
+
+`sandctl doctor`, the console's overview and `why` use the same functions, so that they never disagree. `SITUATIONS` is
+the table of docs/operations.md (What needs attention): a test compares both, and makes each situation once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+FAILED: Final = "failed"
+WARNING: Final = "warning"
+ALONE_MS: Final = 60_000
+"""A group without consumers needs attention once its oldest ready message has waited this long, in ms.
+
+Consumers that ask over HTTP are not connected between two requests. A group that they serve is not this far behind, or
+has leased messages.
+"""
+RECENT_MS: Final = 5 * 60_000
+"""A receiver that failed within this time needs attention also while it takes other messages, in ms."""
+PUSH_WAITING: Final = "waiting"
+PUSH_PROBING: Final = "probing"
+PUSH_LOOKING: Final = "looking"
+PUSH_STARTING: Final = "starting"
+"""No node pushes the group yet."""
+PUSH_STATES: Final = (PUSH_WAITING, PUSH_PROBING, PUSH_LOOKING, "pushing", PUSH_STARTING)
+"""States of a pushed group on a node; the state of the group is the first of them that any node has."""
+
+
+class Situation(NamedTuple):
+    """A kind of finding: its severity, the kind of thing it is about, and what it says. `alert`: of Prometheus."""
+
+    state: str
+    what: str
+    found: str
+    todo: str
+    alert: str = ""
+
+
+SITUATIONS: Final[Mapping[str, Situation]] = {
+    "node-waiting": Situation(
+        FAILED,
+        "nodes",
+        "{node} belongs to no cluster yet: {why}",
+        "start the other nodes, or create the cluster: sandctl cluster init",
+    ),
+    "node-sick": Situation(
+        FAILED, "nodes", "{node} is sick: {why}", "check its disk, or replace the node", "SandqNodeSick"
+    ),
+    "node-down": Situation(
+        FAILED,
+        "nodes",
+        "{node} cannot be reached by {asked}",
+        "start it; if it does not return: sandctl cluster remove {node}",
+        "SandqDown",
+    ),
+    "node-silent": Situation(WARNING, "nodes", "{node} reports nothing of its topics: {why}", "ask again in a moment"),
+    "storage-failed": Situation(
+        FAILED, "nodes", "{node}: its storage failed{why}", "check its disk, and start it again", "SandqDiskFailed"
+    ),
+    "disk-full": Situation(
+        FAILED,
+        "nodes",
+        "{node}: its disk is nearly full{why}",
+        "free space on its disk (docs/operations.md)",
+        "SandqDiskFull",
+    ),
+    "damage": Situation(
+        FAILED,
+        "nodes",
+        "{node}: its log or tables are damaged{why}",
+        "see docs/operations.md, When the disk is full or fails",
+        "SandqDiskFailed",
+    ),
+    "clock-alarm": Situation(
+        FAILED, "nodes", "{node}: its clock is in alarm{why}", "set its clock: sandctl cluster clock", "SandqClockAlarm"
+    ),
+    "exposed": Situation(WARNING, "security", "{node} is open to anybody: {port}", "see docs/security.md"),
+    "feature-level": Situation(
+        WARNING,
+        "nodes",
+        "all nodes know feature level {next}, and the cluster is at {level}",
+        "once you will not go back to the version before: sandctl cluster finalize",
+    ),
+    "replica-shut": Situation(
+        FAILED,
+        "replicas",
+        "the replica of {where} at {node} is shut: {why}",
+        "sandctl partition shut (docs/operations.md, Shut partitions)",
+        "SandqPartitionShut",
+    ),
+    "replica-differs": Situation(
+        FAILED,
+        "replicas",
+        "the replica of {where} at {nodes} differs from the others",
+        "sandctl cluster rebuild {topic} {partition} NODE (docs/operations.md)",
+        "SandqReplicasDiffer",
+    ),
+    "no-leader": Situation(
+        FAILED,
+        "partitions",
+        "{count} of {partitions} partitions of {topic} have no leader",
+        "see which nodes hold them: sandctl cluster partitions --topic {topic}",
+        "SandqNoLeader",
+    ),
+    "group-paused": Situation(
+        WARNING,
+        "groups",
+        "{group} of {topic} is paused: it gets nothing new",
+        "sandctl group resume {topic} {group}",
+        "SandqGroupStalled",
+    ),
+    "group-stalled": Situation(
+        WARNING,
+        "groups",
+        "{group} of {topic} gets nothing new: {why}",
+        "see its messages that wait: sandctl group show {topic} {group}",
+        "SandqGroupStalled",
+    ),
+    "group-expired": Situation(
+        WARNING,
+        "groups",
+        "{group} of {topic} has expired (group_ttl): it keeps {kept} that it has yet to finish, and no others",
+        "start its consumers; if nobody needs these messages: sandctl group delete {topic} {group} --force",
+    ),
+    "receiver-down": Situation(
+        FAILED,
+        "pushes",
+        "{group} of {topic}: its receiver fails at everything{why}",
+        "repair the receiver: it is tried again within a minute, and messages wait without using attempts; "
+        "sandctl group push show {topic} {group}",
+        "SandqReceiverFails",
+    ),
+    "receiver-unreachable": Situation(
+        FAILED,
+        "pushes",
+        "{group} of {topic}: its receiver cannot be reached{why}",
+        "correct the URL (sandctl group push set), or allow it (push.allow of the nodes); "
+        "sandctl group push show {topic} {group}",
+        "SandqGroupBehind",
+    ),
+    "receiver-failing": Situation(
+        WARNING,
+        "pushes",
+        "{group} of {topic}: its receiver failed in the last minutes{why}",
+        "see its answers: sandctl group push show {topic} {group}; sandctl dead list {topic} -g {group}",
+    ),
+    "push-not-started": Situation(
+        WARNING,
+        "pushes",
+        "{group} of {topic}: {ready} ready, and no node pushes it yet",
+        "see which nodes lead its partitions: sandctl group push show {topic} {group}",
+        "SandqGroupBehind",
+    ),
+    "no-consumers": Situation(
+        WARNING,
+        "groups",
+        "{group} of {topic}: {ready} ready, and no consumer is connected",
+        "start its consumers; if nobody needs the group: sandctl group delete {topic} {group}",
+        "SandqGroupAlone",
+    ),
+    "dead-letters": Situation(
+        WARNING,
+        "dead letters",
+        "{group} of {topic}: {dead} dead letters",
+        "see their errors: sandctl dead list {topic} -g {group}",
+        "SandqDeadLetters",
+    ),
+}
+"""All situations, by name. Names in braces are replaced by what they are called in the cluster."""
+
+
+class Finding(NamedTuple):
+    """A situation that was found. `about`: the topic and the group, where it has some."""
+
+    situation: str
+    state: str
+    what: str
+    found: str
+    todo: str
+    about: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class GroupHealth:
+    """What is known of a group of a topic, over all partitions."""
+
+    topic: str
+    group: str
+    ready: int = 0
+    leased: int = 0
+    dead: int = 0
+    consumers: int = 0
+    """Number of connected consumers."""
+    reason: str | None = None
+    """Why the group gets nothing new; None: it does."""
+    oldest_ms: int | None = None
+    """Time at which its oldest message became due that is not acked; None: unknown."""
+    push: str | None = None
+    """State of its push, one of `PUSH_STATES`; None: the group is not pushed."""
+    push_error: str | None = None
+    push_error_ms: int | None = None
+    unfinished: int | None = None
+    """Messages that the group keeps since it expired (`group_ttl`); None: it has not expired, or that is unknown."""
+
+
+def of_group(group: GroupHealth, now_ms: int) -> Iterator[Finding]:
+    """Yield what needs attention in a group."""
+    names: dict[str, Any] = {"topic": group.topic, "group": group.group}
+    error = f": {group.push_error}" if group.push_error else ""
+    if group.reason is not None:
+        is_paused = "paused" in group.reason
+        yield _finding("group-paused" if is_paused else "group-stalled", names, why=group.reason)
+    if group.push in (PUSH_WAITING, PUSH_PROBING):
+        yield _finding("receiver-down", names, why=error)
+    elif group.push == PUSH_LOOKING and group.push_error:
+        yield _finding("receiver-unreachable", names, why=error)
+    elif group.push_error_ms is not None and group.push_error_ms > now_ms - RECENT_MS:
+        yield _finding("receiver-failing", names, why=error)
+    if group.unfinished is not None and group.push is None:
+        kept = f"{group.unfinished:,} message{'' if group.unfinished == 1 else 's'}"
+        yield _finding("group-expired", names, kept=kept)
+    elif group.reason is None and _is_alone(group, now_ms):
+        if group.push is None:
+            yield _finding("no-consumers", names, ready=f"{group.ready:,}")
+        elif group.push == PUSH_STARTING:
+            yield _finding("push-not-started", names, ready=f"{group.ready:,}")
+    if group.dead:
+        yield _finding("dead-letters", names, dead=f"{group.dead:,}")
+
+
+def _is_alone(group: GroupHealth, now_ms: int) -> bool:
+    if not group.ready or group.consumers or group.leased:
+        return False
+    return group.oldest_ms is None or group.oldest_ms <= now_ms - ALONE_MS
+
+
+def why_ready(consumers: int, *, is_pushed: bool) -> str:
+    """Return what `why` adds to the reason of a ready message, by what one node knows of the group."""
+    if consumers:
+        return ""
+    if is_pushed:
+        return "; the group is pushed, and the push takes nothing at present: sandctl group push show"
+    return "; the group has no consumer on this node"
+
+
+def of_nodes(info: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what needs attention in the nodes. `info`: what a node tells of the cluster."""
+    asked = str(info.get("node"))
+    if info.get("waiting"):
+        yield _finding("node-waiting", {}, node=asked, why=info["waiting"])
+    for row in info.get("nodes") or ():
+        if row.get("sick"):
+            yield _finding("node-sick", {}, node=row.get("node"), why=row["sick"])
+        elif not row.get("up"):
+            yield _finding("node-down", {}, node=row.get("node"), asked=asked)
+    for key, situation in (
+        ("storage_failed", "storage-failed"),
+        ("no_room", "disk-full"),
+        ("damage", "damage"),
+        ("clock_alarm", "clock-alarm"),
+    ):
+        if info.get(key):
+            yield _finding(situation, {}, node=asked, why="" if info[key] is True else f": {info[key]}")
+    for port in info.get("exposed") or ():
+        yield _finding("exposed", {}, node=asked, port=port)
+    if info.get("feature_level_next"):
+        yield _finding("feature-level", {}, next=info["feature_level_next"], level=info.get("feature_level"))
+    for one in info.get("shut") or ():
+        where = f"partition {one['partition']} of {one['topic']}" if one["topic"] else "the metadata"
+        names = {"topic": one["topic"]} if one["topic"] else {}
+        yield _finding("replica-shut", names, where=where, node=one["node"], why=one["error"])
+    for one in info.get("different") or ():
+        where = f"partition {one['partition']} of {one['topic']}"
+        of_one = {"where": where, "partition": one["partition"], "nodes": ", ".join(one["nodes"])}
+        yield _finding("replica-differs", {"topic": one["topic"]}, **of_one)
+
+
+def of_silent_node(node: str, why: str) -> Finding:
+    """Return the finding for a node that is up and reports nothing of its topics."""
+    return _finding("node-silent", {}, node=node, why=why)
+
+
+def of_leaders(topic: str, without: int, partitions: int) -> Iterator[Finding]:
+    """Yield the finding for a topic of whose partitions some have no leader."""
+    if without > 0:
+        yield _finding("no-leader", {"topic": topic}, count=without, partitions=partitions)
+
+
+def worst_push(states: Iterable[str | None]) -> str | None:
+    """Return the state of a pushed group by what nodes tell of it; None: none says that it is pushed."""
+    known = set(states)
+    return next((state for state in PUSH_STATES if state in known), None)
+
+
+def sorted_findings(findings: Iterable[Finding]) -> Sequence[Finding]:
+    """Return findings, those that failed first, else in their order."""
+    return sorted(findings, key=lambda one: one.state != FAILED)
+
+
+def _finding(name: str, about: Mapping[str, str], **values: Any) -> Finding:
+    situation, names = SITUATIONS[name], {**about, **values}
+    found, todo = situation.found.format_map(names), situation.todo.format_map(names)
+    return Finding(name, situation.state, situation.what, found, todo, about)

@@ -1,0 +1,160 @@
+"""Each situation of a cluster is made once, and doctor, the overview and the document say the same of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pytest
+
+from sandq.client.admin import ClusterOverview, GroupOverview, TopicOverview
+from sandq.model.health import ALONE_MS, FAILED, RECENT_MS, SITUATIONS, WARNING, GroupHealth, of_group, why_ready
+from sandq.server.http.overview_rows import findings
+from tests.support.paths import ROOT
+
+NOW_MS: Final = 1_900_000_000_000
+PAGE: Final = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+ALERTS: Final = (ROOT / "deploy/prometheus/sandq-alerts.yml").read_text(encoding="utf-8")
+NAMES: Final = {
+    **{"topic": "TOPIC", "group": "GROUP", "node": "NODE", "partition": "PARTITION", "asked": "NODE", "nodes": "NODES"},
+    **{"where": "PARTITION", "why": "REASON", "ready": "N", "dead": "N", "count": "N", "partitions": "M"},
+    **{"kept": "N messages", "level": "LEVEL", "next": "LEVEL", "port": "PORT"},
+}
+NODES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "node-waiting": {"waiting": "n2 is missing"},
+    "node-sick": {"nodes": [{"node": "n2", "up": True, "sick": "EIO"}]},
+    "node-down": {"nodes": [{"node": "n2", "up": False}]},
+    "storage-failed": {"storage_failed": "EIO"},
+    "disk-full": {"no_room": True},
+    "damage": {"damage": "000001.ldb"},
+    "clock-alarm": {"clock_alarm": True},
+    "exposed": {"exposed": ["listen.client on 10.0.0.1"]},
+    "feature-level": {"feature_level": 17, "feature_level_next": 18},
+    "replica-shut": {"shut": [{"topic": "t", "partition": 1, "node": "n1", "error": "entry 5"}]},
+    "replica-differs": {"different": [{"topic": "t", "partition": 1, "nodes": ["n2"]}]},
+}
+"""What a node tells of the cluster, by situation."""
+GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "group-paused": {"reason": "it is paused, until somebody resumes it", "ready": 5},
+    "group-stalled": {"reason": "20,000 messages wait for earlier ones of their keys", "ready": 5},
+    "group-expired": {"ready": 5, "unfinished": 4, "oldest_ms": NOW_MS - ALONE_MS},
+    "receiver-down": {"push": "waiting", "ready": 5, "push_error": "503"},
+    "receiver-unreachable": {"push": "looking", "ready": 5, "push_error": "no such name"},
+    "receiver-failing": {"push": "pushing", "push_error": "500", "push_error_ms": NOW_MS - 1000},
+    "push-not-started": {"push": "starting", "ready": 5},
+    "no-consumers": {"ready": 5, "oldest_ms": NOW_MS - ALONE_MS},
+    "dead-letters": {"dead": 2, "consumers": 1},
+}
+"""What is known of a group, by situation."""
+OTHERS: Final = {"node-silent", "no-leader"}
+NOT_IN_OVERVIEW: Final = {"receiver-unreachable", "receiver-failing", "group-expired"}
+"""Situations that are known by an error of a receiver, or the expiry of a group, which the overview does not have."""
+
+
+def overview(
+    groups: Mapping[str, GroupOverview] | None = None, *, led: int = 1, sent: int = 0, **more: Any
+) -> ClusterOverview:
+    topic = TopicOverview("t", "timer", 1, led=led, sent=sent, groups=dict(groups or {}))
+    return ClusterOverview(NOW_MS, 10_000, {"t": topic}, more.get("missing", {}))
+
+
+def named(info: Mapping[str, Any], seen: ClusterOverview) -> list[str]:
+    return [one["situation"] for one in findings({"node": "n1", **info}, seen, seen.topics.values())]
+
+
+def test_every_situation_is_made_here() -> None:
+    assert NODES.keys() | GROUPS.keys() | OTHERS == SITUATIONS.keys()
+
+
+@pytest.mark.parametrize("situation", NODES)
+def test_node_in_a_situation_has_its_finding_alone(situation: str) -> None:
+    (found,) = findings({"node": "n1", **NODES[situation]}, overview(), ())
+    expected = SITUATIONS[situation]
+    assert (found["situation"], found["state"], found["what"]) == (situation, expected.state, expected.what)
+    assert "{" not in found["found"] + found["todo"]
+
+
+def test_leaders_and_silent_nodes_are_found() -> None:
+    assert named({}, overview(led=0)) == ["no-leader"]
+    assert named({}, overview(led=0, missing={"n2": "its version does not tell it"})) == ["node-silent"]
+
+
+@pytest.mark.parametrize("situation", GROUPS)
+def test_group_in_a_situation_has_its_finding_alone(situation: str) -> None:
+    (found,) = of_group(GroupHealth("t", "g", **GROUPS[situation]), NOW_MS)
+    expected = SITUATIONS[situation]
+    assert (found.situation, found.state, found.what) == (situation, expected.state, expected.what)
+    assert found.about == {"topic": "t", "group": "g"} and "g of t" in found.found
+    assert "{" not in found.found + found.todo
+
+
+@pytest.mark.parametrize("situation", sorted(GROUPS.keys() - NOT_IN_OVERVIEW))
+def test_overview_finds_what_doctor_finds(situation: str) -> None:
+    fields = {name: value for name, value in GROUPS[situation].items() if not name.startswith("push_")}
+    assert named({}, overview({"g": GroupOverview("g", **fields)})) == [situation]
+
+
+@pytest.mark.parametrize("push", ["waiting", "probing", "looking", "pushing", "starting"])
+def test_group_delete_is_never_advised_for_a_pushed_group(push: str) -> None:
+    for error in (None, "503"):
+        group = GroupHealth("t", "g", ready=5, push=push, push_error=error, push_error_ms=NOW_MS - 1, unfinished=3)
+        assert not any("group delete" in one.todo for one in of_group(group, NOW_MS))
+    assert not any(
+        "group delete" in one.todo for name, one in SITUATIONS.items() if name not in ("no-consumers", "group-expired")
+    )
+
+
+def test_group_without_consumers_is_found_beside_a_group_that_is_served() -> None:
+    served = GroupOverview("served", ready=5, leased=3, consumers=2, oldest_ms=NOW_MS - 10 * ALONE_MS)
+    alone = GroupOverview("alone", ready=5, oldest_ms=NOW_MS - ALONE_MS)
+    seen = overview({"served": served, "alone": alone}, sent=100)
+    found = findings({"node": "n1"}, seen, seen.topics.values())
+    assert [(one["situation"], one["group"]) for one in found] == [("no-consumers", "alone")]
+
+
+@pytest.mark.parametrize(
+    "more", [{"consumers": 1}, {"leased": 1}, {"ready": 0}, {"oldest_ms": NOW_MS - ALONE_MS + 1}, {"push": "pushing"}]
+)
+def test_group_that_is_served_has_no_finding(more: dict[str, Any]) -> None:
+    fields = {"ready": 5, "oldest_ms": NOW_MS - ALONE_MS, **more}
+    assert list(of_group(GroupHealth("t", "g", **fields), NOW_MS)) == []
+
+
+def test_receiver_that_failed_long_ago_has_no_finding() -> None:
+    group = GroupHealth("t", "g", push="pushing", push_error="500", push_error_ms=NOW_MS - RECENT_MS)
+    assert list(of_group(group, NOW_MS)) == []
+
+
+def test_why_names_the_push_and_not_missing_consumers() -> None:
+    assert why_ready(1, is_pushed=False) == why_ready(1, is_pushed=True) == ""
+    assert "no consumer" in why_ready(0, is_pushed=False)
+    assert "no consumer" not in why_ready(0, is_pushed=True)
+
+
+def test_failures_come_before_warnings() -> None:
+    groups = {"g": GroupOverview("g", dead=1)}
+    assert named({"no_room": True}, overview(groups)) == ["disk-full", "dead-letters"]
+
+
+def shown(template: str) -> str:
+    return template.replace(": {why}", ": REASON").replace("{why}", "[: REASON]").format_map(NAMES)
+
+
+def test_document_has_every_situation_with_its_words() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\| `[a-z-]+` \|.*", PAGE, re.M)
+    ]
+    documented = {row[0].strip("`"): row[1:] for row in rows if row[1] in (FAILED, WARNING)}
+    expected = {}
+    for name, situation in SITUATIONS.items():
+        alert = f"[{situation.alert}](#{situation.alert.lower()})" if situation.alert else ""
+        expected[name] = [situation.state, shown(situation.found), shown(situation.todo), alert]
+    assert documented == expected
+
+
+def test_alerts_of_situations_exist_and_have_a_section() -> None:
+    for situation in SITUATIONS.values():
+        if situation.alert:
+            assert f"alert: {situation.alert}\n" in ALERTS
+            assert f"### {situation.alert}\n" in PAGE
