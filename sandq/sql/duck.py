@@ -13,17 +13,8 @@ import anyio.to_thread
 import duckdb
 
 from sandq.sql.budget import Budget
-from sandq.sql.errors import (
-    NO_RESOURCES,
-    SYNTAX,
-    TIME_OVERFLOW,
-    TOO_BIG_SELECT,
-    TOO_LARGE_RESULT,
-    UNKNOWN,
-    UNKNOWN_COLUMN,
-    UNKNOWN_FUNCTION,
-    SqlError,
-)
+from sandq.sql.duck_errors import NO_MEMORY, translated, translated_text
+from sandq.sql.errors import NO_RESOURCES, TIME_OVERFLOW, TOO_BIG_SELECT, SqlError
 from sandq.sql.json_values import MACROS
 from sandq.sql.places import Places
 
@@ -75,11 +66,11 @@ class Duck:
             _check_times(table)
             return table
         except duckdb.Error as error:
-            raise _told(error) from None
+            raise translated(error) from None
         except MemoryError:
-            raise SqlError(NO_RESOURCES, _NO_MEMORY) from None
+            raise SqlError(NO_RESOURCES, NO_MEMORY) from None
         except (OSError, RuntimeError, pa.ArrowException) as error:  # so Arrow's reader passes on errors of DuckDB
-            raise _read_error(error) from None
+            raise translated_text(str(error).split("\n")[0]) from None
         finally:
             self._clean(reader, tables)
 
@@ -110,7 +101,7 @@ class Duck:
         try:
             found = self._database.execute(f"SELECT {', '.join(expressions)}").fetchall()[0]
         except duckdb.Error as error:
-            raise _told(error) from None
+            raise translated(error) from None
         except (OverflowError, ValueError):
             raise SqlError(TIME_OVERFLOW, _OVERFLOW) from None
         return tuple(found)
@@ -183,7 +174,6 @@ async def in_thread(duck: Duck, work: Callable[[], T]) -> T:
     return found
 
 
-_NO_MEMORY: Final = "the query needs more memory than memory_bytes allows: let fewer rows come to it"
 _OVERFLOW: Final = "Datetime function: datetime field overflow: years 1 to 9999 are known"
 _FIRST: Final = datetime.datetime(1, 1, 1)
 _LAST: Final = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999)
@@ -200,34 +190,3 @@ def _check_times(table: Any) -> None:
             for word, limit in (("greater", _LAST), ("less", _FIRST)):
                 if pc.any(pc.call_function(word, [instants, pa.scalar(limit, pa.timestamp("us"))])).as_py():
                     raise SqlError(TIME_OVERFLOW, _OVERFLOW)
-
-
-def _read_error(error: Exception) -> SqlError:
-    text = str(error).split("\n")[0]
-    if "Out of Memory" in text:
-        return SqlError(NO_RESOURCES, _NO_MEMORY)
-    if _WRAPPED in text:
-        return SqlError(TOO_LARGE_RESULT, text[text.index(_WRAPPED) :])
-    return SqlError(UNKNOWN, text)
-
-
-_WRAPPED: Final = "Result of "
-"""Begins what a call says that was wrapped (`text_growth`)."""
-
-
-def _told(error: duckdb.Error) -> SqlError:
-    """What DuckDB says, with a number of MySQL's; one line of it."""
-    text = str(error).split("\n\n")[0].split("\nLINE")[0].replace("\n", " ")
-    if isinstance(error, duckdb.InvalidInputException) and _WRAPPED in text:
-        return SqlError(TOO_LARGE_RESULT, text[text.index(_WRAPPED) :])
-    kind, _, said = text.partition(": ")
-    message = said if kind.endswith("Error") else text
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return SqlError(NO_RESOURCES, _NO_MEMORY)
-    if isinstance(error, duckdb.BinderException) and "column" in message.lower():
-        return SqlError(UNKNOWN_COLUMN, message)
-    if isinstance(error, duckdb.CatalogException) and "unction" in message:
-        return SqlError(UNKNOWN_FUNCTION, message)
-    if isinstance(error, (duckdb.ParserException, duckdb.BinderException)):
-        return SqlError(SYNTAX, message)
-    return SqlError(UNKNOWN, message)

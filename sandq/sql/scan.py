@@ -100,9 +100,10 @@ class Scan:
             states = of("state").values
             is_bounded |= states is not None and {"leased", "waiting"}.issuperset(states)
             if not is_bounded:
-                raise self._unbounded(
-                    "bound deliver_at, or name an id" + ("" if self.table.is_of_tasks else " or offset")
-                )
+                other = "" if self.table.is_of_tasks else " or offset"
+                is_count = {"topic", "partition"}.issuperset(self.needed)
+                count = "; how many there are: SELECT messages FROM topics WHERE topic = '...'" if is_count else ""
+                raise self._unbounded(f"bound deliver_at, or name an id{other}{count}")
         elif self.table.name == "keys":
             key = of("key")
             if key.values is None and key.prefix is None and not key.is_range:

@@ -11,6 +11,7 @@ from sqlglot.dialects import MySQL
 from sqlglot.errors import SqlglotError
 
 from sandq.sql.budget import NESTING, STATEMENT_BYTES, STATEMENT_NODES
+from sandq.sql.duck_errors import syntax_text
 from sandq.sql.errors import NOT_SUPPORTED, READ_ONLY, SYNTAX, TOO_LARGE, SqlError
 
 # It tells of syntax that it does not know, which is answered here.
@@ -166,5 +167,6 @@ def _where(error: Exception) -> str:
     if details:
         one = details[0]
         near = str(one.get("highlight") or "")[:60]
-        return f"{one.get('description')} near {near!r} at line {one.get('line')}, column {one.get('col')}"
-    return str(error).split("\n")[0][:200]
+        said = syntax_text(str(one.get("description")))
+        return f"{said} near {near!r} at line {one.get('line')}, column {one.get('col')}"
+    return syntax_text(str(error).split("\n")[0][:200])

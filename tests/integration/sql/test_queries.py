@@ -600,6 +600,16 @@ async def test_query_of_z4s_readme_finds_tasks_of_a_user(database: str) -> None:
         assert [row["Field"] for row in described][:3] == ["queue", "id", "deliver_at"]
 
 
+async def test_refused_count_of_a_topic_names_the_table_that_has_it() -> None:
+    async with benched() as bench:
+        await filled(bench)
+        error = await bench.refused("SELECT COUNT(*) FROM messages WHERE topic = 't'")
+        assert error.number == TOO_BIG_SELECT and "SELECT messages FROM topics" in error.message
+        await bench.session.run("SET sandq_allow_full_scan = 1")
+        counted = await bench.column("SELECT COUNT(*) FROM messages WHERE topic = 't'")
+        assert await bench.column("SELECT messages FROM topics WHERE topic = 't'") == counted == [60]
+
+
 async def test_json_columns_are_compared_as_json_through_queries_and_joins() -> None:
     async with benched() as bench:
         client = bench.client
