@@ -6,6 +6,7 @@ policy) is let pass.
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import subprocess
@@ -161,7 +162,7 @@ def test_groups_are_held_up_limited_and_deleted(console: Console) -> None:
     console.act("Pause…", "Pause")
     browser.reads("It gets nothing:")
     console.go("")
-    browser.reads("billing of held gets nothing", ".findings")
+    browser.reads("billing of held is paused", ".findings")
     console.go(f"#/topics/{name}/groups/billing")
     console.act("Resume…", "Resume")
     said = console.act("Limits…", "Set them", max_in_flight="5", rate="10/s", burst="2")
@@ -331,7 +332,7 @@ def test_the_cluster_is_shown_and_what_it_refuses_is_said(console: Console) -> N
     assert [line for line in browser.logged() if "400" not in line] == []
     browser.click("Cancel", "dialog")
     browser.click("Remove…", ".node")
-    browser.reads("Type node1 to go on", "dialog")
+    browser.reads("Type node1 to confirm", "dialog")
     console.note_command("dialog")
     browser.click("Cancel", "dialog")
     said = console.act("Accept the wall clock…", "Accept")
@@ -457,6 +458,60 @@ def test_views_fit_a_phone_have_labels_and_contrast(console: Console, scheme: st
         assert browser.run(CONTRAST) == [], view
     background = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(246, 245, 242)", "dark": "rgb(20, 22, 26)"}[scheme]
+
+
+def test_times_are_shown_in_utc_or_in_the_zone_of_the_browser(console: Console) -> None:
+    browser = console.browser
+    if console.api.status("GET", "/topics/zoned") == 404:
+        topic(console.api, "zoned")
+    day = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=30)).date().isoformat()
+    console.api("POST", "/topics/zoned", {"text": "x", "deliver_at": f"{day}T12:00:00Z"})
+    browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Kolkata"})
+    try:
+        browser.open(f"{console.api.base}/#/topics/zoned/messages")
+        browser.reads(f"{day} 17:30:00", "main")
+        browser.click("UTC+05:30", "#top")
+        browser.reads(f"{day} 12:00:00", "main")
+        headers = "return [...document.querySelectorAll('main thead th:not([hidden])')].map((one) => one.innerText)"
+        assert browser.run(headers) == ["Id", "State", "Delivered at", "Size", "Partition"]  # no column is empty
+        browser.click("UTC", "#top")
+        browser.reads(f"{day} 17:30:00", "main")
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": ""})
+
+
+def test_page_without_a_connection_says_as_of_when_and_is_dimmed(browser: Browser, tmp_path: Path) -> None:
+    port = free_port()
+    node = NodeProcess(tmp_path, SANDQ_LISTEN__HTTP=f"127.0.0.1:{port}")
+    node.start()
+    api = Api(f"http://127.0.0.1:{port}")
+    try:
+        wait_until(lambda: api.status("GET", "/readyz") == 200)
+        Console(browser, api).go("")
+        browser.reads("live", ".state")
+    finally:
+        node.kill()
+    browser.reads("no connection, as of 20", ".state")
+    browser.until(
+        lambda: float(browser.run("return getComputedStyle(document.querySelector('.tiles')).opacity")) < 1, "dim"
+    )
+    browser.logged()
+
+
+def test_rows_are_cards_on_a_phone_and_words_stay_whole(console: Console) -> None:
+    browser = console.browser
+    if console.api.status("GET", "/topics/looked.at") == 404:
+        topic(console.api, "looked.at")
+    display = "return getComputedStyle(document.querySelector('main tbody tr')).display"
+    browser.size(390, 844)
+    console.go("#/")
+    browser.until(lambda: browser.run("return !!document.querySelector('main tbody tr td')"), "rows")
+    assert browser.run(display) == "block"
+    label = "return getComputedStyle(document.querySelector('main tbody td:not(.wide)'), '::before').content"
+    assert len(browser.run(label)) > 4
+    browser.size(1280, 900)
+    assert browser.run(display) == "table-row"
+    assert browser.run("return getComputedStyle(document.querySelector('main tbody td')).overflowWrap") == "break-word"
 
 
 def test_who_looks_shows_a_token_and_is_offered_what_it_may(browser: Browser, tmp_path: Path) -> None:
@@ -658,6 +713,7 @@ def test_a_place_that_is_none_is_said_to_be_none(console: Console) -> None:
         console.browser.reads("There is no such page", "h1")
     console.go("#/topics/none/settings")  # which asks once: two answers might come one behind the other
     console.browser.reads("there is no topic 'none'", ".failure")
+    console.browser.until(lambda: console.browser.run("return document.querySelector('.head .acts').hidden"), "no acts")
     assert [line for line in console.browser.logged() if "404" not in line] == []
 
 

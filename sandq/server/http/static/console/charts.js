@@ -1,7 +1,7 @@
 // Charts over time, by uPlot; each with the same in a table, for who does not see it.
 
 import { fill, h } from "./dom.js";
-import { count, instant } from "./format.js";
+import { count, instant, offsetMinutes } from "./format.js";
 import { sandqColours } from "./colours.js";
 
 let uPlot = null; // it is loaded with the first chart
@@ -159,9 +159,9 @@ function times(self, splits, axisAt, space, step) {
   const two = (part) => String(part).padStart(2, "0");
   let last = "";
   return splits.map((at) => {
-    const when = new Date(at * 1000);
-    const day = `${when.getFullYear()}-${two(when.getMonth() + 1)}-${two(when.getDate())}`;
-    const clock = `${two(when.getHours())}:${two(when.getMinutes())}${step < 60 ? `:${two(when.getSeconds())}` : ""}`;
+    const when = new Date(at * 1000 - offsetMinutes(new Date(at * 1000)) * 60_000);
+    const day = `${when.getUTCFullYear()}-${two(when.getUTCMonth() + 1)}-${two(when.getUTCDate())}`;
+    const clock = `${two(when.getUTCHours())}:${two(when.getUTCMinutes())}${step < 60 ? `:${two(when.getUTCSeconds())}` : ""}`;
     const isNew = day !== last;
     last = day;
     return isNew ? `${clock}\n${day}` : clock;

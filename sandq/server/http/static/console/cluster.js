@@ -22,6 +22,7 @@ export function clusterView(context) {
   const memory = h("section", { class: "card" });
   let leaders = new Map();
   let last = "";
+  let known = "";
 
   function show() {
     const cluster = live.cluster;
@@ -38,6 +39,9 @@ export function clusterView(context) {
     tiles.leader.set(cluster.metadata_leader ?? "nobody", cluster.metadata_leader ? "" : "bad");
     findings.set(cluster.findings);
     fine.hidden = cluster.findings.length > 0;
+    const upNow = JSON.stringify(all.map((node) => [node.node, node.up]));
+    if (upNow !== known && known) whoLeads().catch((error) => { if (error.name !== "AbortError") throw error; });
+    known = upNow;
     const mark = JSON.stringify([all, [...leaders], cluster.metadata_leader]);
     if (mark !== last) fill(nodes, all.map((node) => nodeCard(node, leaders, all, leads)));
     last = mark;
@@ -95,7 +99,7 @@ export function clusterView(context) {
 }
 
 function nodeCard(node, leaders, all, leads) {
-  const led = leaders.get(node.node) ?? 0;
+  const led = node.up ? leaders.get(node.node) ?? 0 : 0; // what it led, others lead now
   const most = Math.max(...all.map((one) => one.replicas), 1);
   const bad = !node.up || node.sick;
   const state = bad ? "bad" : node.standing === "in" ? "" : "warn";
@@ -105,7 +109,7 @@ function nodeCard(node, leaders, all, leads) {
   return h("article", { class: "node", data: { state } },
     h("header", {}, h("h3", {}, node.node), node.voter && badge("votes"), badge(bad ? (node.up ? "sick" : "down") : node.standing === "in" ? "up" : node.standing, bad ? "bad" : node.standing === "in" ? "good" : "warn")),
     squares,
-    h("p", { class: "dim" }, `leads ${count(led)}, holds ${plural(node.replicas, "partition")}${scale > 1 ? ` (a square is ${scale})` : ""}`),
+    h("p", { class: "dim" }, `${node.up ? `leads ${count(led)}, holds` : "leads none while it is down, holds"} ${plural(node.replicas, "partition")}${scale > 1 ? ` (a square is ${scale})` : ""}`),
     node.sick && h("p", { class: "wrong" }, node.sick),
     facts([["Clients", node.client], ["HTTP", node.http], ["Zone", node.zone], ["Weight", node.weight], ["Version", node.version], ["Member", node.member && `${node.member}${node.since_ms ? ` since ${instant(node.since_ms)}` : ""}`], ["Levels", node.feature_levels?.join(" to ")]]),
     h("div", { class: "row" },

@@ -88,9 +88,40 @@ export function instant(at) {
   const found = new Date(at);
   if (Number.isNaN(found.getTime())) return String(at);
   const two = (part, size = 2) => String(part).padStart(size, "0");
-  const day = `${found.getFullYear()}-${two(found.getMonth() + 1)}-${two(found.getDate())}`;
-  const fraction = found.getMilliseconds() ? `.${two(found.getMilliseconds(), 3)}` : "";
-  return `${day} ${two(found.getHours())}:${two(found.getMinutes())}:${two(found.getSeconds())}${fraction}`;
+  const there = new Date(found.getTime() - offsetMinutes(found) * 60_000);
+  const day = `${there.getUTCFullYear()}-${two(there.getUTCMonth() + 1)}-${two(there.getUTCDate())}`;
+  const fraction = there.getUTCMilliseconds() ? `.${two(there.getUTCMilliseconds(), 3)}` : "";
+  return `${day} ${two(there.getUTCHours())}:${two(there.getUTCMinutes())}:${two(there.getUTCSeconds())}${fraction}`;
+}
+
+// Times are in the zone of who looks, or in UTC. It stays for the browser.
+const ZONE = "sandq.times";
+let isUtc = false;
+try {
+  isUtc = localStorage.getItem(ZONE) === "utc";
+} catch {
+  // without a store it is asked anew
+}
+export const showsUtc = () => isUtc;
+export function setUtc(is) {
+  isUtc = is;
+  try {
+    localStorage.setItem(ZONE, is ? "utc" : "local");
+  } catch {
+    // it holds for this page
+  }
+}
+export const offsetMinutes = (when) => (isUtc ? 0 : when.getTimezoneOffset());
+
+// The instant of a field for a date and a time, which is in the zone in which times are shown.
+export const typed = (text) => new Date(isUtc && !/[zZ]$/.test(text) ? `${text}Z` : text);
+
+// The zone in which times are shown, as its distance from UTC now.
+export function zone(when = new Date(nowMs())) {
+  const minutes = -offsetMinutes(when);
+  if (!minutes) return "UTC";
+  const two = (part) => String(part).padStart(2, "0");
+  return `UTC${minutes < 0 ? "-" : "+"}${two(Math.floor(Math.abs(minutes) / 60))}:${two(Math.abs(minutes) % 60)}`;
 }
 
 // What would not be seen, or would turn the text around it, is written out: half surrogate pairs, control characters,

@@ -3,7 +3,7 @@
 import { get, patch, path, post, put, remove } from "./api.js";
 import { sandctl, settingOptions } from "./commands.js";
 import { fill, h } from "./dom.js";
-import { ago, bytes, count, cut, instant, plural, short } from "./format.js";
+import { ago, bytes, count, cut, instant, plural, short, typed } from "./format.js";
 import { attempts, headersView, keyText, valueView } from "./messages.js";
 import { may, why } from "./rights.js";
 import { groupHref, topicHref } from "./topics.js";
@@ -19,7 +19,7 @@ export function groupView(context, topic, group, tab = "standing") {
     fill(body, place);
     again();
   }
-  const tabs = [["standing", "Standing"], ["dead", "Dead letters"]];
+  const tabs = [["standing", "Overview"], ["dead", "Dead letters"]];
   return [
     h("p", { class: "trail" }, h("a", { href: "#/" }, "Topics"), " / ", h("a", { href: topicHref(topic) }, topic), " / ", h("a", { href: topicHref(topic, "groups") }, "groups"), " /"),
     h("div", { class: "head" }, h("h1", {}, group)),
@@ -132,7 +132,7 @@ function changeSettings(topic, group, own, done) {
 }
 
 function seek(topic, group, found, done) {
-  const to = (values) => (values.place === "at" ? (values.at ? new Date(values.at).toISOString() : "") : values.place);
+  const to = (values) => (values.place === "at" ? (values.at ? typed(values.at).toISOString() : "") : values.place);
   act({
     title: "Seek…", verb: "Seek", danger: true, typed: group,
     about: `Goes on from elsewhere. Back: everything from there on that is still stored is delivered again, dead letters too. Forward: what lies between counts as acked. Either takes from consumers what they hold: ${plural(found.leased, "message")}.`,
@@ -188,7 +188,7 @@ function deadLetters(context, topic, group) {
     h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "List"))));
   const filters = () => {
     const values = valuesOf(form);
-    const time = (text) => (text ? new Date(text).toISOString() : "");
+    const time = (text) => (text ? typed(text).toISOString() : "");
     return Object.fromEntries(Object.entries({ ...values, since: time(values.since), until: time(values.until) }).filter(([name, value]) => name && value));
   };
   const options = (which) => ({ g: group, reason: which.reason, error: which.error, "key-prefix": which.key_prefix, since: which.since, until: which.until });

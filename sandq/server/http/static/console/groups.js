@@ -7,7 +7,7 @@ import { ago, count, cut, nowMs, short, span } from "./format.js";
 import { groupHref } from "./topics.js";
 import { badge, commandLine, load, table } from "./ui.js";
 
-const standing = (row) => (row.paused ? badge("paused", "warn") : row.reason ? badge("stands", "bad") : row.held_up_by?.length ? badge(`at its ${row.held_up_by.join(", ")}`, "warn") : row.ready && !row.consumers ? badge("no consumer", "warn") : badge("runs", "good"));
+const standing = (row) => (row.paused ? badge("paused", "warn") : row.reason ? badge("stands", "bad") : row.held_up_by?.length ? badge(`at its ${row.held_up_by.join(", ")}`, "warn") : ["waiting", "probing"].includes(row.push) ? badge("receiver fails", "bad") : row.push ? badge("pushed", "good") : row.ready && !row.consumers && !row.leased ? badge("no consumer", "warn") : badge("runs", "good"));
 
 function groupTable(withTopic, caption) {
   return table({
@@ -15,7 +15,7 @@ function groupTable(withTopic, caption) {
     columns: [
       { key: "group", label: "Group", text: (row) => row.group },
       ...(withTopic ? [{ key: "topic", label: "Topic", text: (row) => row.topic }] : []),
-      { key: "state", label: "State", text: (row) => row.reason ?? "", cell: standing, mark: (row) => JSON.stringify([row.paused, row.reason, row.held_up_by, row.ready > 0, row.consumers]), title: (row) => row.reason ?? "" },
+      { key: "state", label: "State", text: (row) => row.reason ?? "", cell: standing, mark: (row) => JSON.stringify([row.paused, row.reason, row.held_up_by, row.ready > 0, row.consumers, row.leased > 0, row.push]), title: (row) => row.reason ?? "" },
       { key: "lag", label: "Lag", kind: "number", text: (row) => short(row.lag), sort: (row) => row.lag },
       { key: "oldest", label: "Oldest", kind: "number", wide: true, text: (row) => (row.oldest_at ? span(nowMs() - Date.parse(row.oldest_at)) : "–"), sort: (row) => (row.oldest_at ? nowMs() - Date.parse(row.oldest_at) : -1), title: (row) => (row.oldest_at ? ago(row.oldest_at) : "") },
       { key: "ready", label: "Ready", kind: "number", wide: true, text: (row) => short(row.ready), sort: (row) => row.ready },

@@ -79,7 +79,7 @@ export function keysTab(context, topic) {
       fields: [
         ...(entry ? [] : [{ name: "key", label: "Key", required: true }]),
         { name: "value", label: "Value", kind: "textarea", rows: 8, value },
-        { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: kind },
+        { name: "kind", label: "Format", kind: "select", options: VALUE_KINDS, value: kind },
         { name: "ttl", label: "Time to live", placeholder: "the topic's" },
       ],
       command: (values) => {

@@ -2,6 +2,7 @@
 
 import { get, token } from "./api.js";
 import { fill, h, setText } from "./dom.js";
+import { instant, setUtc, showsUtc, zone } from "./format.js";
 import { live, onLive, start, stop } from "./live.js";
 import { may, setGrants } from "./rights.js";
 import { failure, say } from "./ui.js";
@@ -28,18 +29,31 @@ function shell() {
   const link = (href, text, belongs) => h("li", {}, h("a", { href, data: { belongs } }, text));
   const state = h("span", { class: "state", role: "status" }, h("i", { "aria-hidden": "true" }), h("span", {}, ""));
   const name = h("span", {});
+  const zoned = h("button", { type: "button", class: "quiet", title: "Times are shown in this zone: change it", onclick: () => {
+    setUtc(!showsUtc());
+    sayZone();
+    route();
+  } });
+  const sayZone = () => {
+    setText(zoned, zone());
+    zoned.setAttribute("aria-label", `Times are in ${zone()}: change the zone`);
+  };
+  sayZone();
   fill(top, h("div", { class: "bar" },
     h("a", { class: "brand", href: "#/" }, h("img", { src: "console/icon.svg", alt: "" }), name),
     h("nav", { "aria-label": "Views" }, h("ul", {}, link("#/", "Topics", "topics"), link("#/groups", "Groups", "groups"), link("#/lateness", "Lateness", "lateness"), link("#/sql", "SQL", "sql"), link("#/cluster", "Cluster", "cluster"))),
     h("div", { class: "right" },
       state,
+      zoned,
       h("a", { href: "docs", class: "who", target: "_blank", rel: "noopener" }, "API"),
       h("span", { class: "who" }, me?.principal ?? ""),
       token.get() && h("button", { type: "button", class: "quiet", onclick: signOut }, "Sign out"))));
   const show = () => {
     setText(name, live.cluster?.cluster ?? "sandq");
     const words = { connecting: "connecting", live: "live", lost: "no connection", resting: "resting" };
-    setText(state.lastElementChild, words[live.state]);
+    const seen = live.state === "lost" && live.look ? `, as of ${instant(live.look.at)}` : "";
+    setText(state.lastElementChild, words[live.state] + seen);
+    document.body.dataset.live = live.state;
     state.dataset.state = live.state;
     state.title = live.trouble ?? "One stream keeps what is shown up to date.";
   };

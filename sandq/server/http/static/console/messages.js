@@ -3,7 +3,7 @@
 import { get, patch, path, remove } from "./api.js";
 import { sandctl } from "./commands.js";
 import { fill, h } from "./dom.js";
-import { ago, bytes, count, cut, fromBase64, hex, instant, plural, pretty, valueBytes, visible } from "./format.js";
+import { ago, bytes, count, cut, fromBase64, hex, instant, plural, pretty, typed, valueBytes, visible } from "./format.js";
 import { asTyped, headerLines, headersOf, payload, VALUE_KINDS, valueOf, WHEN_FIELDS, whenOf, whenOptions } from "./produce.js";
 import { may, why } from "./rights.js";
 import { act, badge, button, commandLine, facts, failure, field, load, loading, say, table, valuesOf } from "./ui.js";
@@ -38,7 +38,7 @@ export function messagesTab(context, topic) {
 
   const filters = () => {
     const { state, since, until, key_prefix, unique_key_prefix } = valuesOf(form);
-    const at = (text) => (text ? new Date(text).toISOString() : "");
+    const at = (text) => (text ? typed(text).toISOString() : "");
     return { state, since: at(since), until: at(until), key_prefix, unique_key_prefix };
   };
   const options = () => {
@@ -51,10 +51,10 @@ export function messagesTab(context, topic) {
       { key: "id", label: "Id", text: (row) => row.id, cell: (row) => h("button", { type: "button", class: "quiet mono", onclick: () => look(row.id, "id") }, row.id), mark: (row) => row.id },
       { key: "state", label: "State", cell: (row) => badge(row.state, STATES[row.state]), mark: (row) => row.state },
       { key: "deliver", label: "Delivered at", text: (row) => instant(row.deliver_at), title: (row) => ago(row.deliver_at) },
-      { key: "key", label: "Key", text: (row) => cut(keyText(row), 60) },
-      { key: "unique", label: "Unique key", wide: true, text: (row) => cut(keyText(row, "unique_key"), 60) },
-      { key: "priority", label: "Priority", kind: "number", wide: true, text: (row) => row.priority ?? "" },
-      { key: "tenant", label: "Tenant", wide: true, text: (row) => cut(row.tenant ?? "", 40) },
+      { key: "key", label: "Key", optional: true, text: (row) => cut(keyText(row), 60) },
+      { key: "unique", label: "Unique key", wide: true, optional: true, text: (row) => cut(keyText(row, "unique_key"), 60) },
+      { key: "priority", label: "Priority", kind: "number", wide: true, optional: true, text: (row) => row.priority ?? "" },
+      { key: "tenant", label: "Tenant", wide: true, optional: true, text: (row) => cut(row.tenant ?? "", 40) },
       { key: "size", label: "Size", kind: "number", text: (row) => bytes(row.size) },
       { key: "partition", label: "Partition", kind: "number", wide: true, text: (row) => row.partition },
     ],
@@ -192,7 +192,7 @@ function messageView(context, topic, message, { name, by, tenant, again, list, c
       title: "Change the message…", verb: "Change it", about: "Its value and headers, where it stands; what is left as it is here stays as it was. What a group holds cannot be changed.",
       fields: [
         { name: "value", label: "Value", kind: "textarea", value, rows: 8 },
-        { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: before.kind },
+        { name: "kind", label: "Format", kind: "select", options: VALUE_KINDS, value: before.kind },
         { name: "headers", label: "Headers, all of them", kind: "textarea", rows: 3, value: before.headers, help: kept },
       ],
       command: (values) => {

@@ -2,7 +2,7 @@
 
 import { path, post } from "./api.js";
 import { sandctl } from "./commands.js";
-import { respaced } from "./format.js";
+import { respaced, typed } from "./format.js";
 import { act } from "./ui.js";
 
 // Lines of `name=value` as headers. Throws where a line is none.
@@ -45,19 +45,19 @@ export function payload(kind, text) {
 
 export function whenOf({ when, at, delay }) {
   if (when === "delay") return { delay };
-  return when === "at" ? { deliver_at: new Date(at).toISOString() } : {};
+  return when === "at" ? { deliver_at: typed(at).toISOString() } : {};
 }
 
 export const WHEN_FIELDS = (value, now = "Now") => [
   { name: "when", label: "When", kind: "select", value, options: [["now", now], ["delay", "After a delay"], ["at", "At a time"]] },
   { name: "delay", label: "Delay", placeholder: "1h30m", help: "90s, 5m, 2h, 1d", shownIf: (values) => values.when === "delay" },
-  { name: "at", label: "Time", kind: "datetime-local", help: "On this machine's clock and zone.", shownIf: (values) => values.when === "at" },
+  { name: "at", label: "Time", kind: "datetime-local", help: "In the zone that the top of the page shows.", shownIf: (values) => values.when === "at" },
 ];
 
 export function whenOptions({ when, at, delay }) {
   if (when === "delay") return { in: delay || "DELAY" };
   if (when !== "at") return {};
-  const found = new Date(at);
+  const found = typed(at);
   return { at: Number.isNaN(found.getTime()) ? "2030-01-31T08:00:00Z" : found.toISOString() };
 }
 
@@ -67,7 +67,7 @@ export function produce(topic, kind) {
     title: `Produce to ${topic}`, verb: "Produce",
     fields: [
       { name: "value", label: "Value", kind: "textarea", rows: 5 },
-      { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS, value: "text" },
+      { name: "kind", label: "Format", kind: "select", options: VALUE_KINDS, value: "text" },
       { name: "key", label: "Key", required: kind === "compacted", help: "Messages of one key go to one partition." },
       ...(kind === "compacted" ? [] : WHEN_FIELDS("now")),
       ...(kind === "compacted" ? [] : [

@@ -87,7 +87,7 @@ export function schedulesTab(context, topic) {
         { name: "how", label: "Recurs", kind: "select", options: [["cron", "by a cron expression"], ["every", "at intervals"]] },
         { name: "times", label: "Expression, or interval", required: true, value: "0 9 * * MON-FRI", help: "0 9 * * MON-FRI, @daily; of intervals 15m, 1h." },
         { name: "zone", label: "Time zone", value: Intl.DateTimeFormat().resolvedOptions().timeZone, help: "Of a cron expression." },
-        { name: "value", label: "Value", kind: "textarea", rows: 3 }, { name: "kind", label: "It is", kind: "select", options: VALUE_KINDS.slice(0, 2), value: "text" },
+        { name: "value", label: "Value", kind: "textarea", rows: 3 }, { name: "kind", label: "Format", kind: "select", options: VALUE_KINDS.slice(0, 2), value: "text" },
         { name: "key", label: "Key" }, { name: "jitter", label: "Jitter", placeholder: "none" }, { name: "tenant", label: "Tenant", help: "In a fair topic." },
       ],
       command: (values) => sandctl("schedule create", [topic, values.name || "NAME", ...payload(values.kind, values.value).positional], { ...times(values), key: values.key, jitter: values.jitter, tenant: values.tenant }),

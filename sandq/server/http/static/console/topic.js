@@ -39,16 +39,19 @@ export function topicView(context, topic, tab = "timeline") {
     if (first && live.look) first = false;
   });
 
+  // A topic that is not there has nothing that could be done to it.
+  const acts = h("div", { class: "acts" },
+    button("Produce…", () => produce(topic, shownKind), { allowed: may("produce", topic), reason: why("produce", topic), kind: "primary" }),
+    button("Purge…", () => purgeTopic(topic), { ...manages, kind: "danger" }),
+    button("Delete…", () => deleteTopic(topic), { ...manages, kind: "danger" }));
+  if (!live.topics.has(topic)) get(path("topics", topic), {}, { signal: context.signal }).catch((error) => { acts.hidden = error.status === 404; });
+
   const views = { timeline: timelineTab, messages: messagesTab, groups: groupsOf, schedules: schedulesTab, keys: keysTab, tenants: tenantsTab, settings: settingsTab, partitions: partitionsTab };
   const show = views[tab] ?? timelineTab;
   fill(body, show(context, topic));
   return [
     h("p", { class: "trail" }, h("a", { href: "#/" }, "Topics"), " / "),
-    h("div", { class: "head" }, h("h1", {}, topic), kind,
-      h("div", { class: "acts" },
-        button("Produce…", () => produce(topic, shownKind), { allowed: may("produce", topic), reason: why("produce", topic), kind: "primary" }),
-        button("Purge…", () => purgeTopic(topic), { ...manages, kind: "danger" }),
-        button("Delete…", () => deleteTopic(topic), { ...manages, kind: "danger" }))),
+    h("div", { class: "head" }, h("h1", {}, topic), kind, acts),
     strip, body,
   ];
 }

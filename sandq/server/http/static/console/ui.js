@@ -104,7 +104,7 @@ export function act({ title, about, fields = [], command, run, count, typed, dan
   const line = command ? commandLine("") : null;
   const doIt = h("button", { type: "submit", class: danger ? "danger" : "primary" }, verb ?? title.replace(/…$/, ""));
   const stop = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
-  const name = typed && field({ name: "typed", label: `Type ${typed} to go on`, placeholder: typed, required: true });
+  const name = typed && field({ name: "typed", label: `Type ${typed} to confirm`, placeholder: typed, required: true });
   const inputs = fields.map(field);
   let counted = !count;
   let asked = 0;
@@ -211,11 +211,12 @@ function compare(one, other) {
 // Rows by page, sorted and filtered; what is shown is changed in place.
 //
 // columns: {key, label, text(row), sort(row), kind: "number" | "text", wide: left out on phones, cell(row): an element,
-// title(row)}; `key(row)` names a row.
+// title(row), optional: hidden while no row has a text there}; `key(row)` names a row.
 export function table({ columns, key, caption, sort, page = 50, empty = "Nothing here.", filterLabel, href, select }) {
   let rows = [];
   let shownPage = 0;
   let wanted = "";
+  let empties = new Set(); // optional columns that no row has anything in
   let [by, down] = sort ?? [columns[0].key, false];
   const known = new Map();
   const chosen = new Set();
@@ -227,7 +228,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
   const all = select && h("input", { type: "checkbox", "aria-label": "Choose all that are shown", onchange: () => chooseAll(all.checked) });
   const element = h(
     "table",
-    {},
+    { class: "cards", role: "table" },
     h("caption", { class: "unseen" }, caption),
     h("thead", {}, h("tr", {}, select && h("th", { scope: "col", class: "choose" }, all), headers)),
     body,
@@ -268,7 +269,8 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     let found = known.get(name);
     if (!found) {
       const cells = columns.map((column, place) => {
-        const cell = place === 0 ? h("th", { scope: "row", class: classOf(column) }) : h("td", { class: classOf(column) });
+        // On a phone rows are cards, whose roles a browser does not know by itself.
+        const cell = place === 0 ? h("th", { scope: "row", role: "rowheader", class: classOf(column) }) : h("td", { role: "cell", class: classOf(column), data: { label: column.label } });
         if (place === 0 && href) {
           cell.inner = h("a", {});
           cell.append(cell.inner);
@@ -279,7 +281,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
         event.target.checked ? chosen.add(name) : chosen.delete(name);
         if (select.onchange) select.onchange(chosen);
       } });
-      found = h("tr", {}, select && h("td", { class: "choose" }, box), cells);
+      found = h("tr", { role: "row" }, select && h("td", { class: "choose", role: "cell" }, box), cells);
       found.cells2 = cells;
       found.box = box;
       found.rowKey = name;
@@ -293,6 +295,7 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
         if (cell.mark !== mark) fill(cell.inner, column.cell(row));
         cell.mark = mark;
       } else setText(cell.inner, column.text(row));
+      if (column.optional) cell.hidden = empties.has(column.key);
       const title = column.title?.(row);
       if (title && cell.title !== title) cell.title = title;
       if (place === 0 && href) cell.inner.setAttribute("href", href(row));
@@ -312,6 +315,8 @@ export function table({ columns, key, caption, sort, page = 50, empty = "Nothing
     const pages = Math.max(Math.ceil(sorted.length / page), 1);
     shownPage = Math.min(Math.max(shownPage, 0), pages - 1);
     const first = shownPage * page;
+    empties = new Set(columns.filter((one) => one.optional && !rows.some((row) => one.text(row) !== "")).map((one) => one.key));
+    columns.forEach((one, place) => { headers[place].hidden = empties.has(one.key); });
     const lines = sorted.slice(first, first + page).map(line);
     if (!lines.length) lines.push(h("tr", {}, h("td", { class: "empty", colspan: columns.length + (select ? 1 : 0) }, wanted ? "Nothing is like that." : empty)));
     const same = lines.length === body.children.length && lines.every((one, place) => one === body.children[place]);
