@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from sandq import new_push_secret
 from sandq.model.features import KNOWN
 from tests.support.browser import Browser, chromium
 from tests.support.console import Api, Console, check_command
@@ -458,6 +459,19 @@ def test_views_fit_a_phone_have_labels_and_contrast(console: Console, scheme: st
         assert browser.run(CONTRAST) == [], view
     background = browser.run("return getComputedStyle(document.body).backgroundColor")
     assert background == {"light": "rgb(246, 245, 242)", "dark": "rgb(20, 22, 26)"}[scheme]
+
+
+def test_pushed_group_is_not_said_to_lack_consumers(console: Console) -> None:
+    browser, api = console.browser, console.api
+    topic(api, "hooked")
+    api("POST", "/topics/hooked", {"messages": [{"text": "x"}, {"text": "y"}]})
+    (held,) = api.lease("hooked", "hook")
+    settled = {"lease_token": held["lease_token"], "offset": held["offset"]}
+    api("POST", "/topics/hooked/groups/hook/ack", settled)
+    api("PUT", "/topics/hooked/groups/hook/push", {"url": "https://receiver.invalid/", "secrets": [new_push_secret()]})
+    console.go("#/topics/hooked/groups")
+    browser.reads("receiver fails", "tbody")
+    assert "no consumer" not in browser.text("main")
 
 
 def test_times_are_shown_in_utc_or_in_the_zone_of_the_browser(console: Console) -> None:

@@ -55,8 +55,12 @@ export function groupsView(context) {
 export function groupsOf(context, topic) {
   const rows = groupTable(false, `Groups of ${topic}`);
   const place = h("div", { class: "card" });
-  const ask = () => load(place, () => get(path("topics", topic, "groups"), {}, { signal: context.signal }), (found) => {
-    rows.set(found.groups.map((one) => ({ ...one, topic, paused: /paused/.test(one.reason ?? ""), held_up_by: [], oldest_at: null })));
+  const ask = () => load(place, async () => {
+    const [{ groups }, { pushes }] = await Promise.all(["groups", "pushes"].map((name) => get(path("topics", topic, name), {}, { signal: context.signal })));
+    const states = new Map(pushes.map((one) => [one.group, one.state]));
+    return groups.map((one) => ({ ...one, push: states.get(one.group) }));
+  }, (found) => {
+    rows.set(found.map((one) => ({ ...one, topic, paused: /paused/.test(one.reason ?? ""), held_up_by: [], oldest_at: null })));
     return rows.element;
   });
   ask();
