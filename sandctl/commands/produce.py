@@ -33,7 +33,7 @@ _UNCONFIRMED = 10_000  # receipts that wait for being printed
 @topic_argument()
 @click.argument("payload", required=False)
 @click.option("--file", "-f", "path", metavar="FILE|-", help="Take what to send from a file; - is standard input.")
-@click.option("--lines", is_flag=True, help="Each line is a message (without its line feed).")
+@click.option("--lines", is_flag=True, help="Each line is a message, without its line end.")
 @click.option("--jsonl", is_flag=True, help="Each line is a JSON object; see below.")
 @click.option("--json", "is_json", is_flag=True, help="The message is JSON: it is checked, and shown as JSON.")
 @click.option("--key", help="Messages of one key go to one partition.")
@@ -259,6 +259,8 @@ async def _send_all(
         try:
             if isinstance(arguments, BadLine):
                 raise arguments
+            if not arguments:
+                continue  # an empty line of JSON lines: it counts, and is no message
             if pacer is not None:
                 await pacer.wait()
             receipt = await producer.send(arguments.pop("value"), **arguments)
@@ -284,8 +286,12 @@ async def _of_lines(
         if line is None:
             yield BadLine(f"longer than {LINE_BYTES_MAX >> 20} MiB")
             return
+        line = line.removesuffix(b"\r")
         if not jsonl:
             yield {"value": line, **common}
+            continue
+        if not line.strip():
+            yield {}
             continue
         try:
             own = parse_line(line, common.get("headers"))

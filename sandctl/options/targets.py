@@ -145,7 +145,9 @@ def show_outcomes(targets: Sequence[Target], outcomes: Sequence[dict[str, Any]],
 
 def _sentence(target: Target, row: dict[str, Any]) -> str:
     if row["outcome"] == "too_late":
-        return f"{target.name}: too late, it is {row['state']}"
+        is_gone = row["state"] == "gone"
+        what = "gone (acked by every group, purged, or trimmed)" if is_gone else row["state"]
+        return f"{target.name}: too late, it is {what}"
     if row["outcome"] == "not_found":
         if "tenant" in row and target.tenant is None:
             return f"{target.name}: not found of the tenant {row['tenant']}; say whose it is with --tenant"

@@ -55,10 +55,25 @@ def instant(text: str) -> int:
         try:
             ms = instant_ms(text)
         except InvalidTime as error:
-            hint = '; nor is it a duration from now, which has its sign: "+5m", "-1h"'
-            raise InvalidTime(error.message + hint) from None
+            raise InvalidTime(f"{error.message}{_from_now_hint(text)}") from None
     # What lies before 1973 is past all the same, and as a number it would be taken for seconds.
     return min(max(ms, LEAST_INSTANT_MS), TIME_MAX_MS)
+
+
+def _from_now_hint(text: str) -> str:
+    """Say how a duration from now is written, in place of a text that is no instant."""
+    from sandq.model.errors import InvalidTime
+    from sandq.model.times import duration_ms, format_duration
+
+    hint = '; nor is it a duration from now, which has its sign: "+5m", "-1h"'
+    try:
+        if not text.isdecimal():
+            return f'; a duration from now has its sign: "+{format_duration(duration_ms(text))}"'
+    except InvalidTime as error:
+        _, written, duration = error.message.rpartition("it is written ")
+        if written:
+            return f"; a duration from now has its sign: {duration.replace(chr(34), chr(34) + '+', 1)}"
+    return hint
 
 
 def shift_ms(text: str) -> int:

@@ -196,11 +196,15 @@ def _whole(text: str) -> int:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"{twice[:80]!r} is there twice")
+        raise ValueError(f"{twice(name for name, _ in pairs)[0][:80]!r} is there twice")
     if len(found) > MEMBERS_MOST:
         raise ValueError(f"an object has {len(found)} members; {MEMBERS_MOST} at most")
     return found
+
+
+def twice(names: Iterable[str]) -> list[str]:
+    """Return the names that are there more than once. Each is looked at once."""
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 _DECODER: Final = json.JSONDecoder(

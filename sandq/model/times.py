@@ -39,6 +39,19 @@ _UNITS_MS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s"
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _DURATION = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in ("w", "d", "h", "m(?!s)", "s", "ms")))
 _SECONDS = re.compile(_NUMBER)
+_WORDS = re.compile(rf"{_NUMBER} *([a-zµ]+)")
+_UNIT_WORDS = {
+    word: unit
+    for unit, words in {
+        "w": "w wk wks week weeks",
+        "d": "d day days",
+        "h": "h hr hrs hour hours",
+        "m": "m min mins minute minutes",
+        "s": "s sec secs second seconds",
+        "ms": "ms msec millis millisecond milliseconds",
+    }.items()
+    for word in words.split()
+}
 _EPOCH_TEXT = re.compile(r"[0-9]{1,20}")
 _RFC_3339 = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt ]([0-9]{2}):([0-9]{2}):([0-9]{2})(\.[0-9]+)?"
@@ -112,9 +125,22 @@ def _text_ms(text: str) -> int:
         return math.ceil(_checked_seconds(text, Fraction(text)) * 1000)
     match = _DURATION.fullmatch(text)
     if match is None or not text:
-        raise _refuse("a duration", text, _DURATION_FORMS)
+        raise _refuse("a duration", text, _duration_hint(text))
     parts = zip(match.groups(), _UNITS_MS.values(), strict=True)
     return math.ceil(sum(Fraction(number) * unit_ms for number, unit_ms in parts if number is not None))
+
+
+def _duration_hint(text: str) -> str:
+    """Say how a text that is no duration is written, where it is close to one."""
+    plain = text.strip().lower()
+    if plain.startswith("-") and (_DURATION.fullmatch(plain[1:]) or _SECONDS.fullmatch(plain[1:])) and plain != "-":
+        return "it must not be negative"
+    words = [(number, _UNIT_WORDS.get(unit)) for number, unit in _WORDS.findall(plain)]
+    written = "".join(f"{number}{unit}" for number, unit in words)
+    is_whole = bool(words) and not _WORDS.sub("", plain).strip(" ,") and all([unit for _, unit in words])
+    if is_whole and _DURATION.fullmatch(written):
+        return f'it is written "{written}"'
+    return _DURATION_FORMS
 
 
 def instant_ms(value: Instant) -> int:
@@ -134,7 +160,7 @@ def instant_ms(value: Instant) -> int:
             unit = "microseconds" if ms < _LEAST_NANOSECONDS else "nanoseconds"
             raise _refuse("an instant", value, f"it looks like {unit}; epoch milliseconds are expected")
     elif isinstance(value, float):
-        raise _refuse("an instant", value, "it looks like seconds; whole epoch milliseconds are expected")
+        raise _refuse("an instant", value, _float_hint(value))
     else:
         raise _refuse("an instant", value, _INSTANT_FORMS)
     if ms < 0:
@@ -144,6 +170,13 @@ def instant_ms(value: Instant) -> int:
     if ms > TIME_MAX_MS:
         raise _refuse("an instant", value, f"at most {TIME_MAX_MS} ms are allowed")
     return ms
+
+
+def _float_hint(value: float) -> str:
+    """Say what a float was meant as: milliseconds with a fraction, or seconds."""
+    if LEAST_INSTANT_MS <= value <= TIME_MAX_MS:
+        return f"epoch milliseconds are a whole number: {math.ceil(value)}"
+    return "it looks like seconds; whole epoch milliseconds are expected"
 
 
 def _rfc_3339_ms(text: str) -> int:

@@ -89,5 +89,7 @@ SUPERSEDED: Final = 18
 """A group does not receive a write of a compacted topic again after a later write of its key."""
 UNFINISHED: Final = 18
 """A group that has yet to finish messages it received does not go after `group_ttl`: it expires, and keeps these."""
+DEAD_UNIQUE_KEY: Final = 18
+"""A dead letter that is sent to another topic has its unique key in a header."""
 RESTORE_CHECKS: Final = 18
 """At the end of a restore rows that name others are checked: these must be there."""

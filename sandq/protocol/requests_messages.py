@@ -24,6 +24,11 @@ BUCKETS_MAX: Final = 3600
 JOB_ID_BYTES: Final = 16
 
 LISTED_STATES: Final = ("delayed", "ready", "leased", "waiting", "acked")
+DEAD_ELSEWHERE: Final = (
+    "dead messages are listed by group: client.dead(topic, group).list(), sandctl dead list TOPIC GROUP, or "
+    "GET /topics/TOPIC/groups/GROUP/dead"
+)
+"""Problem of a listing of dead messages by their state."""
 DEAD_REASONS: Final = ("nacked", "lease_expired", "expired", "rejected", "undeliverable")
 UNITS: Final = ("second", "minute", "hour")
 

@@ -112,6 +112,9 @@ def parse(text: str) -> CronExpression:
 def _fields(text: str) -> list[str]:
     """The six fields of an expression, the second being 0 where none is told."""
     given = text.split()
+    if given and given[0].lower() == "@every":
+        interval = " ".join(given[1:]) or "5m"
+        raise InvalidRequest(f'cron: "{text}" is an interval: give it as every "{interval}", in place of cron')
     if len(given) == 1 and given[0].startswith("@"):
         alias = given[0].lower()
         if alias == "@reboot":
@@ -134,6 +137,23 @@ def _check_field(text: str, name: str, field: str) -> None:
         if _is_readable(name, part):
             continue
         raise InvalidRequest(f'cron: "{text}": {name}: "{part}" is not understood; {_advice(name, part)}')
+
+
+def check_steps(text: str) -> None:
+    """Refuse a step that is longer than its field has values: */90 in the minutes would mean every hour.
+
+    For what users tell. Stored expressions are read by `parse` alone, which took such steps in earlier versions.
+    Raises InvalidRequest.
+    """
+    for name, field in zip(_FIELDS, _fields(text), strict=True):
+        least, greatest = _ENDS[name]
+        for part in field.split(","):
+            span, _, step = part.partition("/")
+            if step.isdecimal() and int(step) > greatest - least and (span == "*" or "-" in span):
+                raise InvalidRequest(
+                    f'cron: "{text}": {name}: "{part}": the step is longer than the range of the field '
+                    f"({least} to {greatest}): name the values, or use every in place of cron"
+                )
 
 
 def _plain(name: str, field: str) -> str:

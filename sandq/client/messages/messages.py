@@ -37,7 +37,7 @@ from sandq.protocol.replies_messages import (
     page,
     why,
 )
-from sandq.protocol.requests_messages import BY_ID, LISTED_STATES, Cancel, Get, List, Move, Target, Why
+from sandq.protocol.requests_messages import BY_ID, DEAD_ELSEWHERE, LISTED_STATES, Cancel, Get, List, Move, Target, Why
 
 
 async def _settle(
@@ -118,6 +118,8 @@ class Messages:
         beginnings of their keys; `after` is the offset of the last one that is known. Values are left out unless asked
         for.
         """
+        if state == "dead":
+            raise InvalidRequest(f"state: {DEAD_ELSEWHERE}")
         if state is not None and state not in LISTED_STATES:
             raise InvalidRequest(f"state: one of {', '.join(LISTED_STATES)} is expected, not {state!r}")
         check_limit(limit)
@@ -378,7 +380,9 @@ class Messages:
         verdict, detail = outcome
         if verdict == TOO_LATE:
             state = str(detail)
-            raise TooLate(f"message {target_text(target)} cannot be {wanted} any more: it is {state}", state=state)
+            is_gone = state == "gone"
+            what = "gone: acked by every group, purged, or trimmed" if is_gone else state
+            raise TooLate(f"message {target_text(target)} cannot be {wanted} any more: it is {what}", state=state)
         if verdict != wanted or not isinstance(detail, bytes):
             raise ProtocolError(f"an outcome that does not fit the request: {verdict}")
         return offset_model.to_text(detail)

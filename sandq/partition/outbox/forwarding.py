@@ -27,6 +27,7 @@ from sandq.model.outbox import (
     DEAD_REASON_HEADER,
     DEAD_TENANT_HEADER,
     DEAD_TOPIC_HEADER,
+    DEAD_UNIQUE_KEY_HEADER,
     Target,
     takes_priority,
     takes_tenant,
@@ -37,6 +38,7 @@ from sandq.partition.groups import dead_letters
 from sandq.partition.groups.dead_letters import DeadMessage
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
+from sandq.partition.levels import DEAD_UNIQUE_KEY
 from sandq.partition.outbox.outbox import DEAD, MESSAGE, Letter, Outbox
 from sandq.partition.rows import Fields
 from sandq.partition.shared_state import SharedState
@@ -161,10 +163,16 @@ class Forwarding:
             return None
         if letter.fields:
             return letter  # it was in a batch that was cut
-        return letter._replace(fields=forwarded(*found, *self._outbox.ends(target), self._outbox.partition))
+        group, message = found
+        names_key = self._shared.level >= DEAD_UNIQUE_KEY
+        ends = self._outbox.ends(target)
+        sent = forwarded(group, message, *ends, self._outbox.partition, names_unique_key=names_key)
+        return letter._replace(fields=sent)
 
 
-def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partition: int) -> Fields:
+def forwarded(
+    group: Group, message: DeadMessage, kind: str, source: str, partition: int, *, names_unique_key: bool
+) -> Fields:
     """Return a dead letter as it is sent to a topic of this kind: its value and key, and headers that say where it
     comes from and why it is dead. Its ttl is over, and its unique key may be taken there. `source`, `partition`: where
     it died."""
@@ -188,6 +196,9 @@ def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partit
         DEAD_AT_HEADER: message.dead_ms,
         DEAD_CREATED_HEADER: message.created_ms,
     }
+    unique_key = fields.get(Column.UNIQUE_KEY)
+    if names_unique_key and isinstance(unique_key, bytes):
+        headers[DEAD_UNIQUE_KEY_HEADER] = _text_or_bytes(unique_key)
     for column, header, is_taken in (
         (Column.PRIORITY, DEAD_PRIORITY_HEADER, takes_priority(kind)),
         (Column.TENANT, DEAD_TENANT_HEADER, takes_tenant(kind)),
@@ -200,3 +211,10 @@ def forwarded(group: Group, message: DeadMessage, kind: str, source: str, partit
             cell = fields[column]
             headers[header] = cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell
     return sent | {Column.HEADERS: headers_pack(headers, max_bytes=_NO_LIMIT)}
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final, Protocol
+from urllib.parse import unquote
 
 import anyio
 import structlog
@@ -79,6 +80,8 @@ _SETTLES = re.compile(r"/topics/[^/]+/groups/[^/]+/(ack|nack|dead|extend)")
 """What is counted, and not refused: who may not ack would get the same messages again."""
 _BY_GET = re.compile(r"/(topics/[^/]+/groups/[^/]+|overview)/stream")
 """Asked for by GET, and it changes something, or keeps a place."""
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)(/[^?#]*)?", re.IGNORECASE)
+"""A request target with scheme and authority, as clients send it to proxies."""
 OTHER_SITES: Final = (b"cross-site", b"same-site")
 """Of Sec-Fetch-Site, by which browsers say whose page asks."""
 HSTS: Final = (b"strict-transport-security", b"max-age=31536000")
@@ -174,6 +177,8 @@ class Guard:
         state = dict(scope.get("state", ()))
         scope = {**scope, "state": state}
         headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of several the first
+        if not scope["raw_path"].startswith(b"/"):
+            _to_origin_form(scope, headers)
         once = state.get(NO_PLACE, False)
         address = str((scope.get("client") or ("?",))[0])
         # As nodes write the addresses of their own clients.
@@ -342,6 +347,11 @@ class Guard:
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes], has_place: bool) -> None:
         rules = self._rules
+        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1").strip().lower()
+        if encoding not in ("", "identity"):
+            raise Refused(
+                415, "CONTENT_ENCODING", f"a body of the encoding {encoding[:40]!r} is not read: send it as it is"
+            )
         if scope["path"] not in ALWAYS_ANSWERED:
             if scope["state"].get(NO_PLACE, False):
                 raise Refused(503, "OVERLOADED", "too many connections (limits.http_connections)", retriable=True)
@@ -558,6 +568,15 @@ def _is_localhost(headers: Mapping[bytes, bytes]) -> bool:
 def _is_preflight(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
     """Whether a page of another site asks what it may ask: that shows nothing that says who it is."""
     return scope["method"] == "OPTIONS" and b"access-control-request-method" in headers
+
+
+def _to_origin_form(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Read a request target in absolute form (RFC 9112): its authority stands in place of Host."""
+    match = _ABSOLUTE.fullmatch(scope["raw_path"])
+    if match is not None:
+        headers[b"host"] = match[1]
+        scope["raw_path"] = match[2] or b"/"
+        scope["path"] = unquote(scope["raw_path"].decode("latin-1"))
 
 
 def _has_body(headers: Mapping[bytes, bytes]) -> bool:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import Path, Query, Request
 from fastapi.responses import Response
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from sandq.broker.turns import Turn
 from sandq.client import Client, Receipt, Receipts, StoredMessage
@@ -25,6 +27,7 @@ from sandq.client.json_format import (
 from sandq.client.producer import MessageValidation, check_rank, delay_of, rank_of
 from sandq.model import offsets
 from sandq.model.errors import InvalidRequest, SandqError, let_go
+from sandq.protocol.requests_messages import DEAD_ELSEWHERE
 from sandq.server.http import answers, bodies
 from sandq.server.http.caller import check_delays
 from sandq.server.http.gateway import Found, gateway_of, while_connected
@@ -60,7 +63,19 @@ After = Annotated[str | None, Query(description="The offset behind which to begi
 AsText = Annotated[
     bool, Query(description="The value as `text` or `value`, also where it is JSON: each digit stays as it was sent.")
 ]
-State = Annotated[Literal["delayed", "ready", "leased", "waiting", "acked"] | None, Query()]
+
+
+def _not_dead(state: Any) -> Any:
+    if state == "dead":
+        raise PydanticCustomError("INVALID", "{what}", {"what": DEAD_ELSEWHERE})
+    return state
+
+
+State = Annotated[
+    Literal["delayed", "ready", "leased", "waiting", "acked"] | None,
+    BeforeValidator(_not_dead),
+    Query(description="Dead messages are listed by group, at `/topics/{topic}/groups/{group}/dead`."),
+]
 
 
 @router.get(

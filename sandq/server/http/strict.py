@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -20,7 +19,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from sandq.model.errors import SandqError, TooLarge
-from sandq.model.json_values import excess_of, read_strictly
+from sandq.model.json_values import excess_of, read_strictly, twice
 from sandq.server.http.problems import Problem, let_go_of
 
 THREAD_BYTES: Final = 64 << 10
@@ -65,11 +64,6 @@ def _read_large(body: bytes, field: ModelField | None) -> Any:
     return said if mistakes else meant
 
 
-def _twice(names: Iterable[str]) -> list[str]:
-    """Those that are there more than once."""
-    return [name for name, count in Counter(names).items() if count > 1]
-
-
 class Route(APIRoute):
     """Of every route here: bodies are read strictly, and an answer has the members that it was given."""
 
@@ -101,7 +95,7 @@ async def known_query(request: Request) -> None:
     known = {field.alias for field in route.dependant.query_params}
     names = [name for name, _ in request.query_params.multi_items()]
     found: list[dict[str, Any]] = [
-        {"loc": ("query", name[:80]), "msg": "it is there twice", "type": "twice"} for name in sorted(_twice(names))
+        {"loc": ("query", name[:80]), "msg": "it is there twice", "type": "twice"} for name in sorted(twice(names))
     ]
     has = f"this route has: {', '.join(sorted(known))}" if known else "this route has none"
     found += [

@@ -15,6 +15,7 @@ import trio
 
 import sandq
 from sandq.errors import StartupError
+from sandq.model import json_values
 from sandq.node import Serving, run_node
 from sandq.server.http import connections, guards, routes_messages, strict
 from tests.support.nodes.gateway import by_both
@@ -177,7 +178,7 @@ async def test_json_of_too_many_parts(web: Web, content: bytes) -> None:
 async def test_a_name_twice_is_found_at_once(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [b'"%d":0' % at for at in range(9_999)]
     looks = 0
-    read = strict._twice
+    read = json_values.twice
 
     def counted(given: Iterable[str]) -> list[str]:
         def each() -> Iterator[str]:
@@ -188,7 +189,7 @@ async def test_a_name_twice_is_found_at_once(web: Web, monkeypatch: pytest.Monke
 
         return read(each())
 
-    monkeypatch.setattr(strict, "_twice", counted)
+    monkeypatch.setattr(json_values, "twice", counted)
     response = await web.raw("POST", "/topics/t", content=b"{" + b",".join([*names, names[-1]]) + b"}")
     assert response.status_code == 400 and "'9998' is there twice" in response.json()["detail"]
     assert 0 < looks <= 10_000, "each is looked at once"
@@ -506,3 +507,34 @@ async def test_many_messages_are_read_in_a_thread_and_sent_in_parts(web: Web, mo
         assert (await web.get(f"/topics/t/messages/{answer['results'][at]['id']}"))["text"] == texts[at]
     wrong = await web.post("/topics/t", {"messages": [{"text": text} for text in texts] + [{"txt": "x"}]}, 400)
     assert "1500" in str(wrong)
+
+
+async def raw_status(web_node: Serving, target: str) -> bytes:
+    """Return the status of a GET whose request target is sent as it is."""
+    assert web_node.http is not None
+    host = "{}:{}".format(*web_node.http)
+    answer = await wire(web_node, f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+    return answer.split(b" ")[1]
+
+
+@by_both
+async def test_a_request_target_may_be_absolute(web_node: Serving) -> None:
+    assert web_node.http is not None
+    host = "{}:{}".format(*web_node.http)
+    for scheme in ("http", "HTTP"):
+        assert await raw_status(web_node, f"{scheme}://{host}/topics") == b"200"
+        assert await raw_status(web_node, f"{scheme}://{host}/topics?x=1") == b"400"
+        assert await raw_status(web_node, f"{scheme}://{host}/topics/none%20") == b"400"
+
+
+async def test_the_authority_of_an_absolute_target_stands_for_the_host(web_node: Serving) -> None:
+    assert await raw_status(web_node, "http://evil.example/topics") == b"403"
+
+
+@by_both
+async def test_a_body_with_a_content_encoding_is_415(web: Web) -> None:
+    for encoding in ("gzip", "br", "gzip, identity"):
+        response = await web.raw("POST", "/topics", content=b"{}", headers={"content-encoding": encoding})
+        assert (response.status_code, response.json()["code"]) == (415, "CONTENT_ENCODING")
+    response = await web.raw("POST", "/topics", content=b'{"name": "t"}', headers={"content-encoding": "identity"})
+    assert response.status_code == 201

@@ -420,3 +420,10 @@ async def test_a_partitions_log(web: Web) -> None:
     assert seen == [str(n) for n in range(250)]
     lines = await web.raw("GET", "/topics/t/0?limit=3", headers={"accept": "application/x-ndjson"})
     assert [json.loads(line)["text"] for line in lines.text.splitlines()] == ["0", "1", "2"]
+
+
+@by_both
+async def test_listing_dead_messages_is_told_where_they_are(web: Web) -> None:
+    await topic(web)
+    found = await web.get("/topics/t/messages", 400, state="dead")
+    assert "GET /topics/TOPIC/groups/GROUP/dead" in found["detail"]

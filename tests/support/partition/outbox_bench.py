@@ -29,8 +29,8 @@ HERE = Target(TO, 0)
 class OutboxBench(Bench):
     """Dead letters go to the topic `TO`."""
 
-    def __init__(self, *, partitions: int = 1, to_kind: str = TIMER, **settings: Any) -> None:
-        super().__init__(level=OUTBOX, **({"max_attempts": 1} | settings))
+    def __init__(self, *, partitions: int = 1, to_kind: str = TIMER, level: int = OUTBOX, **settings: Any) -> None:
+        super().__init__(level=level, **({"max_attempts": 1} | settings))
         self.forward_to(TO, partitions, to_kind)
         self.open()
 

@@ -113,7 +113,7 @@ def test_instants(value: datetime | int | str, ms: int) -> None:
         (10**11 - 1, "looks like seconds"),
         (0, "looks like seconds"),
         (1_700_000_000.5, "looks like seconds"),
-        (1_700_000_000_000.0, "looks like seconds"),
+        (1_700_000_000_000.0, "a whole number: 1700000000000"),
         (-1, "before 1970"),
         (2**48, "looks like microseconds; epoch milliseconds are expected"),
         (1_700_000_000_000_000, "looks like microseconds"),
@@ -193,3 +193,31 @@ def test_what_cannot_be_written() -> None:
             format_instant(wrong)
     with pytest.raises(InvalidTime):
         format_duration(-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("-3d", "it must not be negative"),
+        ("-90", "it must not be negative"),
+        ("3 days", 'it is written "3d"'),
+        ("1 hour 30 mins", 'it is written "1h30m"'),
+        ("1.5 Hours", 'it is written "1.5h"'),
+        ("5 m", 'it is written "5m"'),
+        ("3 foo", "seconds, or text like"),
+        ("30 mins 1 hour", "seconds, or text like"),
+        ("-", "seconds, or text like"),
+        ("", "seconds, or text like"),
+    ],
+)
+def test_a_text_that_is_close_to_a_duration_is_named(text: str, words: str) -> None:
+    with pytest.raises(InvalidTime) as raised:
+        duration_ms(text)
+    assert raised.value.message.endswith(words) or words in raised.value.message
+
+
+def test_milliseconds_with_a_fraction_are_not_taken_for_seconds() -> None:
+    with pytest.raises(InvalidTime, match="epoch milliseconds are a whole number: 1900000000001"):
+        instant_ms(1_900_000_000_000.5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidTime, match="it looks like seconds"):
+        instant_ms(1_900_000_000.5)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from sandq.model.errors import InvalidRequest
-from sandq.schedules.cron import ALIASES, EXPRESSION_CHARS_MAX, parse
+from sandq.schedules.cron import ALIASES, EXPRESSION_CHARS_MAX, check_steps, parse
 
 SATURDAY = datetime(2028, 1, 1)  # of a leap year
 
@@ -156,3 +156,22 @@ def test_an_expression_ends_with_the_calendar() -> None:
     assert parse("0 0 1 1 *").after(datetime(9998, 1, 1)) is None
     assert parse("0 0 31 12 *").after(datetime(9998, 12, 31)) is None
     assert parse("0 0 29 2 *").after(datetime(9998, 1, 1)) is None
+
+
+@pytest.mark.parametrize("text", ["*/90 * * * *", "*/60 * * * *", "0 */24 * * *", "0-30/90 * * * *", "0 0 1 */12 *"])
+def test_a_step_longer_than_its_field_is_refused_of_users_and_read_when_stored(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="the step is longer than the range of the field"):
+        check_steps(text)
+    parse(text)
+
+
+@pytest.mark.parametrize("text", ["*/59 * * * *", "0 */23 * * *", "@daily", "5/70 * * * *", "0 0 L * *"])
+def test_other_steps_are_taken(text: str) -> None:
+    check_steps(text)
+    parse(text)
+
+
+@pytest.mark.parametrize(("text", "every"), [("@every 5m", "5m"), ("@every", "5m"), ("@EVERY 1h30m", "1h30m")])
+def test_an_interval_given_as_cron_is_told_to_be_every(text: str, every: str) -> None:
+    with pytest.raises(InvalidRequest, match=f'is an interval: give it as every "{every}", in place of cron'):
+        parse(text)

@@ -346,3 +346,13 @@ def test_nothing_is_written_where_there_is_no_dead_letter_topic() -> None:
 def test_levels_of_commands() -> None:
     assert c.OutboxSent(1, 0, 1).needed_level == c.OutboxRefused(1, 0, 1, None).needed_level == 12
     assert c.Configure({"dead_letter": [1, 1, "timer", "t"]}).needed_level == 12
+
+
+@pytest.mark.parametrize("level", [17, 18])
+def test_the_unique_key_of_a_dead_letter_is_a_header_since_level_18(level: int) -> None:
+    bench, to = OutboxBench(level=level), receiver()
+    bench.kill("m", at=5, unique="order-7")
+    to.apply(7, bench.batch(HERE))
+    (sent,) = arrived(to)
+    assert headers(sent).get("sandq-dead-unique-key") == ("order-7" if level == 18 else None)
+    assert Column.UNIQUE_KEY not in sent.fields, "it may be taken there"

@@ -51,7 +51,7 @@ def test_produce_a_file_as_it_is(ctl: Any, server: FakeServer, tmp_path: Path) -
 def test_produce_lines(ctl: Any, server: FakeServer, tmp_path: Path) -> None:
     result = ctl("produce", "t", "--lines", input=b"a\nb\r\n\nlast")
     assert result.exit_code == 0 and len(result.output.splitlines()) == 4
-    assert stored(server) == [b"a", b"b\r", b"", b"last"]
+    assert stored(server) == [b"a", b"b", b"", b"last"]
     (tmp_path / "many").write_bytes(b"".join(b"%d\n" % number for number in range(5000)))
     result = ctl("produce", "t", "--lines", "-f", str(tmp_path / "many"), "-o", "json")
     assert len(json.loads(result.output)) == 5000
@@ -259,3 +259,17 @@ def test_a_message_of_json_is_checked_and_has_its_content_type(ctl: Any, server:
 
 def test_the_json_of_a_message_keeps_its_numbers() -> None:
     assert to_json({"json": {"n": 2**60}, "size": 2**60}) == f'{{"json": {{"n": {2**60}}}, "size": "{2**60}"}}'
+
+
+def test_empty_lines_of_json_lines_are_passed_over_and_counted(ctl: Any, server: FakeServer) -> None:
+    data = b'{"text": "1"}\r\n\n  \r\n{"text": "2"}\n\n'
+    result = ctl("produce", "t", "--jsonl", input=data)
+    assert result.exit_code == 0 and len(result.stdout.splitlines()) == 2
+    assert stored(server) == [b"1", b"2"]
+    result = ctl("produce", "t", "--jsonl", input=b"\n{")
+    assert result.exit_code == 1 and "line 2" in result.stderr
+
+
+def test_lines_have_neither_their_line_feed_nor_the_carriage_return_before_it(ctl: Any, server: FakeServer) -> None:
+    ctl("produce", "t", "--lines", input=b"a\r\nb\n\r\n c\r d\r")
+    assert stored(server) == [b"a", b"b", b"", b" c\r d"]
