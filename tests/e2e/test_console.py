@@ -379,7 +379,7 @@ def test_hostile_values_are_text(console: Console) -> None:
     evil = {"text": HOSTILE, "headers": {HOSTILE: HOSTILE, "way": "\u202etxt.exe"}, "deliver_at": FAR}
     told = api("POST", f"/topics/{name}", {**evil, "unique_key": HOSTILE})
     api("POST", f"/topics/{name}", {**evil, "key": "javascript:alert(1)"})
-    surrogates = api("POST", f"/topics/{name}", {"json": "\ud800 alone", "deliver_at": FAR})
+    surrogates = api("POST", f"/topics/{name}", {"value": "Iu2ggCBhbG9uZSI=", "deliver_at": FAR})
     large = api("POST", f"/topics/{name}", {"text": "x" * (1 << 20), "deliver_at": FAR})
     console.go(f"#/topics/{name}/messages")
     browser.reads(HOSTILE[:30], "tbody")

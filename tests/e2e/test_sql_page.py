@@ -65,12 +65,12 @@ def test_commands_work_as_they_stand(shell: Shell, command: str) -> None:
         assert "none" not in done.err, done
 
 
-def test_programs_get_json_and_mistakes_end_with_1(shell: Shell) -> None:
+def test_programs_get_json_and_wrong_statements_end_with_2(shell: Shell) -> None:
     rows = shell.run('sandctl sql "select topic, messages from topics" -o jsonl').rows
     assert rows == [{"topic": "orders", "messages": 3}]
     for statement, told in (("selec 1", "error in your SQL syntax"), ("delete from messages", "this is read-only")):
         done = shell.run(f"sandctl sql '{statement}'")
-        assert done.code == 1 and told in done.err, done
+        assert done.code == 2 and told in done.err, done
     assert shell.run("sandctl sql 'select * from messages where topic = \"orders\"' --full-scan -o jsonl").code == 0
 
 

@@ -156,8 +156,8 @@ async def test_many_are_given_another_priority(doq: Web) -> None:
         ("/topics/q/messages/{id}", {"priority": "1"}, "priority"),
         ("/topics/q/messages/{id}", {}, "deliver_at"),
         ("/topics/q/messages/{id}", {"priority": 1}, "topic 'q' is a timer topic"),
-        ("/topics/q/messages", {"priority": 1}, "topic 'q' is a timer topic"),
-        ("/topics/q/messages", {"to": 1_900_000_000_000, "shift": "1h"}, "not both"),
+        ("/topics/q/messages", {"priority": 1, "all": True}, "topic 'q' is a timer topic"),
+        ("/topics/q/messages", {"to": 1_900_000_000_000, "shift": "1h", "all": True}, "not both"),
     ],
 )
 async def test_wrong_changes(doq: Web, path: str, body: Any, words: str) -> None:
