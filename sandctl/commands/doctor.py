@@ -84,6 +84,9 @@ def doctor(topics: tuple[str, ...]) -> None:
                 tasks.start_soon(look, record)
         all_of_it = [*_of_health(health.of_nodes(info)), *_certificates(client.certificate_ends, now_ms())]
         all_of_it += _of_health(_partitions(records.values()))
+        able = sum(row.get("standing") == "in" for row in info.get("nodes") or ())
+        replicas = {name: record.replicas for name, record in records.items()}
+        all_of_it += _of_health(health.of_replicas(replicas, able))
         all_of_it += [finding for name in sorted(found) for finding in found[name]]
         return all_of_it + _fine(all_of_it, len(records))
 

@@ -10,6 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+DEFAULT_REPLICAS: Final = 3
+"""Replicas of a topic that names no number, where so many nodes can hold one. Two would survive the loss of no node."""
+TOPICS_NAMED: Final = 8
+"""Topics that a finding names."""
 FAILED: Final = "failed"
 WARNING: Final = "warning"
 ALONE_MS: Final = 60_000
@@ -104,6 +108,12 @@ SITUATIONS: Final[Mapping[str, Situation]] = {
         "{count} of {partitions} partitions of {topic} have no leader",
         "see which nodes hold them: sandctl cluster partitions --topic {topic}",
         "SandqNoLeader",
+    ),
+    "few-replicas": Situation(
+        WARNING,
+        "topics",
+        "{count} have fewer than {replicas} replicas, and {nodes} nodes can hold one: {named}",
+        "sandctl topic raise-replicas --all, or name those that need more",
     ),
     "group-paused": Situation(
         WARNING,
@@ -287,6 +297,19 @@ def of_leaders(topic: str, without: int, partitions: int) -> Iterator[Finding]:
     """Yield the finding for a topic of whose partitions some have no leader."""
     if without > 0:
         yield _finding("no-leader", {"topic": topic}, count=without, partitions=partitions)
+
+
+def of_replicas(replicas: Mapping[str, int], nodes: int) -> Iterator[Finding]:
+    """Yield the finding for topics that were created before the cluster had enough nodes, or with fewer replicas.
+
+    `replicas`: of each topic. `nodes`: how many nodes can hold a replica.
+    """
+    few = sorted(topic for topic, count in replicas.items() if count < DEFAULT_REPLICAS)
+    if few and nodes >= DEFAULT_REPLICAS:
+        more = f" and {len(few) - TOPICS_NAMED:,} more" if len(few) > TOPICS_NAMED else ""
+        count = f"{len(few):,} topic{'' if len(few) == 1 else 's'}"
+        named = ", ".join(few[:TOPICS_NAMED]) + more
+        yield _finding("few-replicas", {}, count=count, replicas=DEFAULT_REPLICAS, nodes=nodes, named=named)
 
 
 def worst_push(states: Iterable[str | None]) -> str | None:

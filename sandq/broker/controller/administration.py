@@ -52,6 +52,7 @@ from sandq.model.features import (
     RANKED_LEVEL,
 )
 from sandq.model.group_limits import GROUP_LIMITS, parse_limit, with_limit
+from sandq.model.health import DEFAULT_REPLICAS
 from sandq.model.key_limits import MAX_IN_FLIGHT_PER_KEY
 from sandq.model.limits import Limits
 from sandq.model.members import node_of
@@ -80,9 +81,6 @@ from sandq.protocol.requests_admin import (
 
 log = structlog.get_logger("sandq.broker")
 T = TypeVar("T")
-
-DEFAULT_REPLICAS: Final = 3
-"""Replicas of a topic that names no number, where so many nodes can hold one. Two would survive the loss of no node."""
 
 LEADERS_WAIT_S = 10.0
 """For all partitions of a new topic to be led, or one by the node that is to."""

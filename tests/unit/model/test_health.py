@@ -9,7 +9,17 @@ from typing import Any, Final
 import pytest
 
 from sandq.client.admin import ClusterOverview, GroupOverview, TopicOverview
-from sandq.model.health import ALONE_MS, FAILED, RECENT_MS, SITUATIONS, WARNING, GroupHealth, of_group, why_ready
+from sandq.model.health import (
+    ALONE_MS,
+    FAILED,
+    RECENT_MS,
+    SITUATIONS,
+    WARNING,
+    GroupHealth,
+    of_group,
+    of_replicas,
+    why_ready,
+)
 from sandq.server.http.overview_rows import findings
 from tests.support.paths import ROOT
 
@@ -47,7 +57,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Any]]] = {
     "dead-letters": {"dead": 2, "consumers": 1},
 }
 """What is known of a group, by situation."""
-OTHERS: Final = {"node-silent", "no-leader"}
+OTHERS: Final = {"node-silent", "no-leader", "few-replicas"}
 NOT_IN_OVERVIEW: Final = {"receiver-unreachable", "receiver-failing", "group-expired"}
 """Situations that are known by an error of a receiver, or the expiry of a group, which the overview does not have."""
 
@@ -78,6 +88,17 @@ def test_node_in_a_situation_has_its_finding_alone(situation: str) -> None:
 def test_leaders_and_silent_nodes_are_found() -> None:
     assert named({}, overview(led=0)) == ["no-leader"]
     assert named({}, overview(led=0, missing={"n2": "its version does not tell it"})) == ["node-silent"]
+
+
+def test_topics_with_few_replicas_are_named_where_more_nodes_are() -> None:
+    replicas = {"t": 3, **{f"few{number}": 1 for number in range(9)}}
+    (found,) = of_replicas(replicas, 4)
+    assert found.situation == "few-replicas" and found.state == WARNING
+    assert found.found == (
+        "9 topics have fewer than 3 replicas, and 4 nodes can hold one: "
+        "few0, few1, few2, few3, few4, few5, few6, few7 and 1 more"
+    )
+    assert list(of_replicas(replicas, 2)) == list(of_replicas({"t": 3}, 4)) == []
 
 
 @pytest.mark.parametrize("situation", GROUPS)
@@ -138,6 +159,8 @@ def test_failures_come_before_warnings() -> None:
 
 
 def shown(template: str) -> str:
+    template = template.replace("{count} have fewer than {replicas}", "N topics have fewer than 3")
+    template = template.replace("{nodes} nodes can", "M nodes can").replace("{named}", "NAMES")
     return template.replace(": {why}", ": REASON").replace("{why}", "[: REASON]").format_map(NAMES)
 
 
