@@ -192,4 +192,4 @@ def test_the_http_lines_of_the_readme(shell: Shell) -> None:
     lines = commands(read("README.md"))
     assert len(lines) == 3 and all(line.startswith("curl -s ") for line in lines)
     *_, last = [shell(line.replace("curl -s ", "curl -sf ")) for line in lines]
-    assert '"text":"{\\"hello\\":\\"world\\"}"' in last
+    assert '"json":{"hello":"world"}' in last

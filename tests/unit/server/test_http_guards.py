@@ -39,6 +39,7 @@ class Client:
             "type": "http",
             "method": method,
             "path": path,
+            "raw_path": path.encode(),
             "headers": [(b"host", b"127.0.0.1"), (b"transfer-encoding", b"chunked")],
             "client": ("10.0.0.1", 1),
         }
@@ -130,7 +131,14 @@ async def test_requests_of_one_network_of_ipv6_share_what_one_source_may_have(au
             return body.pop()
 
         headers = [(b"host", b"127.0.0.1")]
-        scope = {"type": "http", "method": "GET", "path": "/topics", "headers": headers, "client": (host, 1)}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/topics",
+            "raw_path": b"/topics",
+            "headers": headers,
+            "client": (host, 1),
+        }
         await guard(scope, receive, client._send)
 
     async with trio.open_nursery() as nursery:
