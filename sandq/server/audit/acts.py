@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from sandq.protocol.frames import Frame, Type
 from sandq.protocol.request import REQUESTS
+from sandq.protocol.requests_admin import CHECK
 
 ACTS: Final = frozenset(
     {
@@ -27,7 +28,7 @@ FREQUENT: Final = frozenset({Type.MOVE, Type.CANCEL, Type.SCHEDULE_PUT, Type.SCH
 _SHOWN: Final = frozenset(
     {
         *("topic", "name", "group", "partition", "node", "action", "kind", "partitions", "replicas", "paused"),
-        *("principal", "grants", "is_new", "level", "dry_run", "entry", "commands", "force"),
+        *("principal", "grants", "is_new", "level", "dry_run", "entry", "commands", "force", "mode"),
     }
 )
 """Fields that say what a request is about."""
@@ -37,6 +38,8 @@ _CHANGES: Final = ("grants", "add", "remove", "expires_ms", "quota")
 
 _ASKING: Final = {Type.CLUSTER_CLOCK: "show", Type.LOG_LEVEL: None}
 """With this as their first field they change nothing."""
+_DELETE_MODE: Final = 4
+"""Position of `mode` in GROUP_DELETE; a deletion that only checks deletes nothing."""
 _LOG_PIN: Final = 5
 """Place of `pin` in BACKUP_LOG: who begins to read a log has none, and who goes on would fill the audit log."""
 
@@ -45,6 +48,8 @@ def is_act(frame: Frame) -> bool:
     """Whether a request is noted, besides when it is refused."""
     if frame[0] == Type.BACKUP_LOG:
         return frame[_LOG_PIN : _LOG_PIN + 1] == [None]
+    if frame[0] == Type.GROUP_DELETE and frame[_DELETE_MODE : _DELETE_MODE + 1] == [CHECK]:
+        return False
     return frame[0] in ACTS and not (frame[0] in _ASKING and frame[2:3] == [_ASKING[frame[0]]])
 
 

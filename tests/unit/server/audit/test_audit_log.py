@@ -14,7 +14,7 @@ from sandq.model.access import Right
 from sandq.model.caller import Caller
 from sandq.model.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded, Unauthenticated
 from sandq.protocol.frames import Type
-from sandq.server.audit.acts import ACTS, is_act, name_of
+from sandq.server.audit.acts import ACTS, about, is_act, name_of
 from sandq.server.audit.audit_log import FREQUENT_PER_S, FREQUENT_SHARE, LINES_COLLAPSED, LINES_LOST, AuditLog
 from sandq.server.audit.budgets import COLLAPSED_S, LEAST_BYTES, REFILL_S
 from sandq.server.audit.files import AuditFiles
@@ -326,6 +326,13 @@ def test_to_look_at_the_clock_is_no_act() -> None:
     assert not is_act([Type.CLUSTER_CLOCK, 1, "show"])
     assert is_act([Type.CLUSTER_CLOCK, 1, "accept"])
     assert not is_act([Type.PRODUCE, 1, "t"])
+
+
+def test_to_check_whether_a_group_may_be_deleted_is_no_act() -> None:
+    assert not is_act([Type.GROUP_DELETE, 1, "t", "g", "check"])
+    assert is_act([Type.GROUP_DELETE, 1, "t", "g"])
+    assert is_act([Type.GROUP_DELETE, 1, "t", "g", "force"])
+    assert about([Type.GROUP_DELETE, 1, "t", "g", "force"])["mode"] == "force"
 
 
 def test_to_go_on_reading_a_log_is_no_act() -> None:
