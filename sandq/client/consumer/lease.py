@@ -99,6 +99,7 @@ class Lease:
     __slots__ = (
         "abandoned",
         "attempt",
+        "blocked",
         "chunks",
         "complete",
         "expires_at",
@@ -129,6 +130,7 @@ class Lease:
         self.superseded = False  # a later lease of the partition has come on the same connection
         self.abandoned = False  # some of it is held by the broker's account, and neither held nor being settled here
         self.lapsed = False
+        self.blocked = False  # it lapsed, and no extension had been asked for: the event loop could not run
         self.lost = False
         self.recheck = False  # the connection was cut since: frames may come again
         self.extending = False

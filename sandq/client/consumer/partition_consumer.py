@@ -116,7 +116,7 @@ class PartitionConsumer:
 
     def lapse(self, lease: Lease) -> None:
         """Its deadline has passed: what is held of it is anybody's now."""
-        lease.lapsed = True
+        lease.lapsed, lease.blocked = True, not lease.extending
         self._drop_held(lease, LAPSED)
 
     def lose(self, lease: Lease) -> None:

@@ -186,7 +186,9 @@ class Runner:
         """Log that an async handler kept the event loop so long that its lease ended without an extension."""
         lease = message._piece.lease
         late_s = anyio.current_time() - lease.expires_at
-        if late_s >= 0 and not (lease.extending or message.is_settled):
+        if lease.lost or message.is_settled or late_s < 0:
+            return
+        if lease.blocked if lease.lapsed else not lease.extending:
             log.warning(
                 "%s blocked the event loop: its lease ended %.1f s ago and could not be extended, so the message is "
                 "delivered again. Make %s a plain function, which runs in a thread, or await what it waits for",

@@ -775,3 +775,23 @@ def test_a_retry_says_why() -> None:
     assert str(sandq.Retry("5m", ValueError("x"))) == "ValueError: x"
     with pytest.raises(InvalidTime):
         sandq.Retry("soon")
+
+
+def test_an_async_handler_whose_extension_the_broker_refuses_is_not_said_to_block(
+    with_client: Any, caplog: Any, monkeypatch: Any
+) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        monkeypatch.setattr(server, "do_extend", lambda connection, frame: ([None],))
+        ended = anyio.Event()
+
+        async def waits(message: Message) -> None:
+            await anyio.sleep(message._piece.lease.expires_at - anyio.current_time() + 0.05)
+            ended.set()
+
+        async with running(client, waits, lease="300ms", concurrency=1):
+            server.deliver(await subscribed(server), [b"1"], token=TOKEN, lease_ms=300)
+            await ended.wait()
+            await until_holds(lambda: "lease was lost" in caplog.text)
+        assert "blocked the event loop" not in caplog.text
+
+    with_client(body)
