@@ -785,7 +785,7 @@ def test_an_async_handler_whose_extension_the_broker_refuses_is_not_said_to_bloc
         ended = anyio.Event()
 
         async def waits(message: Message) -> None:
-            await anyio.sleep(message._piece.lease.expires_at - anyio.current_time() + 0.05)
+            await until_holds(lambda: anyio.current_time() > message._piece.lease.expires_at)
             ended.set()
 
         async with running(client, waits, lease="300ms", concurrency=1):
