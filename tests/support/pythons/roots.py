@@ -99,7 +99,7 @@ def python_root(version: str, *, is_fresh: bool = False) -> Iterator[PythonRoot]
             _bootstrap(suite, directory)
         root = PythonRoot(version=version, directory=directory)
         _check_version(root, suite)
-        for name in ("resolv.conf", "pip.conf"):
+        for name in ("resolv.conf", "hosts", "pip.conf"):
             if (found := Path("/etc") / name).exists():
                 shutil.copyfile(found, directory / "etc" / name)
         if is_fresh:
