@@ -16,6 +16,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -306,6 +307,10 @@ def _check_has_run(handler: Callable[[Any], object], found: object) -> None:
         kind = "a generator, whose lines run only when somebody iterates over it"
     elif inspect.isawaitable(found):
         kind = "something to be awaited"
+    elif isinstance(found, Future) and not found.done():
+        kind = "a future of work that has not ended"
+    elif isinstance(found, map | filter):
+        kind = f"a {type(found).__name__}, which calls its function only when somebody iterates over it"
     else:
         return
     if inspect.iscoroutine(found):

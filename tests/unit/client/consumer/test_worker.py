@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -675,6 +676,9 @@ class _Yields:
         (lambda message: _async_generator(message), "a generator"),
         (_returns_a_coroutine, "something to be awaited"),
         (_returns_a_generator, "a generator"),
+        (lambda message: Future(), "a future of work that has not ended"),
+        (lambda message: map(print, [message]), "a map"),
+        (lambda message: filter(print, [message]), "a filter"),
     ],
 )
 @pytest.mark.parametrize("timeout", [None, "1h"])
