@@ -83,9 +83,10 @@ class Broker(_Face):
         """As `advance`, to an instant. InvalidRequest when that is over."""
         until_ms = self._until_ms(instant)
         _refuse_loops("advance")
-        self._node.call(self._node.wait_for_clients)
+        silence = Silence()
+        self._node.call(self._node.wait_for_clients, silence)
         while self._node.call(self._node.go_on, until_ms):
-            self._node.call(self._node.wait_for_clients)
+            self._node.call(self._node.wait_for_clients, silence)
 
     def client(self, token: str | None = None) -> sandq.sync.Client:
         """A new client of this broker: `with b.client() as client:`. Without a token it may do everything."""
@@ -151,17 +152,18 @@ class AsyncBroker(_Face):
         """As `advance`, to an instant. InvalidRequest when that is over."""
         until_ms = self._until_ms(instant)
         node = self._node
-        await self._wait_for_clients()
+        silence = Silence()
+        await self._wait_for_clients(silence)
         while await self._call(node.go_on, until_ms):
-            await self._wait_for_clients()
+            await self._wait_for_clients(silence)
 
-    async def _wait_for_clients(self) -> None:
+    async def _wait_for_clients(self, silence: Silence) -> None:
         last: State | None = None
-        silence = Silence(anyio.current_time())
+        silence.begin(anyio.current_time())
         while True:
             await others_blocked()
             state: State = await self._call(self._node.state)
-            waited_s = silence.look(anyio.current_time())
+            waited_s = silence.look(anyio.current_time(), is_settled=self._node.is_settled(state))
             if state != last:
                 last = state
                 silence.end()

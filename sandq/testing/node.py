@@ -258,13 +258,14 @@ class EmbeddedNode:
         await call_all([(host, c.Clock()) for host in late])
         await self._idle()
 
-    async def wait_for_clients(self) -> None:
+    async def wait_for_clients(self, silence: Silence) -> None:
         """Until they have settled what they were sent, or say nothing any more."""
-        silence, last = Silence(trio.current_time()), await self.state()
+        silence.begin(trio.current_time())
+        last = await self.state()
         while True:
             await trio.sleep(_POLL_S)
             state = await self.state()
-            waited_s = silence.look(trio.current_time())
+            waited_s = silence.look(trio.current_time(), is_settled=self.is_settled(state))
             if state != last:
                 last = state
                 silence.end()

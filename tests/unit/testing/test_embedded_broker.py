@@ -293,10 +293,10 @@ async def test_time_in_which_a_machine_stands_still_is_no_waiting(
 
         async def state(self) -> State:
             autojump_clock.jump(3.0)
+            looks.append(True)
             return State(1, 1, 1)
 
         def is_settled(self, state: State) -> bool:
-            looks.append(True)
             return False
 
         def give_up(self, state: State) -> None: ...
@@ -307,8 +307,12 @@ async def test_time_in_which_a_machine_stands_still_is_no_waiting(
     monkeypatch.setattr(AsyncBroker, "_call", call)
     monkeypatch.setattr(silence, "_times_ns", dict)
     node: Any = Node()
-    await (EmbeddedNode.wait_for_clients(node) if face == "blocking" else AsyncBroker(node, 0.1)._wait_for_clients())
-    assert len(looks) == pytest.approx(0.1 / LOOK_MOST_S, abs=1)
+    await (
+        EmbeddedNode.wait_for_clients(node, Silence())
+        if face == "blocking"
+        else AsyncBroker(node, 0.1)._wait_for_clients(Silence())
+    )
+    assert len(looks) == pytest.approx(0.1 / LOOK_MOST_S, abs=2)
 
 
 @pytest.mark.parametrize("of_another", [False, True])
@@ -320,19 +324,25 @@ def test_time_in_which_other_threads_work_or_wait_for_a_processor_is_no_silence(
     busy_ns = round(BUSY_SHARE * second_ns)
     times = [{thread: 0}, {thread: busy_ns - 1}, {thread: 2 * busy_ns}, {thread: 2 * busy_ns}]
     monkeypatch.setattr(silence, "_times_ns", partial(next, iter(times)))
-    found = Silence(0.0)
-    waited = [round(found.look(now_s) / LOOK_MOST_S) for now_s in (1.0, 2.0, 3.0)]
+    found = Silence()
+    found.begin(0.0)
+    waited = [round(found.look(now_s, is_settled=False) / LOOK_MOST_S) for now_s in (1.0, 2.0, 3.0)]
     assert waited == ([1, 1, 2] if of_another else [1, 2, 3])
 
 
-def test_threads_that_never_rest_are_waited_for_no_longer_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_never_rest_are_waited_for_no_longer_than_so_much_in_an_advance(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     thread = threading.get_native_id() + 1
     times = ({thread: number * 60_000_000_000} for number in itertools.count())
     monkeypatch.setattr(silence, "_times_ns", partial(next, times))
-    found = Silence(0.0)
-    assert found.look(BUSY_MOST_S) == 0 and found.look(BUSY_MOST_S + 1) == LOOK_MOST_S
+    found = Silence()
+    found.begin(0.0)
+    assert found.look(1.0, is_settled=True) == LOOK_MOST_S, "nobody is waited for once everything is settled"
     found.end()
-    assert found.look(BUSY_MOST_S + 2) == 0
+    assert found.look(1.0 + BUSY_MOST_S, is_settled=False) == 0
+    found.begin(1.0 + BUSY_MOST_S)
+    assert found.look(2.0 + BUSY_MOST_S, is_settled=False) == LOOK_MOST_S
 
 
 def test_a_handler_that_computes_is_waited_for() -> None:
