@@ -33,7 +33,7 @@ from tests.support.release import release
 WALK: Final = "tests/support/pythons/walk.py"
 SMOKE_TESTS: Final = tuple(f"tests/unit/{name}" for name in ("storage", "raft", "partition", "protocol", "client"))
 ALL_TESTS: Final = ("tests/unit", "tests/property", "tests/regressions")
-JAVA: Final = "default-jre-headless"
+JAVA: Final = "default-jre-headless file"
 NOT_IN_A_ROOT: Final = "promtool is missing"
 """The only reason to skip a test: a root has no programs beside Python."""
 PYTEST: Final = "-m pytest -q -n 4 --dist worksteal"
