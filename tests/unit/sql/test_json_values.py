@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sandq.sql.budget import Budget
 from sandq.sql.duck import Duck
 from sandq.sql.errors import TOO_LARGE, UNKNOWN_FUNCTION, SqlError
 from sandq.sql.functions import Facts, duckdb_text, replace_functions
+from sandq.sql.json_values import VALUES
 from sandq.sql.statement import parse
 from tests.support.sql_json import ASKED, plain
 
@@ -101,3 +103,19 @@ def test_nested_maxima_of_json_are_refused_before_they_grow() -> None:
 def test_many_values_are_compared_with_json_within_the_bounds() -> None:
     values = ", ".join(f"'u{number}'" for number in range(900))
     assert rows(f"SELECT JSON_EXTRACT('{{\"u\": \"u7\"}}', '$.u') IN ({values})") == [[1]]
+
+
+@pytest.mark.parametrize("function", ["JSON_CONTAINS", "JSON_OVERLAPS"])
+def test_literals_with_many_values_are_refused_before_duckdb_plans_them(function: str) -> None:
+    many = json.dumps(list(range(VALUES + 1)))
+    with pytest.raises(SqlError, match=r"make it too large|at most 32 values"):
+        rows(f"SELECT {function}(CAST('[1]' AS JSON), '{many}')")
+    one = json.dumps(list(range(VALUES)))
+    with pytest.raises(SqlError, match="make it too large"):
+        rows(f"SELECT {function}(CAST('[1]' AS JSON), '{one}'), {function}(CAST('[1]' AS JSON), '{one}')")
+
+
+@pytest.mark.parametrize("literal", ['"\\\\ud800"', "NaN", "1e400", '{"\\\\ud800": 1}'])
+def test_literals_that_are_no_json_are_refused(literal: str) -> None:
+    with pytest.raises(SqlError, match="Invalid JSON text in argument 2"):
+        rows(f"SELECT JSON_CONTAINS(j, '{literal}') FROM t")
