@@ -186,10 +186,8 @@ async def _until_none_can_be_leased(
                 yield taken, partial(_ack_taken, of_topic, taken)
         if is_any:
             continue
-        message = subscription.take_arrived()
-        if message is None:
+        if not subscription.has_arrived:
             return
-        yield message, _acking(message)
 
 
 async def _until_the_group_has_none(
@@ -212,10 +210,9 @@ async def _until_the_group_has_none(
             if row.get("group") == group and (partitions is None or row.get("partition") in partitions)
         ]
         asked += 1
-        message = subscription.take_arrived()
-        if message is not None:
-            yield message, _acking(message)
-        elif asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):
+        if subscription.has_arrived:
+            continue
+        if asked >= ASKED_AT_MOST or not any(row.get("ready") for row in rows):
             return
 
 

@@ -68,6 +68,7 @@ from sandq.model.times import format_duration
 from sandq.model.topic_limits import TopicLimits, limits_of
 from sandq.partition import commands as c
 from sandq.partition.groups.lease_reclaim import check_newest, fenced
+from sandq.partition.levels import BEGUN
 from sandq.partition.produce_validation import Checked, check_batch
 from sandq.protocol.requests import Ack, AckThen, Extend, Lease, Nack, Produce, Subscribe
 
@@ -254,8 +255,10 @@ class Broker:
         items: Any = request.items
         if isinstance(request, Extend):
             own = self.limits_of(topic)
-            for _, lease_ms in items:
-                _check_lease(lease_ms, own)
+            for item in items:
+                _check_lease(item[1], own)
+            if host.status.level < BEGUN:
+                items = [item[:2] for item in items]
         if isinstance(request, Nack):
             items = with_columns(request, host.status.level, self.limits, lambda: self.check_ranked(topic))
         command = _SETTLING[type(request)](items)
@@ -323,7 +326,15 @@ class Broker:
         lease_ms = self._lease_ms(topic, request.lease_ms)
         epoch = request.epoch or 0
         subscription = Subscription(
-            request.group, request.consumer_id, request.credit, lease_ms, push, congested, ended, epoch
+            request.group,
+            request.consumer_id,
+            request.credit,
+            lease_ms,
+            push,
+            congested,
+            ended,
+            epoch,
+            request.handlers or 0,
         )
         await self._openings.open(request.topic, deliveries, request.group, request.start)
         known = await known_to(request)
@@ -482,6 +493,8 @@ def _size_of(command: c.Ack | c.Nack | c.Extend) -> int:
     size = 64 + ITEM_BYTES * len(command.items)
     if isinstance(command, c.Nack):
         size += sum([len(item[5].get(Column.HEADERS, b"")) for item in command.items if len(item) > 5 and item[5]])
-    for ranges in [item[1] for item in command.items if isinstance(item[1], list)]:
+    which = 2 if isinstance(command, c.Extend) else 1
+    items: Sequence[Sequence[Any]] = command.items
+    for ranges in [item[which] for item in items if len(item) > which and isinstance(item[which], list)]:
         size += sum([ITEM_BYTES + (len(extent) if isinstance(extent, bytes) else 0) for _, extent in ranges])
     return size

@@ -265,6 +265,7 @@ class Client:
         check_options(handler, concurrency)
         rules, timeout_s = EndRules(retry_on, dead_on), timeout_s_of(timeout)
         options = {"credit": credit, "lease": lease, "start": start, "auto_extend": True, "worked_on": concurrency}
+        options["handlers"] = concurrency
         subscription = self._subscribe(topic, group, consumer_id=consumer_id, partitions=partitions, **options)
         await Runner(subscription, handler, concurrency, grace, rules, timeout_s).run()
 

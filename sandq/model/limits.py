@@ -88,6 +88,8 @@ class FixedLimits:
     leases_per_consumer: int = 10_000
     # How often a consumer that was started again gets what it held as the same attempt.
     lease_reclaims: int = 5
+    # Messages that a consumer may work on at the same time, as it says when it subscribes.
+    handlers: int = 10_000
     max_gaps: int = 10_000
     key_window: int = 10_000
     unique_key_bytes: int = 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sandq.model.batch_format import count_of
@@ -39,3 +39,6 @@ class LeasedPieces:
     attempt: int
     deadline_ms: int
     pieces: Sequence[Piece]
+    begin_first: bool = field(default=False, kw_only=True)
+    """Whether earlier leases of its messages ended unsettled, so that its consumer is to report each message before it
+    begins it."""

@@ -438,7 +438,7 @@ _WAITING_FIELDS: Final = _row(
     *(_COUNT, _ERROR, _is_range_list(WAITING_MESSAGES, in_order=True), _TIME, _is_bool, _optional(_DEADLINE), _HISTORY),
     _optional(_row(_TIME, _TIME, _is_bool)),
     _optional(_is_queue),
-    _COUNT,
+    *(_COUNT, _COUNT),
     least=7,
 )
 _PAST: Final = _row(_is_range_list(LEASE_MESSAGES, in_order=False), _HISTORY)
@@ -449,7 +449,7 @@ def _is_lease(value: Any) -> bool:
         *(_int(1, U32_MAX), _text(), _COUNT, _DEADLINE, _TIME, _is_range_list(LEASE_MESSAGES, in_order=False)),
         *(_TIME, _TIME, _is_bool, _list(_PAST, LEASE_MESSAGES)),
         _list(_row(_is_queue, _int(1, LEASE_MESSAGES)), LEASE_MESSAGES),
-        *(_COUNT, _int(0, I63_MAX), _COUNT),
+        *(_COUNT, _int(0, I63_MAX), _COUNT, _int(0, FIXED.handlers), _COUNT),
         least=10,
     )
     if not fields(value):
@@ -492,7 +492,7 @@ _NOTHING: Final = object()
 
 _OUTBOX_KEY: Final = _length(14)
 _COMMON: Final[Mapping[bytes, _Kind]] = {
-    b"a": _Kind(_length(8), _row(_BITMAP, _BITMAP, _COUNT, _is_bool, _BITMAP, least=4)),
+    b"a": _Kind(_length(8), _row(_BITMAP, _BITMAP, _COUNT, _is_bool, _BITMAP, _BITMAP, least=4)),
     b"b": _Kind(_group_and(_is_place), _row(_U64, _one_of(True), least=1)),
     b"d": _Kind(_group_and(_length(OFFSET_BYTES)), _DEAD_FIELDS),
     b"e": _Kind(_is_forget_key, lambda value: value is _NOTHING),

@@ -408,7 +408,7 @@ class ClockResets:
         since_ms = min(entry.since_ms, self._now().new_ms)
         places, made = PackedRanges(sorted(ranges)), Made(0, due_ms, _is_moved(entry))
         again = Waiting(due_ms, 0, entry.attempt, entry.error, places, since_ms, entry.kept, None, entry.history, made)
-        again.queue, again.snoozes = entry.queue, entry.snoozes
+        again.queue, again.snoozes, again.crashes = entry.queue, entry.snoozes, entry.crashes
         self._waiting.add(group, again, view)
 
     def _time_memories(self, index: int, place: int, view: View) -> bool:

@@ -24,6 +24,7 @@ from sandq.model.outbox import DEAD_LETTER
 from sandq.model.sequence import number_of
 from sandq.model.topic_limits import level_of
 from sandq.partition.levels import (
+    BEGUN,
     BY_UNIQUE_KEY,
     CONSUMER_EPOCHS,
     DEAD_LIVES,
@@ -179,11 +180,13 @@ class Grant(NamedTuple):
     lease_ms: int
     epoch: int = 0
     """Of the consumer; 0: it has none."""
+    handlers: int = 0
+    """Messages that the consumer works on at the same time at most; 0: it did not say."""
 
     @property
     def row(self) -> Sequence[Any]:
         """As an entry has it: a version that knows no epochs meets none."""
-        return self if self.epoch else self[:3]
+        return self if self.handlers else self[:4] if self.epoch else self[:3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,8 @@ class Lease(Command):
 
     @property
     def needed_level(self) -> int:
+        if any([grant.handlers for grant in self.grants]):
+            return BEGUN
         return CONSUMER_EPOCHS if any([grant.epoch for grant in self.grants]) else self.feature_level
 
     def fields(self) -> tuple[Any, ...]:
@@ -231,8 +236,13 @@ class Nack(Command):
 @dataclass(frozen=True, slots=True)
 class Extend(Command):
     type: ClassVar[int] = CommandType.EXTEND
-    items: Sequence[tuple[int, int]]
-    """(token, lease_ms from the stamp on), ..."""
+    items: Sequence[Sequence[Any]]
+    """(token, lease_ms from the stamp on), ...; a third, from the level `BEGUN` on: which messages were begun, a `What`
+    that is not None."""
+
+    @property
+    def needed_level(self) -> int:
+        return BEGUN if any([len(item) > 2 for item in self.items]) else self.feature_level
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,8 @@ SUPERSEDED: Final = 18
 """A group does not receive a write of a compacted topic again after a later write of its key."""
 UNFINISHED: Final = 18
 """A group that has yet to finish messages it received does not go after `group_ttl`: it expires, and keeps these."""
+BEGUN: Final = 18
+"""A lease that ends unsettled uses an attempt of the messages that its consumer had begun, and spares the others."""
 DEAD_UNIQUE_KEY: Final = 18
 """A dead letter that is sent to another topic has its unique key in a header."""
 RESTORE_CHECKS: Final = 18

@@ -653,7 +653,10 @@ class TimerPartition:
                 self._trim_schedule.note_settled(now_ms)
                 return settlement.nack(command.items, now_ms, view)
             case c.Extend():
-                return [settlement.extend(token, lease_ms, now_ms, view) for token, lease_ms in in_turns(command.items)]
+                return [
+                    settlement.extend(token, lease_ms, begun[0] if begun else None, now_ms, view)
+                    for token, lease_ms, *begun in in_turns(command.items)
+                ]
             case c.Expire():
                 self._trim_schedule.note_settled(now_ms)
                 return settlement.expire(now_ms, view)

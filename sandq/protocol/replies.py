@@ -10,7 +10,7 @@ what each request is answered with.
                    the message is that has the key; of PRODUCE behind the conflicts
 
     DELIVER 7      [group_number, partition, token, attempt, deadline_ms, offsets, ids, created_ms, live,
-                    last bool, batch bin]
+                    last bool, (begin_first true, it may be missing,) batch bin]
     offsets      = bin16, the base of a run (position i of the batch is base + i places) | bin of 16 bytes
                    a position
     ids          = nil (they are the offsets) | bin of 16 bytes a position
@@ -275,8 +275,16 @@ _DELIVER = _shape(
 )
 
 
+_DELIVER_ITEMS: Final = 13
+"""Items of a DELIVER frame without `begin_first`."""
+
+
 class Deliver(NamedTuple):
-    """Messages under one lease. A lease may span several of these frames, which then follow one another."""
+    """Messages under one lease. A lease may span several of these frames, which then follow one another.
+
+    `begin_first`: the consumer is to report each message as begun (EXTEND), and to wait for the answer, before it
+    begins it. The field is in a frame only if it is true, before the batch.
+    """
 
     subscription_id: int
     group_number: int
@@ -290,12 +298,16 @@ class Deliver(NamedTuple):
     live: Sequence[Sequence[int]] | None
     last: bool
     batch: bytes
+    begin_first: bool = False
 
     @classmethod
     def parse(cls, frame: Frame) -> Deliver:
+        begin_first = len(frame) > _DELIVER_ITEMS and frame[12] is True
+        if begin_first:
+            frame = [*frame[:12], *frame[13:]]
         _DELIVER.check(frame)
         check_piece(_DELIVER, 6, [*frame[7:11], frame[12]])
-        return cls._make(frame[1:13])
+        return cls._make([*frame[1:13], begin_first])
 
 
 def encode_deliver(subscription_id: int, lease: LeasedPieces, *, last: bool = True) -> Iterator[bytes]:
@@ -322,6 +334,7 @@ def encode_deliver(subscription_id: int, lease: LeasedPieces, *, last: bool = Tr
                 created_ms,
                 live,
                 last and not left,
+                *([True] if lease.begin_first else ()),
             ),
             batch,
         )

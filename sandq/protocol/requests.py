@@ -199,8 +199,9 @@ class Subscribe(Request, type=Type.SUBSCRIBE):
     """Join a group on this node. `subscription_id` is the client's: unique in the connection, no request's id. `held`:
     the leases of this consumer that it knows of.
 
-    The last two fields may both be missing. `epoch`: of the consumer; a subscription with a later one takes over what
-    it holds and ends this one. `partitions`: those that it is about; None: all.
+    The last field may be missing, or the last three. `epoch`: of the consumer; a subscription with a later one takes over what it
+    holds and ends this one. `partitions`: those that it is about; None: all. `handlers`: how many messages the consumer
+    works on at the same time, in the order in which they were delivered; None: it may begin all of them at once.
     """
 
     subscription_id: int
@@ -213,14 +214,16 @@ class Subscribe(Request, type=Type.SUBSCRIBE):
     held: Annotated[Sequence[Sequence[int]], each(row_of("[group number, partition, token]", int, int, int))]
     epoch: Epoch | None = None
     partitions: Partitions | None = None
+    handlers: Annotated[int, Bounds(1, FIXED.handlers)] | None = None
 
     @classmethod
     def parse(cls, frame: Frame) -> Self:
-        return cls.checked(with_missing(frame, _PLAIN_SUBSCRIBE, 2))
+        return cls.checked(with_missing(with_missing(frame, _PLAIN_SUBSCRIBE, 2), _PLAIN_SUBSCRIBE + 2, 1))
 
     def frame(self, request_id: int) -> bytes:
-        """Without the fields that a version of before does not know, where they say nothing."""
-        return encode_frame(self.type, request_id, *without_nils(self, 2))
+        """Encode the request without the fields at its end that say nothing."""
+        fields = self if self.handlers is not None else without_nils(self[:-1], 2)
+        return encode_frame(self.type, request_id, *fields)
 
 
 _PLAIN_SUBSCRIBE: Final = 2 + 8
@@ -398,38 +401,50 @@ def _check_end_of(cls: type[Nack], item: int, row: list[Any]) -> None:
         raise cls.wrong("items", f"item {item}: what is dead has no delay, and is not changed")
 
 
-_is_extension = row_of("[token, lease_ms]", int, int)
+_is_extension = row_of("[token, lease_ms] or [token, lease_ms, begun]", int, int)
 
 
 def _check_extension(item: Any) -> str | None:
-    problem = _is_extension(item)
+    problem = _is_extension(item[:2] if type(item) is list and len(item) == 3 else item)
     if problem is None and item[1] > U48_MAX:
         return f"lease_ms {item[1]} is not within 0..{U48_MAX}"
     return problem
 
 
 class Extend(Request, type=Type.EXTEND):
-    """Move deadlines of leases to now + lease_ms. Items: `[token, lease_ms]`."""
+    """Move deadlines of leases to now + lease_ms. Items: `[token, lease_ms]`; with a third field, the ranges of
+    messages that the consumer has begun: if the lease ends unsettled, these have used an attempt."""
 
     group_number: int
     partition: Partition
-    items: Annotated[list[list[int]], each(_check_extension)]
+    items: Annotated[list[list[Any]], each(_check_extension)]
+
+    @classmethod
+    def parse(cls, frame: Frame) -> Self:
+        request = cls.checked(frame)
+        for item, row in enumerate(request.items, 1):
+            if len(row) > 2:
+                row[2] = ranges_of(cls, item, row[2])
+        return request
 
 
 class Ping(Request, type=Type.PING):
     """Are you there, and what is your time?"""
 
 
+Settling = Ack | Nack | AckThen | Extend
+"""Requests that name messages of leases by ranges."""
 MANY: Final = 64
 """Ranges that are looked at all together."""
 
 
-def ranges_of(cls: type[Ack] | type[Nack] | type[AckThen], item: int, what: object) -> list[list[Any]]:
+def ranges_of(cls: type[Settling], item: int, what: object) -> list[list[Any]]:
     """`what` of an ACK's or NACK's item, with ranges that follow one another made one: who names each message by itself
     names runs, most often. Raises unless it is an array of `[offset, count | bitmap]`."""
     field = "what" if cls is AckThen else "items"
     if type(what) is not list or not 1 <= len(what) <= RANGES_MAX:
-        raise cls.wrong(field, f"item {item}: what must be nil or an array of 1 to {RANGES_MAX} ranges")
+        wanted = "begun must be" if cls is Extend else "what must be nil or"
+        raise cls.wrong(field, f"item {item}: {wanted} an array of 1 to {RANGES_MAX} ranges")
     if len(what) >= MANY and _are_apart(what):
         return what
     ranges: list[list[Any]] = []
@@ -479,7 +494,7 @@ def _are_apart(what: list[Any]) -> bool:
     return PLACE_STEP not in map(sub, numbers[1:], numbers)
 
 
-def _check_end(cls: type[Ack] | type[Nack] | type[AckThen], item: int, number: int, places: int) -> None:
+def _check_end(cls: type[Settling], item: int, number: int, places: int) -> None:
     """Before anything is proposed: refused where it is applied, it would be so behind the items before it."""
     if (number & PLACE_BITS) + (places - 1) * PLACE_STEP > PLACE_BITS:
         raise cls.wrong(

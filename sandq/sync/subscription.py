@@ -66,7 +66,7 @@ class Subscription(BlockWrapper[AsyncSubscription]):
 
     def __next__(self) -> Message:
         """The next message; waits for it."""
-        return self._next(self._take_message)
+        return self._next(self._take_message, whole=False)
 
     def batches(self) -> Batches:
         """`for batch in subscription.batches():` messages by the batch, as they were pushed: many at little cost.
@@ -78,25 +78,31 @@ class Subscription(BlockWrapper[AsyncSubscription]):
 
     def next_batch(self) -> MessageBatch:
         """The next batch, for `Batches`."""
-        return self._next(self._take_batch)
+        return self._next(self._take_batch, whole=True)
 
     flush = blocking(AsyncSubscription.flush)
 
-    def _next(self, take: Callable[[], T | None]) -> T:
+    def _next(self, take: Callable[[], T | None], *, whole: bool) -> T:
+        """`whole`: whether all that came together is begun, or only the next message."""
         while True:
             self._portal.check()
             self._inner.check_open()
             with self._taking:
                 found = take()
+                unreported = self._arrivals[0] if found is None and self._arrivals else None
             if found is not None:
                 return found
+            if unreported is not None:
+                self._portal.call(partial(unreported.report, whole=whole))
+                continue
             with self._filling:
                 if not self._arrivals:
                     self._portal.call(self._fill)
 
     def _take_message(self) -> Message | None:
+        """Take the next message; None if nothing has come, or the next one is to be reported as begun first."""
         arrivals = self._arrivals
-        while arrivals:
+        while arrivals and not arrivals[0].is_to_be_reported:
             message = arrivals[0].take(self._make)
             if message is not None:
                 return message
@@ -105,9 +111,9 @@ class Subscription(BlockWrapper[AsyncSubscription]):
 
     def _take_batch(self) -> MessageBatch | None:
         arrivals = self._arrivals
-        while arrivals:
+        while arrivals and not arrivals[0].is_to_be_reported:
             arrival = arrivals.popleft()
-            if not arrival.is_empty():
+            if arrival.take_rest():
                 return MessageBatch(self._portal, arrival.chunk, arrival.position)
         return None
 

@@ -24,6 +24,7 @@ from sandq.partition import commands as c
 from sandq.partition.group_status import GroupStatuses
 from sandq.partition.groups.lease_grants import MAX_LEASE_AHEAD_MS
 from sandq.partition.jobs.jobs import STEP_MESSAGES
+from sandq.partition.levels import BEGUN
 from sandq.partition.state_machine import Status
 
 MAX_GRANTS = 64
@@ -454,6 +455,7 @@ class PartitionLeader:
         room = self._with_room(pump)
         takers = deque(room)
         most = SHARED_GRANT_MESSAGES if len(takers) > 1 else FIXED.grant_messages
+        counts = self.host.status.level >= BEGUN
         grants: list[c.Grant] = []
         reserved: dict[Subscription, int] = {}
         # One alone asks for twice as much only while that is filled. Of several one may not be granted anything more.
@@ -462,7 +464,7 @@ class PartitionLeader:
             taker = takers.popleft()
             limit = min(room[taker], most)
             left -= limit
-            grants.append(c.Grant(taker.consumer, limit, taker.lease_ms, taker.epoch))
+            grants.append(c.Grant(taker.consumer, limit, taker.lease_ms, taker.epoch, taker.handlers if counts else 0))
             reserved[taker] = reserved.get(taker, 0) + limit
             taker.credit -= limit
             room[taker] -= limit

@@ -21,9 +21,11 @@ class Subscription:
         congested: Callable[[], bool],
         ended: Callable[[SandqError], None],
         epoch: int = 0,
+        handlers: int = 0,
     ) -> None:
         """`push(delivery)` sends; `congested()`: its connection takes nothing now;
-        `ended(error)`: the topic was deleted, say. `epoch`: of the consumer; 0: it has none."""
+        `ended(error)`: the topic was deleted, say. `epoch`: of the consumer; 0: it has none. `handlers`: messages that
+        it works on at the same time at most; 0: it did not say."""
         self.group = group
         self.consumer = consumer
         self.credit = credit
@@ -33,6 +35,7 @@ class Subscription:
         self.congested = congested
         self.ended = ended
         self.epoch = epoch
+        self.handlers = handlers
         self.partitions = 0
         """How many partitions share this pool."""
         self._starved: dict[Callable[[Subscription], None], None] = {}

@@ -438,6 +438,7 @@ class PartitionReplica:
             generation,
             lease.attempt > 1 or lease.since_ms < lease.leased_ms,
             repeated,
+            begin_first=lease.crashes > 0 and lease.handlers > 0,
         )
 
 

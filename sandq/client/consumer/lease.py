@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
 import anyio
@@ -84,6 +85,8 @@ class LeaseOwner(Protocol):
 
     def extend(self, lease: Lease, lease_ms: int) -> Extension: ...
 
+    def report_begun(self, lease: Lease) -> Extension: ...
+
     def check(self, chunk: Chunk, position: int, settling: int) -> None: ...
 
     def check_open(self) -> None: ...
@@ -99,6 +102,7 @@ class Lease:
     __slots__ = (
         "abandoned",
         "attempt",
+        "begin_first",
         "blocked",
         "chunks",
         "complete",
@@ -134,6 +138,7 @@ class Lease:
         self.lost = False
         self.recheck = False  # the connection was cut since: frames may come again
         self.extending = False
+        self.begin_first = False  # the broker is to know of each message that it was begun, before it is begun
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -165,6 +170,7 @@ class Chunk(LogPiece):
     __slots__ = (
         "_places",
         "answered",
+        "begun",
         "errors",
         "events",
         "held",
@@ -172,6 +178,7 @@ class Chunk(LogPiece):
         "on_free",
         "queued",
         "state",
+        "taken",
         "unsettled",
     )
 
@@ -186,6 +193,8 @@ class Chunk(LogPiece):
         self.events: dict[int, anyio.Event] = {}  # of those who await the settlement of one message
         self.answered: anyio.Event | None = None  # of those who await all of them
         self.errors: dict[int, SandqError] = {}
+        self.taken = 0  # the messages before this position were begun, or are about to be
+        self.begun = 0  # and the broker knows it of those before this one
         self._places: dict[bytes, int] | None = None
 
     def spans(self, states: re.Pattern[bytes], start: int = 0) -> list[Span]:
@@ -196,6 +205,11 @@ class Chunk(LogPiece):
         """Put all of these into one state."""
         for first, stop in spans:
             self.state[first:stop] = bytes((state,)) * (stop - first)
+
+    def ranges_begun(self) -> list[list[Any]]:
+        """Return the ranges of messages that were begun and are still held, as EXTEND has them."""
+        begun = [match.span() for match in OF_HELD.finditer(self.state, 0, self.taken)]
+        return self.ranges(begun) if begun else []
 
     def was_refused(self, position: int) -> bool:
         """Whether the broker refused to settle a message, so that it can be settled in another way."""
@@ -244,12 +258,13 @@ class Chunk(LogPiece):
 class Arrival:
     """A chunk that waits to be taken by who iterates, since when, and how far it was."""
 
-    __slots__ = ("_values", "chunk", "position", "since")
+    __slots__ = ("_values", "begin_first", "chunk", "position", "since")
 
     def __init__(self, chunk: Chunk, since: float) -> None:
         self.chunk = chunk
         self.since = since
         self.position = 0
+        self.begin_first = chunk.lease.begin_first
         self._values: Sequence[bytes | None] | None = None  # not cut before one message is taken
 
     def take(self, make: Callable[[Chunk, int, bytes], M]) -> M | None:
@@ -260,12 +275,30 @@ class Arrival:
             return None
         if self._values is None:
             self._values = chunk.values()
-        self.position = position + 1
+        self.position = chunk.taken = position + 1
         return make(chunk, position, self._values[position] or b"")
 
-    def is_empty(self) -> bool:
-        """Whether nothing of it is held any more."""
-        return self.chunk.state.find(HELD, self.position) < 0
+    def take_rest(self) -> bool:
+        """Take all messages that are held; whether there are any. They begin at `position`."""
+        self.chunk.taken = self.chunk.count
+        return self.chunk.state.find(HELD, self.position) >= 0
+
+    @property
+    def is_to_be_reported(self) -> bool:
+        """Whether the broker is to be told that the next message is begun, before it is taken."""
+        return self.begin_first and self.chunk.state.find(HELD, self.position) >= self.chunk.begun
+
+    async def report(self, *, whole: bool) -> None:
+        """Report the next message as begun, or (`whole`) all of them, and wait until the broker has stored that.
+
+        A message whose lease is lost is held no more afterwards. If the report fails otherwise the message is begun all
+        the same: what the report is for is a fair count of attempts."""
+        chunk = self.chunk
+        stop = chunk.count if whole else chunk.state.find(HELD, self.position) + 1
+        chunk.taken = max(chunk.taken, stop)
+        with suppress(SandqError):
+            await chunk.lease.owner.report_begun(chunk.lease)
+        chunk.begun = max(chunk.begun, stop)
 
 
 class Extension:
@@ -322,15 +355,16 @@ def what_of(lease: Lease, parts: list[Part]) -> list[list[Any]] | None:
     return [row for chunk, spans in parts for row in chunk.ranges(spans)]
 
 
-def frames_of(rows: list[tuple[list[Any], T]]) -> list[tuple[list[list[Any]], list[T]]]:
-    """Items, each with what goes along, cut into frames of about FRAME_RANGES ranges."""
+def frames_of(rows: list[tuple[list[Any], T]], *, at: int = 1) -> list[tuple[list[list[Any]], list[T]]]:
+    """Items, each with what goes along, cut into frames of about FRAME_RANGES ranges. `at`: the field of an item that
+    has its ranges."""
     frames: list[tuple[list[list[Any]], list[T]]] = []
     ranges = FRAME_RANGES
     for item, along in rows:
         if ranges >= FRAME_RANGES:
             frames.append(([], []))
             ranges = 0
-        ranges += len(item[1] or (None,))
+        ranges += len((item[at] if len(item) > at else None) or (None,))
         frames[-1][0].append(item)
         frames[-1][1].append(along)
     return frames

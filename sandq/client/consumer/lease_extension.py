@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import anyio
 
 from sandq.client.consumer.ack_queue import RequestOwner
-from sandq.client.consumer.lease import FRAME_RANGES, Extension, Lease
+from sandq.client.consumer.lease import Extension, Lease, frames_of
 from sandq.client.options import again
 from sandq.client.transport.connection import Connection
 from sandq.model.errors import SandqError
@@ -45,12 +46,11 @@ class LeaseExtensions:
     def flush(self, connection: Connection) -> None:
         """Send what is queued. Several of one lease: the last counts, and all of them get its answer."""
         queued, self._queued = self._queued, {}
-        leases = list(queued)
-        for start in range(0, len(leases), FRAME_RANGES):
-            self._send(connection, {lease: queued[lease] for lease in leases[start : start + FRAME_RANGES]})
+        rows = [(_item_of(lease, queued[lease][-1].lease_ms), lease) for lease in queued]
+        for items, leases in frames_of(rows, at=2):
+            self._send(connection, items, {lease: queued[lease] for lease in leases})
 
-    def _send(self, connection: Connection, waiting: Waiting) -> None:
-        items = [[lease.token, extensions[-1].lease_ms] for lease, extensions in waiting.items()]
+    def _send(self, connection: Connection, items: list[list[Any]], waiting: Waiting) -> None:
         request = Extend(self._owner.group_number, self._owner.partition, items)
         self.in_flight += 1
         connection.request(request.frame, lambda reply: self._answered(connection, waiting, reply))
@@ -112,3 +112,9 @@ class LeaseExtensions:
                 count,
                 why,
             )
+
+
+def _item_of(lease: Lease, lease_ms: int) -> list[Any]:
+    """Return the item of an EXTEND, with the messages that were begun and are not settled, if any."""
+    begun = [row for chunk in lease.chunks for row in chunk.ranges_begun()]
+    return [lease.token, lease_ms, begun] if begun else [lease.token, lease_ms]

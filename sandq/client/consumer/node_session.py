@@ -58,6 +58,9 @@ class SessionOwner(Protocol):
     def partitions(self) -> Sequence[int] | None: ...
 
     @property
+    def handlers(self) -> int: ...
+
+    @property
     def is_starved(self) -> bool: ...
 
     def epoch_on(self, connection: Connection) -> int | None: ...
@@ -158,6 +161,7 @@ class Session:
             subscription.held_tokens()[:ITEMS_MAX],
             subscription.epoch_on(connection),
             subscription.partitions,
+            subscription.handlers,
         )
         try:
             await connection.call(request.frame, timeout_s=subscription.cluster.options.timeout_s)
@@ -222,7 +226,7 @@ class Session:
             raise ProtocolError(f"DELIVER: {error.message}") from None
         pushed = chunk.state.count(HELD)
         count = partition_consumer.deliver(chunk)
-        lease.complete = lease.complete or deliver.last
+        lease.complete, lease.begin_first = lease.complete or deliver.last, deliver.begin_first
         self._credit -= pushed
         self.held += count
         self.came_at = anyio.current_time()

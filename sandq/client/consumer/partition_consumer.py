@@ -61,7 +61,9 @@ class PartitionConsumer:
         group_number: int,
         on_quiet: Signal,
         wake: Callable[[], None],
+        lease_ms: Callable[[], int],
     ) -> None:
+        """`lease_ms()`: for how long messages are held."""
         self.topic = topic
         self.partition = partition
         self.group_number = group_number
@@ -71,6 +73,7 @@ class PartitionConsumer:
         self._cluster = cluster
         self._quiet = on_quiet
         self.wake = wake
+        self._lease_ms = lease_ms
         self._ack_queue = AckQueue(self)
         self._extensions = LeaseExtensions(self)
         self._failures = 0
@@ -271,6 +274,10 @@ class PartitionConsumer:
         extension = self._extensions.add(lease, lease_ms)
         self.poke()
         return extension
+
+    def report_begun(self, lease: Lease) -> Extension:
+        """Extend a lease, so that the broker learns which of its messages were begun."""
+        return self.extend(lease, self._lease_ms())
 
     async def confirmed(self, chunk: Chunk, position: int) -> None:
         """Until the ack or nack of a message was answered; raises what the answer was, if not yes."""

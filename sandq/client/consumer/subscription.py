@@ -81,10 +81,12 @@ class Subscription:
         start: Start,
         auto_extend: bool,
         worked_on: int = CREDIT,
+        handlers: int = 1,
         consumer_id: str | None = None,
         partitions: Partitions | None = None,
     ) -> None:
-        """`credit`: messages held at most. None: `worked_on`, and more as long as they are settled quickly.
+        """`credit`: messages held at most. None: `worked_on`, and more as long as they are settled quickly. `handlers`:
+        messages that are worked on at the same time, as a rule.
         `consumer_id`: one that lasts; None: one of this subscription alone. `partitions`: None is all."""
         if credit is not None and (type(credit) is not int or not 1 <= credit <= DEFAULT.credit_max):
             raise InvalidRequest(f"credit: an int within 1..{DEFAULT.credit_max} is expected, not {credit!r}")
@@ -98,6 +100,7 @@ class Subscription:
         if self.partitions is not None and not self._chosen.is_one:
             raise InvalidRequest("partitions: they are of one topic, and this is about several")
         self.auto_extend = auto_extend
+        self.handlers = handlers
         self.quiet = Signal()
         self.due_at = -math.inf
         self._prefetch = Prefetch() if credit is None else None
@@ -173,12 +176,20 @@ class Subscription:
         return self.take_arrived() if time.monotonic() - self._yielded_at <= YIELD_S else None
 
     def take_arrived(self) -> Message | None:
-        """The next message if it has come already; never waits."""
+        """The next message if it has come already; never waits. None also if the broker is to know first that it is
+        begun."""
         while self._arrivals and self._is_open and self._error is None:
+            if self._arrivals[0].is_to_be_reported:
+                return None
             message = self._take_message()
             if message is not None:
                 return message
         return None
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether something has come and was not taken yet."""
+        return bool(self._arrivals)
 
     @property
     def topic(self) -> str:
@@ -223,12 +234,12 @@ class Subscription:
 
     async def next_batch(self) -> MessageBatch:
         """The next batch, for `Batches`."""
-        return await self._next(self._take_batch)
+        return await self._next(self._take_batch, whole=True)
 
     async def next_arrivals(self) -> list[Arrival]:
         """All that has come, for who reads it elsewhere: another thread. What waits there cannot be given back."""
         self._prefetch = None
-        return await self._next(self._take_all)
+        return await self._next(self._take_all, whole=None)
 
     async def flush(self) -> None:
         """Until every ack, nack and extension that is queued was answered, or cannot be any more."""
@@ -255,13 +266,17 @@ class Subscription:
         if not self._is_open:
             raise closed(self.topic)
 
-    async def _next(self, take: Callable[[], T | None]) -> T:
+    async def _next(self, take: Callable[[], T | None], *, whole: bool | None = False) -> T:
+        """`whole`: whether all that came together is begun, or only the next message; None: nothing is begun yet."""
         while True:
             self.check_open()
             if self._arrivals:
                 if time.monotonic() - self._yielded_at > YIELD_S:
                     await anyio.lowlevel.checkpoint()
                     self._yielded_at = time.monotonic()
+                    continue
+                if whole is not None and self._arrivals[0].is_to_be_reported:
+                    await self._arrivals[0].report(whole=whole)
                     continue
                 found = take()
                 if found is not None:
@@ -287,7 +302,7 @@ class Subscription:
 
     def _take_batch(self) -> MessageBatch | None:
         arrival = self._arrivals.popleft()
-        return None if arrival.is_empty() else MessageBatch(arrival.chunk, arrival.position)
+        return MessageBatch(arrival.chunk, arrival.position) if arrival.take_rest() else None
 
     def _take_all(self) -> list[Arrival]:
         arrivals = list(self._arrivals)

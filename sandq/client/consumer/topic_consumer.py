@@ -36,6 +36,7 @@ class ConsumerOwner(Protocol):
     lease_ms: int | None
     start: str | int | bytes
     auto_extend: bool
+    handlers: int
     due_at: float
     quiet: Signal
 
@@ -114,6 +115,11 @@ class TopicConsumer:
         """Whether somebody waits for a message."""
         return self._owner.is_starved
 
+    @property
+    def handlers(self) -> int:
+        """Messages that are worked on at the same time."""
+        return self._owner.handlers
+
     def epoch_on(self, connection: Connection) -> int | None:
         """See `ConsumerIdentity.epoch_on`."""
         return self._owner.identity.epoch_on(connection)
@@ -123,7 +129,15 @@ class TopicConsumer:
         place = (group_number, partition)
         found = self._partition_consumers.get(place)
         if found is None:
-            found = PartitionConsumer(self.cluster, self.topic, partition, group_number, self._owner.quiet, self.wake)
+            found = PartitionConsumer(
+                self.cluster,
+                self.topic,
+                partition,
+                group_number,
+                self._owner.quiet,
+                self.wake,
+                self._effective_lease_ms,
+            )
             self._partition_consumers[place] = found
         return found
 

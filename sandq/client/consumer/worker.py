@@ -30,6 +30,7 @@ from sandq.client.consumer.threaded import Message as ThreadedMessage
 from sandq.client.portal import Portal, Pump
 from sandq.client.tracing import processing
 from sandq.model.errors import InvalidRequest, SandqError
+from sandq.model.limits import FIXED
 from sandq.model.times import Duration, duration_ms, format_duration
 
 log = logging.getLogger("sandq.client")
@@ -40,7 +41,7 @@ Handler = Callable[[Message], Awaitable[object]] | ThreadHandler
 """An async function, or a plain one."""
 
 CONCURRENCY: Final = 10
-CONCURRENCY_MAX: Final = 10_000
+CONCURRENCY_MAX: Final = FIXED.handlers
 GRACE: Final = "30s"
 
 

@@ -76,7 +76,7 @@ class LeaseGrants:
                     break
                 token = offsets.token(index, place + len(granted))
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
-                lease.epoch = grant.epoch
+                lease.epoch, lease.handlers = grant.epoch, grant.handlers
                 size = self._take_waiting(group, lease, horizon_ms, limit, left_bytes, view)
                 if not lease.ranges and group.pause_reason() is None:
                     size = self._take_free(group, lease, horizon_ms, limit, left_bytes, view)
@@ -133,7 +133,7 @@ class LeaseGrants:
                 if not count:
                     break
             left -= count
-            lease.attempt, lease.kept, lease.snoozes = entry.alike
+            lease.adopt(entry.alike)
             lease.due_ms = entry.due_ms
             lease.since_ms = min(lease.since_ms, entry.since_ms)
             lease.ranges += ranges

@@ -80,7 +80,9 @@ class LeaseReclaim:
             lease.past,
             _merged(lease, live),
         )
-        renewed.snoozes, renewed.epoch = lease.snoozes, command.epoch
+        renewed.snoozes, renewed.epoch, renewed.handlers = lease.snoozes, command.epoch, lease.handlers
+        # One of them may have ended its consumer: the next one reports each before it begins it.
+        renewed.crashes = max(lease.crashes, 1) if lease.handlers else 0
         if self._shared.level >= RECLAIMS:
             renewed.reclaims = lease.reclaims + 1
         self._leases.revoke(lease, view)

@@ -7,9 +7,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sandq.model import offsets
+from sandq.model.limits import FIXED
 from sandq.partition import rows
 from sandq.partition.commands import What
 from sandq.partition.groups.packed_ranges import PackedRanges
@@ -68,6 +69,13 @@ class Lease:
     """Of its consumer; 0: it has none."""
     reclaims: int = 0
     """How often its consumer was started again and got it anew; below the level `RECLAIMS` that is not counted."""
+    handlers: int = 0
+    """Messages that its consumer works on at the same time at most; 0: the consumer did not say, and may have begun all
+    of them."""
+    crashes: int = 0
+    """How many leases of each of its messages ended unsettled in succession before this one."""
+    begun: int = 0
+    """Those of its messages that its consumer reported as begun: a mask."""
     plain: list[bytes] | None = field(init=False, default=None, repr=False)
     """The row of each of its ranges, until it is delivered, where these are single messages of plain rows that were at
     hand."""
@@ -109,13 +117,30 @@ class Lease:
         self._past = self._packed = self._places = self._queue_ends = None
 
     @property
-    def alike(self) -> tuple[int, bool, int]:
+    def alike(self) -> Alike:
         """What all messages of a lease have in common."""
-        return self.attempt, self.kept, self.snoozes
+        return Alike(self.attempt, self.kept, self.snoozes, self.crashes)
+
+    def adopt(self, alike: Alike) -> None:
+        """Take over what the first messages of the lease have in common."""
+        self.attempt, self.kept, self.snoozes, self.crashes = alike
 
     @property
     def live(self) -> int:
         return ((1 << self.total) - 1) & ~(self.acked | self.left)
+
+    @property
+    def charged(self) -> int:
+        """The live messages that use an attempt if the lease ends now, unsettled: a mask.
+
+        Its consumer works through the lease in order, so at most the first `handlers` live messages were begun. From
+        the second crash of a message on a consumer reports each message before it begins it, so only what was reported
+        counts. A consumer that reports nothing is believed `FIXED.lease_reclaims` times in succession.
+        """
+        live = self.live
+        if not self.handlers or self.crashes >= FIXED.lease_reclaims:
+            return live
+        return live & (self.begun if self.crashes else self.begun | _lowest(live, self.handlers))
 
     def mask_of(self, what: What) -> tuple[int, list[list[object]]]:
         """The mask that `what` names, and those of its parts that lie outside this lease.
@@ -293,6 +318,8 @@ class Lease:
             self.snoozes,
             self.epoch,
             self.reclaims,
+            self.handlers,
+            self.crashes,
         ]  # nobody meets those that it does not know
         while later and not later[-1]:
             later.pop()
@@ -303,9 +330,10 @@ class Lease:
     def progress_row(self) -> bytes:
         size = (self.total + 7) // 8
         acked, left = self.acked.to_bytes(size, "little"), self.left.to_bytes(size, "little")
-        if self.sent:
-            return rows.pack(acked, left, self.ended, self.revoked, self.sent.to_bytes(size, "little"))
-        return rows.pack(acked, left, self.ended, self.revoked)
+        later = [mask.to_bytes(size, "little") for mask in (self.sent, self.begun)]
+        if not self.begun:
+            later = later[: 1 if self.sent else 0]
+        return rows.pack(acked, left, self.ended, self.revoked, *later)
 
     @classmethod
     def load(cls, token: int, row: bytes, progress: bytes | None) -> Lease:
@@ -329,11 +357,28 @@ class Lease:
         lease.snoozes = more[1] if len(more) > 1 else 0
         lease.epoch = more[2] if len(more) > 2 else 0
         lease.reclaims = more[3] if len(more) > 3 else 0
+        lease.handlers = more[4] if len(more) > 4 else 0
+        lease.crashes = more[5] if len(more) > 5 else 0
         if progress is not None:
             acked, left, lease.ended, lease.revoked, *more = rows.unpack(progress)
             lease.sent = int.from_bytes(more[0], "little") if more else 0
+            lease.begun = int.from_bytes(more[1], "little") if len(more) > 1 else 0
             lease.acked, lease.left = int.from_bytes(acked, "little"), int.from_bytes(left, "little")
         return lease
+
+
+class Alike(NamedTuple):
+    """What all messages of a lease, or of an entry that waits, have in common."""
+
+    attempt: int
+    """The attempt that a lease of them is."""
+    kept: bool
+    snoozes: int
+    crashes: int
+
+
+FRESH: Final = Alike(1, False, 0, 0)
+"""Messages that come from the log for the first time."""
 
 
 class Made(NamedTuple):
@@ -367,6 +412,8 @@ class Waiting:
     """The ready queue that they stand in again when they are due, where messages are ranked."""
     snoozes: int = 0
     """How often each of them was snoozed."""
+    crashes: int = 0
+    """How many leases of each of them ended unsettled in succession."""
     counted: int = 0
     """How many of its messages the group's metrics have counted, ..."""
     ripe: bool = False
@@ -375,9 +422,9 @@ class Waiting:
     """When each of them expires, as far as that was wanted: `waiting_table`."""
 
     @property
-    def alike(self) -> tuple[int, bool, int]:
+    def alike(self) -> Alike:
         """What a lease says of them all: see `Lease.alike`."""
-        return self.attempt + 1, self.kept, self.snoozes
+        return Alike(self.attempt + 1, self.kept, self.snoozes, self.crashes)
 
     @property
     def dies_waiting(self) -> bool:
@@ -396,17 +443,17 @@ class Waiting:
     def apart(self, ranges: list[Range]) -> Waiting:
         """Some of its messages, which were taken out, as an entry of their own that is yet to be stored."""
         again = Waiting(self.due_ms, 0, self.attempt, self.error, PackedRanges(ranges), self.since_ms, self.kept)
-        again.history, again.made, again.queue, again.snoozes = self.history, self.made, self.queue, self.snoozes
+        again.history, again.made, again.queue = self.history, self.made, self.queue
+        again.snoozes, again.crashes = self.snoozes, self.crashes
         return again
 
     def row(self) -> bytes:
         ranges = self.ranges.packed()
         fields = self.attempt, self.error, ranges, self.since_ms, self.kept, self.expires_ms, self.history
-        if self.snoozes:
-            return rows.pack(*fields, self.made, self.queue, self.snoozes)
-        if self.queue is not None:
-            return rows.pack(*fields, self.made, self.queue)
-        return rows.pack(*fields) if self.made is None else rows.pack(*fields, self.made)
+        later: list[Any] = [self.made, self.queue, self.snoozes, self.crashes]
+        while later and later[-1] in (None, 0):
+            later.pop()
+        return rows.pack(*fields, *later)
 
     @classmethod
     def load(cls, key: bytes, row: bytes) -> Waiting:
@@ -417,6 +464,7 @@ class Waiting:
         entry.made = Made(*more[0]) if more and more[0] is not None else None
         entry.queue = more[1] if len(more) > 1 else None
         entry.snoozes = more[2] if len(more) > 2 else 0
+        entry.crashes = more[3] if len(more) > 3 else 0
         return entry
 
 
@@ -443,6 +491,18 @@ def _runs(bits: int) -> Iterator[tuple[int, int]]:
         yield at + zeros, ones
         bits >>= ones
         at += zeros + ones
+
+
+def _lowest(bits: int, count: int) -> int:
+    """The lowest `count` ones of `bits`."""
+    found = 0
+    for first, length in _runs(bits):
+        taken = min(length, count)
+        found |= ((1 << taken) - 1) << first
+        count -= taken
+        if not count:
+            break
+    return found
 
 
 def merged(messages: Iterable[bytes]) -> list[Range]:

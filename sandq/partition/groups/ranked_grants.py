@@ -17,7 +17,7 @@ from sandq.partition.groups.dead_letters import EXPIRED_UNREAD
 from sandq.partition.groups.fitting import LEASE_BYTES, fitting
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_state import GroupState
-from sandq.partition.groups.leases import Lease, Waiting
+from sandq.partition.groups.leases import FRESH, Lease, Waiting
 from sandq.partition.levels import CROWDED_FLIGHT, CROWDING, SLICES
 from sandq.partition.ready import queue_keys
 from sandq.partition.ready.ready_queue import ReadyQueue
@@ -119,7 +119,7 @@ class RankedGrants:
                     break
                 token = offsets.token(index, place + len(granted))
                 lease = Lease(token, group.group_id, grant.consumer, 1, now_ms + grant.lease_ms, 0, [], now_ms, now_ms)
-                lease.epoch = grant.epoch
+                lease.epoch, lease.handlers = grant.epoch, grant.handlers
                 size = self._fill(group, ready, lease, limit, left_bytes, is_stopped, view)
                 if not lease.ranges:
                     return granted
@@ -139,7 +139,7 @@ class RankedGrants:
         ageing_ms: int | None = self._shared.settings["ageing_ms"]
         left, taken_bytes = limit, 0
         while left > 0 and taken_bytes < max_bytes and self._buried < BURIED:
-            is_first = not lease.ranges or lease.alike == (1, False, 0)
+            is_first = not lease.ranges or lease.alike == FRESH
             if is_first and not is_stopped and ageing_ms is None and not self._ttl.any_expires:
                 turns, size = ready.take_turns(left, max_bytes - taken_bytes, view)
                 if turns:
@@ -191,7 +191,7 @@ class RankedGrants:
             return 0, 0
         count, size = fitting(self._kept, group, entry, limit, max_bytes, view)
         ranges = self._waiting.take(group, entry, count, view)
-        lease.attempt, lease.kept, lease.snoozes = entry.alike
+        lease.adopt(entry.alike)
         lease.due_ms = max(lease.due_ms, entry.due_ms)
         lease.since_ms = min(lease.since_ms, entry.since_ms)
         lease.ranges += ranges

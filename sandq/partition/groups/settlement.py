@@ -159,7 +159,7 @@ class LeaseSettlement:
         if fresh and begun and self._shared.is_budget_spent and self._copies(lease, changes, end):
             return NOT_YET
         if fresh and not begun:
-            self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view)
+            self._requeue(lease, fresh, now_ms, lease.attempt - 1, None, None, now_ms, view, crashes=lease.crashes)
         elif fresh and end == DEAD:
             done = self._bury(lease, fresh, REJECTED, error, now_ms, view)
         elif fresh:
@@ -222,12 +222,18 @@ class LeaseSettlement:
         last = self._groups.by_id[lease.group_id].setting("max_attempts", self._shared.settings)
         return last is not None and lease.attempt >= last
 
-    def extend(self, token: int, lease_ms: int, now_ms: int, view: View) -> int | None:
-        """Give a lease another deadline, and return it (ms); None when the lease has ended."""
+    def extend(self, token: int, lease_ms: int, begun: c.What, now_ms: int, view: View) -> int | None:
+        """Give a lease another deadline, and return it (ms); None when the lease has ended. `begun`: messages that its
+        consumer has begun; None: it reports none."""
         lease = self._leases.by_token.get(token)
         if lease is None or lease.ended or lease.revoked:
             return None
         self._leases.extend(lease, now_ms + lease_ms, view)
+        if begun is not None:
+            mask = lease.begun | (lease.mask_of(begun)[0] & lease.live)
+            if mask != lease.begun:
+                lease.begun = mask
+                self._leases.store_progress(lease, view)
         return lease.deadline_ms
 
     def expire(self, now_ms: int, view: View) -> int:
@@ -255,11 +261,22 @@ class LeaseSettlement:
         return expired
 
     def expire_lease(self, lease: Lease, error: str | None, now_ms: int, view: View) -> int:
-        """End a lease whose consumer has not settled it in time, or did not live to: what is left of it has used an
-        attempt. Messages given back or buried: as many of the latter as the budget allows; what the lease has then is
-        to be ended by the next entry."""
+        """End a lease whose consumer did not settle it in time: messages that the consumer may have begun have used an
+        attempt, and the others are ready at once. Return how many messages were given back or buried.
+
+        Buries as many as the budget allows; the next entry ends the rest of the lease.
+        """
         lease.revoked = True
-        done = self._retry_or_bury(lease, lease.live, None, LEASE_EXPIRED, error, now_ms, view).bit_count()
+        charged = lease.charged
+        crashes = 0 if not lease.handlers else 1 if lease.crashes >= FIXED.lease_reclaims else lease.crashes + 1
+        spared = lease.live & ~charged
+        if spared:
+            # Before the charged ones, so that they come first again: one of those may end the next consumer, too.
+            self._requeue(lease, spared, now_ms, lease.attempt - 1, None, None, now_ms, view, crashes=crashes)
+        done = spared.bit_count()
+        if charged:
+            ended = self._retry_or_bury(lease, charged, None, LEASE_EXPIRED, error, now_ms, view, crashes=crashes)
+            done += ended.bit_count()
         self._shared.totals.lease_expired += done
         return done
 
@@ -272,7 +289,7 @@ class LeaseSettlement:
                 continue
             released += lease.live.bit_count()
             lease.revoked = True
-            self._requeue(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view)
+            self._requeue(lease, lease.live, now_ms, lease.attempt - 1, None, None, now_ms, view, crashes=lease.crashes)
         self._shared.totals.released += released
         return released
 
@@ -285,7 +302,7 @@ class LeaseSettlement:
                 for ranges, history, queue in self._with_history(lease, lease.live, None, None, now_ms):
                     places, since_ms = PackedRanges(ranges), lease.since_ms
                     again = Waiting(now_ms, 0, lease.attempt - 1, None, places, since_ms, lease.kept, history=history)
-                    again.queue, again.snoozes = queue, lease.snoozes
+                    again.queue, again.snoozes, again.crashes = queue, lease.snoozes, lease.crashes
                     self._waiting.add(group, again, view)
                 lease.left |= lease.live
                 self._leases.store_progress(lease, view)
@@ -301,12 +318,15 @@ class LeaseSettlement:
         now_ms: int,
         view: View,
         change: Change | None = None,
+        *,
+        crashes: int = 0,
     ) -> int:
         """Let what a lease names in `mask` wait for its next attempt, or bury it after its last. `change`: what was
-        changed of it, which is in rows of the group's own by now. Which messages that was done to."""
+        changed of it, which is in rows of the group's own by now. `crashes`: as in `Waiting`. Which messages that was
+        done to."""
         if self._is_last(lease):
             return self._bury(lease, mask, reason, error, now_ms, view, kept=lease.kept or change is not None)
-        self._retry(lease, mask, delay_ms, reason, error, now_ms, view, change)
+        self._retry(lease, mask, delay_ms, reason, error, now_ms, view, change, crashes=crashes)
         return mask
 
     def _bury(
@@ -352,9 +372,11 @@ class LeaseSettlement:
         now_ms: int,
         view: View,
         change: Change | None,
+        *,
+        crashes: int = 0,
     ) -> None:
         """Let what a lease names in `mask` wait for so long, or for the back-off: it grows with each attempt, and with
-        each snooze after which none was counted. `change`: as in `_retry_or_bury`."""
+        each snooze after which none was counted. `change`, `crashes`: as in `_retry_or_bury`."""
         group = self._groups.by_id[lease.group_id]
         is_snooze = reason == SNOOZED
         wait: Wait | None = None
@@ -369,8 +391,8 @@ class LeaseSettlement:
         due_of = None
         if wait is not None and wait.spread_ms:
             due_of = partial(_jittered, wait, group.group_id, failures, now_ms)
-        attempt = lease.attempt - is_snooze
-        self._requeue(lease, mask, now_ms + delay_ms, attempt, reason, error, now_ms, view, change, due_of=due_of)
+        attempt, due_ms = lease.attempt - is_snooze, now_ms + delay_ms
+        self._requeue(lease, mask, due_ms, attempt, reason, error, now_ms, view, change, due_of=due_of, crashes=crashes)
 
     def _requeue(
         self,
@@ -385,8 +407,9 @@ class LeaseSettlement:
         change: Change | None = None,
         *,
         due_of: Callable[[int], int] | None = None,
+        crashes: int = 0,
     ) -> None:
-        """Let what a lease names in `mask` wait until `due_ms`. `change`: as in `_retry_or_bury`.
+        """Let what a lease names in `mask` wait until `due_ms`. `change`, `crashes`: as in `_retry_or_bury`.
 
         `due_of`: when each message is due, by its offset as a number. Its ranges are cut for that while few wait: many
         ranges halt the group, so where many wait already each range of the lease has the due time of its first message.
@@ -406,7 +429,7 @@ class LeaseSettlement:
                 places = PackedRanges(together)
                 entry = Waiting(at_ms, 0, attempt, error, places, lease.since_ms, kept, history=history)
                 entry.queue = queue if change is None else change.queue(queue)
-                entry.snoozes = lease.snoozes + (reason == SNOOZED)
+                entry.snoozes, entry.crashes = lease.snoozes + (reason == SNOOZED), crashes
                 self._waiting.add(group, entry, view)
         lease.left |= mask
         self._leases.store_progress(lease, view)

@@ -145,7 +145,8 @@ class WaitingTable:
             places, number = PackedRanges([Range(offset, 1)]), self._shared.next_seq
             self._shared.next_seq += 1
             apart = Waiting(due_ms, number, entry.attempt, entry.error, places, entry.since_ms, entry.kept, expires_ms)
-            apart.history, apart.queue, apart.snoozes = entry.history, entry.queue, entry.snoozes
+            apart.history, apart.queue = entry.history, entry.queue
+            apart.snoozes, apart.crashes = entry.snoozes, entry.crashes
             if change is not None:
                 apart.kept, apart.queue = True, change.queue(entry.queue)
             apart.made = made if self._shared.level >= CLOCK_RESET else None

@@ -97,8 +97,8 @@ class _Answers:
 
 
 def _work_of(items: list[Any]) -> int:
-    named = [item[1] for item in items if type(item) is list and len(item) > 1 and type(item[1]) is list]
-    return len(items) + sum(map(len, named))
+    fields = [field for item in items if type(item) is list for field in item[1:3]]
+    return len(items) + sum([len(field) for field in fields if type(field) is list])
 
 
 def _parts(items: list[Any], work: int) -> Iterator[tuple[int, list[Any]]]:

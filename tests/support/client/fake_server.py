@@ -292,7 +292,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
     def do_extend(self, connection: FakeConnection, frame: Frame) -> Any:
         request = Extend.parse(frame)
         self.extends.append(request)
-        return ([self.clock_ms() + lease_ms for _, lease_ms in request.items],)
+        return ([self.clock_ms() + item[1] for item in request.items],)
 
     def do_topic_create(self, connection: FakeConnection, frame: Frame) -> Any:
         request = TopicCreate.parse(frame)

@@ -50,8 +50,6 @@ EVERY: list[tuple[int, Any]] = [
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, 30_000, "latest", [])),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, 1_700_000_000_000, [])),
     (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [])),
-    (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [], 7)),
-    (Type.SUBSCRIBE, requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [], None, [0, 4095])),
     (Type.UNSUBSCRIBE, requests.Unsubscribe(4)),
     (Type.LEASE, requests.Lease("t", "g", "me-1", 1000, 60_000, None, BASE, True)),
     (Type.LEASE, requests.Lease("t", "g", "me-1", 1, 0, 30_000, "earliest", False)),
@@ -63,7 +61,7 @@ EVERY: list[tuple[int, Any]] = [
         Type.NACK,
         requests.Nack(7, 3, [[1, None, None, None, True, {"priority": 1}, 2], [2, *3 * [None], True, None, 0]]),
     ),
-    (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000]])),
+    (Type.EXTEND, requests.Extend(7, 3, [[1, 60_000], [2, 60_000, [[BASE, 5], [BASE, b"\x05"]]]])),
     (Type.ACK_THEN, requests.AckThen(7, 3, 1, [[BASE, 1]], [[None, None, False, {}], ["t", 5, True, {"value": b"v"}]])),
     (
         Type.ACK_THEN,
@@ -179,6 +177,23 @@ def test_a_lease_without_partitions_is_one_of_before() -> None:
     for request, items in ((plain, 10), (plain._replace(partitions=[3]), 11)):
         (frame,) = FrameReader().feed(request.frame(77))
         assert len(frame) == items and requests.Lease.parse(frame) == request
+
+
+def test_subscribe_is_encoded_without_handlers_that_are_not_named() -> None:
+    plain = requests.Subscribe(4, "t", "g", "me-1", 0, None, BASE, [])
+    lasting, some, counted = (
+        plain._replace(epoch=7),
+        plain._replace(partitions=[0, 4095]),
+        plain._replace(handlers=10_000),
+    )
+    for request, items in ((plain, 10), (lasting, 12), (some, 12), (counted, 13)):
+        (frame,) = FrameReader().feed(request.frame(77))
+        assert len(frame) == items and requests.Subscribe.parse(frame) == request
+    for handlers in (0, 10_001, True, "1"):
+        with pytest.raises(InvalidRequest, match=r"field 11 \(handlers\)"):
+            requests.Subscribe.parse([Type.SUBSCRIBE, 77, *plain[:-1], handlers])
+    with pytest.raises(InvalidRequest, match="SUBSCRIBE"):
+        requests.Subscribe.parse([Type.SUBSCRIBE, 77, *counted, 1])
 
 
 def test_group_delete_without_mode_is_encoded_as_before() -> None:
@@ -336,6 +351,10 @@ def test_credit_has_no_request_id() -> None:
         (requests.AckThen, [26, 1, 7, 0, 5, [], [[None, None, False, {}]]], r"ACK_THEN field 4 \(what\)"),
         (requests.Extend, [11, 1, 7, 0, [[5, "1"]]], r"expected \[token, lease_ms\]"),
         (requests.Extend, [11, 1, 7, 0, [[5, 2**48]]], "lease_ms"),
+        (requests.Extend, [11, 1, 7, 0, [[5, 1, None]]], "item 1: begun must be an array of 1 to 1000 ranges"),
+        (requests.Extend, [11, 1, 7, 0, [[5, 1, []]]], "item 1: begun must be an array of 1 to 1000 ranges"),
+        (requests.Extend, [11, 1, 7, 0, [[5, 1], [5, 1, [[b"short", 1]]]]], "item 2: a range must be .*of 16 bytes"),
+        (requests.Extend, [11, 1, 7, 0, [[5, 1, [[BASE, 1]], 1]]], r"expected \[token, lease_ms\]"),
         (requests.Hello, [1, 1, 1, "x" * 256, {}], r"HELLO field 2 \(client_name\)"),
         (requests_admin.ClusterClock, [49, 1, "set"], "expected 'show' or 'accept'"),
         (requests_admin.TopicCreate, [32, 1, "t", "timer", 1, 1, []], r"field 5 \(settings\): expected map, got array"),
@@ -586,7 +605,9 @@ def test_deliver(last: bool) -> None:
     (data,) = encode_deliver(4, lease, last=last)
     (frame,) = FrameReader().feed(data)
     deliver = Deliver.parse(frame)
-    assert deliver == (4, 7, 1, 5 << 16, 2, 99, BASE, None, 1234, [[0, 1]], last, b"batch")
+    (careful,) = FrameReader().feed(b"".join(encode_deliver(4, replace(lease, begin_first=True), last=last)))
+    assert Deliver.parse(careful) == deliver._replace(begin_first=True)
+    assert deliver == (4, 7, 1, 5 << 16, 2, 99, BASE, None, 1234, [[0, 1]], last, b"batch", False)
     created = bytes(16)
     pieces = [Piece(BASE, None, 1234, None, b"first"), Piece(BASE * 2, BASE * 2, created, None, b"batch")]
     frames = FrameReader().feed(b"".join(encode_deliver(4, replace(lease, pieces=pieces), last=last)))

@@ -93,7 +93,7 @@ def test_nack_and_extend(with_client: Any) -> None:
                 messages[3].nack()
 
             assert await messages[4].extend("1m") - server.clock_ms() in range(55_000, 60_001)
-            assert server.extends[-1].items == [[TOKEN, 60_000]]
+            assert server.extends[-1].items == [[TOKEN, 60_000, [[offsets.shift(base, 4), 1]]]]
             server.script[Type.EXTEND].append(lambda to, frame: to.send(encode_reply(frame[1], [None])))
             with pytest.raises(LeaseLost):
                 await messages[4].extend("1m")
@@ -145,14 +145,15 @@ def test_credit_comes_back_with_the_ack(with_client: Any) -> None:
 def test_leases_are_extended_while_messages_are_held(with_client: Any) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.subscribe("t", group="g", lease="300ms") as subscription:
-            server.deliver(server.subscription(), [b"a", b"b"], token=TOKEN, lease_ms=300)
+            base = server.deliver(server.subscription(), [b"a", b"b"], token=TOKEN, lease_ms=300)
             server.deliver(server.subscription(), [b"c"], token=TOKEN + 1, lease_ms=300)
             first, second, third = await take(subscription, 3)
             await third.ack()
             await first.ack()
             for seen in (1, 2):
                 await until_holds(lambda seen=seen: len(server.extends) >= seen)
-            assert {tuple(item) for extend in server.extends for item in extend.items} == {(TOKEN, 300)}
+            begun = [[offsets.shift(base, 1), 1]]  # the broker learns which messages were begun and are not settled
+            assert all(item == [TOKEN, 300, begun] for extend in server.extends for item in extend.items)
             await second.ack()
             assert not list(subscription._consumers["t"].leases())  # nothing is left to be extended
 
