@@ -215,9 +215,11 @@ def pack_field(field: object) -> bytes:
 
 
 def pack_with(fields: Sequence[object], *last: bytes) -> bytes:
-    """`pack` of some fields and of further ones that are packed already: 15 at most."""
+    """`pack` of up to 15 fields and of further ones that are packed already."""
     packed: bytes = _pack(fields)
-    return bytes([packed[0] + len(last)]) + packed[1:] + b"".join(last)
+    count = len(fields) + len(last)
+    head = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")  # msgpack's array headers
+    return head + packed[1:] + b"".join(last)
 
 
 def unpack(value: bytes) -> list[Any]:

@@ -116,10 +116,11 @@ class Walk(Holding):
         grants=st.lists(st.tuples(st.sampled_from(["c", "d"]), st.integers(1, 6)), min_size=1, max_size=3),
         ahead=st.sampled_from([0, 0, 5, 50, 70]),
         lease_ms=st.sampled_from([1000, 30_000, 100_000]),
+        handlers=st.sampled_from([0, 1, 1, 2]),
     )
-    def lease(self, number: int, grants: list[tuple[str, int]], ahead: int, lease_ms: int) -> None:
+    def lease(self, number: int, grants: list[tuple[str, int]], ahead: int, lease_ms: int, handlers: int = 0) -> None:
         name = self._group(number)
-        command = c.Lease(name, T + self.at + ahead, self._grants(grants, lease_ms))
+        command = c.Lease(name, T + self.at + ahead, self._grants(grants, lease_ms, handlers))
         waited = set(self.model.groups[name].of("waiting"))
         granted = self.apply(command)
         foretold = self.model.lease(name, self.at + ahead, grants)
@@ -142,10 +143,11 @@ class Walk(Holding):
             assert lease.deadline_ms == T + until
             at = {n: self.model.messages[n].offset for n in names}
             of = Lease(name, lease.consumer, lease.token, lease.attempt, names, at, now, until, epoch=lease.epoch)
+            of.handlers = handlers
             self.model.granted(of)
 
-    def _grants(self, grants: list[tuple[str, int]], lease_ms: int) -> list[c.Grant]:
-        return [c.Grant(consumer, limit, lease_ms, self.epoch) for consumer, limit in grants]
+    def _grants(self, grants: list[tuple[str, int]], lease_ms: int, handlers: int = 0) -> list[c.Grant]:
+        return [c.Grant(consumer, limit, lease_ms, self.epoch, handlers) for consumer, limit in grants]
 
     def _is_whole(self, message: Any) -> None:
         """What a consumer gets is what the producer sent, or made of it since."""
@@ -224,10 +226,11 @@ class Walk(Holding):
         return "all" if answer == [] else answer and {o for base, count in answer for o in offsets.run(base, count)}
 
     @precondition(lambda self: self.model.leases)
-    @rule(number=numbers, ms=st.sampled_from([1000, 60_000]))
-    def extend(self, number: int, ms: int) -> None:
-        token = list(self.model.leases)[-1 - number % len(self.model.leases)]
-        assert self.apply(c.Extend([(token, ms)]))[0] == self.model.extend(token, ms)
+    @rule(number=numbers, ms=st.sampled_from([1000, 60_000]), part=st.one_of(st.none(), numbers))
+    def extend(self, number: int, ms: int, part: int | None) -> None:
+        token, begun, named = self._some(number, part, "foreign")
+        item = (token, ms) if begun is None else (token, ms, begun)
+        assert self.apply(c.Extend([item]))[0] == self.model.extend(token, ms, named)
 
     @rule()
     def expire(self) -> None:

@@ -345,6 +345,7 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
         last: bool = False,
         created_ms: int | bytes = NOW_MS,
         columns: dict[int, Any] | None = None,
+        begin_first: bool = False,
     ) -> bytes:
         """Push messages; the base offset that they got."""
         if base is None:
@@ -355,7 +356,10 @@ class FakeServer(FakeAccess, FakeKeys, FakeMessages, FakeNodes):
         subscribed.credit -= pushed
         subscribed.tokens.append(token)
         piece = Piece(column or base, ids, created_ms, live, batch)
-        lease = LeasedPieces(GROUP_NUMBER + partition, partition, token, attempt, self.clock_ms() + lease_ms, [piece])
+        deadline_ms = self.clock_ms() + lease_ms
+        lease = LeasedPieces(
+            GROUP_NUMBER + partition, partition, token, attempt, deadline_ms, [piece], begin_first=begin_first
+        )
         for frame in encode_deliver(subscribed.request.subscription_id, lease, last=last):
             subscribed.connection.send(frame)
         return base

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import anyio
 
 from sandq.client.client import Client, connect_with
 from sandq.client.consumer.message import Message
+from sandq.client.consumer.message_batch import MessageBatch
 from sandq.client.consumer.subscription import Subscription
 from sandq.client.options import Options
 from sandq.protocol.replies import Node
 from tests.support.client.fake_server import FakeServer
+from tests.support.waiting import until_holds
 
 QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "close_timeout_s": 2.0}
 """Options of a client whose pauses a test can wait for."""
@@ -22,6 +25,32 @@ QUICK = {"back_off_first_s": 0.005, "back_off_max_s": 0.05, "timeout_s": 5.0, "c
 async def take(subscription: Subscription, count: int) -> list[Message]:
     """The next messages."""
     return [await subscription.__anext__() for _ in range(count)]
+
+
+async def take_batches(subscription: Subscription, count: int) -> list[MessageBatch]:
+    """The next batches."""
+    found: list[MessageBatch] = []
+    async for batch in subscription.batches():
+        found.append(batch)
+        if len(found) == count:
+            break
+    return found
+
+
+@asynccontextmanager
+async def running(client: Client, handler: Any, **options: Any) -> AsyncIterator[anyio.abc.TaskGroup]:
+    """`client.run` beside a block; cancelled at its end."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(client.run, "t", "g", handler, **options))
+        await anyio.lowlevel.checkpoint()
+        yield tasks
+        tasks.cancel_scope.cancel()
+
+
+async def subscribed(server: FakeServer) -> Any:
+    """Wait for a subscription and return it."""
+    await until_holds(lambda: any(connection.subscriptions for connection in server.connections))
+    return server.subscription()
 
 
 @asynccontextmanager

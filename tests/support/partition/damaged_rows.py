@@ -337,11 +337,11 @@ def use(rng: random.Random, bench: Bench) -> None:
         target = rng.choice(((c.TARGET_ID, message), (c.TARGET_KEY, rng.choice((b"u1", b"v2", b"v3", b"new")))))
         commands: list[c.Command] = [
             c.Lease(group, T + at, (c.Grant("c", rng.choice((1, 5, 100)), 30_000),)),
-            c.Lease(group, T + at, (c.Grant("c", 100, 30_000),)),
+            c.Lease(group, T + at, (c.Grant("c", 100, 30_000, 0, 2),)),
             c.Ack([(rng.choice(tokens), None)]),
             c.Nack([(rng.choice(tokens), None, rng.choice((None, 0, 5000)), "e")]),
             c.Nack([(rng.choice(tokens), None, None, "e", True, None, 1)]),
-            c.Extend([(rng.choice(tokens), 60_000)]),
+            c.Extend([(rng.choice(tokens), 60_000), (rng.choice(tokens), 60_000, [[message, 1]])]),
             c.Expire(),
             c.Upkeep(),
             c.Upkeep(),

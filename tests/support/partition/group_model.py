@@ -199,6 +199,7 @@ class GroupModel(Model):
         """One lease of what was taken."""
         self.leases[lease.token] = lease
         together = [self.groups[lease.group].held[name] for name in lease.names]
+        (lease.crashes,) = {held.crashes for held in together}
         since = min(held.since for held in together)
         for held in together:
             held.state, held.attempt, held.token, held.since = "leased", lease.attempt, lease.token, since
@@ -239,7 +240,7 @@ class GroupModel(Model):
         elif fresh and begun:
             self._give_back(lease, fresh, delay, "nacked", error)
         elif fresh:
-            self._wait(lease, fresh, self.now, lease.attempt - 1, None, None)
+            self._wait(lease, fresh, self.now, lease.attempt - 1, None, None, lease.crashes)
         return self._lost(lease, names - fresh, what)
 
     def _named(self, lease: Lease, what: Offsets | None) -> set[str]:
@@ -251,10 +252,11 @@ class GroupModel(Model):
         foreign = what - set(lease.offsets.values())
         return {lease.offsets[name] for name in names} | foreign or None
 
-    def extend(self, token: int, ms: int) -> int | None:
+    def extend(self, token: int, ms: int, begun: Offsets | None = None) -> int | None:
         lease = self.leases.get(token)
         if lease is None or not lease.live:
             return None
+        lease.begun |= self._named(lease, begun or set()) & set(lease.live)
         lease.deadline = self.now + ms
         return T + lease.deadline
 
@@ -265,7 +267,11 @@ class GroupModel(Model):
         for lease in sorted(due, key=lambda lease: (lease.deadline, lease.token)):
             count += len(lease.live)
             lease.revoked = True
-            self._give_back(lease, set(lease.live), None, "lease_expired", None)
+            charged, crashes = lease.charged, 0
+            if lease.handlers:
+                crashes = 1 if lease.crashes >= 5 else lease.crashes + 1
+            self._wait(lease, set(lease.live) - charged, self.now, lease.attempt - 1, None, None, crashes)
+            self._give_back(lease, charged, None, "lease_expired", None, crashes)
         return count
 
     def release(self, group: str, consumer: str) -> int:
@@ -275,7 +281,7 @@ class GroupModel(Model):
             if lease.live:
                 count += len(lease.live)
                 lease.revoked = True
-                self._wait(lease, set(lease.live), self.now, lease.attempt - 1, None, None)
+                self._wait(lease, set(lease.live), self.now, lease.attempt - 1, None, None, lease.crashes)
         return count
 
     def reclaim(self, group: str, consumer: str, epoch: int, tokens: list[int], ms: int) -> int:
@@ -288,10 +294,16 @@ class GroupModel(Model):
             old.left.update(names)
             old.revoked = True
             renewed = Lease(group, consumer, token, old.attempt, names, offsets, self.now, self.now + ms, epoch=epoch)
+            renewed.handlers = old.handlers
+            for name in names:
+                held = self.groups[group].held[name]
+                held.crashes = max(held.crashes, 1) if old.handlers else 0
             self.granted(renewed)
         return len(stale)
 
-    def _give_back(self, lease: Lease, names: set[str], delay: int | None, reason: str, error: str | None) -> None:
+    def _give_back(
+        self, lease: Lease, names: set[str], delay: int | None, reason: str, error: str | None, crashes: int = 0
+    ) -> None:
         group = self.groups[lease.group]
         last = self.setting(group, "max_attempts")
         if last is not None and lease.attempt >= last:
@@ -299,7 +311,7 @@ class GroupModel(Model):
             return
         if delay is None:
             delay = self._back_off(group, lease.attempt)
-        self._wait(lease, names, self.now + delay, lease.attempt, error, self._this(lease, reason, error))
+        self._wait(lease, names, self.now + delay, lease.attempt, error, self._this(lease, reason, error), crashes)
 
     def _this(self, lease: Lease, reason: str, error: str | None) -> Attempt:
         return (lease.attempt, lease.consumer, T + lease.leased_at, T + self.now, reason, error)
@@ -337,7 +349,16 @@ class GroupModel(Model):
         factor = {"none": 0, "fixed": 1, "linear": attempt, "exponential": grown}[backoff["kind"]]
         return int(min(backoff["first_ms"] * factor, backoff["cap_ms"]))
 
-    def _wait(self, lease: Lease, names: set[str], due: int, attempt: int, error: str | None, this: Any) -> None:
+    def _wait(
+        self,
+        lease: Lease,
+        names: set[str],
+        due: int,
+        attempt: int,
+        error: str | None,
+        this: Any,
+        crashes: int = 0,
+    ) -> None:
         group = self.groups[lease.group]
         batches: dict[tuple[History, int], int] = {}
         histories: dict[History, list[str]] = {}
@@ -348,6 +369,7 @@ class GroupModel(Model):
                 held = group.held[name]
                 held.due = max(due, self.messages[name].at)
                 held.state, held.attempt, held.error, held.token = "waiting", attempt, error, 0
+                held.crashes = crashes
                 held.history = (*history, this)[-HISTORY:] if this else history
                 held.seq = batches.setdefault((history, held.due), 0) or self.next_seq()
                 batches[history, held.due] = held.seq

@@ -79,6 +79,8 @@ class Held:
     error: str | None = None
     history: History = ()
     snoozes: int = 0
+    crashes: int = 0
+    """How many of its leases ended unsettled in succession."""
     immortal: bool = False
     copied: bool = False
     """Its group has it in a row of its own."""
@@ -128,6 +130,18 @@ class Lease:
     left: set[str] = field(default_factory=set)
     revoked: bool = False
     epoch: int = 0
+    handlers: int = 0
+    crashes: int = 0
+    begun: set[str] = field(default_factory=set)
+
+    @property
+    def charged(self) -> set[str]:
+        """The messages that use an attempt if the lease ends now."""
+        live = self.live
+        if not self.handlers or self.crashes >= 5:
+            return set(live)
+        reported = self.begun & set(live)
+        return reported if self.crashes else reported | set(live[: self.handlers])
 
     @property
     def live(self) -> list[str]:

@@ -101,7 +101,9 @@ class UnfinishedWalk:
 
     def lease(self) -> None:
         name = self.group()
-        command = c.Lease(name, T + self.at, (c.Grant("c", self.random.choice([1, 2, 5]), 20_000),))
+        command = c.Lease(
+            name, T + self.at, (c.Grant("c", self.random.choice([1, 2, 5]), 20_000, 0, self.random.choice([0, 1])),)
+        )
         granted = self.apply(command)
         if isinstance(granted, SandqError):
             return

@@ -45,6 +45,7 @@ TWINS: list[tuple[type, type, set[str]]] = [
             "fail",
             "next_arrivals",
             "freed",
+            "has_arrived",
             "hold_no_more",
             "is_starved",
             "options",

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from sandq.client.client import Client
 from sandq.client.consumer.ack_ranges import PLACE, ranges_of
-from sandq.client.consumer.message_batch import MessageBatch
 from sandq.client.consumer.subscription import Subscription
 from sandq.model import offsets
 from sandq.model.batch import Column
@@ -19,19 +18,10 @@ from sandq.model.errors import ClosedError, InvalidRequest, InvalidTime, LeaseLo
 from sandq.protocol.frames import Type, encode_reply
 from sandq.protocol.requests import Ack
 from tests.support.client.fake_server import NOW_MS, FakeServer
-from tests.support.client.helpers import take
+from tests.support.client.helpers import take, take_batches
 from tests.support.waiting import until_holds
 
 TOKEN = 5 << 16
-
-
-async def take_batches(subscription: Subscription, count: int) -> list[MessageBatch]:
-    found: list[MessageBatch] = []
-    async for batch in subscription.batches():
-        found.append(batch)
-        if len(found) == count:
-            break
-    return found
 
 
 def test_a_batch_is_what_was_pushed(with_client: Any) -> None:

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -27,24 +26,10 @@ from sandq.model.errors import ClosedError, InvalidRequest, InvalidTime, Unknown
 from sandq.model.limits import FIXED
 from sandq.protocol.frames import Type, encode_error, encode_reply
 from tests.support.client.fake_server import FakeServer
+from tests.support.client.helpers import running, subscribed
 from tests.support.waiting import PATIENCE_S, until_holds
 
 TOKEN = 5 << 16
-
-
-@asynccontextmanager
-async def running(client: Client, handler: Any, **options: Any) -> AsyncIterator[anyio.abc.TaskGroup]:
-    """`client.run` beside a block; cancelled at its end."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(client.run, "t", "g", handler, **options))
-        await anyio.lowlevel.checkpoint()
-        yield tasks
-        tasks.cancel_scope.cancel()
-
-
-async def subscribed(server: FakeServer) -> Any:
-    await until_holds(lambda: any(connection.subscriptions for connection in server.connections))
-    return server.subscription()
 
 
 async def produce(client: Client, *values: bytes) -> None:
