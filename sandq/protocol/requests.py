@@ -199,9 +199,10 @@ class Subscribe(Request, type=Type.SUBSCRIBE):
     """Join a group on this node. `subscription_id` is the client's: unique in the connection, no request's id. `held`:
     the leases of this consumer that it knows of.
 
-    The last field may be missing, or the last three. `epoch`: of the consumer; a subscription with a later one takes over what it
-    holds and ends this one. `partitions`: those that it is about; None: all. `handlers`: how many messages the consumer
-    works on at the same time, in the order in which they were delivered; None: it may begin all of them at once.
+    The last field may be missing, or the last three. `epoch`: of the consumer; a subscription with a later one takes
+    over what it holds and ends this one. `partitions`: those that it is about; None: all. `handlers`: how many messages
+    the consumer works on at the same time, in the order in which they were delivered; None: it may begin all of them
+    at once.
     """
 
     subscription_id: int

@@ -165,6 +165,7 @@ def test_what_no_configuration_changes_is_as_in_the_code() -> None:
         "entry_grants": f"{FIXED.entry_grants:,} leases",
         "entry_copied_bytes": f"{size(FIXED.entry_copied_bytes)} of stored messages",
         "leases_per_consumer": f"{FIXED.leases_per_consumer:,} leases",
+        "handlers": f"{FIXED.handlers:,} messages",
         "lease_reclaims": f"{FIXED.lease_reclaims} times",
         "max_gaps": f"{FIXED.max_gaps:,} ranges",
         "ready_queues": f"{FIXED.ready_queues:,} tenants and priorities",
