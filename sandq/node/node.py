@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 import trio
 
+import sandq
 from sandq.broker.access.authenticator import Authenticator
 from sandq.broker.access.jwt_tokens import JwtVerifier
 from sandq.broker.backups.log_reads import LogReads
@@ -149,6 +150,7 @@ async def _running(
         lambda: node_log.feature_level,
         is_named=way == "named",
         levels=levels,
+        version=sandq.__version__,
     )
     known = KnownPeers.open(files)
     links = PeerLinks(

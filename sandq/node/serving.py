@@ -133,7 +133,7 @@ async def serve(parts: Parts, gate: Gate | None) -> AsyncIterator[Serving]:
                 "authentication": parts.authenticator.mode,
             },
             broker,
-            broker.up,
+            parts.links.versions,
             discovery.membership.members,
             config.cluster.membership != "static",
             cluster.waiting,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -78,8 +78,8 @@ class ServerInfo:
     port: int
     limits: dict[str, int]
     broker: Broker
-    up: Callable[[], Collection[str]]
-    """The nodes that this one has a connection to, itself included."""
+    up: Callable[[], Mapping[str, str | None]]
+    """The nodes that are linked with this one, itself included, each with its version; None: it did not say."""
     members: Callable[[], Mapping[str, Member]]
     """What this node believes of all members."""
     hears_of_members: bool
@@ -251,9 +251,9 @@ class ServerInfo:
                 "up": node_id in up,
                 "member": member.state.value if self.hears_of_members else NAMED,
                 "since_ms": member.since_ms if self.hears_of_members else None,
-                "gossip": str(member.address),
+                "gossip": str(member.address) if self.hears_of_members else None,
                 "zone": member.tags.get(tags.ZONE),
-                "version": member.tags.get(tags.VERSION),
+                "version": member.tags.get(tags.VERSION) or up.get(node_id),
                 "zone_data": member.tags.get(tags.ZONE_DATA),
             }
             if node_id in registered and node_id not in believed:

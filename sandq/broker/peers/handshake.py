@@ -38,6 +38,7 @@ VERSION: Final = 2
 HANDSHAKE_BYTES: Final = 4096
 """The body of a frame of the handshake, at most."""
 UUID_CHARS: Final = 64
+VERSION_CHARS: Final = 64
 ADDRESSES_MOST: Final = 8
 MESSAGE_CHARS: Final = 500
 """Of a refusal that a peer sends, more is cut off."""
@@ -85,7 +86,7 @@ class PeerIdentity:
     """Who a node is. `cluster_uuid`: None before it has formed or joined a cluster. `addresses`: what listens there,
     as "client" -> "host:port". `zone`, `weight`: where it stands, and how much it is to hold beside the others.
     `levels`: the feature levels that its version knows. `feature_level`: what its cluster has come to, as far as it
-    knows; None: it does not know."""
+    knows; None: it does not know. `version`: of sandq; None: it did not say."""
 
     node_id: str
     store_uuid: str
@@ -95,6 +96,7 @@ class PeerIdentity:
     weight: int = 1
     levels: Levels = KNOWN
     feature_level: int | None = None
+    version: str | None = None
 
 
 class Peer(NamedTuple):
@@ -194,7 +196,7 @@ class _Opening:
         own = self.identity
         fields = (self.kind, self.cluster, self.purpose, self.to, self.nonce)
         who = (own.node_id, own.store_uuid, own.cluster_uuid, own.addresses, own.zone, own.weight)
-        return _pack(MAGIC, VERSION, *fields, *who, *own.levels, own.feature_level)
+        return _pack(MAGIC, VERSION, *fields, *who, *own.levels, own.feature_level, own.version)
 
     @classmethod
     def parse(cls, body: bytes, kind: str) -> _Opening:
@@ -221,13 +223,14 @@ class _Opening:
             int,
             int,
             (int, type(None)),
+            (str, type(None)),
         )
         fields = fields[: len(types)]
         _check_types(fields, types, kind)
         if fields[2] != kind or fields[4] not in (LINK, STREAM) or len(fields[6]) != NONCE_BYTES:
             raise Refusal("malformed", f"this is no {kind.upper()}")
-        cluster, purpose, to, nonce, node, store, uuid, addresses, zone, weight, lowest, highest, level = fields[3:]
-        peer = PeerIdentity(node, store, uuid, addresses, zone, weight, Levels(lowest, highest), level)
+        cluster, purpose, to, nonce, node, store, uuid, addresses, zone, weight, lowest, highest, *rest = fields[3:]
+        peer = PeerIdentity(node, store, uuid, addresses, zone, weight, Levels(lowest, highest), *rest)
         return cls(kind, cluster, purpose, to, nonce, _checked(peer))
 
 
@@ -245,6 +248,8 @@ def _checked(identity: PeerIdentity) -> PeerIdentity:
     (lowest, highest), level = identity.levels, identity.feature_level
     if not FIRST_LEVEL <= lowest <= highest or (level is not None and level < FIRST_LEVEL):
         raise Refusal("malformed", "these are no feature levels")
+    if identity.version is not None and not 0 < len(identity.version) <= VERSION_CHARS:
+        raise Refusal("malformed", "a version is empty or too long")
     _check_uuid(identity.store_uuid)
     _check_uuid(identity.cluster_uuid)
     return identity

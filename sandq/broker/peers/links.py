@@ -129,6 +129,11 @@ class PeerLinks:
         """The nodes that can be reached, this one included."""
         return {self._terms.identity().node_id, *self._up}
 
+    def versions(self) -> dict[str, str | None]:
+        """The versions of the nodes that can be reached, this one included; None: the node did not say."""
+        own = self._terms.identity()
+        return {own.node_id: own.version, **{node: peer.identity.version for node, peer in self._up.items()}}
+
     def send(self, node_id: str, kind: int, body: Any) -> bool:
         """Queue a frame of a kind from 1 to 255; False when there is no link. Never blocks. Raises FrameTooLarge."""
         link = self._links.get(node_id)

@@ -22,6 +22,7 @@ class ThisNode:
         *,
         is_named: bool,
         levels: Levels = KNOWN,
+        version: str | None = None,
     ) -> None:
         self.own = own
         """What its data directory says; its cluster's UUID may come later."""
@@ -30,6 +31,7 @@ class ThisNode:
         self._weight = weight
         self._feature_level = feature_level
         self._levels = levels
+        self._version = version
         self._addresses: dict[str, str] = {}
 
     @property
@@ -58,6 +60,7 @@ class ThisNode:
             self._weight,
             self._levels,
             self._feature_level(),
+            self._version,
         )
 
     def is_ours(self, peer: Peer) -> bool:

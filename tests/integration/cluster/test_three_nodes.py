@@ -55,6 +55,8 @@ async def test_they_form_one_cluster(nodes: ThreeNodes) -> None:
     told = await until_answer(ask, agree)
     assert len({info["cluster_uuid"] for info in told}) == 1
     assert told[0]["cluster_uuid"]
+    rows = [(row["version"], row["gossip"]) for info in told for row in info["nodes"]]
+    assert rows == [(sandq.__version__, None)] * 9, "each node knows the versions of all, and none has gossip"
     for name in NAMES:
         assert (nodes.data_dir(name) / "identity").exists()
 

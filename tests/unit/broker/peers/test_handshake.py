@@ -398,6 +398,7 @@ HELLO: list[Any] = [
     1,
     3,
     2,
+    "0.3.0",
 ]
 
 
@@ -453,6 +454,9 @@ def test_the_hello_of_these_tests_is_one() -> None:
         (15, 0, "malformed"),
         (15, True, "malformed"),
         (15, "2", "malformed"),
+        (16, "", "malformed"),
+        (16, 3, "malformed"),
+        (16, "3" * 65, "malformed"),
     ],
 )
 def test_a_field_that_is_wrong_is_refused(field: int, value: object, reason: str) -> None:
