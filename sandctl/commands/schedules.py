@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -322,11 +321,12 @@ def delete(topic: str, name: str, tenant: str | None) -> None:
 def _create_many(topic: str, source: BinaryIO) -> None:
     from sandq.client.schedules import read_schedule
     from sandq.model.errors import InvalidRequest
+    from sandq.model.json_values import read_strictly
 
     found: list[dict[str, Any]] = []
     for number, line in _lines(source):
         try:
-            found.append(read_schedule(json.loads(line)))
+            found.append(read_schedule(read_strictly(line.decode())))
         except (ValueError, RecursionError) as error:
             raise click.ClickException(f"line {number}: not JSON: {error}; nothing was made") from None
         except InvalidRequest as error:
