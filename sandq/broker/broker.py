@@ -234,7 +234,8 @@ class Broker:
         """What checks a batch, on any thread."""
         topic = self.catalog.topics[request.topic]
         where, own = topic.places[request.partition], limits_of(request.topic, topic.record.settings)
-        return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own)
+        level = self.partition(request.topic, request.partition).host.status.level
+        return partial(check_batch, request.batch, self.clock.now_ms(), self.limits, where, own, level=level)
 
     def _check_producers(self) -> None:
         """Raises Overloaded for the first batch of a producer while too many are known here."""

@@ -77,6 +77,7 @@ class Column(IntEnum):
     UNIQUE_KEY = 8
     EXPECTED_VERSION = 9
     ORDERING_HASH = 10
+    KEY_DIGEST = 11
 
 
 TYPE_OF: dict[int, int] = {
@@ -90,6 +91,7 @@ TYPE_OF: dict[int, int] = {
     Column.UNIQUE_KEY: TYPE_BYTES,
     Column.EXPECTED_VERSION: TYPE_BYTES,
     Column.ORDERING_HASH: TYPE_INT64,
+    Column.KEY_DIGEST: TYPE_BYTES,
 }
 # Columns whose numbers are times: 0 to 2**48 - 1.
 TIMES = frozenset((Column.DELIVER_MS, Column.TTL_MS))

@@ -208,6 +208,7 @@ _COLUMNS: Final[Mapping[int, Check]] = {
     Column.UNIQUE_KEY: lambda value: _is_bytes(value) and 1 <= len(value) <= FIXED.unique_key_bytes,
     Column.EXPECTED_VERSION: lambda value: _is_bytes(value) and len(value) in (0, OFFSET_BYTES),
     Column.ORDERING_HASH: _U64,
+    Column.KEY_DIGEST: lambda value: _is_bytes(value) and len(value) == 16,
 }
 """What columns of a message may have beyond their types."""
 
@@ -301,7 +302,7 @@ def _is_forget_key(key: bytes, partition: int) -> bool:
     return len(key) > 7 and key[6:7] in _FORGOTTEN
 
 
-_FORGOTTEN: Final = (b"t", b"i", b"u", b"U")
+_FORGOTTEN: Final = (b"t", b"i", b"u", b"U", b"K")
 """Tags of rows that are forgotten after a while: the last field of each says when."""
 
 
@@ -485,11 +486,14 @@ def _is_letter(value: Any) -> bool:
 
 _READY: Final = _row(_int(1, 1 << 20), _int(1, I63_MAX), _COUNT)
 _READY_EXTRA: Final = _row(
-    *(_int(1, 1 << 20), _int(1, I63_MAX), _COUNT, _OFFSET, _optional(_int(1, U48_MAX)), _optional(_is_bytes))
+    *(_int(1, 1 << 20), _int(1, I63_MAX), _COUNT, _OFFSET, _optional(_int(1, U48_MAX)), _optional(_is_bytes)),
+    _size(16),
+    least=6,
 )
 _NOTHING: Final = object()
 """Stands for an empty value."""
 
+_NAMED: Final = _row(_int(0, 3), _OFFSET, _optional(_row(_U64, _U64, _U64, _COUNT)), _optional(_TIME))
 _OUTBOX_KEY: Final = _length(14)
 _COMMON: Final[Mapping[bytes, _Kind]] = {
     b"a": _Kind(_length(8), _row(_BITMAP, _BITMAP, _COUNT, _is_bool, _BITMAP, _BITMAP, least=4)),
@@ -516,12 +520,10 @@ _COMMON: Final[Mapping[bytes, _Kind]] = {
     b"B": _Kind(_length(6), _row(_U64, _COUNT, _COUNT, _text(), _text())),
     b"L": _Kind(_named(_is_name), _row(*[_COUNT] * 7)),
     b"t": _Kind(_is_place, _row(_one_of("cancelled", "moved"), _TIME, _optional(_TIME))),
-    b"u": _Kind(
-        lambda key, partition: 1 <= len(key) <= FIXED.unique_key_bytes,
-        _row(_int(0, 3), _OFFSET, _optional(_row(_U64, _U64, _U64, _COUNT)), _optional(_TIME)),
-    ),
+    b"u": _Kind(lambda key, partition: 1 <= len(key) <= FIXED.unique_key_bytes, _NAMED),
     b"V": _Kind(_is_place, _row(_are_whole_fields)),
-    b"U": _Kind(_is_scoped_key, _row(_int(0, 3), _OFFSET, _optional(_row(_U64, _U64, _U64, _COUNT)), _optional(_TIME))),
+    b"U": _Kind(_is_scoped_key, _NAMED),
+    b"K": _Kind(lambda key, partition: 1 <= len(key) - 16 <= FIXED.unique_key_bytes, _NAMED),
     b"w": _Kind(_group_and(_length(14)), _WAITING_FIELDS),
     b"F": _Kind(lambda key, partition: _named(_is_schedule_text)(key[6:], partition), lambda value: value is _NOTHING),
     b"O": _Kind(_is_share_key, _row(*[_COUNT] * 7, _is_bool)),

@@ -47,7 +47,7 @@ from sandq.partition.view import Row, View
 LEAST_MS: Final = FAR_MS
 """A floor that is less far ahead is left alone: it is reached before anybody could have done something about it."""
 STEP_ROWS = 1000
-_UNIQUE_TAGS = (rows.UNIQUE, rows.SCOPED_UNIQUE)
+_UNIQUE_TAGS = (rows.UNIQUE, rows.SCOPED_UNIQUE, rows.KEYED_UNIQUE)
 STEP_MESSAGES = 1000
 """Of one step; one row, at least, is gone through as a whole."""
 STEP_BYTES = 8 << 20
@@ -603,7 +603,8 @@ class _Placing:
             view.put(rows.log_key(new), row)
             return rows.log_entry(rows.log_key(new), row)
         fields = message.fields or {}
-        light = rows.needed_of(fields, self._reset._shared.is_ordered)
+        shared = self._reset._shared
+        light = rows.needed_of(fields, shared.is_ordered, has_keyed_names=shared.has_keyed_names)
         stored, entry = rows.message_rows(new, message.created_ms, fields, message.id, light)
         for key, value in stored:
             view.put(key, value)

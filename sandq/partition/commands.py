@@ -36,6 +36,7 @@ from sandq.partition.levels import (
     SCHEDULES,
     SCOPED_KEYS,
     UNFINISHED,
+    UNIQUE_IN_KEY,
     UPDATES,
 )
 
@@ -93,7 +94,8 @@ What = list[list[Any]] | None
 
 Target = Sequence[Any]
 """A message by its id, `[TARGET_ID, 16 bytes]`, or by its unique key, `[TARGET_KEY, bytes]`; in a fair topic, from the
-level `SCOPED_KEYS` on, with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`."""
+level `SCOPED_KEYS` on, with its tenant, unless that is `default`: `[TARGET_KEY, bytes, tenant]`; from the level
+`UNIQUE_IN_KEY` on, the unique key of a message with a key: `[TARGET_KEY, bytes, None, key]`."""
 
 TARGET_ID, TARGET_KEY = 0, 1
 DEAD_JOBS: Final = ("redrive", "purge_dead")
@@ -337,6 +339,13 @@ class Configure(Command):
         return GROUP_LIMIT if GROUP_LIMITS in self.settings else self.feature_level
 
 
+def _level_of(target: Target) -> int:
+    """Return the cluster's level from which on a message may be named so."""
+    if len(target) < 3:
+        return FIRST_LEVEL
+    return SCOPED_KEYS if len(target) == 3 else UNIQUE_IN_KEY
+
+
 @dataclass(frozen=True, slots=True)
 class Cancel(Command):
     """Take messages that are their producer's out of the log and out of groups."""
@@ -346,7 +355,7 @@ class Cancel(Command):
 
     @property
     def needed_level(self) -> int:
-        return SCOPED_KEYS if any([len(target) > 2 for target in self.targets]) else self.feature_level
+        return max(self.feature_level, *[_level_of(target) for target in self.targets])
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,11 +379,10 @@ class Move(Command):
 
     @property
     def needed_level(self) -> int:
+        level = max(self.feature_level, *[_level_of(item[0]) for item in self.items])
         if self.has_updates:
-            return UPDATES
-        if any([len(item[0]) > 2 for item in self.items]):
-            return SCOPED_KEYS
-        return RANKED if any([len(item) > 3 for item in self.items]) else self.feature_level
+            return max(level, UPDATES)
+        return max(level, RANKED) if any([len(item) > 3 for item in self.items]) else level
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,5 +93,7 @@ BEGUN: Final = 18
 """A lease that ends unsettled uses an attempt of the messages that its consumer had begun, and spares the others."""
 DEAD_UNIQUE_KEY: Final = 18
 """A dead letter that is sent to another topic has its unique key in a header."""
+UNIQUE_IN_KEY: Final = 18
+"""A unique key of a message with a key is unique within that key (ADR 47)."""
 RESTORE_CHECKS: Final = 18
 """At the end of a restore rows that name others are checked: these must be there."""

@@ -13,12 +13,14 @@ from sandq.model import offsets
 from sandq.model.batch import Batch, Column, plain_single
 from sandq.model.batch_format import BODY_HEAD, CODEC_NONE, ENTRY, HEADER_BYTES, count_of, plain_bytes_of
 from sandq.model.errors import BELONGS_TO, InvalidRequest, InvalidTime, TooLarge
+from sandq.model.features import FIRST_LEVEL
 from sandq.model.headers import headers_check
 from sandq.model.limits import FIXED, Limits
 from sandq.model.names import DEFAULT_TENANT, FAIR, PRIORITY, check_tenant
 from sandq.model.partitioning import KeyPartitions, partition_for
 from sandq.model.times import DAY_MS, LEAST_INSTANT_MS, format_duration
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES, TopicLimits
+from sandq.partition.levels import UNIQUE_IN_KEY
 
 TAKEN = frozenset({Column.VALUE, Column.KEY, Column.HEADERS, Column.DELIVER_MS, Column.TTL_MS, Column.UNIQUE_KEY})
 """Columns that a timer topic does something with. A column it would ignore is refused."""
@@ -98,10 +100,18 @@ def _may_have_much_headers(raw: bytes) -> bool:
 
 
 def check_batch(
-    raw: bytes, now_ms: int, limits: Limits, place: Place, own: TopicLimits | None = None, *, is_checked: bool = False
+    raw: bytes,
+    now_ms: int,
+    limits: Limits,
+    place: Place,
+    own: TopicLimits | None = None,
+    *,
+    is_checked: bool = False,
+    level: int = FIRST_LEVEL,
 ) -> Checked:
     """Check a batch that a producer sends to a partition. `own`: limits of the topic. `is_checked`: its headers were
-    checked, or stored by a version that did not check them. Raises InvalidRequest, TooLarge, InvalidTime."""
+    checked, or stored by a version that did not check them. `level`: the partition's feature level. Raises
+    InvalidRequest, TooLarge, InvalidTime."""
     value_bytes = None if place.compacted or place.is_by_tenant else plain_single(raw)
     if value_bytes is not None and value_bytes <= most_value_bytes(limits, own):
         return PLAIN_SINGLE
@@ -125,7 +135,7 @@ def check_batch(
     if place.rank is not None:
         _check_ranks(batch, place)
     if Column.UNIQUE_KEY in batch.columns:
-        _check_unique_keys(batch, place)
+        _check_unique_keys(batch, place, level)
     split = not _EACH.isdisjoint(batch.columns) or (place.ordered and Column.KEY in batch.columns)
     return Checked(batch.count, split)
 
@@ -316,9 +326,9 @@ def _check_ttls(batch: Batch) -> None:
             raise InvalidTime(f"message {position} of the batch: a ttl of {ttl_ms} ms; at least 1 ms is wanted")
 
 
-def _check_unique_keys(batch: Batch, place: Place) -> None:
-    """A unique key is unique only where all that have it come together: it routes its message, unless the tenant
-    does."""
+def _check_unique_keys(batch: Batch, place: Place, level: int) -> None:
+    """Check that messages come where their unique keys are unique. A tenant routes a message with a unique key if there
+    are tenants, else its key if it has one, else the unique key."""
     keys = batch.bytes_column(Column.KEY) or [None] * batch.count
     for position, (unique_key, key) in enumerate(zip(batch.bytes_column(Column.UNIQUE_KEY) or (), keys, strict=True)):
         if unique_key is None:
@@ -327,11 +337,17 @@ def _check_unique_keys(batch: Batch, place: Place) -> None:
             raise InvalidRequest(f"message {position} of the batch: an empty unique key")
         if place.rank == FAIR:
             continue
-        if key is not None and key != unique_key:
-            raise InvalidRequest(f"message {position} of the batch: its key is another one than its unique key")
-        wanted = partition_for(unique_key, place.initial_partitions)
-        if wanted != place.partition:
+        if key is not None and key != unique_key and level < UNIQUE_IN_KEY:
             raise InvalidRequest(
-                f"message {position} of the batch: its unique key belongs to partition {wanted}, not {place.partition}",
+                f"message {position} of the batch: its key is another one than its unique key, which needs feature "
+                f"level {UNIQUE_IN_KEY}: the partition is at level {level} until every node runs this version",
+                feature_level=level,
+                needed=UNIQUE_IN_KEY,
+            )
+        wanted = partition_for(unique_key if key is None else key, place.initial_partitions)
+        if wanted != place.partition:
+            name = "unique key" if key is None else "key"
+            raise InvalidRequest(
+                f"message {position} of the batch: its {name} belongs to partition {wanted}, not {place.partition}",
                 **{BELONGS_TO: wanted},
             )

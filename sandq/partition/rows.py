@@ -20,6 +20,7 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
     "r" producer id u64, number u64    ids in the answer to a producer's batch that do not follow from the batch
     "s"                                state of the partition
     "B" topic u32, partition u16       how far the batch goes that is being sent there
+    "K" digest 16, unique key          the same of a message of level 18 and later that has a key: its digest
     "L" group name                     limits of a group: what the partition may have of them
     "t" offset 16                      tombstone: the message that stood here was cancelled or moved
     "u" unique key                     message of a unique key
@@ -40,10 +41,10 @@ Keys (relative to the store), one tag byte first; integers big-endian so that ke
 Log rows open with `<B B 2x I q`: kind u8, flags u8, two zero bytes, count u32, created_ms i64 (16 bytes, so that the
 batch behind keeps its 8-byte alignment). Kind 1: then the batch as the producer sent it. Kind 2, one message: then
 msgpack `[id | nil, {column id: value}]`, or, with the payload apart, `[id | nil, nil, payload bytes, {column: value}]`
-where the map has only what the log itself needs (ttl, unique key, ordering hash, priority, tenant), and its priority
-is the one that counts. Flag 1: there is some of that. One that was placed far later than it was wanted (the floor was
-ahead) has the instant it was wanted at in its map, as `deliver_ms`: in the log, and where a group keeps it. Flag 2:
-that counts from when it was stored, or moved last.
+where the map has only what the log itself needs (ttl, unique key, ordering hash, digest of the key, priority, tenant),
+and its priority is the one that counts. Flag 1: there is some of that. One that was placed far later than it was wanted
+(the floor was ahead) has the instant it was wanted at in its map, as `deliver_ms`: in the log, and where a group keeps
+it. Flag 2: that counts from when it was stored, or moved last.
 All other values are msgpack arrays. Ranges are packed as base offset 16 + count u32, one behind the other.
 """
 
@@ -51,7 +52,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
 
 import msgpack
 
@@ -62,7 +64,7 @@ from sandq.model.partitioning import ordering_hash
 from sandq.partition.view import Row, View
 
 LOG, PAYLOAD, TOMBSTONE, MOVED, COUNTS, FORGET = b"m", b"p", b"t", b"i", b"n", b"e"
-UNIQUE, SCOPED_UNIQUE = b"u", b"U"
+UNIQUE, SCOPED_UNIQUE, KEYED_UNIQUE = b"u", b"U", b"K"
 GROUP, LEASE, PROGRESS, WAITING, DEAD, KEPT, BLOCKED, GAPS = b"g", b"l", b"a", b"w", b"d", b"k", b"b", b"z"
 QUEUE, READY, TURNS, PACE = b"Q", b"R", b"T", b"P"
 JOB = b"j"
@@ -92,6 +94,8 @@ _ONE = (1).to_bytes(4, "big")
 SHARED_BYTES = 12
 """Of an offset: delivery time and Raft index, which all messages of a log row have in common."""
 _ALL = 1 << 40
+DIGEST_BYTES: Final = 16
+"""Length of what stands for a key in the names of messages: keys may be long, and look-aheads hold many names."""
 
 Fields = dict[int, Any]
 """Column id -> value of one message (the delivery time left out: the offset carries it)."""
@@ -113,6 +117,8 @@ class Extra(NamedTuple):
     unique_key: bytes | None
     order: int | None
     tenant: bytes | None = None
+    key_digest: bytes | None = None
+    """Digest of the key within which the unique key is unique; None: there is no such key."""
 
 
 class LogEntry(NamedTuple):
@@ -152,6 +158,23 @@ def waiting_key(group_id: int, due_ms: int, seq: int) -> bytes:
 def scoped_unique_key(tenant: bytes, unique_key: bytes) -> bytes:
     """Key of the row of a tenant's unique key. No name of a tenant has a zero byte."""
     return SCOPED_UNIQUE + tenant + b"\0" + unique_key
+
+
+def key_digest(key: bytes) -> bytes:
+    """Return the digest that stands for a key in the name of a message."""
+    return blake2b(key, digest_size=DIGEST_BYTES).digest()
+
+
+def keyed_unique_key(digest: bytes, unique_key: bytes) -> bytes:
+    """Return the key of the row of a unique key that is unique within a key, given the digest of the latter."""
+    return KEYED_UNIQUE + digest + unique_key
+
+
+def name_digest(fields: Fields) -> bytes | None:
+    """Return the digest of a message's key if the message has a unique key as well."""
+    if Column.UNIQUE_KEY not in fields or (key := fields.get(Column.KEY)) is None:
+        return None
+    return key_digest(key)
 
 
 def hold_key(name: str) -> bytes:
@@ -231,9 +254,12 @@ def batch_row(count: int, created_ms: int, batch: bytes) -> bytes:
     return LOG_HEADER.pack(KIND_BATCH, 0, count, created_ms) + batch
 
 
-def needed_of(fields: Fields, ordered: bool, wanted_ms: int | None = None) -> Fields:
-    """What of a message the log itself needs. `wanted_ms`: when it was wanted, if it is placed far later."""
+def needed_of(fields: Fields, ordered: bool, wanted_ms: int | None = None, *, has_keyed_names: bool = False) -> Fields:
+    """What of a message the log itself needs. `wanted_ms`: when it was wanted, if it is placed far later.
+    `has_keyed_names`: unique keys are unique within keys."""
     light: Fields = {column: fields[column] for column in (Column.TTL_MS, Column.UNIQUE_KEY) if column in fields}
+    if has_keyed_names and Column.UNIQUE_KEY in light and (digest := name_digest(fields)) is not None:
+        light[Column.KEY_DIGEST] = digest
     order = order_of(fields) if ordered else None
     if order is not None:
         light[Column.ORDERING_HASH] = order
@@ -265,6 +291,8 @@ def message_rows(
     whole = fields
     if Column.ORDERING_HASH in light:
         fields = whole = fields | {Column.ORDERING_HASH: light[Column.ORDERING_HASH]}
+    if Column.KEY_DIGEST in light:
+        fields = whole = fields | {Column.KEY_DIGEST: light[Column.KEY_DIGEST]}
     if Column.DELIVER_MS in light:
         whole = fields | {Column.DELIVER_MS: light[Column.DELIVER_MS]}
     inline = pack(original_id, whole)
@@ -335,7 +363,12 @@ def extra_of(message_id: bytes, light: Fields, fields: Fields | None = None) -> 
     """What the log must know of a message. `fields`: all of it, when its tenant may be missing in `light`."""
     tenant = (light if fields is None else fields).get(Column.TENANT)
     ttl_ms, unique_key = light.get(Column.TTL_MS), light.get(Column.UNIQUE_KEY)
-    return Extra(message_id, ttl_ms, unique_key, light.get(Column.ORDERING_HASH), tenant)
+    return Extra(message_id, ttl_ms, unique_key, light.get(Column.ORDERING_HASH), tenant, light.get(Column.KEY_DIGEST))
+
+
+def kept_extra(message_id: bytes, fields: Fields) -> Extra:
+    """`extra_of` of a message that a group keeps: its row has no digest of its key."""
+    return extra_of(message_id, fields)._replace(key_digest=name_digest(fields))
 
 
 def kept_row(
@@ -366,7 +399,7 @@ def is_immortal(kept: bytes) -> bool:
 def kept_entry(offset: bytes, row: bytes) -> LogEntry:
     """What leasing needs of a message that a group keeps."""
     message_id, _, fields, *_ = unpack(row)
-    return LogEntry(offset, 1, len(row), extra_of(message_id, fields)._replace(order=order_of(fields)))
+    return LogEntry(offset, 1, len(row), kept_extra(message_id, fields)._replace(order=order_of(fields)))
 
 
 def log_entry(key: bytes, value: bytes) -> LogEntry:

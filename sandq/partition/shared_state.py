@@ -8,8 +8,9 @@ from typing import Any, Final, TypeVar
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.key_limits import key_limit
 from sandq.model.limits import FIXED
+from sandq.model.names import FAIR
 from sandq.model.outbox import DeadLetterTopic
-from sandq.partition.levels import BUDGET
+from sandq.partition.levels import BUDGET, UNIQUE_IN_KEY
 from sandq.partition.metrics import Totals
 from sandq.partition.ready.tenant_rules import TenantRules
 
@@ -96,3 +97,9 @@ class SharedState:
         """Whether only so many messages of a key are with consumers of a group at once: the log says which key each
         has."""
         return self.key_limit is not None
+
+    @property
+    def has_keyed_names(self) -> bool:
+        """Whether a unique key is unique within the key of its message. In a fair topic it is unique within the
+        tenant."""
+        return self.level >= UNIQUE_IN_KEY and self.rank != FAIR

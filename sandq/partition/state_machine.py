@@ -176,7 +176,7 @@ class TimerPartition:
         ranking = Ranking(shared, self.groups, self.log)
         self.jobs = Jobs(shared, group_state, self.log, ranking, ownership)
         updates = Updates(shared, self.groups, self.log)
-        self.pending = Pending(shared, self.groups, self.log, unique, ownership, ranking, updates)
+        self.pending = Pending(shared, self.groups, self.log, ownership, ranking, updates)
         self.schedules = ScheduleTable(shared, self.groups, self.log, self.pending)
         self.producers = Producers(partition, shared)
         self._lease_grants = LeaseGrants(shared, group_state, unique, self.limits)

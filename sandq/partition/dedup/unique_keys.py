@@ -1,4 +1,7 @@
-"""Unique keys: a producer's own names for its pending messages; in a fair topic, those of each tenant.
+"""Unique keys: a producer's own names for its pending messages, unique within what routes the message.
+
+In a fair topic that is the tenant. Elsewhere it is the key of a message that has one: the pair (key, unique key) is the
+name. A unique key without a key routes its message itself.
 
 Row of a key: `[state, id, sender | nil, forgotten at ms | nil]`. A key is *held* until a group makes an attempt at its
 message, then *attempted* until every other group has passed the message too: from then on it is *delivered*, and still
@@ -11,6 +14,9 @@ attempted one has been passed by all is found by whoever asks for it next, or wh
 
 Below the level `SCOPED_KEYS` a key was all tenants', and its row did not say whose it is. One that was taken by then
 stays taken for all of them until it is forgotten.
+
+Below the level `UNIQUE_IN_KEY` a message with both had equal ones, and its row had the unique key alone. Such a row
+stays that of its message until it is forgotten.
 
 The sender is `[producer id, epoch, sequence, position in the batch]`: a producer that sends a batch again because it
 had no answer meets its own message, which is no conflict. What becomes of a message whose key is taken says
@@ -116,9 +122,13 @@ class UniqueKeys:
         self._groups = groups
         self._expiring_rows = expiring_rows
 
-    def find(self, unique_key: bytes, tenant: bytes | None, now_ms: int, view: View) -> Named | None:
-        """What a key of a tenant (None: `default`) stands for; None: it is free."""
-        for row_key in self._row_keys(unique_key, tenant):
+    def find(
+        self, unique_key: bytes, tenant: bytes | None, now_ms: int, view: View, *, key_digest: bytes | None = None
+    ) -> Named | None:
+        """Return the message that a unique key stands for, or None if it is free. `tenant`: None stands for `default`.
+        `key_digest`: of the key within which it is unique."""
+        row_keys = self._row_keys(unique_key, tenant, key_digest)
+        for row_key in row_keys if key_digest is None else row_keys[:1]:
             row = view.get(row_key)
             if row is None:
                 continue
@@ -128,10 +138,18 @@ class UniqueKeys:
         return None
 
     def hold(
-        self, unique_key: bytes, tenant: bytes | None, message_id: bytes, sender: Sender | None, view: View
+        self,
+        unique_key: bytes,
+        tenant: bytes | None,
+        message_id: bytes,
+        sender: Sender | None,
+        view: View,
+        *,
+        key_digest: bytes | None = None,
     ) -> None:
-        """The message of this id is pending under the key."""
-        view.put(self._row_keys(unique_key, tenant)[0], rows.pack(HELD, message_id, sender, None))
+        """Note that the message of this id is pending under the unique key. `key_digest` is as for `find`."""
+        row_key = self._row_keys(unique_key, tenant, key_digest)[0]
+        view.put(row_key, rows.pack(HELD, message_id, sender, None))
 
     def mark_delivered(self, group: Group, entry: LogEntry, now_ms: int, view: View) -> None:
         """A group leases the message of a log entry, or it dies there: once every group has passed it, the key refuses
@@ -139,7 +157,7 @@ class UniqueKeys:
         extra = entry.extra
         if extra is None or extra.unique_key is None:
             return
-        row_keys = self._row_keys(extra.unique_key, extra.tenant)
+        row_keys = self._row_keys(extra.unique_key, extra.tenant, extra.key_digest)
         if self._shared.level < OWNERSHIP:
             self._end(row_keys, extra.id, (HELD,), DELIVERED, now_ms, self._window_ms, view)
         elif not self._groups.is_pending_elsewhere(group, entry.first, view):
@@ -160,7 +178,7 @@ class UniqueKeys:
         """Free the key, and remember it so that a repeated cancel is answered likewise."""
         if extra.unique_key is not None:
             states = (HELD,) if self._shared.level < OWNERSHIP else (HELD, ATTEMPTED, DELIVERED)
-            row_keys = self._row_keys(extra.unique_key, extra.tenant)
+            row_keys = self._row_keys(extra.unique_key, extra.tenant, extra.key_digest)
             self._end(row_keys, extra.id, states, CANCELLED, now_ms, CANCEL_MEMORY_MS, view)
 
     def release(self, extra: Extra, offset: bytes, now_ms: int, view: View) -> None:
@@ -168,7 +186,7 @@ class UniqueKeys:
         (a seek passed it)."""
         if extra.unique_key is None:
             return
-        row_keys = self._row_keys(extra.unique_key, extra.tenant)
+        row_keys = self._row_keys(extra.unique_key, extra.tenant, extra.key_digest)
         if self._shared.level >= OWNERSHIP:
             if self._shared.is_ordered and self._groups.is_blocked(offset):
                 return  # a group has it yet to take, from a row of its own
@@ -180,10 +198,14 @@ class UniqueKeys:
         window_ms: int = self._shared.settings["dedup_window_ms"]
         return window_ms
 
-    def _row_keys(self, unique_key: bytes, tenant: bytes | None) -> Sequence[bytes]:
-        """Of the rows that a tenant's key may have; the first is that of one that is taken now."""
+    def _row_keys(self, unique_key: bytes, tenant: bytes | None, key_digest: bytes | None) -> Sequence[bytes]:
+        """Return the keys of the rows that a unique key may have. The first is that of one that is taken now."""
         plain = rows.UNIQUE + unique_key
-        if self._shared.rank != FAIR or self._shared.level < SCOPED_KEYS:
+        if self._shared.rank != FAIR:
+            if key_digest is None or not self._shared.has_keyed_names:
+                return (plain,)
+            return rows.keyed_unique_key(key_digest, unique_key), plain
+        if self._shared.level < SCOPED_KEYS:
             return (plain,)
         return rows.scoped_unique_key(tenant or _DEFAULT_TENANT, unique_key), plain
 

@@ -76,7 +76,7 @@ class KeptMessages:
         message_id, _, fields, *_ = rows.unpack(row)
         self.expire_move(offset, message_id, now_ms, view)
         if self._shared.level >= OWNERSHIP and not self.is_in_log(offset, view):
-            self._unique.release(rows.extra_of(message_id, fields), offset, now_ms, view)
+            self._unique.release(rows.kept_extra(message_id, fields), offset, now_ms, view)
 
     def expire_move(self, offset: bytes, message_id: bytes, now_ms: int, view: View) -> None:
         """Remember only for a while where a message had been moved, once neither the log nor a group has it."""

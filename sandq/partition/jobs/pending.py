@@ -16,7 +16,6 @@ from typing import Any
 from sandq.model import offsets
 from sandq.partition import commands as c
 from sandq.partition import rows
-from sandq.partition.dedup.unique_keys import UniqueKeys
 from sandq.partition.groups.claim import ACKED, DEAD, LEASED, REFUSALS, WAITING, Claim
 from sandq.partition.groups.group import Group
 from sandq.partition.groups.group_table import GroupTable
@@ -50,7 +49,6 @@ class Pending:
         shared: SharedState,
         groups: GroupTable,
         log: MessageLog,
-        unique: UniqueKeys,
         ownership: Ownership,
         ranking: Ranking,
         updates: Updates,
@@ -59,7 +57,6 @@ class Pending:
         self._ownership = ownership
         self._groups = groups
         self._log = log
-        self._unique = unique
         self._ranking = ranking
         self._updates = updates
         self._inside: list[bytes] = []
@@ -236,10 +233,11 @@ class Pending:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def id_of(self, target: c.Target, now_ms: int, view: View) -> bytes | None:
-        kind, name, *tenant = target
+        kind, name, *within = target
         if kind == c.TARGET_ID:
             return bytes(name)
-        named = self._unique.find(name, tenant[0].encode() if tenant else None, now_ms, view)
+        tenant = within[0].encode() if within and within[0] is not None else None
+        named = self._log.find_named(name, tenant, within[1] if len(within) > 1 else None, now_ms, view)
         return None if named is None else named.id
 
     def state_of(self, offset: bytes, now_ms: int, view: View) -> str:

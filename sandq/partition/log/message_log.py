@@ -311,7 +311,8 @@ class MessageLog:
             if unique_key is not None:
                 sender = (*command.numbers, at) if command.producer_id else None
                 tenant = fields.get(Column.TENANT)
-                named = self._unique.find(unique_key, tenant, now_ms, view)
+                key = fields.get(Column.KEY) if self._shared.has_keyed_names else None
+                named = self.find_named(unique_key, tenant, key, now_ms, view)
                 stays = None
                 if named is not None:
                     stays, state, told = self._resolve_conflict(
@@ -322,12 +323,13 @@ class MessageLog:
                 if stays is not None:
                     column[at] = stays
                     continue
-                self._unique.hold(unique_key, tenant, offset, sender, view)
+                digest = None if key is None else rows.key_digest(key)
+                self._unique.hold(unique_key, tenant, offset, sender, view, key_digest=digest)
             self._store_one(offset, fields, AS_PLACED if wanted is None else wanted[at], view)
         return refused, outcomes
 
     def _store_one(self, offset: bytes, fields: Fields, wanted: Wanted, view: View) -> None:
-        light = rows.needed_of(fields, self._shared.is_ordered, wanted.ms)
+        light = self._needed_of(fields, wanted.ms)
         self._ttl.any_own = self._ttl.any_own or Column.TTL_MS in light
         self.counts.add(offsets.deliver_ms(offset), 1)
         self._shared.totals.stored += 1
@@ -353,6 +355,11 @@ class MessageLog:
         for key, value in stored:
             view.put(key, value)
         return entry
+
+    def _needed_of(self, fields: Fields, wanted_ms: int | None) -> Fields:
+        """Return what the log needs of a message. `wanted_ms` is as for `rows.needed_of`."""
+        shared = self._shared
+        return rows.needed_of(fields, shared.is_ordered, wanted_ms, has_keyed_names=shared.has_keyed_names)
 
     def _resolve_conflict(
         self, named: Named, on_conflict: int, sender: Sender | None, now_ms: int, floor_ms: int, view: View
@@ -439,6 +446,31 @@ class MessageLog:
         if batch.look_up(rows.TOMBSTONE, offset, view) is not None:
             return None
         return Found(offset, message_id, batch.key, batch.value, batch.size, moves, moved_ms)
+
+    def find_named(
+        self, unique_key: bytes, tenant: bytes | None, key: bytes | None, now_ms: int, view: View
+    ) -> Named | None:
+        """Return the message that a unique key stands for, or None if it is free. `tenant`: None stands for `default`.
+        `key`: the key within which it is unique; None: the message has none."""
+        if key is None:
+            return self._unique.find(unique_key, tenant, now_ms, view)
+        if not self._shared.has_keyed_names:
+            return self._unique.find(unique_key, tenant, now_ms, view) if key == unique_key else None
+        named = self._unique.find(unique_key, tenant, now_ms, view, key_digest=rows.key_digest(key))
+        if named is not None or key != unique_key:
+            return named
+        # Below the level `UNIQUE_IN_KEY` such a message had the row that one without a key has.
+        earlier = self._unique.find(unique_key, tenant, now_ms, view)
+        return earlier if earlier is not None and self._key_of(earlier.id, view) == key else None
+
+    def _key_of(self, message_id: bytes, view: View) -> bytes | None:
+        """Return the key of a message; None if it has none or is gone."""
+        owned = self.find_owned(message_id, view)
+        if owned is None:
+            return None
+        message = load_kept(owned.offset, owned.row) if isinstance(owned, Kept) else self.load(owned, view)
+        key: bytes | None = message.fields.get(Column.KEY)
+        return key
 
     def find_owned(self, message_id: bytes, view: View) -> Found | Kept | None:
         """The message of this id in the log, or in a row that a group keeps of it; None when it is in neither."""
@@ -546,7 +578,7 @@ class MessageLog:
         self, offset: bytes, message_id: bytes | None, created_ms: int, fields: Fields, wanted: Wanted, view: View
     ) -> LogEntry:
         """Put a message with this id (None: its offset) into a log row of its own."""
-        light = rows.needed_of(fields, self._shared.is_ordered, wanted.ms)
+        light = self._needed_of(fields, wanted.ms)
         stored, entry = rows.message_rows(offset, created_ms, fields, message_id, light, is_delay=wanted.is_delay)
         for key, value in stored:
             view.put(key, value)
@@ -685,7 +717,7 @@ class MessageLog:
         put_bytes = 0
         for one in self._shared.in_turns(messages):
             wanted_ms, is_delay = one.wanted or AS_PLACED
-            light = rows.needed_of(one.fields, self._shared.is_ordered, wanted_ms)
+            light = self._needed_of(one.fields, wanted_ms)
             put_bytes += self._put(one.offset, one.created_ms, one.fields, light, view, is_delay=is_delay).size
         self.state.bytes += put_bytes
         self._shared.note_copied(put_bytes, length)  # the batch may have been compressed

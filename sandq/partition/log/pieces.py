@@ -411,6 +411,7 @@ def load_message(view: View, offset: bytes, value: bytes) -> Message:
             fields[Column.PRIORITY] = stored[-1][Column.PRIORITY]
     assert fields is not None
     fields.pop(Column.ORDERING_HASH, None)
+    fields.pop(Column.KEY_DIGEST, None)
     return Message(offset, original_id, created_ms, fields, wanted)
 
 

@@ -67,7 +67,10 @@ class ReadyQueue:
     def load(self, key: bytes, row: bytes) -> LogEntry:
         """Return the entry that a row of it has."""
         length, size, unit, *fields = rows.unpack(row)
-        extra = Extra(fields[0], fields[1], fields[2], None, self.tenant.encode()) if fields else None
+        extra = None
+        if fields:
+            message_id, ttl_ms, unique_key, *digest = fields
+            extra = Extra(message_id, ttl_ms, unique_key, None, self.tenant.encode(), *digest)
         return LogEntry(key[-offsets.OFFSET_BYTES :], length, size, extra, unit)
 
 
@@ -84,4 +87,5 @@ def row_of(entry: LogEntry) -> bytes:
     if entry.extra is None:
         return rows.pack(entry.length, entry.size, entry.unit)
     extra = entry.extra
-    return rows.pack(entry.length, entry.size, entry.unit, extra.id, extra.ttl_ms, extra.unique_key)
+    digest = () if extra.key_digest is None else (extra.key_digest,)
+    return rows.pack(entry.length, entry.size, entry.unit, extra.id, extra.ttl_ms, extra.unique_key, *digest)

@@ -110,7 +110,7 @@ def _fill(bench: Bench, kind: str) -> None:
     keys = [b"k%d" % (at % 2) for at in range(6)]
     send(9, 7, 1)
     send(6, split=True, key=keys, ttl_ms=[600_000] * 6)
-    send(3, split=True, unique_key=[b"u1", b"u2", b"u3"], key=[b"u1", b"u2", b"u3"])
+    send(3, split=True, unique_key=[b"u1", b"u2", b"u2"], key=[b"u1", b"k0", b"k1"])
     send(4, deliver_ms=[T + 60_000] * 4)
     send(3, split=True, unique_key=[b"v1", b"v2", b"v3"], deliver_ms=[T + 7_200_000 + at for at in range(3)])
     batch = _columns(kind, 1)

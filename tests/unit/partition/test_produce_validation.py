@@ -11,6 +11,7 @@ from sandq.model.batch_format import plain_bytes_of
 from sandq.model.errors import InvalidRequest, InvalidTime, TooLarge
 from sandq.model.limits import Limits
 from sandq.model.partitioning import partition_for
+from sandq.partition.levels import UNIQUE_IN_KEY
 from sandq.partition.produce_validation import RATIO_FREE_BYTES, RATIO_MOST, Place, check_batch, is_much
 from tests.support.hostile_rows import HEADERS, NO_HEADERS
 
@@ -22,14 +23,22 @@ PRIORITY = Place(0, 1, ordered=False, rank="priority")
 FAIR = Place(0, 1, ordered=False, rank="fair")
 KEY = b"a"
 OWNER = partition_for(KEY, 3)
+OTHER = next(b"%d" % number for number in range(99) if partition_for(b"%d" % number, 3) == (OWNER + 1) % 3)
+"""A key of another partition."""
 ELSEWHERE = Place((OWNER + 1) % 3, 3, ordered=False)
 MANY = Place(partition_for(b"default", 3), 3, ordered=False, rank="fair")
 ACME = Place(partition_for(b"acme.c", 3), 3, ordered=False, rank="fair")
 
 
-def check(place: Place, *, limits: Limits = Limits(), **columns: Any) -> tuple[int, bool]:  # noqa: B008  # frozen
+def check(
+    place: Place,
+    *,
+    limits: Limits = Limits(),  # noqa: B008  # frozen
+    level: int = UNIQUE_IN_KEY,
+    **columns: Any,
+) -> tuple[int, bool]:
     cells = {Column.VALUE: [b"x"]} | {Column[name.upper()]: found for name, found in columns.items()}
-    return tuple(check_batch(encode(cells), NOW_MS, limits, place))
+    return tuple(check_batch(encode(cells), NOW_MS, limits, place, level=level))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +58,8 @@ def check(place: Place, *, limits: Limits = Limits(), **columns: Any) -> tuple[i
         (PRIORITY, {"priority": [2**31 - 1], "unique_key": [KEY], "key": [KEY]}, True),
         (FAIR, {"priority": [1], "tenant": [b"acme.mail"], "key": [KEY]}, False),
         (FAIR, {"unique_key": [KEY], "key": [b"b"]}, True),
+        (TIMER, {"unique_key": [KEY], "key": [b"b"]}, True),
+        (ELSEWHERE._replace(partition=OWNER), {"unique_key": [OTHER], "key": [KEY]}, True),
         (MANY, {}, False),
         (MANY, {"key": [KEY], "deliver_ms": [NOW_MS]}, False),
         (ACME, {"tenant": [b"acme.c"], "unique_key": [b"b"]}, True),
@@ -84,8 +95,8 @@ def test_batch_that_fits_is_split_when_the_log_keeps_its_messages_apart(
         (MANY, {"tenant": [b"acme.c"]}, f"its tenant acme.c belongs to partition {ACME.partition}, not"),
         (COMPACTED, {"key": [KEY], "priority": [1]}, "^priority: this is a compacted topic; "),
         (TIMER, {"unique_key": [b""]}, "an empty unique key"),
-        (TIMER, {"unique_key": [KEY], "key": [b"b"]}, "its key is another one than its unique key"),
-        (ELSEWHERE, {"unique_key": [KEY]}, f"partition {OWNER}"),
+        (ELSEWHERE, {"unique_key": [KEY]}, f"its unique key belongs to partition {OWNER}, not {ELSEWHERE.partition}"),
+        (ELSEWHERE, {"unique_key": [OTHER], "key": [KEY]}, f"its key belongs to partition {OWNER}, not"),
         (COMPACTED, {}, "every message of a compacted topic has a key"),
         (COMPACTED, {"key": [b""]}, "has a key, of one byte at least"),
         (COMPACTED, {"key": [KEY], "deliver_ms": [NOW_MS]}, "takes no deliver_ms with a message of a compacted topic"),
@@ -96,6 +107,15 @@ def test_batch_that_fits_is_split_when_the_log_keeps_its_messages_apart(
 def test_batch_that_does_not_fit_its_topic_is_refused(place: Place, columns: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         check(place, **columns)
+
+
+def test_below_its_level_a_key_must_equal_the_unique_key() -> None:
+    columns = {"unique_key": [KEY], "key": [b"b"]}
+    with pytest.raises(InvalidRequest, match="which needs feature level 18: the partition is at level 17 until") as one:
+        check(TIMER, level=UNIQUE_IN_KEY - 1, **columns)
+    assert one.value.details == {"feature_level": 17, "needed": 18}
+    assert check(TIMER, level=UNIQUE_IN_KEY - 1, unique_key=[KEY], key=[KEY]) == (1, True)
+    assert check(FAIR, level=1, **columns) == (1, True)
 
 
 @pytest.mark.parametrize("columns", [{"deliver_ms": [1_800_000_000]}, {"ttl_ms": [0]}])

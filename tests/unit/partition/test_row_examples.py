@@ -148,6 +148,7 @@ def test_moved() -> None:
 
 def test_unique_keys() -> None:
     assert rows.scoped_unique_key(b"acme", b"k") == example("scoped-unique-key")
+    assert rows.keyed_unique_key(rows.key_digest(b"ada"), b"i") == example("keyed-unique-key")
     shared = SharedState({"dedup_window_ms": 600_000, "ordering": "none"})
     groups = GroupTable(shared, LookAheads())
     unique, view = UniqueKeys(shared, groups, ExpiringRows()), view_of()
@@ -503,7 +504,7 @@ def test_the_page_has_every_row_and_command() -> None:
     page = PAGE.read_text()
     tags = {value for value in vars(rows).values() if isinstance(value, bytes) and len(value) == 1}
     tags |= {key_table.VALUE, key_table.EXPIRY, key_table.STATE, COMPACTION, STATE_OF_BACKUP}
-    assert len(tags) == 38
+    assert len(tags) == 39
     for tag in tags:
         assert f"\n| `{tag.decode()}` |" in page
     for number in c.CommandType:
