@@ -31,6 +31,8 @@ NOT_OF_DEFAULT = (
     "another one (tenant)"
 )
 """What an error says of a message of a fair topic that was named by its unique key without a tenant, or with that."""
+NOT_WITHOUT_KEY = "; a message with a key is named by its key and its unique key (key)"
+"""What an error says of a message that was named by its unique key without a key, outside fair topics."""
 TENANT_RULE = (
     f"1 to {FIXED.tenant_levels} names of A-Z a-z 0-9 _ - with single dots between them, {FIXED.tenant_bytes} "
     "characters at most, "

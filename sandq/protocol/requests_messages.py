@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import NoneType
 from typing import Annotated, Any, Final, NamedTuple, Self
 
 from sandq.model.batch_format import Column
@@ -19,7 +20,7 @@ BY_ID: Final = 0
 BY_UNIQUE_KEY: Final = 1
 PAGE_MAX: Final = 1000
 """Rows of one LIST or DEAD_LIST, items of one MOVE or CANCEL, ids of one DEAD_REDRIVE or DEAD_PURGE."""
-_TARGETS: Final = ([int, bytes], [int, bytes, str])
+_TARGETS: Final = ([int, bytes], [int, bytes, str], [int, bytes, NoneType, bytes])
 BUCKETS_MAX: Final = 3600
 JOB_ID_BYTES: Final = 16
 
@@ -37,8 +38,9 @@ def check_target(target: Any) -> str | None:
     """What is wrong with the name of a message, if anything."""
     kinds = [*map(type, target)] if type(target) is list else []
     if kinds not in _TARGETS or target[0] not in (BY_ID, BY_UNIQUE_KEY) or target[0] == BY_ID < len(target) - 2:
-        return f"expected [{BY_ID}, id], [{BY_UNIQUE_KEY}, unique key] or [{BY_UNIQUE_KEY}, unique key, tenant]"
-    if len(target) > 2:
+        by = BY_UNIQUE_KEY
+        return f"expected [{BY_ID}, id], [{by}, unique key], [{by}, unique key, tenant] or [{by}, unique key, nil, key]"
+    if len(target) == 3:
         try:
             check_tenant(target[2])
         except InvalidRequest as error:
@@ -48,6 +50,8 @@ def check_target(target: Any) -> str | None:
         return f"an id has {OFFSET_BYTES} bytes, not {size}"
     if target[0] == BY_UNIQUE_KEY and not 1 <= size <= FIXED.unique_key_bytes:
         return f"a unique key has 1..{FIXED.unique_key_bytes} bytes, not {size}"
+    if len(target) > 3 and len(target[3]) > DEFAULT.key_bytes:
+        return f"a key of {len(target[3])} bytes; {DEFAULT.key_bytes} is the limit"
     return None
 
 
@@ -103,8 +107,9 @@ def _check_move(item: Any) -> str | None:
 
 
 Target = Annotated[Sequence[Any], check_target]
-"""How a message is named: `[BY_ID, 16 bytes]`, `[BY_UNIQUE_KEY, bytes]` or, in a fair topic, `[BY_UNIQUE_KEY, bytes,
-tenant]`: without one it is that of the tenant `default`."""
+"""How a message is named: by its id, `[BY_ID, 16 bytes]`; by its unique key, `[BY_UNIQUE_KEY, bytes]`; in a fair topic
+`[BY_UNIQUE_KEY, bytes, tenant]` (without a tenant it is that of `default`); elsewhere, if it has a key,
+`[BY_UNIQUE_KEY, bytes, nil, key]`."""
 PageSize = Annotated[int, Bounds(1, PAGE_MAX)]
 JobId = Annotated[bytes, length(JOB_ID_BYTES)]
 

@@ -116,7 +116,13 @@ PARTITION: Final[Mapping[type[c.Command], Mapping[str, Checked]]] = {
     c.Upkeep: {},
     c.Clock: {},
     c.Configure: {"settings": made(_RECORD, f"{_ADMIN}, broker/catalog.py")},
-    c.Cancel: {"targets": of(_T.CANCEL, "targets", "1..1,000 of an id of 16 bytes, or a unique key of 1..1,024")},
+    c.Cancel: {
+        "targets": of(
+            _T.CANCEL,
+            "targets",
+            "1..1,000 of an id of 16 bytes, or a unique key of 1..1,024, with a key of 65,536 at most or without",
+        )
+    },
     c.Move: {
         "items": of(
             _T.MOVE,

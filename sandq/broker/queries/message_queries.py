@@ -33,7 +33,7 @@ from sandq.model.errors import (
 from sandq.model.features import FIRST_LEVEL
 from sandq.model.headers import headers_check
 from sandq.model.members import incarnation_of, node_of
-from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, check_name
+from sandq.model.names import COMPACTED, DEFAULT_TENANT, FAIR, NOT_OF_DEFAULT, NOT_WITHOUT_KEY, check_name
 from sandq.model.settings import parse_group_settings
 from sandq.model.times import LEAST_INSTANT_MS
 from sandq.model.topic_limits import MAX_MESSAGE_BYTES
@@ -111,7 +111,7 @@ class MessageQueries:
         host = self._host(request)
         targets = self._known(request, request.targets)
         count = len(targets)
-        size, work = 64 + 96 * count, TARGET_WORK * max(count, 1)
+        size, work = 64 + 96 * count + _bytes_of_keys(targets), TARGET_WORK * max(count, 1)
         host.submit(c.Cancel(targets), done, size=size, work=work, line=caller.line)
 
     def move(self, request: Move, caller: Caller, done: Done) -> None:
@@ -135,7 +135,8 @@ class MessageQueries:
         if known is not targets:
             items = [[target, *rest] for target, (_, *rest) in zip(known, items, strict=True)]
         count = len(items)
-        size, work = 64 + 128 * count + updated_bytes, TARGET_WORK * max(count, 1) + updated_bytes
+        size = 64 + 128 * count + updated_bytes + _bytes_of_keys(targets)
+        work = TARGET_WORK * max(count, 1) + updated_bytes
         command = c.Move(items)
         if command.has_updates:
             host.submit(command, done, size=size, work=work, messages=count, line=caller.line)
@@ -183,16 +184,22 @@ class MessageQueries:
 
     def _known(self, request: PartitionRequest, targets: Sequence[Target]) -> Sequence[Target]:
         """Names of messages as the cluster knows them: without tenants, below the level at which unique keys are
-        theirs. Raises InvalidRequest where messages have no tenant."""
+        theirs. Raises InvalidRequest where messages have no tenant, or where it is not the key that routes them."""
         if all([len(target) == 2 for target in targets]):
             return targets
         kind = self._broker.topic(request.topic).record.kind
-        if kind != FAIR:
+        if kind == FAIR and any([len(target) > 3 for target in targets]):
+            raise InvalidRequest(
+                f"topic {request.topic!r} is a fair topic: a unique key is unique within the tenant there; name the "
+                "tenant and leave out the key",
+                topic=request.topic,
+            )
+        if kind != FAIR and any([len(target) == 3 for target in targets]):
             raise InvalidRequest(
                 f"topic {request.topic!r} is a {kind} topic: only messages of fair topics have tenants",
                 topic=request.topic,
             )
-        if (self._broker.node_log.feature_level or FIRST_LEVEL) >= SCOPED_KEYS:
+        if kind != FAIR or (self._broker.node_log.feature_level or FIRST_LEVEL) >= SCOPED_KEYS:
             return targets
         return [target[:2] for target in targets]
 
@@ -218,10 +225,13 @@ class MessageQueries:
     def _found(self, request: Get | Why, shown: dict[str, Any] | None) -> dict[str, Any]:
         if shown is not None:
             return shown
-        kind, _, *tenant = request.target
-        if kind == BY_ID or tenant or self._broker.topic(request.topic).record.kind != FAIR:
-            raise NotFound("there is no such message here (any more)")
-        raise NotFound(f"there is no such message here (any more){NOT_OF_DEFAULT}", tenant=DEFAULT_TENANT)
+        text = "there is no such message here (any more)"
+        kind, _, *within = request.target
+        if kind == BY_ID or within:
+            raise NotFound(text)
+        if self._broker.topic(request.topic).record.kind == FAIR:
+            raise NotFound(text + NOT_OF_DEFAULT, tenant=DEFAULT_TENANT)
+        raise NotFound(text + NOT_WITHOUT_KEY)
 
     async def page(self, request: List, caller: Caller) -> tuple[list[dict[str, Any]], bytes | None]:
         """A page of messages, and where the next one begins."""
@@ -468,6 +478,11 @@ class MessageQueries:
         everything that was acknowledged before. `size(answer)`: its bytes, if they may be many; `work`: of a visit."""
         host = self._broker.partition(topic, partition).host
         return await self._broker.reads.ask(host, lambda replica: question(replica.queries), 1, self._room, size, work)
+
+
+def _bytes_of_keys(targets: Sequence[Target]) -> int:
+    """Return how many bytes the keys in names of messages have."""
+    return sum([len(target[3]) for target in targets if len(target) > 3])
 
 
 def _packed_groups(rows: Sequence[dict[str, Any]], delivery: PartitionLeader) -> bytes:

@@ -148,7 +148,8 @@ class Requests:
 
     def _target(self) -> list[Any]:
         named = [1, self._key()]
-        return self._rng.choice(([0, self._id()], [0, self._id()], named, [*named, "a.b"]))
+        others = [*named, "a.b"], [*named, None, self._key()]
+        return self._rng.choice(([0, self._id()], [0, self._id()], named, *others))
 
     def _what(self) -> Any:
         rng = self._rng
@@ -186,7 +187,7 @@ class Requests:
         if rng.random() < 0.5:
             columns[Column.KEY] = [self._key() for _ in range(count)]
         if rng.random() < 0.3:
-            columns[Column.UNIQUE_KEY] = columns.setdefault(Column.KEY, [self._key() for _ in range(count)])
+            columns[Column.UNIQUE_KEY] = [self._key() for _ in range(count)]
         if rng.random() < 0.3:
             columns[Column.TTL_MS] = [rng.choice((1, 1000, U48)) for _ in range(count)]
         if rng.random() < 0.4:
